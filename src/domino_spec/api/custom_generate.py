@@ -1,0 +1,195 @@
+"""Domino behind Transformers' own `model.generate(..., custom_generate=...)`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from domino_spec.api.decoder import DominoDecoder
+from domino_spec.api.prompts import check_prompt
+from domino_spec.checkpoints import load_drafter
+from domino_spec.decoding import Row, RunStats, Sampler, decode
+from domino_spec.decoding.processors import for_row, warpers_of
+from domino_spec.decoding.stopping import at_criteria
+from domino_spec.drafter import Drafter
+from domino_spec.errors import InputError
+
+_IGNORED = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"})
+
+
+class DominoGenerate:
+    """A decoding method for `generate`: `model.generate(..., custom_generate=DominoGenerate(draft))`.
+
+    Generation config, logits processors, stopping criteria and streamers work as they do
+    without it. `stats` holds the counts of the last call.
+    """
+
+    def __init__(
+        self,
+        draft: Drafter | DominoDecoder | str | Path,
+        *,
+        depth: int | None = None,
+        candidates: int | None = None,
+        shift_label: bool | None = None,
+    ) -> None:
+        self._draft = draft
+        self._options = {"depth": depth, "candidates": candidates}
+        self._shift_label = shift_label
+        self._decoder = draft if isinstance(draft, DominoDecoder) else None
+        self.stats = RunStats()
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: Any | None = None,
+        synced_gpus: bool = False,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Called by `generate` in place of its own sampling loop."""
+        # Transformers does not hand its streamer to a callable; the caller's frame has it.
+        streamer = streamer if streamer is not None else _callers_streamer()
+        _refuse(generation_config, model_kwargs, synced_gpus, rows=input_ids.shape[0])
+        decoder = self._decoder_for(model)
+        rows = _rows(
+            decoder,
+            input_ids,
+            model_kwargs.get("attention_mask"),
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+        )
+        self.stats = RunStats()
+        for commit in decode(decoder.target, decoder.proposer(), rows, self.stats):
+            if streamer is not None:
+                for token in commit.tokens:
+                    streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
+        return _output(rows, input_ids, generation_config)
+
+    def _decoder_for(self, model: Any) -> DominoDecoder:
+        decoder = self._decoder
+        if decoder is None:
+            drafter = self._draft
+            if isinstance(drafter, (str, Path)):
+                layers = int(model.config.get_text_config().num_hidden_layers)
+                checkpoint = load_drafter(
+                    drafter,
+                    shift_label=self._shift_label,
+                    num_target_layers=layers,
+                    dtype=model.dtype,
+                    device=model.device,
+                )
+                drafter = checkpoint.drafter
+            assert isinstance(drafter, Drafter)
+            decoder = self._decoder = DominoDecoder(model, drafter, **self._options)
+        if decoder.target.model is not model:
+            raise InputError(
+                "this DominoGenerate was made for another model object; make one for each target."
+            )
+        return decoder
+
+
+def _callers_streamer() -> Any | None:
+    frame = sys._getframe(2)
+    return frame.f_locals.get("streamer") if frame.f_code.co_name == "generate" else None
+
+
+def _refuse(
+    config: GenerationConfig, model_kwargs: dict[str, Any], synced_gpus: bool, *, rows: int
+) -> None:
+    if (config.num_beams or 1) != 1:
+        raise InputError(
+            f"num_beams is {config.num_beams}; speculative decoding verifies one sequence a row, so "
+            "beams are not possible. Use num_beams=1."
+        )
+    if synced_gpus:
+        raise InputError("synced_gpus (ZeRO-3 or FSDP generation) is not supported.")
+    if config.output_attentions or config.output_hidden_states:
+        raise InputError(
+            "output_attentions and output_hidden_states are not supported: blocks hold rejected "
+            "positions too. Run the finished sequence through the model once instead."
+        )
+    if rows > 1 and (config.output_scores or config.output_logits):
+        raise InputError(
+            "output_scores and output_logits are given for one row at a time; rows of a batch "
+            "advance at different speeds."
+        )
+    cache = model_kwargs.pop("past_key_values", None)
+    if cache is not None and cache.get_seq_length() > 0:
+        raise InputError(
+            "continuing a filled past_key_values is not supported: the drafter needs the tapped "
+            "states of those tokens. Pass the whole prompt."
+        )
+    unknown = sorted(k for k, v in model_kwargs.items() if v is not None and k not in _IGNORED)
+    if unknown:
+        raise InputError(f"Domino decodes from input_ids alone; found {', '.join(unknown)}.")
+
+
+def _rows(
+    decoder: DominoDecoder,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    processors: LogitsProcessorList,
+    criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+) -> list[Row]:
+    count, width = input_ids.shape
+    max_new_tokens = int(config.max_length) - width
+    rows = []
+    for index in range(count):
+        seen = input_ids[index].tolist()
+        prompt = seen
+        if attention_mask is not None:
+            prompt = input_ids[index][attention_mask[index].bool().to(input_ids.device)].tolist()
+        check_prompt(prompt, max_new_tokens, decoder.target)
+        own = for_row(processors, index, count)
+        seed = int(torch.randint(2**62, ()).item()) if config.do_sample else 0
+        generator = torch.Generator(device=decoder.target.device).manual_seed(seed)
+        rows.append(
+            Row(
+                index,
+                prompt,
+                sampler=Sampler(
+                    processors=own,
+                    warpers=warpers_of(own),
+                    samples=bool(config.do_sample),
+                    generator=generator,
+                ),
+                stop_rules=[at_criteria(criteria)],
+                max_new_tokens=max_new_tokens,
+                device=decoder.target.device,
+                seen_prompt=seen,
+                keep_scores=bool(config.output_scores or config.output_logits),
+            )
+        )
+    return rows
+
+
+def _output(
+    rows: list[Row], input_ids: Tensor, config: GenerationConfig
+) -> Tensor | GenerateDecoderOnlyOutput:
+    longest = max(len(row.generated) for row in rows)
+    pad = config._pad_token_tensor
+    answers = torch.full((len(rows), longest), 0 if pad is None else int(pad))
+    for index, row in enumerate(rows):
+        answers[index, : len(row.generated)] = torch.tensor(row.generated)
+    sequences = torch.cat((input_ids, answers.to(input_ids.device)), dim=1)
+    if not config.return_dict_in_generate:
+        return sequences
+    row = rows[0]
+    return GenerateDecoderOnlyOutput(
+        sequences=sequences,
+        scores=tuple(s.unsqueeze(0) for s in row.scores or ()) if config.output_scores else None,
+        logits=tuple(s.unsqueeze(0) for s in row.logits or ()) if config.output_logits else None,
+    )

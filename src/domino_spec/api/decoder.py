@@ -1,0 +1,355 @@
+"""DominoDecoder: a target and a drafter, ready to generate."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt, split_prompts
+from domino_spec.api.results import Generation, StreamedToken
+from domino_spec.checkpoints import (
+    Checkpoint,
+    Provenance,
+    TargetFacts,
+    chat_template_fingerprint,
+    load_drafter,
+    require_fit,
+    tokenizer_fingerprint,
+)
+from domino_spec.decoding import (
+    DominoProposer,
+    NoDrafts,
+    Proposer,
+    Row,
+    RunStats,
+    SamplingParams,
+    StopRule,
+    TextStream,
+    decode,
+    make_sampler,
+)
+from domino_spec.decoding.processors import for_row
+from domino_spec.decoding.stopping import at_eos, at_length, at_strings
+from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.errors import InputError
+from domino_spec.targets import LoadedTarget, Target, load_target, probe_target
+
+
+class UselessDrafterWarning(UserWarning):
+    """The drafter is hardly ever right: probably misconfigured."""
+
+
+class MismatchWarning(UserWarning):
+    """The drafter was made for something slightly different."""
+
+
+class DominoDecoder:
+    """Generates with a target model, several tokens a cycle, exactly as the target alone would."""
+
+    def __init__(
+        self,
+        target: Target | Any,
+        drafter: Drafter | None,
+        tokenizer: Any | None = None,
+        *,
+        provenance: Provenance | None = None,
+        revision: str | None = None,
+        depth: int | None = None,
+        candidates: int | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Combine loaded parts; `from_pretrained` loads them first.
+
+        `depth` is the number of drafts a cycle (default: block size - 1). `candidates` limits
+        the head to each slot's best base candidates. `chat_options` go to the chat template.
+        """
+        if not isinstance(target, Target):
+            target = Target(target)
+            probe_target(target)
+        self.target = target
+        self.drafter = drafter
+        self.tokenizer = tokenizer
+        self.provenance = provenance or Provenance()
+        self.revision = revision
+        self.chat_options = dict(chat_options or {})
+        self.depth = _checked_depth(depth, drafter)
+        self.candidates = _checked_candidates(candidates)
+        if drafter is not None:
+            for check in require_fit(drafter.config, self.provenance, self.facts()):
+                warnings.warn(
+                    f"{check.name}: the drafter has {check.expected}, the target {check.found}. "
+                    f"{check.advice}",
+                    MismatchWarning,
+                    stacklevel=2,
+                )
+            drafter.to(target.device).eval()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        target: str | Path | LoadedTarget,
+        draft: str | Path | None,
+        *,
+        tokenizer: Any | None = None,
+        revision: str | None = None,
+        draft_revision: str | None = None,
+        dtype: torch.dtype | str | None = None,
+        device: str | torch.device | None = None,
+        device_map: Any | None = None,
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        shift_label: bool | None = None,
+        depth: int | None = None,
+        candidates: int | None = None,
+        chat_options: Mapping[str, Any] | None = None,
+    ) -> DominoDecoder:
+        """Load a target and a drafter from folders, files or hub ids.
+
+        `draft=None` decodes plainly. `shift_label` answers for a checkpoint that does not say.
+        """
+        loaded = target
+        if not isinstance(loaded, LoadedTarget):
+            loaded = load_target(
+                loaded,
+                revision=revision,
+                dtype=dtype,
+                device=device,
+                device_map=device_map,
+                attn_implementation=attn_implementation,
+                trust_remote_code=trust_remote_code,
+            )
+        checkpoint: Checkpoint | None = None
+        if draft is not None:
+            checkpoint = load_drafter(
+                draft,
+                revision=draft_revision,
+                shift_label=shift_label,
+                num_target_layers=loaded.target.num_layers,
+                dtype=loaded.target.dtype,
+                device=loaded.target.device,
+            )
+        return cls(
+            loaded.target,
+            checkpoint.drafter if checkpoint else None,
+            tokenizer if tokenizer is not None else loaded.tokenizer,
+            provenance=checkpoint.provenance if checkpoint else None,
+            revision=loaded.revision,
+            depth=depth,
+            candidates=candidates,
+            chat_options=chat_options,
+        )
+
+    @property
+    def config(self) -> DrafterConfig | None:
+        """The drafter's configuration."""
+        return None if self.drafter is None else self.drafter.config
+
+    def facts(self) -> TargetFacts:
+        """What a drafter must agree with."""
+        return target_facts(self.target, self.tokenizer, self.revision, self.chat_options)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: bool = True,
+        **overrides: Any,
+    ) -> Any:
+        """Finish one prompt (a Generation) or a batch (a list of them).
+
+        Text is continued as it is, messages go through the chat template, ids are taken as
+        they are. `overrides` are fields of SamplingParams. `speculate=False` decodes plainly.
+        """
+        many, single = split_prompts(prompts)
+        per_row = _per_row(params, overrides, len(many))
+        rows = self._rows(many, per_row)
+        stats = RunStats()
+        for _ in self._run(rows, stats, speculate=speculate):
+            pass
+        results = [
+            self._finished(row, row_params, stats)
+            for row, row_params in zip(rows, per_row, strict=True)
+        ]
+        return results[0] if single else results
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        speculate: bool = True,
+        **overrides: Any,
+    ) -> Iterator[StreamedToken]:
+        """Yield one prompt's tokens as their blocks are committed."""
+        many, single = split_prompts(prompt)
+        if not single:
+            raise InputError("a stream takes one prompt; use generate for a batch.")
+        per_row = _per_row(params, overrides, 1)
+        rows = self._rows(many, per_row)
+        return self._stream(rows, per_row[0], speculate=speculate)
+
+    # Inside -----------------------------------------------------------------------------------
+
+    def _stream(
+        self, rows: list[Row], params: SamplingParams, *, speculate: bool
+    ) -> Iterator[StreamedToken]:
+        stats = RunStats()
+        text = TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None
+        for commit in self._run(rows, stats, speculate=speculate):
+            for position, token in enumerate(commit.tokens):
+                last = position == len(commit.tokens) - 1
+                reason = commit.finish_reason if last else None
+                piece = "" if text is None else text.push(token)
+                if reason and text is not None:
+                    piece += text.finish()
+                accepted = position < commit.accepted
+                yield StreamedToken(token, piece, accepted, commit.cycle, reason, stats)
+
+    def _run(self, rows: list[Row], stats: RunStats, *, speculate: bool) -> Iterator[Any]:
+        warned = False
+        for commit in decode(self.target, self.proposer(speculate=speculate), rows, stats):
+            yield commit
+            if stats.useless and not warned:
+                warned = True
+                self._warn_useless(stats)
+
+    def proposer(self, *, speculate: bool = True) -> Proposer:
+        """A fresh source of drafts for one run."""
+        if self.drafter is None or not speculate or self.depth == 0:
+            return NoDrafts()
+        return DominoProposer(
+            self.drafter, self.target, depth=self.depth, candidates=self.candidates
+        )
+
+    def _rows(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Row]:
+        if not prompts:
+            raise InputError("there is no prompt; expected at least one.")
+        rows = []
+        for index, (prompt, row_params) in enumerate(zip(prompts, params, strict=True)):
+            tokens = encode_prompt(prompt, self.tokenizer, self.chat_options)
+            check_prompt(tokens, row_params.max_new_tokens, self.target)
+            own = tuple(for_row(row_params.processors, index, len(prompts)))
+            row_params = dataclasses.replace(row_params, processors=own)
+            rows.append(
+                Row(
+                    index,
+                    tokens,
+                    sampler=make_sampler(row_params, row=index, device=self.target.device),
+                    stop_rules=self._stop_rules(row_params),
+                    max_new_tokens=row_params.max_new_tokens,
+                    device=self.target.device,
+                )
+            )
+        return rows
+
+    def _stop_rules(self, params: SamplingParams) -> list[StopRule]:
+        rules = [] if params.ignore_eos else [at_eos(self.eos_token_ids)]
+        if params.stop:
+            if self.tokenizer is None:
+                raise InputError("stop strings need a tokenizer; pass tokenizer=...")
+            rules.append(at_strings(params.stop, self.tokenizer))
+        return [*rules, at_length()]
+
+    @property
+    def eos_token_ids(self) -> set[int]:
+        """What ends a sequence: the generation config's ids, else the tokenizer's."""
+        config = getattr(self.target.model, "generation_config", None)
+        ids = getattr(config, "eos_token_id", None)
+        if ids is None:
+            ids = getattr(self.tokenizer, "eos_token_id", None)
+        if ids is None:
+            return set()
+        return {int(ids)} if isinstance(ids, int) else {int(token) for token in ids}
+
+    def _finished(self, row: Row, params: SamplingParams, stats: RunStats) -> Generation:
+        text = None
+        if self.tokenizer is not None:
+            stream = TextStream(self.tokenizer, params.stop)
+            pieces = [stream.push(token) for token in row.generated]
+            text = "".join(pieces) + stream.finish()
+        assert row.finish_reason is not None
+        return Generation(
+            prompt_tokens=row.prompt,
+            tokens=row.generated,
+            text=text,
+            finish_reason=row.finish_reason,
+            stats=row.stats,
+            run=stats,
+        )
+
+    def _warn_useless(self, stats: RunStats) -> None:
+        assert self.drafter is not None
+        warnings.warn(
+            f"only {stats.tokens_per_cycle:.2f} tokens a cycle after {stats.rows.cycles} cycles: "
+            "the drafter is hardly ever right. Check its alignment (it is read as "
+            f"{self.drafter.config.alignment!r}), that it was trained for this target "
+            f"({self.target.name}), and that the prompt uses the chat template it was trained with.",
+            UselessDrafterWarning,
+            stacklevel=3,
+        )
+
+
+def target_facts(
+    target: Target,
+    tokenizer: Any | None,
+    revision: str | None = None,
+    chat_options: Mapping[str, Any] | None = None,
+) -> TargetFacts:
+    """Describe a target for the check against a drafter."""
+    thinking = (chat_options or {}).get("enable_thinking")
+    return TargetFacts(
+        name=target.name,
+        revision=revision,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        num_layers=target.num_layers,
+        context_length=target.context_length,
+        tokenizer_sha256=None if tokenizer is None else tokenizer_fingerprint(tokenizer),
+        chat_template_sha256=None if tokenizer is None else chat_template_fingerprint(tokenizer),
+        thinking=None if thinking is None else ("on" if thinking else "off"),
+    )
+
+
+def _per_row(
+    params: SamplingParams | Sequence[SamplingParams] | None,
+    overrides: Mapping[str, Any],
+    rows: int,
+) -> list[SamplingParams]:
+    if params is None:
+        params = SamplingParams()
+    per_row = [params] * rows if isinstance(params, SamplingParams) else list(params)
+    if len(per_row) != rows:
+        raise InputError(f"there are {rows} prompts but {len(per_row)} sampling parameters.")
+    known = {field.name for field in dataclasses.fields(SamplingParams)}
+    unknown = sorted(set(overrides) - known)
+    if unknown:
+        raise InputError(
+            f"no sampling parameter is called {', '.join(unknown)}; "
+            f"known are {', '.join(sorted(known))}."
+        )
+    return [dataclasses.replace(row, **overrides) for row in per_row] if overrides else per_row
+
+
+def _checked_depth(depth: int | None, drafter: Drafter | None) -> int:
+    if drafter is None:
+        return 0
+    if depth is None:
+        return drafter.config.default_depth
+    if not 0 <= depth <= drafter.config.max_depth:
+        raise InputError(
+            f"depth is {depth}; this drafter ({drafter.config.alignment}, block of "
+            f"{drafter.config.block_size}) gives 0 to {drafter.config.max_depth} drafts a cycle."
+        )
+    return depth
+
+
+def _checked_candidates(candidates: int | None) -> int | None:
+    if candidates is not None and candidates < 1:
+        raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all.")
+    return candidates

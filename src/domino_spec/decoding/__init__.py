@@ -1,0 +1,25 @@
+"""Decoding: the reference loop and the parts it is made of."""
+
+from domino_spec.decoding.loop import decode
+from domino_spec.decoding.proposers import DominoProposer, NoDrafts, Proposal, Proposer
+from domino_spec.decoding.rows import Commit, Row, StopRule
+from domino_spec.decoding.sampling import Sampler, SamplingParams, make_sampler
+from domino_spec.decoding.stats import RowStats, RunStats
+from domino_spec.decoding.text import TextStream
+
+__all__ = [
+    "Commit",
+    "DominoProposer",
+    "NoDrafts",
+    "Proposal",
+    "Proposer",
+    "Row",
+    "RowStats",
+    "RunStats",
+    "Sampler",
+    "SamplingParams",
+    "StopRule",
+    "TextStream",
+    "decode",
+    "make_sampler",
+]

@@ -1,0 +1,130 @@
+"""Where drafts come from: anything that can guess, given the states of verified tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from domino_spec.decoding.rows import Row
+from domino_spec.decoding.sampling import DraftDistribution
+from domino_spec.drafter import DraftContext, Drafter, rollout
+from domino_spec.targets import Target
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts for every row, and what the rows that draw theirs drew them from."""
+
+    tokens: Tensor  # [rows, depth]
+    drawn_from: list[list[DraftDistribution] | None]
+
+    @classmethod
+    def empty(cls, rows: int) -> Proposal:
+        """Nothing to verify: the cycle is a step of plain decoding."""
+        return cls(torch.zeros(rows, 0, dtype=torch.long), [None] * rows)
+
+
+class Proposer(Protocol):
+    """A source of drafts. Decoding is exact whatever it proposes."""
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """Target layers whose outputs it wants to observe."""
+
+    @property
+    def depth(self) -> int:
+        """Drafts a cycle; 0 is plain decoding."""
+
+    def begin(self, rows: int) -> None:
+        """A new run starts with this many rows."""
+
+    def observe(self, taps: Tensor | None, counts: Sequence[int]) -> None:
+        """The first `counts[row]` of these states [rows, n, taps * hidden] are verified."""
+
+    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+        """Draft `depth` tokens behind each row's anchor."""
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Only these rows go on, in this order."""
+
+
+class NoDrafts:
+    """Plain decoding: the same loop with nothing to verify."""
+
+    taps: Sequence[int] = ()
+    depth = 0
+
+    def begin(self, rows: int) -> None:
+        """Nothing to prepare."""
+
+    def observe(self, taps: Tensor | None, counts: Sequence[int]) -> None:
+        """Nothing to remember."""
+
+    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+        """An empty proposal."""
+        return Proposal.empty(len(rows))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Nothing to drop."""
+
+
+class DominoProposer:
+    """Drafts with a Domino or DFlash drafter over its own context cache."""
+
+    def __init__(
+        self, drafter: Drafter, target: Target, *, depth: int, candidates: int | None = None
+    ) -> None:
+        self.drafter = drafter
+        self.target = target
+        self.taps = drafter.config.target_layer_ids
+        self.depth = depth
+        self.candidates = candidates
+        self._context = DraftContext(0)
+
+    def begin(self, rows: int) -> None:
+        """Start with an empty context."""
+        self._context = DraftContext(rows)
+
+    def observe(self, taps: Tensor | None, counts: Sequence[int]) -> None:
+        """Append the context keys and values of verified tokens."""
+        assert taps is not None
+        device = self.drafter.device
+        starts = torch.tensor(self._context.lengths, device=device).unsqueeze(1)
+        width = max(counts)
+        positions = starts + torch.arange(width, device=device)
+        self._context.append(self.drafter.context(taps[:, :width], positions), counts)
+
+    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+        """One backbone forward, then the head's rollout."""
+        anchors = torch.tensor([row.anchor for row in rows], device=self.drafter.device)
+        hidden = self.drafter.decode_hidden(self.target, anchors, self._context, depth)
+        drawn: list[list[DraftDistribution] | None] = [
+            [] if row.sampler.draws_drafts else None for row in rows
+        ]
+
+        def choose(_index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+            columns = logits.argmax(dim=-1)
+            for row, kept in enumerate(drawn):
+                if kept is not None:
+                    ids = None if tokens is None else tokens[row]
+                    columns[row], distribution = rows[row].sampler.draft(logits[row], ids)
+                    kept.append(distribution)
+            return columns
+
+        tokens = rollout(
+            self.drafter,
+            self.target,
+            hidden=hidden,
+            anchor_tokens=anchors,
+            choose=choose,
+            candidates=self.candidates,
+        )
+        return Proposal(tokens, drawn)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Drop finished rows from the context."""
+        self._context.select(rows)

@@ -1,0 +1,17 @@
+"""The drafter: configuration, backbone, head, and the rollout that turns them into tokens."""
+
+from domino_spec.drafter.config import DrafterConfig, HeadConfig, default_target_layer_ids
+from domino_spec.drafter.context import DraftContext
+from domino_spec.drafter.model import Drafter, TargetVocabulary
+from domino_spec.drafter.rollout import greedy, rollout
+
+__all__ = [
+    "DraftContext",
+    "Drafter",
+    "DrafterConfig",
+    "HeadConfig",
+    "TargetVocabulary",
+    "default_target_layer_ids",
+    "greedy",
+    "rollout",
+]

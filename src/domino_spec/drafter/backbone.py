@@ -1,0 +1,86 @@
+"""The parallel backbone: one forward proposes every slot of a block at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from transformers import Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
+from domino_spec.drafter.layers import DraftAttention, DraftLayer, KeyValue, Rotary
+from domino_spec.drafter.masks import block_mask, block_positions
+
+
+class Backbone(nn.Module):
+    """Fuses target taps into context features and runs blocks of [anchor, MASK, ...] over them."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.fc = nn.Linear(config.num_taps * hidden, hidden, bias=False)
+        self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
+        self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
+        self.rotary = Qwen3RotaryEmbedding(_rotary_config(config))
+
+    def context(self, taps: Tensor, positions: Tensor) -> list[KeyValue]:
+        """Keys and values of every layer for tapped states [rows, n, taps * hidden]."""
+        feature = self.hidden_norm(self.fc(taps))  # [rows, n, hidden]
+        rotary = self._rotary(feature, positions)
+        return [self._attention(layer).keys_values(feature, rotary) for layer in self.layers]
+
+    def forward(
+        self,
+        embeddings: Tensor,  # [rows, anchors * block, hidden]
+        *,
+        anchors: Tensor,  # [rows, anchors]
+        context: Sequence[KeyValue],
+        context_positions: Tensor,  # [rows, context]
+        anchor_documents: Tensor | None = None,
+        context_documents: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states of all slots, [rows, anchors * block, hidden]."""
+        config = self.config
+        block_size = embeddings.shape[1] // anchors.shape[1]
+        rotary = self._rotary(embeddings, block_positions(anchors, block_size))
+        masks = {
+            kind: block_mask(
+                anchors=anchors,
+                block_size=block_size,
+                context_positions=context_positions,
+                window=config.sliding_window if kind == SLIDING_ATTENTION else None,
+                causal=config.causal_window,
+                anchor_documents=anchor_documents,
+                context_documents=context_documents,
+            )
+            for kind in set(config.layer_types)
+        }
+        states = embeddings
+        for layer, kind, layer_context in zip(
+            self.layers, config.layer_types, context, strict=True
+        ):
+            states = layer(states, layer_context, rotary, masks[kind])
+        return self.norm(states)
+
+    def _rotary(self, like: Tensor, positions: Tensor) -> Rotary:
+        cos, sin = self.rotary(like, positions)
+        return cos, sin
+
+    @staticmethod
+    def _attention(layer: nn.Module) -> DraftAttention:
+        assert isinstance(layer, DraftLayer)
+        return layer.self_attn
+
+
+def _rotary_config(config: DrafterConfig) -> Qwen3Config:
+    return Qwen3Config(
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_heads,
+        head_dim=config.head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        rope_parameters=dict(config.rope_parameters),
+    )
+

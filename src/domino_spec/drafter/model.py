@@ -1,0 +1,179 @@
+"""The drafter: backbone and head behind one forward that training and decoding share."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from domino_spec.drafter.backbone import Backbone
+from domino_spec.drafter.config import DrafterConfig
+from domino_spec.drafter.context import DraftContext
+from domino_spec.drafter.head import DominoHead
+from domino_spec.drafter.layers import KeyValue
+
+
+class TargetVocabulary(Protocol):
+    """What a drafter borrows from its target: the embedding and the lm_head."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings as the target's first layer sees them, [..., hidden]."""
+
+    def logits(self, hidden: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Logits as the target itself would report them, for all or only these tokens."""
+
+
+class Drafter(nn.Module):
+    """Proposes the tokens behind an anchor from the target's tapped states before it."""
+
+    draft_tokens: Tensor | None
+
+    def __init__(self, config: DrafterConfig, draft_tokens: Tensor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config)
+        self.head = (
+            DominoHead(config.hidden_size, config.output_vocab_size, config.head)
+            if config.head
+            else None
+        )
+        if config.draft_vocab_size is not None and draft_tokens is None:
+            draft_tokens = torch.arange(config.draft_vocab_size)
+        # Target id of each token of a reduced vocabulary, [draft vocabulary].
+        self.register_buffer("draft_tokens", draft_tokens)
+
+    @classmethod
+    def untrained(cls, config: DrafterConfig, *, seed: int = 0) -> Drafter:
+        """Random weights: exact to decode with, since decoding is lossless, but no faster."""
+        drafter = cls(config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in drafter.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, 0.02, generator=generator)
+        return drafter.eval()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The backbone's parameter type."""
+        return self.backbone.fc.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the drafter lives."""
+        return self.backbone.fc.weight.device
+
+    # Blocks ---------------------------------------------------------------------------------
+
+    def context(self, taps: Tensor, positions: Tensor) -> list[KeyValue]:
+        """Context keys and values for tapped states [rows, n, taps * hidden]."""
+        return self.backbone.context(taps.to(self.device, self.dtype), positions)
+
+    def draft_hidden(
+        self,
+        target: TargetVocabulary,
+        *,
+        anchor_tokens: Tensor,  # [rows, anchors]
+        anchors: Tensor,  # [rows, anchors]: absolute positions
+        context: list[KeyValue],
+        context_positions: Tensor,  # [rows, context]
+        anchor_documents: Tensor | None = None,
+        context_documents: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden state behind each draft, [rows, anchors, max_depth, hidden].
+
+        The one forward: training calls it with many anchors over a whole sequence, decoding
+        with one anchor a row over the cached context.
+        """
+        config = self.config
+        rows, count = anchors.shape
+        tokens = torch.full(
+            (rows, count, config.block_size),
+            config.mask_token_id,
+            dtype=torch.long,
+            device=anchors.device,
+        )
+        tokens[:, :, 0] = anchor_tokens
+        hidden: Tensor = self.backbone(
+            self.embed(target, tokens.flatten(1)),
+            anchors=anchors,
+            context=context,
+            context_positions=context_positions,
+            anchor_documents=anchor_documents,
+            context_documents=context_documents,
+        )
+        return hidden.unflatten(1, (count, config.block_size))[:, :, config.first_slot :]
+
+    def embed(self, target: TargetVocabulary, tokens: Tensor) -> Tensor:
+        """Target embeddings in the drafter's own type and place."""
+        return target.embed(tokens).to(self.device, self.dtype)
+
+    def base_logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
+        """The backbone's own guess, [..., output vocabulary]."""
+        return target.logits(hidden, self.draft_tokens)
+
+    # Decoding -------------------------------------------------------------------------------
+
+    def decode_hidden(
+        self, target: TargetVocabulary, anchor_tokens: Tensor, context: DraftContext, depth: int
+    ) -> Tensor:
+        """Hidden states of the first `depth` drafts behind each row's anchor."""
+        anchors = torch.tensor(context.lengths, device=self.device).unsqueeze(1)
+        positions = torch.arange(context.size, device=self.device).expand(len(context.lengths), -1)
+        hidden = self.draft_hidden(
+            target,
+            anchor_tokens=anchor_tokens.to(self.device).unsqueeze(1),
+            anchors=anchors,
+            context=context.layers(),
+            context_positions=positions,
+        )
+        return hidden[:, 0, :depth]
+
+    # Training -------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        target: TargetVocabulary,
+        *,
+        taps: Tensor,  # [rows, n, taps * hidden]
+        tokens: Tensor,  # [rows, n]
+        anchors: Tensor,  # [rows, anchors]: indices into the sequence
+        positions: Tensor | None = None,  # [rows, n]: restart with each packed document
+        documents: Tensor | None = None,  # [rows, n]
+    ) -> tuple[Tensor, Tensor]:
+        """Base and final logits of every draft of every block, teacher forced.
+
+        Both are [rows, anchors, max_depth, output vocabulary]; draft j of anchor a predicts
+        tokens[a + 1 + j]. Without a head the two are the same tensor.
+        """
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        hidden = self.draft_hidden(
+            target,
+            anchor_tokens=tokens.gather(1, anchors),
+            anchors=positions.gather(1, anchors),
+            context=self.context(taps, positions),
+            context_positions=positions,
+            anchor_documents=None if documents is None else documents.gather(1, anchors),
+            context_documents=documents,
+        )
+        base = self.base_logits(target, hidden)
+        if self.head is None:
+            return base, base
+        states = self.prefix_states(target, tokens, anchors)
+        corrected = base + self.head.correction(self.head.project_hidden(hidden), states)
+        prefix = self.head.prefix_len
+        return base, torch.cat((base[:, :, :prefix], corrected[:, :, prefix:]), dim=2)
+
+    def prefix_states(self, target: TargetVocabulary, tokens: Tensor, anchors: Tensor) -> Tensor:
+        """Head states over the true prefix of each draft, [rows, anchors, max_depth, state]."""
+        assert self.head is not None
+        depth = self.config.max_depth
+        offsets = torch.arange(depth, device=anchors.device)
+        # A block that runs over the end repeats the last token; such drafts have no label.
+        index = (anchors.unsqueeze(-1) + offsets).clamp(max=tokens.shape[1] - 1)
+        rows, count, _ = index.shape
+        prefix = tokens.gather(1, index.flatten(1)).view(rows * count, depth)
+        states = self.head.states(self.embed(target, prefix))
+        return states.view(rows, count, depth, -1)

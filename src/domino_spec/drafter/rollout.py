@@ -1,0 +1,76 @@
+"""From hidden states to drafts: score, choose, read the choice, one token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from domino_spec.drafter.model import Drafter, TargetVocabulary
+
+Choose = Callable[[int, Tensor, Tensor | None], Tensor]
+"""(draft index, logits [rows, k], their token ids [rows, k] or None for all) -> column [rows]."""
+
+
+def greedy(_index: int, logits: Tensor, _tokens: Tensor | None) -> Tensor:
+    """Choose the most likely token."""
+    return logits.argmax(dim=-1)
+
+
+def rollout(
+    drafter: Drafter,
+    target: TargetVocabulary,
+    *,
+    hidden: Tensor,  # [rows, depth, hidden]
+    anchor_tokens: Tensor,  # [rows]
+    choose: Choose = greedy,
+    candidates: int | None = None,
+) -> Tensor:
+    """Drafted tokens [rows, depth].
+
+    All base logits come from one lm_head call and the hidden part of the head from one
+    product; a step costs one GRU step and one low-rank correction. With `candidates`, only
+    each slot's best base candidates are corrected and can be drafted.
+    """
+    head = drafter.head
+    base = drafter.base_logits(target, hidden)  # [rows, depth, output vocabulary]
+    columns: Tensor | None = None
+    if candidates is not None and candidates < base.shape[-1]:
+        base, columns = base.topk(candidates, dim=-1)  # both [rows, depth, candidates]
+    if head is not None:
+        projected = head.project_hidden(hidden)  # [rows, depth, rank]
+        state = head.initial_state(hidden.shape[0], hidden)
+
+    token = anchor_tokens.to(hidden.device)
+    drafts = []
+    for index in range(hidden.shape[1]):
+        logits = base[:, index]
+        tried = None if columns is None else columns[:, index]
+        if head is not None:
+            state = head.step(drafter.embed(target, token), state)
+            if index >= head.prefix_len:
+                activation = head.activation(projected[:, index], state)
+                logits = logits + _correction(head.output_weight, activation, tried)
+        tokens = _target_tokens(tried, drafter.draft_tokens, logits)
+        column = choose(index, logits, tokens)
+        token = column if tokens is None else tokens.gather(1, column.unsqueeze(1)).squeeze(1)
+        drafts.append(token)
+    return torch.stack(drafts, dim=1)
+
+
+def _correction(weight: Tensor, activation: Tensor, columns: Tensor | None) -> Tensor:
+    if columns is None:
+        return activation @ weight.T
+    return (weight[columns] @ activation.unsqueeze(-1)).squeeze(-1)
+
+
+def _target_tokens(
+    columns: Tensor | None, draft_tokens: Tensor | None, logits: Tensor
+) -> Tensor | None:
+    """Target ids behind each column of the logits; None where a column is its own id."""
+    if draft_tokens is None:
+        return columns
+    if columns is None:
+        return draft_tokens.expand(logits.shape[0], -1)
+    return draft_tokens[columns]

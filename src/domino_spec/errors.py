@@ -1,0 +1,27 @@
+"""Every error a user can cause: what was found, what was expected, what to do."""
+
+from __future__ import annotations
+
+
+class DominoError(Exception):
+    """Base of all errors raised on purpose; the command line prints them as one line."""
+
+
+class ConfigError(DominoError, ValueError):
+    """A drafter configuration that is incomplete, unknown or contradicts itself."""
+
+
+class CheckpointError(DominoError, ValueError):
+    """A checkpoint whose files, tensors or fields are not what they should be."""
+
+
+class TargetError(DominoError, ValueError):
+    """A target model that cannot be loaded, tapped or rolled back exactly."""
+
+
+class MismatchError(DominoError, ValueError):
+    """A drafter and a target that do not belong together."""
+
+
+class InputError(DominoError, ValueError):
+    """A prompt or a sampling parameter that makes no sense."""

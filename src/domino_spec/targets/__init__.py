@@ -1,0 +1,17 @@
+"""Targets: loading them, tapping them, rolling their cache back."""
+
+from domino_spec.targets.cache import TargetCache
+from domino_spec.targets.load import LoadedTarget, default_device, load_target, load_tokenizer
+from domino_spec.targets.probe import probe_target
+from domino_spec.targets.target import Target, TargetOutput
+
+__all__ = [
+    "LoadedTarget",
+    "Target",
+    "TargetCache",
+    "TargetOutput",
+    "default_device",
+    "load_target",
+    "load_tokenizer",
+    "probe_target",
+]

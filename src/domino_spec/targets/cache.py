@@ -1,0 +1,76 @@
+"""The target's KV cache with a ragged length per row and exact roll-back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from domino_spec.errors import TargetError
+
+
+class TargetCache:
+    """Row i owns slots 0..lengths[i]-1 of every layer; later slots are garbage to be masked.
+
+    A forward appends its tokens behind the last slot for all rows alike. `commit` then moves
+    what each row keeps to the end of that row and cuts the rest off. Sliding-window layers
+    keep every slot too, so that nothing a roll-back needs is ever dropped: the mask applies
+    the window.
+    """
+
+    def __init__(self, rows: int) -> None:
+        # Without a config every layer is a plain growing one, whatever the model would choose.
+        self.past = DynamicCache()
+        self.lengths = [0] * rows
+
+    @property
+    def slots(self) -> int:
+        """Slots in use by the longest row."""
+        return max(self.lengths, default=0)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some row is shorter than the cache, so that a mask must hide its garbage."""
+        return any(length != self.slots for length in self.lengths)
+
+    def commit(self, counts: Sequence[int]) -> None:
+        """Keep the first `counts[row]` of the positions the last forward appended."""
+        start = self.slots
+        lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        for layer in self._layers():
+            for states in (layer.keys, layer.values):
+                for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
+                    if length != start and count:
+                        kept = states[row, :, start : start + count].clone()
+                        states[row, :, length : length + count] = kept
+            size = max(lengths)
+            layer.keys = layer.keys[:, :, :size]
+            layer.values = layer.values[:, :, :size]
+        self.lengths = lengths
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        for layer in self._layers():
+            size = max(self.lengths[row] for row in rows)
+            layer.keys = layer.keys[rows, :, :size]
+            layer.values = layer.values[rows, :, :size]
+        self.lengths = [self.lengths[row] for row in rows]
+
+    def positions(self, count: int, device: torch.device) -> Tensor:
+        """Absolute positions of the next `count` tokens of every row, [rows, count]."""
+        starts = torch.tensor(self.lengths, device=device).unsqueeze(1)
+        return starts + torch.arange(count, device=device)
+
+    def _layers(self) -> list[Any]:
+        layers = [layer for layer in self.past.layers if layer.is_initialized]
+        for layer in layers:
+            if type(layer) is not DynamicLayer:
+                raise TargetError(
+                    f"the model put a {type(layer).__name__} into its cache; only plain growing "
+                    "layers can be rolled back exactly."
+                )
+        return layers

@@ -1,0 +1,121 @@
+"""Which models can be targets: everything else is refused by name before anything runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from domino_spec.errors import TargetError
+
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+
+_QUANTISATIONS_THAT_WORK = frozenset(
+    {
+        # Weights only, or activations scaled per token: a token's result does not depend on
+        # which other tokens share its forward, so a verified block equals single steps.
+        "aqlm", "auto-round", "awq", "bitsandbytes_4bit", "compressed-tensors", "eetq",
+        "fbgemm_fp8", "fp8", "gguf", "gptq", "higgs", "hqq", "mxfp4", "quanto", "spqr",
+        "torchao", "vptq",
+    }
+)  # fmt: skip
+_QUANTISATIONS_THAT_DO_NOT = {
+    "bitsandbytes_8bit": "LLM.int8() picks its outlier columns from all tokens of a forward, so a "
+    "verified block would not equal single steps; load the target in 4 bits or in bfloat16",
+}
+
+
+def layer_types(config: Any) -> list[str]:
+    """Attention kind per layer, inferred the way Transformers builds its own cache."""
+    stated = getattr(config, "layer_types", None)
+    if stated is not None:
+        return list(stated)
+    if getattr(config, "sliding_window", None):
+        kind = SLIDING_ATTENTION
+    elif getattr(config, "attention_chunk_size", None):
+        kind = "chunked_attention"
+    else:
+        kind = FULL_ATTENTION
+    return [kind] * int(config.num_hidden_layers)
+
+
+def unwrap_adapters(model: Any) -> PreTrainedModel:
+    """The Transformers model inside a PEFT wrapper; its active adapters stay active."""
+    peft_configs = getattr(model, "peft_config", None) or {}
+    for name, adapter in peft_configs.items():
+        kind = str(getattr(adapter, "peft_type", type(adapter).__name__)).split(".")[-1]
+        if getattr(adapter, "is_prompt_learning", False):
+            raise TargetError(
+                f"the adapter {name!r} is {kind}: it puts virtual tokens before the prompt, which "
+                "shifts every position the drafter relies on. Merge-able adapters such as LoRA "
+                "work; use one of those."
+            )
+        if getattr(adapter, "alora_invocation_tokens", None):
+            raise TargetError(
+                f"the adapter {name!r} is an activated LoRA that switches on inside the sequence; "
+                "a verified block cannot follow the switch. Use a plain LoRA."
+            )
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
+        raise TargetError(
+            f"a target must be a Transformers model; found {type(model).__name__}. Load it with "
+            "AutoModelForCausalLM or pass its folder or hub id."
+        )
+    return model
+
+
+def check_config(config: Any, name: str) -> None:
+    """Refuse by configuration alone, before weights are loaded."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise TargetError(
+            f"{name} is an encoder-decoder ({config.model_type}); Domino drafts for decoder-only "
+            "models."
+        )
+    text = config.get_text_config()
+    if getattr(text, "num_hidden_layers", None) is None:
+        raise TargetError(
+            f"{name} ({config.model_type}) does not say num_hidden_layers; it cannot be tapped."
+        )
+    unknown = sorted(set(layer_types(text)) - {FULL_ATTENTION, SLIDING_ATTENTION})
+    if unknown:
+        raise TargetError(
+            f"{name} ({config.model_type}) has layers of type {', '.join(unknown)}; their state "
+            "cannot be rolled back exactly after a rejected draft. Only full and sliding-window "
+            "attention can be a target."
+        )
+    _check_quantisation(getattr(config, "quantization_config", None), name)
+
+
+def check_model(model: PreTrainedModel, name: str) -> None:
+    """Refuse what only the model's class tells."""
+    if getattr(model, "_is_stateful", False):
+        raise TargetError(
+            f"{name} ({type(model).__name__}) keeps a running state (state-space or recurrent "
+            "layers) that cannot be rolled back exactly after a rejected draft."
+        )
+    if model.get_output_embeddings() is None:
+        raise TargetError(
+            f"{name} ({type(model).__name__}) has no language-model head; load it with "
+            "AutoModelForCausalLM."
+        )
+
+
+def _check_quantisation(quantisation: Any, name: str) -> None:
+    if quantisation is None:
+        return
+    read = quantisation.get if isinstance(quantisation, dict) else vars(quantisation).get
+    method = str(getattr(read("quant_method"), "value", read("quant_method")))
+    if method == "bitsandbytes":
+        loads_8bit = read("load_in_8bit") or read("_load_in_8bit")
+        method = "bitsandbytes_8bit" if loads_8bit else "bitsandbytes_4bit"
+    if method in _QUANTISATIONS_THAT_DO_NOT:
+        raise TargetError(
+            f"{name} is quantised with {method}: {_QUANTISATIONS_THAT_DO_NOT[method]}."
+        )
+    if method not in _QUANTISATIONS_THAT_WORK:
+        raise TargetError(
+            f"{name} is quantised with {method!r}, which is not known to give a block the same "
+            f"results as single steps. Known to work: {', '.join(sorted(_QUANTISATIONS_THAT_WORK))}."
+        )

@@ -1,0 +1,59 @@
+"""Reads the outputs of chosen decoder layers during one forward, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from domino_spec.errors import TargetError
+
+
+def find_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+    """The decoder's list of layers: the outermost ModuleList of the right length."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    found = [
+        (name.count("."), name, module)
+        for name, module in (decoder or model).named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers
+    ]
+    if not found:
+        raise TargetError(
+            f"{type(model).__name__} holds no list of {num_layers} decoder layers to tap; expected "
+            "a ModuleList as in Llama, Qwen or Gemma."
+        )
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The hidden states in a layer's output, which is a tensor or a tuple that starts with one."""
+    states = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(states, Tensor):
+        raise TargetError(f"a tapped layer returned {type(states).__name__}; expected a tensor.")
+    return states
+
+
+@contextmanager
+def tapped(layers: nn.ModuleList, ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect the outputs of these layers while the context is open.
+
+    Hooks sit on the layers themselves: the model's own list of hidden states would hold every
+    layer, and its last entry is already normed.
+    """
+    outputs: dict[int, Tensor] = {}
+
+    def keep(index: int) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            outputs[index] = first_tensor(output)
+
+        return hook
+
+    handles = [layers[index].register_forward_hook(keep(index)) for index in ids]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()

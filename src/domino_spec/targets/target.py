@@ -1,0 +1,171 @@
+"""A frozen target model: tapped forwards over a cache, its embedding and its logits."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from domino_spec.errors import TargetError
+from domino_spec.targets.cache import TargetCache
+from domino_spec.targets.masks import ragged_mask
+from domino_spec.targets.support import check_config, check_model, layer_types, unwrap_adapters
+from domino_spec.targets.taps import find_layers, tapped
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What one forward gives: logits of the kept positions and the tapped states of all."""
+
+    logits: Tensor  # [rows, kept, vocabulary]
+    taps: Tensor | None  # [rows, tokens, taps * hidden]
+
+
+class Target:
+    """Any decoder-only Transformers model whose cache can be rolled back."""
+
+    def __init__(self, model: Any, *, name: str | None = None) -> None:
+        model = unwrap_adapters(model)
+        self.name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
+        check_config(model.config, self.name)
+        check_model(model, self.name)
+        self.model = model.eval()
+        self.config = model.config.get_text_config()
+        self.layers = find_layers(model, int(self.config.num_hidden_layers))
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.lm_head: nn.Module = model.get_output_embeddings()
+        self._forward_names = frozenset(inspect.signature(model.forward).parameters)
+        self.vocab_size = int(self.config.vocab_size)
+        # How the model turns these modules' outputs into its own; `probe_target` finds them.
+        self.embedding_scale: float = 1.0
+        self.logit_scale: float = 1.0
+        self.logit_softcap: float | None = None
+        self.batch_refusal: str | None = None
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the tapped states."""
+        return int(self.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.layers)
+
+    @property
+    def context_length(self) -> int | None:
+        """Positions the model was made for; None when it does not say."""
+        length = getattr(self.config, "max_position_embeddings", None)
+        return None if length is None else int(length)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the tapped states."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    # What the drafter borrows ---------------------------------------------------------------
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings as the first layer sees them, [..., hidden]."""
+        embedded: Tensor = self.embedding(tokens.to(self.device))
+        return embedded if self.embedding_scale == 1.0 else embedded * self.embedding_scale
+
+    def logits(self, hidden: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Logits as the model itself would report them, for all tokens or only these."""
+        hidden = self._as_lm_head_takes(hidden)
+        if tokens is not None and self._lm_head_is_plain():
+            weight, bias = self.lm_head.weight, getattr(self.lm_head, "bias", None)
+            assert isinstance(weight, Tensor)
+            chosen_bias = None if bias is None else bias[tokens]
+            return self.finish_logits(F.linear(hidden, weight[tokens], chosen_bias))
+        logits = self.finish_logits(self.lm_head(hidden))
+        return logits if tokens is None else logits[..., tokens]
+
+    def _as_lm_head_takes(self, hidden: Tensor) -> Tensor:
+        weight = getattr(self.lm_head, "weight", None)
+        if isinstance(weight, Tensor) and weight.is_floating_point() and not weight.is_meta:
+            return hidden.to(weight.device, weight.dtype)
+        return hidden.to(self.device, self.dtype)
+
+    def _lm_head_is_plain(self) -> bool:
+        # A subclass may be quantised, adapted or off-loaded: those go through their own forward.
+        return type(self.lm_head) is nn.Linear and not hasattr(self.lm_head, "_hf_hook")
+
+    def finish_logits(self, logits: Tensor) -> Tensor:
+        """What the model does to its lm_head's output."""
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        if self.logit_softcap is not None:
+            logits = torch.tanh(logits / self.logit_softcap) * self.logit_softcap
+        return logits
+
+    # Forwards -------------------------------------------------------------------------------
+
+    def new_cache(self, rows: int) -> TargetCache:
+        """An empty cache; refuses batches the model cannot mask."""
+        if rows > 1 and self.batch_refusal:
+            raise TargetError(self.batch_refusal)
+        return TargetCache(rows)
+
+    def forward(
+        self,
+        tokens: Tensor,  # [rows, n]
+        cache: TargetCache,
+        *,
+        taps: Sequence[int] = (),
+        keep: Sequence[int] | None = None,
+    ) -> TargetOutput:
+        """Run tokens behind each row's length; the caller commits what it keeps.
+
+        `keep` names the positions whose logits are wanted; None means all.
+        """
+        tokens = tokens.to(self.device)
+        count = tokens.shape[1]
+        inputs: dict[str, Any] = {
+            "input_ids": tokens,
+            "past_key_values": cache.past,
+            "use_cache": True,
+            "return_dict": True,
+        }
+        if "position_ids" in self._forward_names:
+            positions = cache.positions(count, self.device)
+            if self.context_length is not None:
+                # Only tokens that are thrown away can lie past the end.
+                positions = positions.clamp(max=self.context_length - 1)
+            inputs["position_ids"] = positions
+        if cache.ragged:
+            inputs["attention_mask"] = ragged_mask(
+                cache,
+                count,
+                kinds=layer_types(self.config),
+                window=getattr(self.config, "sliding_window", None),
+                attention=self.model.config._attn_implementation,
+                dtype=self.dtype,
+                device=self.device,
+            )
+        kept = None if keep is None else torch.tensor(sorted(set(keep)), device=self.device)
+        keeps_inside = kept is not None and "logits_to_keep" in self._forward_names
+        if keeps_inside:
+            inputs["logits_to_keep"] = kept
+        with torch.no_grad(), tapped(self.layers, taps) as outputs:
+            logits: Tensor = self.model(**inputs).logits
+        if kept is not None and not keeps_inside:
+            logits = logits[:, kept]
+        return TargetOutput(logits=logits, taps=self._joined(outputs, taps))
+
+    def _joined(self, outputs: dict[int, Tensor], taps: Sequence[int]) -> Tensor | None:
+        if not taps:
+            return None
+        return torch.cat([outputs[index].to(self.device) for index in taps], dim=-1)
