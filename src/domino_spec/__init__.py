@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from domino_spec.api import RECIPE as RECIPE
     from domino_spec.api import DominoDecoder as DominoDecoder
     from domino_spec.api import DominoGenerate as DominoGenerate
     from domino_spec.api import Generation as Generation
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "RECIPE": "api",
     "DominoDecoder": "api",
     "DominoGenerate": "api",
     "Generation": "api",
@@ -39,7 +41,7 @@ _HOMES = {
     "Target": "targets",
     "load_target": "targets",
 }
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

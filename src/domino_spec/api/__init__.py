@@ -1,15 +1,12 @@
 """What people call: the decoder, its results and the bridge to Transformers' generate."""
 
-from domino_spec.api.custom_generate import DominoGenerate
-from domino_spec.api.decoder import (
-    DominoDecoder,
-    MismatchWarning,
-    UselessDrafterWarning,
-    target_facts,
-)
+from domino_spec.api.custom_generate import RECIPE, DominoGenerate
+from domino_spec.api.decoder import DominoDecoder, MismatchWarning, UselessDrafterWarning
+from domino_spec.api.facts import target_facts
 from domino_spec.api.results import Generation, StreamedToken
 
 __all__ = [
+    "RECIPE",
     "DominoDecoder",
     "DominoGenerate",
     "Generation",

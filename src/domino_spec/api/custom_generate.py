@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from domino_spec.api.decoder import DominoDecoder
@@ -20,11 +26,16 @@ from domino_spec.decoding.stopping import at_criteria
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 
-_IGNORED = frozenset({"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"})
+RECIPE = str(Path(__file__).parent / "recipe")
+"""A folder for `custom_generate=`, with `trust_remote_code=True` and `draft=...`."""
+
+_IGNORED = frozenset(
+    {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
+)
 
 
 class DominoGenerate:
-    """A decoding method for `generate`: `model.generate(..., custom_generate=DominoGenerate(draft))`.
+    """A decoding method: `model.generate(..., custom_generate=DominoGenerate(draft))`.
 
     Generation config, logits processors, stopping criteria and streamers work as they do
     without it. `stats` holds the counts of the last call.
@@ -39,7 +50,8 @@ class DominoGenerate:
         shift_label: bool | None = None,
     ) -> None:
         self._draft = draft
-        self._options = {"depth": depth, "candidates": candidates}
+        self._depth = depth
+        self._candidates = candidates
         self._shift_label = shift_label
         self._decoder = draft if isinstance(draft, DominoDecoder) else None
         self.stats = RunStats()
@@ -92,12 +104,39 @@ class DominoGenerate:
                 )
                 drafter = checkpoint.drafter
             assert isinstance(drafter, Drafter)
-            decoder = self._decoder = DominoDecoder(model, drafter, **self._options)
+            decoder = self._decoder = DominoDecoder(
+                model, drafter, depth=self._depth, candidates=self._candidates
+            )
         if decoder.target.model is not model:
             raise InputError(
                 "this DominoGenerate was made for another model object; make one for each target."
             )
         return decoder
+
+
+def generate_with_recipe(model: Any, draft: Any, **arguments: Any) -> Any:
+    """`generate` through the recipe folder: hands on what a bare callable is not given.
+
+    Transformers passes a callable neither the tokenizer that stop strings need nor the streamer.
+    """
+    if draft is None:
+        raise InputError(
+            "the recipe needs a drafter: model.generate(..., draft=<folder, Drafter or decoder>)."
+        )
+    method = draft if isinstance(draft, DominoGenerate) else DominoGenerate(draft)
+    tokenizer = arguments.pop("tokenizer", None)
+    config = arguments.get("generation_config") or model.generation_config
+    stops = arguments.pop("stop_strings", None) or config.stop_strings
+    if stops:
+        if tokenizer is None:
+            raise InputError("stop_strings need tokenizer=... beside them.")
+        criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
+        criteria.append(StopStringCriteria(tokenizer, stops))
+        arguments["stopping_criteria"] = criteria
+        if config.stop_strings:
+            arguments["generation_config"] = copy.deepcopy(config)
+            arguments["generation_config"].stop_strings = None
+    return model.generate(custom_generate=method, **arguments)
 
 
 def _callers_streamer() -> Any | None:
@@ -110,8 +149,8 @@ def _refuse(
 ) -> None:
     if (config.num_beams or 1) != 1:
         raise InputError(
-            f"num_beams is {config.num_beams}; speculative decoding verifies one sequence a row, so "
-            "beams are not possible. Use num_beams=1."
+            f"num_beams is {config.num_beams}; speculative decoding verifies one sequence a row, "
+            "so beams are not possible. Use num_beams=1."
         )
     if synced_gpus:
         raise InputError("synced_gpus (ZeRO-3 or FSDP generation) is not supported.")

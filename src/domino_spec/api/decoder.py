@@ -6,20 +6,21 @@ import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
+from torch import Tensor
 
+from domino_spec.api.arguments import checked_candidates, checked_depth, params_per_row
+from domino_spec.api.facts import target_facts
 from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt, split_prompts
 from domino_spec.api.results import Generation, StreamedToken
 from domino_spec.checkpoints import (
     Checkpoint,
     Provenance,
     TargetFacts,
-    chat_template_fingerprint,
     load_drafter,
     require_fit,
-    tokenizer_fingerprint,
 )
 from domino_spec.decoding import (
     DominoProposer,
@@ -77,8 +78,8 @@ class DominoDecoder:
         self.provenance = provenance or Provenance()
         self.revision = revision
         self.chat_options = dict(chat_options or {})
-        self.depth = _checked_depth(depth, drafter)
-        self.candidates = _checked_candidates(candidates)
+        self.depth = checked_depth(depth, drafter)
+        self.candidates = checked_candidates(candidates)
         if drafter is not None:
             for check in require_fit(drafter.config, self.provenance, self.facts()):
                 warnings.warn(
@@ -153,6 +154,36 @@ class DominoDecoder:
         """What a drafter must agree with."""
         return target_facts(self.target, self.tokenizer, self.revision, self.chat_options)
 
+    @overload
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        speculate: bool = True,
+        **overrides: Any,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: bool = True,
+        **overrides: Any,
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Tensor,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        speculate: bool = True,
+        **overrides: Any,
+    ) -> Generation | list[Generation]: ...
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -160,14 +191,14 @@ class DominoDecoder:
         *,
         speculate: bool = True,
         **overrides: Any,
-    ) -> Any:
+    ) -> Generation | list[Generation]:
         """Finish one prompt (a Generation) or a batch (a list of them).
 
         Text is continued as it is, messages go through the chat template, ids are taken as
         they are. `overrides` are fields of SamplingParams. `speculate=False` decodes plainly.
         """
         many, single = split_prompts(prompts)
-        per_row = _per_row(params, overrides, len(many))
+        per_row = params_per_row(params, overrides, len(many))
         rows = self._rows(many, per_row)
         stats = RunStats()
         for _ in self._run(rows, stats, speculate=speculate):
@@ -190,7 +221,7 @@ class DominoDecoder:
         many, single = split_prompts(prompt)
         if not single:
             raise InputError("a stream takes one prompt; use generate for a batch.")
-        per_row = _per_row(params, overrides, 1)
+        per_row = params_per_row(params, overrides, 1)
         rows = self._rows(many, per_row)
         return self._stream(rows, per_row[0], speculate=speculate)
 
@@ -289,67 +320,7 @@ class DominoDecoder:
             f"only {stats.tokens_per_cycle:.2f} tokens a cycle after {stats.rows.cycles} cycles: "
             "the drafter is hardly ever right. Check its alignment (it is read as "
             f"{self.drafter.config.alignment!r}), that it was trained for this target "
-            f"({self.target.name}), and that the prompt uses the chat template it was trained with.",
+            f"({self.target.name}), and that the prompt uses the chat template of its training.",
             UselessDrafterWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-
-
-def target_facts(
-    target: Target,
-    tokenizer: Any | None,
-    revision: str | None = None,
-    chat_options: Mapping[str, Any] | None = None,
-) -> TargetFacts:
-    """Describe a target for the check against a drafter."""
-    thinking = (chat_options or {}).get("enable_thinking")
-    return TargetFacts(
-        name=target.name,
-        revision=revision,
-        hidden_size=target.hidden_size,
-        vocab_size=target.vocab_size,
-        num_layers=target.num_layers,
-        context_length=target.context_length,
-        tokenizer_sha256=None if tokenizer is None else tokenizer_fingerprint(tokenizer),
-        chat_template_sha256=None if tokenizer is None else chat_template_fingerprint(tokenizer),
-        thinking=None if thinking is None else ("on" if thinking else "off"),
-    )
-
-
-def _per_row(
-    params: SamplingParams | Sequence[SamplingParams] | None,
-    overrides: Mapping[str, Any],
-    rows: int,
-) -> list[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    per_row = [params] * rows if isinstance(params, SamplingParams) else list(params)
-    if len(per_row) != rows:
-        raise InputError(f"there are {rows} prompts but {len(per_row)} sampling parameters.")
-    known = {field.name for field in dataclasses.fields(SamplingParams)}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
-        raise InputError(
-            f"no sampling parameter is called {', '.join(unknown)}; "
-            f"known are {', '.join(sorted(known))}."
-        )
-    return [dataclasses.replace(row, **overrides) for row in per_row] if overrides else per_row
-
-
-def _checked_depth(depth: int | None, drafter: Drafter | None) -> int:
-    if drafter is None:
-        return 0
-    if depth is None:
-        return drafter.config.default_depth
-    if not 0 <= depth <= drafter.config.max_depth:
-        raise InputError(
-            f"depth is {depth}; this drafter ({drafter.config.alignment}, block of "
-            f"{drafter.config.block_size}) gives 0 to {drafter.config.max_depth} drafts a cycle."
-        )
-    return depth
-
-
-def _checked_candidates(candidates: int | None) -> int | None:
-    if candidates is not None and candidates < 1:
-        raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all.")
-    return candidates

@@ -36,7 +36,7 @@ def encode_prompt(
     if isinstance(prompt, Tensor):
         return [int(token) for token in prompt.flatten().tolist()]
     if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
-        return [int(token) for token in prompt]  # type: ignore[call-overload]
+        return [int(token) for token in prompt]  # type: ignore[arg-type]
     if tokenizer is None:
         raise InputError(
             "the prompt is text but the target came without a tokenizer; pass tokenizer=... or "

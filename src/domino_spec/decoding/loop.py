@@ -99,4 +99,3 @@ def _drop_finished(rows: list[Row], cache: TargetCache, proposer: Proposer) -> l
         cache.select(going)
         proposer.select(going)
     return [rows[index] for index in going]
-

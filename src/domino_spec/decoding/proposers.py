@@ -64,7 +64,7 @@ class NoDrafts:
     def observe(self, taps: Tensor | None, counts: Sequence[int]) -> None:
         """Nothing to remember."""
 
-    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:  # noqa: ARG002
         """An empty proposal."""
         return Proposal.empty(len(rows))
 

@@ -199,4 +199,3 @@ def make_sampler(params: SamplingParams, *, row: int, device: torch.device) -> S
         accept=params.accept,
         generator=generator,
     )
-

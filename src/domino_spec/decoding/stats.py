@@ -79,9 +79,7 @@ class RunStats:
     @property
     def seconds(self) -> float:
         """Everything, from the prompt to the last token."""
-        return (
-            self.prefill_seconds + self.draft_seconds + self.verify_seconds + self.other_seconds
-        )
+        return self.prefill_seconds + self.draft_seconds + self.verify_seconds + self.other_seconds
 
     @property
     def tokens_per_cycle(self) -> float:

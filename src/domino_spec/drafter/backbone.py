@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
-from domino_spec.drafter.layers import DraftAttention, DraftLayer, KeyValue, Rotary
+from domino_spec.drafter.layers import DraftAttention, DraftLayer, KeyValue
 from domino_spec.drafter.masks import block_mask, block_positions
 
 
@@ -24,12 +24,12 @@ class Backbone(nn.Module):
         self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
-        self.rotary = Qwen3RotaryEmbedding(_rotary_config(config))
+        self.rotary = RotaryPositions(config)
 
     def context(self, taps: Tensor, positions: Tensor) -> list[KeyValue]:
         """Keys and values of every layer for tapped states [rows, n, taps * hidden]."""
         feature = self.hidden_norm(self.fc(taps))  # [rows, n, hidden]
-        rotary = self._rotary(feature, positions)
+        rotary = self.rotary(feature, positions)
         return [self._attention(layer).keys_values(feature, rotary) for layer in self.layers]
 
     def forward(
@@ -45,7 +45,7 @@ class Backbone(nn.Module):
         """Hidden states of all slots, [rows, anchors * block, hidden]."""
         config = self.config
         block_size = embeddings.shape[1] // anchors.shape[1]
-        rotary = self._rotary(embeddings, block_positions(anchors, block_size))
+        rotary = self.rotary(embeddings, block_positions(anchors, block_size))
         masks = {
             kind: block_mask(
                 anchors=anchors,
@@ -63,16 +63,29 @@ class Backbone(nn.Module):
             self.layers, config.layer_types, context, strict=True
         ):
             states = layer(states, layer_context, rotary, masks[kind])
-        return self.norm(states)
-
-    def _rotary(self, like: Tensor, positions: Tensor) -> Rotary:
-        cos, sin = self.rotary(like, positions)
-        return cos, sin
+        output: Tensor = self.norm(states)
+        return output
 
     @staticmethod
     def _attention(layer: nn.Module) -> DraftAttention:
         assert isinstance(layer, DraftLayer)
         return layer.self_attn
+
+
+class RotaryPositions(Qwen3RotaryEmbedding):  # type: ignore[misc]
+    """Rotary angles from the drafter's own parameters, always computed in float32."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(_rotary_config(config))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryPositions:
+        # `.to(bfloat16)` must not round the frequencies: far positions would collapse.
+        exact = {name: buffer for name, buffer in self.named_buffers() if not buffer.is_meta}
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            if getattr(self, name).dtype != buffer.dtype:
+                setattr(self, name, buffer.to(getattr(self, name).device))
+        return self
 
 
 def _rotary_config(config: DrafterConfig) -> Qwen3Config:
@@ -83,4 +96,3 @@ def _rotary_config(config: DrafterConfig) -> Qwen3Config:
         max_position_embeddings=config.max_position_embeddings,
         rope_parameters=dict(config.rope_parameters),
     )
-

@@ -181,7 +181,9 @@ class DrafterConfig:
     def _check_taps(self) -> None:
         ids = self.target_layer_ids
         if not ids:
-            raise ConfigError("target_layer_ids is empty; at least one target layer must be tapped.")
+            raise ConfigError(
+                "target_layer_ids is empty; at least one target layer must be tapped."
+            )
         outside = [i for i in ids if not 0 <= i < self.num_target_layers]
         if outside:
             raise ConfigError(

@@ -24,7 +24,9 @@ class DraftContext:
 
     def layers(self) -> list[KeyValue]:
         """Views [rows, kv heads, size, head_dim]; a shorter row's tail is garbage to be masked."""
-        return [(keys[:, :, : self.size], values[:, :, : self.size]) for keys, values in self._layers]
+        return [
+            (keys[:, :, : self.size], values[:, :, : self.size]) for keys, values in self._layers
+        ]
 
     def append(self, layers: Sequence[KeyValue], counts: Sequence[int]) -> None:
         """Add the first `counts[row]` of the new positions behind each row's length."""
@@ -48,7 +50,9 @@ class DraftContext:
         grown = []
         for index, pair in enumerate(like):
             old = self._layers[index] if self._layers else (None, None)
-            grown.append((_extended(old[0], pair[0], capacity), _extended(old[1], pair[1], capacity)))
+            grown.append(
+                (_extended(old[0], pair[0], capacity), _extended(old[1], pair[1], capacity))
+            )
         self._layers = grown
 
 

@@ -53,8 +53,9 @@ class DominoHead(nn.Module):
 
     def step(self, embedding: Tensor, state: Tensor) -> Tensor:
         """Read one token [rows, hidden]: the same recurrence as `states`, one position of it."""
-        inputs = F.linear(embedding, self.prefix_gru.weight_ih_l0).chunk(3, dim=-1)
-        carried = F.linear(state, self.prefix_gru.weight_hh_l0).chunk(3, dim=-1)
+        weight_input, weight_state = self.prefix_gru.all_weights[0]
+        inputs = F.linear(embedding, weight_input).chunk(3, dim=-1)
+        carried = F.linear(state, weight_state).chunk(3, dim=-1)
         reset = torch.sigmoid(inputs[0] + carried[0])
         update = torch.sigmoid(inputs[1] + carried[1])
         new = torch.tanh(inputs[2] + reset * carried[2])

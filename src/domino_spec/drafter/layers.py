@@ -54,11 +54,12 @@ class DraftAttention(nn.Module):
         keys = torch.cat((context[0], block_keys), dim=2)
         values = torch.cat((context[1], block_values), dim=2)
         mixed = attend(query, keys, values, mask)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return output
 
     def _heads(self, states: Tensor) -> Tensor:
         # [rows, positions, heads * head_dim] -> [rows, heads, positions, head_dim]
-        return states.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class DraftMLP(nn.Module):
@@ -71,7 +72,8 @@ class DraftMLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
+        output: Tensor = self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
+        return output
 
 
 class DraftLayer(nn.Module):
@@ -88,4 +90,5 @@ class DraftLayer(nn.Module):
         self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Tensor | None
     ) -> Tensor:
         states = states + self.self_attn(self.input_layernorm(states), context, rotary, mask)
-        return states + self.mlp(self.post_attention_layernorm(states))
+        output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output

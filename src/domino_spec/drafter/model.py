@@ -103,7 +103,8 @@ class Drafter(nn.Module):
             anchor_documents=anchor_documents,
             context_documents=context_documents,
         )
-        return hidden.unflatten(1, (count, config.block_size))[:, :, config.first_slot :]
+        slots = hidden.view(rows, count, config.block_size, -1)
+        return slots[:, :, config.first_slot :]
 
     def embed(self, target: TargetVocabulary, tokens: Tensor) -> Tensor:
         """Target embeddings in the drafter's own type and place."""

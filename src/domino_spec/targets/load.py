@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from domino_spec.errors import TargetError
@@ -47,7 +48,9 @@ def load_target(
     common = {key: value for key, value in common.items() if value is not None}
     config = _attempt(source, AutoConfig.from_pretrained, place, **common)
     check_config(config, str(source))
-    options: dict[str, Any] = {"dtype": dtype or ("auto" if device.type != "cpu" else torch.float32)}
+    options: dict[str, Any] = {
+        "dtype": dtype or ("auto" if device.type != "cpu" else torch.float32)
+    }
     if device_map is not None:
         options["device_map"] = device_map
     if attn_implementation is not None:
@@ -61,7 +64,7 @@ def load_target(
         target=target,
         tokenizer=load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code),
         source=str(source),
-        revision=getattr(config, "_commit_hash", None) or revision,
+        revision=_resolved_revision(str(source), revision),
     )
 
 
@@ -70,7 +73,11 @@ def load_tokenizer(
 ) -> Any | None:
     """The tokenizer beside a model; None where there is none."""
     place, files = _place(source)
-    options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code, **files}
+    options: dict[str, Any] = {
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        **files,
+    }
     options = {key: value for key, value in options.items() if value is not None}
     try:
         return AutoTokenizer.from_pretrained(place, **options)
@@ -84,6 +91,14 @@ def default_device() -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("cpu")
+
+
+def _resolved_revision(source: str, revision: str | None) -> str | None:
+    """The commit a hub id was loaded from; for anything local, what the caller said."""
+    if Path(source).exists():
+        return revision
+    found = try_to_load_from_cache(source, "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else revision
 
 
 def _place(source: str | Path) -> tuple[str, dict[str, Any]]:
@@ -116,7 +131,8 @@ def _why(source: str | Path, error: Exception) -> str:
         )
     if isinstance(error, OSError) and not Path(source).exists():
         return (
-            f"no model at {source!s}: it is neither a local folder or GGUF file nor a model the hub "
-            f"or its local cache could give ({first}). Check the name, or download it first."
+            f"no model at {source!s}: it is neither a local folder or GGUF file nor a model that "
+            f"the hub or its local cache could give ({first}). Check the name, or download it "
+            "first."
         )
     return f"{source} could not be loaded as a causal language model: {first}"

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.errors import DominoError, TargetError
-from domino_spec.targets.target import Target
 from domino_spec.targets.taps import first_tensor
+from domino_spec.targets.target import Target
 
 _PREFIX, _SHORT, _BLOCK = 4, 2, 3
 

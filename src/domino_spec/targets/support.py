@@ -115,7 +115,8 @@ def _check_quantisation(quantisation: Any, name: str) -> None:
             f"{name} is quantised with {method}: {_QUANTISATIONS_THAT_DO_NOT[method]}."
         )
     if method not in _QUANTISATIONS_THAT_WORK:
+        known = ", ".join(sorted(_QUANTISATIONS_THAT_WORK))
         raise TargetError(
             f"{name} is quantised with {method!r}, which is not known to give a block the same "
-            f"results as single steps. Known to work: {', '.join(sorted(_QUANTISATIONS_THAT_WORK))}."
+            f"results as single steps. Known to work: {known}."
         )

@@ -1,0 +1,118 @@
+"""Typed reading of config.json: a value of the wrong type or stated twice differently is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from domino_spec.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stated:
+    """One field as a config states it; the value is None where the config is silent."""
+
+    label: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A JSON object and where it sits, so that messages name the whole path of a field."""
+
+    values: Mapping[str, Any]
+    place: str = ""
+
+    def __getitem__(self, name: str) -> Stated:
+        label = f"{self.place}.{name}" if self.place else name
+        return Stated(label, self.values.get(name))
+
+    def nested(self, name: str) -> Fields:
+        """The object under `name`; an absent one is empty."""
+        stated = self[name]
+        value = {} if stated.value is None else stated.value
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{stated.label} is {value!r}; expected a JSON object. Correct config.json."
+            )
+        return Fields(value, stated.label)
+
+
+def integer(*places: Stated) -> int | None:
+    """The whole number that all the places which state it agree on."""
+    return cast("int | None", _agreed(places, (int,), "a whole number"))
+
+
+def number(*places: Stated) -> float | None:
+    """The number that all the places which state it agree on."""
+    return cast("float | None", _agreed(places, (int, float), "a number"))
+
+
+def boolean(*places: Stated) -> bool | None:
+    """The truth value that all the places which state it agree on."""
+    return cast("bool | None", _agreed(places, (bool,), "true or false"))
+
+
+def text(*places: Stated) -> str | None:
+    """The string that all the places which state it agree on."""
+    return cast("str | None", _agreed(places, (str,), "a string"))
+
+
+def integers(stated: Stated) -> tuple[int, ...] | None:
+    """A list of whole numbers."""
+    items = _items(stated)
+    if items is None:
+        return None
+    return tuple(required(Stated(stated.label, item), integer) for item in items)
+
+
+def texts(stated: Stated) -> tuple[str, ...] | None:
+    """A list of strings."""
+    items = _items(stated)
+    if items is None:
+        return None
+    return tuple(required(Stated(stated.label, item), text) for item in items)
+
+
+def required(stated: Stated, read: Callable[..., T | None], *others: Stated) -> T:
+    """What `read` finds; silence is an error that names the field."""
+    value = read(stated, *others)
+    if value is None:
+        names = " or ".join(place.label for place in (stated, *others))
+        raise ConfigError(
+            f"config.json lacks {names}; add the value the checkpoint was trained with."
+        )
+    return value
+
+
+def default(value: T | None, fallback: T) -> T:
+    """The value, or the fallback where the config is silent."""
+    return fallback if value is None else value
+
+
+def _items(stated: Stated) -> Sequence[Any] | None:
+    value = stated.value
+    if value is not None and not isinstance(value, list | tuple):
+        raise ConfigError(f"{stated.label} is {value!r}; expected a list. Correct config.json.")
+    return value
+
+
+def _agreed(places: Sequence[Stated], kinds: tuple[type, ...], expected: str) -> Any:
+    known = [place for place in places if place.value is not None]
+    for place in known:
+        # A bool is an int to Python; here the two never stand for each other.
+        wrong_bool = isinstance(place.value, bool) and bool not in kinds
+        if wrong_bool or not isinstance(place.value, kinds):
+            raise ConfigError(
+                f"{place.label} is {place.value!r}; expected {expected}. Correct config.json."
+            )
+    for place in known[1:]:
+        if place.value != known[0].value:
+            raise ConfigError(
+                f"{known[0].label} is {known[0].value!r} but {place.label} is {place.value!r}; "
+                "they state the same thing and must agree. Correct the wrong one in config.json."
+            )
+    return known[0].value if known else None

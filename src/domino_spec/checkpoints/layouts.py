@@ -1,0 +1,53 @@
+"""Which layout a config.json is in, and what it says about the drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from domino_spec.checkpoints import public, speculators
+from domino_spec.checkpoints.fields import Fields, texts
+from domino_spec.checkpoints.overrides import Overrides
+from domino_spec.checkpoints.provenance import CONFIG_KEY, Provenance
+from domino_spec.drafter import DrafterConfig
+from domino_spec.errors import ConfigError
+
+PUBLIC = "public"
+SPECULATORS = "speculators"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """Everything a config.json states."""
+
+    layout: str
+    config: DrafterConfig
+    provenance: Provenance
+
+
+def read_config(values: Mapping[str, Any], overrides: Overrides) -> Reading:
+    """Recognise the layout and read it. An `auto_map` is ignored, never executed."""
+    layout = recognise(values)
+    provenance = Provenance.from_dict(Fields(values).nested(CONFIG_KEY).values)
+    if layout == PUBLIC:
+        config = public.read_public(values, overrides)
+    else:
+        config = speculators.read_speculators(values, overrides)
+        if provenance.target_id is None:
+            provenance = replace(provenance, target_id=speculators.verifier_id(values))
+    return Reading(layout=layout, config=config, provenance=provenance)
+
+
+def recognise(values: Mapping[str, Any]) -> str:
+    """The name of the layout; an unknown one is refused by its architecture."""
+    if values.get(speculators.TYPE_FIELD) is not None:
+        return SPECULATORS
+    architectures = texts(Fields(values)["architectures"]) or ()
+    if set(architectures) & set(public.ARCHITECTURES):
+        return PUBLIC
+    raise ConfigError(
+        f"config.json says architectures = {list(architectures)}; expected one of "
+        f"{list(public.ARCHITECTURES)}, or {speculators.TYPE_FIELD!r}. This is not a DFlash or "
+        "Domino drafter: point to the drafter's checkpoint, not to the target's."
+    )

@@ -1,0 +1,49 @@
+"""Tensor names: as files spell them, as the public layout does, as the drafter does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+OFFSETS = "d2t"
+"""Map of a reduced vocabulary: target id minus draft id, for each draft id."""
+
+TARGET_COPIES = frozenset(
+    {"embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight"}
+    | {"t2d"}
+)
+"""What the speculators layout repeats from the target; a drafter uses the target's own."""
+
+_HEAD = "head."
+_BACKBONE = "backbone."
+_HEAD_MODULES = ("prefix_gru.", "embed_proj.")
+_HEAD_CONTAINERS = ("logit_head.", "logits_correction.")
+_MODEL = "model."
+
+
+def public_names(stored: Iterable[str]) -> dict[str, str]:
+    """Public name of each stored one: a `model.` prefix and a head's container are dropped."""
+    names = list(stored)
+    prefixed = f"{_MODEL}fc.weight" in names
+    return {name: _public_name(name, prefixed) for name in names}
+
+
+def _public_name(name: str, prefixed: bool) -> str:
+    public = name.removeprefix(_MODEL) if prefixed else name
+    for container in _HEAD_CONTAINERS:
+        public = public.removeprefix(container)
+    return public
+
+
+def is_head(public: str) -> bool:
+    """Whether a public name belongs to the Domino head."""
+    return public.startswith(_HEAD_MODULES)
+
+
+def to_state(public: str) -> str:
+    """The drafter's own name of a public tensor."""
+    return (_HEAD if is_head(public) else _BACKBONE) + public
+
+
+def to_public(state: str) -> str:
+    """The public name of one of the drafter's tensors."""
+    return state.removeprefix(_HEAD).removeprefix(_BACKBONE)

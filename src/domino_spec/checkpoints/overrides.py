@@ -1,0 +1,52 @@
+"""What the caller of a loader knows and a config.json may leave out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from domino_spec.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Values that fill a gap in a config. They never contradict what the config states."""
+
+    shift_label: bool | None = None
+    num_target_layers: int | None = None
+
+    def alignment(self, stated: bool | None, *, label: str, has_head: bool) -> bool:
+        """The alignment; a head whose config is silent about it needs an explicit value."""
+        given = self.shift_label
+        if stated is not None and given is not None and stated != given:
+            raise ConfigError(
+                f"{label} is {stated} in config.json but shift_label={given} was asked for; a "
+                "drafter works only with the alignment it was trained with. Drop the argument, or "
+                "correct config.json if it is wrong."
+            )
+        if stated is not None:
+            return stated
+        if given is not None:
+            return given
+        if has_head:
+            raise ConfigError(
+                f"config.json has a Domino head but lacks {label}, and the weights cannot tell. "
+                "Pass shift_label=True if slot 0 predicts the token behind the anchor (public "
+                "Qwen3 Domino checkpoints), shift_label=False if slot 1 does."
+            )
+        return False
+
+    def target_depth(self, stated: int | None, *, label: str) -> int:
+        """The number of target layers, from the config or from the caller."""
+        given = self.num_target_layers
+        if stated is not None and given is not None and stated != given:
+            raise ConfigError(
+                f"{label} is {stated} in config.json but num_target_layers={given} was asked for; "
+                "the drafter belongs to a target of another depth, or config.json is wrong."
+            )
+        depth = given if stated is None else stated
+        if depth is None:
+            raise ConfigError(
+                f"config.json lacks {label}; pass num_target_layers with the number of layers of "
+                "the target model."
+            )
+        return depth

@@ -1,0 +1,129 @@
+"""Greedy output is plain decoding's, token for token, whatever the drafter proposes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from domino_spec.decoding import DominoProposer, NoDrafts
+from domino_spec.drafter import Drafter
+from domino_spec.targets import Target, probe_target
+from tests.support.drafters import Adversarial, Good, Oracle
+from tests.support.families import (
+    CONFIGS,
+    VOCAB,
+    drafter_config,
+    make_model,
+    make_target,
+    plain_greedy,
+    random_drafter,
+    random_prompts,
+)
+from tests.support.pair import bigram_target, knowing_drafter
+from tests.support.runs import run
+
+LENGTHS = (5, 9, 3, 12, 1, 7, 20)
+NEW = 33  # not a multiple of a block, so that the last block is cut
+DEPTH = 7
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request):
+    target = make_target(request.param)
+    prompts = random_prompts(LENGTHS)
+    return target, prompts, [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("kind", ["oracle", "good", "adversarial", "random", "dflash", "plain"])
+def test_equal_to_plain_decoding(case, kind, rows):
+    target, prompts, answers = case
+    scripted = {"oracle": Oracle, "good": Good, "adversarial": Adversarial}
+    if kind in scripted:
+        proposer = scripted[kind](answers, depth=DEPTH, vocab=VOCAB)
+    elif kind == "plain":
+        proposer = NoDrafts()
+    else:
+        config = drafter_config(shift=kind == "random", head=kind == "random")
+        proposer = DominoProposer(random_drafter(config), target, depth=DEPTH)
+    found, stats = run(target, proposer, prompts[:rows], max_new_tokens=NEW)
+    assert found == answers[:rows]
+    if kind == "oracle":
+        assert stats.tokens_per_cycle == pytest.approx((NEW - 1) / 4)  # 8 + 8 + 8 + 8
+        assert stats.rows.acceptance_by_position == [1.0] * DEPTH
+    if kind == "good":
+        assert 1.5 < stats.tokens_per_cycle < 6
+    if kind == "plain":
+        assert stats.tokens_per_cycle == 1.0
+        assert stats.rows.offered == []
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_implementations_give_the_same_tokens(attention):
+    target = Target(make_model("gemma3", attention=attention))
+    probe_target(target)
+    prompts = random_prompts(LENGTHS)
+    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    found, _ = run(target, Good(answers, depth=DEPTH, vocab=VOCAB), prompts, max_new_tokens=NEW)
+    assert found == answers
+
+
+@pytest.mark.parametrize(("shift", "prefix"), [(True, 1), (True, 0), (False, 0)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_drafter_that_knows_the_target_is_always_accepted(shift, prefix, rows):
+    target, drafter = bigram_target(), knowing_drafter(shift=shift, prefix=prefix)
+    prompts = [[4, 9], [20], [1, 2, 3, 4, 5]][:rows]
+    answers = [plain_greedy(target.model, prompt, 50) for prompt in prompts]
+    proposer = DominoProposer(drafter, target, depth=drafter.config.default_depth)
+    found, stats = run(target, proposer, prompts, max_new_tokens=50)
+    assert found == answers
+    assert stats.rows.accepted == stats.rows.offered
+    assert sum(stats.rows.accepted) >= 42 * rows
+
+
+def test_the_wrong_alignment_is_exact_but_useless():
+    target, right = bigram_target(), knowing_drafter(shift=True, prefix=1)
+    wrong = Drafter(dataclasses.replace(right.config, shift_label=False))
+    wrong.load_state_dict(right.state_dict())
+    answers = [plain_greedy(target.model, [4, 9], 50)]
+    found, stats = run(target, DominoProposer(wrong, target, depth=7), [[4, 9]], max_new_tokens=50)
+    assert found == answers
+    # A mask slot names one fixed token, right once in a cycle of 39 tokens.
+    assert stats.rows.accepted[0] <= 2
+    assert stats.rows.offered[0] > 35
+
+
+def test_all_drafts_of_a_shifted_block_can_be_verified():
+    target, drafter = bigram_target(), knowing_drafter(shift=True, prefix=1)
+    proposer = DominoProposer(drafter, target, depth=drafter.config.max_depth)
+    found, stats = run(target, proposer, [[4, 9]], max_new_tokens=46)
+    assert found == [plain_greedy(target.model, [4, 9], 46)]
+    assert stats.tokens_per_cycle == 9.0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_shallower_verification(case, depth):
+    target, prompts, answers = case
+    proposer = Good(answers, depth=depth, vocab=VOCAB)
+    assert run(target, proposer, prompts[:3], max_new_tokens=NEW)[0] == answers[:3]
+
+
+def test_candidates_and_reduced_vocabulary_stay_exact():
+    target = make_target("llama")
+    prompts = random_prompts(LENGTHS)
+    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    reduced = random_drafter(drafter_config(draft_vocab_size=20))
+    reduced.draft_tokens = torch.arange(10, 30)
+    for drafter, candidates in ((random_drafter(), 8), (reduced, None), (reduced, 4)):
+        proposer = DominoProposer(drafter, target, depth=DEPTH, candidates=candidates)
+        assert run(target, proposer, prompts, max_new_tokens=NEW)[0] == answers
+
+
+def test_long_context_to_the_last_position():
+    """Learned positions would fail on one index too many."""
+    target = make_target("gpt2")
+    prompts = random_prompts((200, 150))
+    new = target.context_length - 200
+    answers = [plain_greedy(target.model, prompt, new) for prompt in prompts]
+    found, _ = run(target, Good(answers, depth=DEPTH, vocab=VOCAB), prompts, max_new_tokens=new)
+    assert found == answers

@@ -1,0 +1,123 @@
+"""Processors see what plain decoding would show them: each position once, committed tokens only."""
+
+import pytest
+import torch
+import transformers as tf
+from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
+
+from domino_spec.decoding import SamplingParams, decode
+from domino_spec.decoding.processors import for_row
+from domino_spec.errors import InputError
+from tests.support.drafters import Adversarial, Good, Oracle
+from tests.support.families import VOCAB, make_target, random_prompts
+from tests.support.runs import make_rows, run
+
+NEW, DEPTH = 30, 7
+
+
+class Recorder(tf.LogitsProcessor):
+    """Stateful: its bias depends on every call so far, so one call too many changes the output."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids[0].tolist())
+        token = (7 * len(self.seen) + int(input_ids[0, -1])) % VOCAB
+        scores = scores.clone()
+        scores[:, token] += 4.0
+        return scores
+
+
+def plain_with(target, prompt, processors):
+    ids = torch.tensor([prompt])
+    output = target.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False,
+        eos_token_id=None, pad_token_id=0, logits_processor=tf.LogitsProcessorList(processors),
+    )  # fmt: skip
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("kind", [Oracle, Good, Adversarial])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_stateful_processor_sees_each_committed_position_once(kind, rows):
+    target = make_target("qwen2")
+    prompts = random_prompts((4, 11, 6, 2))[:rows]
+    answers = [plain_with(target, prompt, [Recorder()]) for prompt in prompts]
+    params = SamplingParams(max_new_tokens=NEW)
+    made = make_rows(target, prompts, params)
+    recorders = []
+    for index, row in enumerate(made):
+        row.sampler.processors = for_row([Recorder()], index, rows)
+        recorders.append(row.sampler.processors[0])
+    for _ in decode(target, kind(answers, depth=DEPTH, vocab=VOCAB), made):
+        pass
+    assert [row.generated for row in made] == answers
+    for recorder, prompt, answer in zip(recorders, prompts, answers, strict=True):
+        assert recorder.seen == [prompt + answer[:count] for count in range(NEW)]
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        [tf.RepetitionPenaltyLogitsProcessor(1.7)],
+        [tf.NoRepeatNGramLogitsProcessor(2)],
+        [tf.MinNewTokensLengthLogitsProcessor(3, 10, [5, 6, 7])],
+        [tf.SequenceBiasLogitsProcessor({(5, 6): 5.0, (9,): -9.0})],
+        [PrefixConstrainedLogitsProcessor(lambda _b, ids: [int(ids[-1]) // 2, 9, 40], 1)],
+    ],
+    ids=lambda chain: type(chain[0]).__name__,
+)
+def test_any_transformers_processor(processors):
+    target = make_target("llama")
+    prompts = random_prompts((3, 3))
+    answers = [plain_with(target, prompt, processors) for prompt in prompts]
+    found, _ = run(
+        target,
+        Good(answers, depth=DEPTH, vocab=VOCAB),
+        prompts,
+        max_new_tokens=NEW,
+        processors=processors,
+    )
+    assert found == answers
+
+
+def test_rows_do_not_share_state():
+    recorder = Recorder()
+    first, second = (for_row([recorder], row, 2)[0] for row in range(2))
+    first.seen.append([1])
+    assert second.seen == []
+    assert recorder.seen == []
+
+
+def test_models_inside_a_processor_are_shared_not_copied():
+    class WithModel(tf.LogitsProcessor):
+        def __init__(self, model):
+            self.model = model
+            self.calls = []
+
+    model = torch.nn.Linear(2, 2)
+    copy = for_row([WithModel(model)], 1, 2)[0]
+    assert copy.model is model
+
+
+def test_prefix_function_is_told_its_row():
+    asked = []
+
+    def allowed(batch, ids):
+        asked.append(batch)
+        return [1]
+
+    for row in range(2):
+        own = for_row([PrefixConstrainedLogitsProcessor(allowed, 1)], row, 2)
+        own(torch.tensor([[5]]), torch.zeros(1, VOCAB))
+    assert asked == [0, 1]
+
+
+def test_processors_tied_to_the_batch_are_refused_by_name():
+    tied = tf.generation.logits_process.EncoderRepetitionPenaltyLogitsProcessor(
+        1.5, torch.tensor([[1], [2]])
+    )
+    with pytest.raises(InputError, match="EncoderRepetitionPenaltyLogitsProcessor"):
+        for_row([tied], 0, 2)
+    assert list(for_row([tied], 0, 1)) == [tied]

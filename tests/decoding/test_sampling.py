@@ -1,0 +1,218 @@
+"""Sampling is exact: the distribution is the target's own, and the test notices when it is not."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec.decoding import DominoProposer, Row, SamplingParams, decode, make_sampler
+from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
+from domino_spec.decoding.stopping import at_length
+from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from domino_spec.errors import InputError
+from domino_spec.targets import Target, probe_target
+from tests.support.families import make_target, random_drafter, random_prompts, randomise
+from tests.support.runs import run
+
+VOCAB, ROWS, RUNS, NEW = 12, 50, 40, 4
+PROMPT = [3, 7, 1]
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A target with few tokens, and a drafter that is right about as often as wrong."""
+    config = tf.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
+        eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.5, seed=5)
+    target = Target(model)
+    probe_target(target)
+    config = DrafterConfig(
+        hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=2,
+        head_dim=8, vocab_size=VOCAB, num_target_layers=2, target_layer_ids=(0, 1),
+        mask_token_id=11, block_size=4, shift_label=True,
+        head=HeadConfig(gru_hidden_dim=8, emb_dim=8, pure_draft_prefix_len=1),
+    )  # fmt: skip
+    drafter = Drafter(config).eval()
+    return target, randomise(drafter, 0.4, seed=6)
+
+
+def exact_distribution(target, params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of each pair of second and third tokens, by enumeration."""
+    chain = params.all_processors()
+
+    def step(ids):
+        logits = target.model(torch.tensor([ids])).logits[0, -1]
+        return chain(torch.tensor([ids]), logits.unsqueeze(0))[0].softmax(-1)
+
+    joint: Counter[tuple[int, ...]] = Counter()
+    with torch.no_grad():
+        for a, p_a in enumerate(step(PROMPT).tolist()):
+            if p_a == 0:
+                continue
+            for b, p_b in enumerate(step([*PROMPT, a]).tolist()):
+                if p_b == 0:
+                    continue
+                for c, p_c in enumerate(step([*PROMPT, a, b]).tolist()):
+                    if p_c:
+                        joint[b, c] += p_a * p_b * p_c
+    return dict(joint)
+
+
+def sample_pairs(target, drafter, params: SamplingParams, candidates=None):
+    """Second and third tokens of many rows, sampled in ragged batches."""
+    pairs, accepted, offered = Counter(), 0, 0
+    for number in range(RUNS):
+        rows = [
+            Row(
+                index,
+                PROMPT,
+                sampler=make_sampler(params, row=number * ROWS + index, device=target.device),
+                stop_rules=[at_length()],
+                max_new_tokens=NEW,
+                device=target.device,
+            )
+            for index in range(ROWS)
+        ]
+        proposer = DominoProposer(drafter, target, depth=3, candidates=candidates)
+        for _ in decode(target, proposer, rows):
+            pass
+        for row in rows:
+            pairs[row.generated[1], row.generated[2]] += 1
+            accepted += sum(row.stats.accepted)
+            offered += sum(row.stats.offered)
+    return pairs, accepted / offered
+
+
+def chi_square_z(pairs, exact) -> float:
+    """How far counts are from the distribution, in standard deviations of chi-square."""
+    total = sum(pairs.values())
+    impossible = [pair for pair in pairs if pair not in exact]
+    if impossible:
+        return math.inf
+    statistic, cells, rest_expected, rest_found = 0.0, 0, 0.0, 0
+    for pair, probability in exact.items():
+        expected = probability * total
+        if expected < 5:
+            rest_expected += expected
+            rest_found += pairs[pair]
+            continue
+        statistic += (pairs[pair] - expected) ** 2 / expected
+        cells += 1
+    if rest_expected >= 1:
+        statistic += (rest_found - rest_expected) ** 2 / rest_expected
+        cells += 1
+    freedom = cells - 1
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+PARAMS = {
+    "top-p": {"temperature": 0.9, "top_p": 0.8},
+    "top-k and min-p": {"temperature": 1.3, "top_k": 7, "min_p": 0.05},
+    "penalty": {"temperature": 1.0, "repetition_penalty": 1.5},
+    "match": {"temperature": 0.9, "top_p": 0.8, "accept": "match"},
+}
+
+
+@pytest.mark.parametrize("case", PARAMS)
+def test_samples_follow_the_targets_distribution(small, case):
+    target, drafter = small
+    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS[case])
+    exact = exact_distribution(target, params)
+    assert sum(exact.values()) == pytest.approx(1, abs=1e-4)
+    pairs, rate = sample_pairs(target, drafter, params)
+    assert 0.02 < rate < 0.9, "drafts must be both accepted and rejected for the test to see"
+    assert chi_square_z(pairs, exact) < 4
+
+
+def test_candidate_restriction_stays_exact(small):
+    target, drafter = small
+    params = SamplingParams(max_new_tokens=NEW, seed=12, temperature=0.9, top_p=0.9)
+    pairs, _ = sample_pairs(target, drafter, params, candidates=3)
+    assert chi_square_z(pairs, exact_distribution(target, params)) < 4
+
+
+def always_accept(self, p, q, draft):
+    return Choice(draft, True)
+
+
+def resample_from_p(self, p, q, draft):
+    if self._uniform(p.device) * float(q[draft]) < float(p[draft]):
+        return Choice(draft, True)
+    return Choice(self._draw(p), False)
+
+
+def accept_by_p_alone(self, p, q, draft):
+    if self._uniform(p.device) < float(p[draft]):
+        return Choice(draft, True)
+    return Choice(self._draw((p - q).clamp(min=0) + 1e-9), False)
+
+
+@pytest.mark.parametrize("broken", [always_accept, resample_from_p, accept_by_p_alone])
+def test_a_wrong_accept_rule_is_noticed(small, monkeypatch, broken):
+    target, drafter = small
+    monkeypatch.setattr(Sampler, "_accept_or_resample", broken)
+    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS["top-p"])
+    pairs, _ = sample_pairs(target, drafter, params)
+    assert chi_square_z(pairs, exact_distribution(target, params)) > 6
+
+
+def test_a_draft_distribution_that_was_not_drawn_from_is_noticed(small, monkeypatch):
+    """Greedy drafts checked as if they were sampled: a known mistake."""
+    target, drafter = small
+
+    def greedy_draft(self, logits, tokens):
+        probabilities = logits.float().softmax(-1)
+        return int(logits.argmax()), DraftDistribution(probabilities, tokens)
+
+    monkeypatch.setattr(Sampler, "draft", greedy_draft)
+    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS["top-p"])
+    pairs, _ = sample_pairs(target, drafter, params)
+    assert chi_square_z(pairs, exact_distribution(target, params)) > 6
+
+
+def test_seeds_repeat_and_rows_differ():
+    target = make_target("llama")
+
+    def once(seed):
+        proposer = DominoProposer(random_drafter(), target, depth=7)
+        prompts = [random_prompts((6,))[0]] * 3
+        return run(target, proposer, prompts, max_new_tokens=20, temperature=1.0, seed=seed)[0]
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
+    assert len({tuple(row) for row in once(1)}) == 3
+
+
+def test_sampled_drafts_are_accepted_more_often_when_the_drafter_agrees():
+    """With q = p every draft is accepted by rejection, but not by matching greedy drafts."""
+    p = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    sampler = make_sampler(SamplingParams(temperature=1.0, seed=0), row=0, device=p.device)
+    for _ in range(200):
+        draft, q = sampler.draft(p.log(), None)
+        choice, _ = sampler.choose(torch.zeros(1, 1, dtype=torch.long), p.log(), draft, q)
+        assert choice == Choice(draft, True)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1"),
+        ({"temperature": math.nan}, "temperature is nan"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"min_p": 2.0}, "min_p is 2.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"stop": ("",)}, "empty stop string"),
+        ({"accept": "always"}, "accept is 'always'"),
+    ],
+)
+def test_bad_parameters_are_named(params, words):
+    with pytest.raises(InputError, match=words):
+        SamplingParams(**params)

@@ -1,0 +1,69 @@
+import dataclasses
+
+import pytest
+
+from domino_spec.drafter import DrafterConfig, HeadConfig, default_target_layer_ids
+from domino_spec.errors import ConfigError
+from tests.support.families import drafter_config
+
+
+def test_round_trip_through_plain_values():
+    config = drafter_config(layer_types=("sliding_attention", "full_attention"), sliding_window=4)
+    assert DrafterConfig.from_dict(config.to_dict()) == config
+
+
+def test_unknown_fields_are_rejected_by_name():
+    with pytest.raises(ConfigError, match="shift_labels"):
+        DrafterConfig.from_dict({**drafter_config().to_dict(), "shift_labels": True})
+    with pytest.raises(ConfigError, match="gru_dim"):
+        HeadConfig.from_dict({"gru_dim": 4, "emb_dim": 4, "gru_hidden_dim": 3})
+
+
+def test_missing_fields_are_named():
+    values = drafter_config().to_dict()
+    del values["shift_label"]
+    with pytest.raises(ConfigError, match="lacks.*shift_label"):
+        DrafterConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_heads": 3}, "num_heads"),
+        ({"head_dim": 7}, "head_dim"),
+        ({"hidden_size": 0}, "hidden_size is 0"),
+        ({"hidden_size": 32.0}, "hidden_size is 32.0"),
+        ({"layer_types": ("full_attention",)}, "layer_types names 1"),
+        ({"layer_types": ("full_attention", "mamba")}, "mamba"),
+        ({"layer_types": ("full_attention", "sliding_attention")}, "sliding_window"),
+        ({"mask_token_id": 97}, "mask_token_id is 97"),
+        ({"draft_vocab_size": 97}, "draft_vocab_size is 97"),
+        ({"target_layer_ids": ()}, "target_layer_ids is empty"),
+        ({"target_layer_ids": (1, 6)}, r"\[6\] outside the target's 6"),
+        ({"target_layer_ids": (1, 1)}, "twice"),
+        ({"block_size": 1}, "block_size is 1"),
+        ({"prefix": 8}, "pure_draft_prefix_len is 8"),
+        ({"prefix": -1}, "pure_draft_prefix_len is -1"),
+    ],
+)
+def test_contradictions_name_the_field(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        drafter_config(**changes)
+
+
+def test_depths_of_both_alignments():
+    shifted, unshifted = drafter_config(shift=True), drafter_config(shift=False)
+    assert (shifted.default_depth, shifted.max_depth, shifted.first_slot) == (7, 8, 0)
+    assert (unshifted.default_depth, unshifted.max_depth, unshifted.first_slot) == (7, 7, 1)
+
+
+def test_configuration_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        drafter_config().block_size = 4
+
+
+def test_default_taps_spread_over_the_target():
+    assert default_target_layer_ids(36) == (1, 9, 17, 25, 33)
+    assert default_target_layer_ids(30, 1) == (15,)
+    with pytest.raises(ConfigError, match="too shallow"):
+        default_target_layer_ids(4)

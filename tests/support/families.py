@@ -1,0 +1,124 @@
+"""Tiny random models of many families, with weights large enough to make every token count."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import transformers as tf
+
+from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from domino_spec.targets import Target, probe_target
+
+VOCAB, HIDDEN, LAYERS, MASK, CONTEXT = 97, 32, 6, 96, 256
+
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+WINDOW = 6  # shorter than every test's sequence, so that sliding layers do slide
+
+CONFIGS = {
+    "llama": lambda: tf.LlamaConfig(**_COMMON),
+    "qwen2": lambda: tf.Qwen2Config(**_COMMON),
+    "qwen3": lambda: tf.Qwen3Config(**_COMMON, head_dim=8),
+    "mistral": lambda: tf.MistralConfig(**_COMMON, sliding_window=WINDOW),
+    "gemma2": lambda: tf.Gemma2Config(
+        **_COMMON, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=8
+    ),
+    "gemma3": lambda: tf.Gemma3TextConfig(**_COMMON, head_dim=8, sliding_window=WINDOW),
+    "gpt2": lambda: tf.GPT2Config(
+        vocab_size=VOCAB, n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=CONTEXT,
+        bos_token_id=1, eos_token_id=2,
+    ),
+    "granite": lambda: tf.GraniteConfig(**_COMMON, embedding_multiplier=3.0, logits_scaling=4.0),
+    "cohere": lambda: tf.CohereConfig(**_COMMON),
+    "qwen3_moe": lambda: tf.Qwen3MoeConfig(**_COMMON, head_dim=8, **_MOE),
+    "gpt_oss": lambda: tf.GptOssConfig(
+        **_COMMON, head_dim=8, num_local_experts=4, sliding_window=WINDOW,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+}  # fmt: skip
+
+
+def make_model(family: str, *, seed: int = 0, attention: str | None = None) -> tf.PreTrainedModel:
+    options = {} if attention is None else {"attn_implementation": attention}
+    model = tf.AutoModelForCausalLM.from_config(CONFIGS[family](), **options).float().eval()
+    return randomise(model, 0.25, seed=seed)
+
+
+def randomise(module, scale: float, *, seed: int = 0):
+    """Draw all matrices anew, so that outputs are far from uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, scale, generator=generator)
+    return module
+
+
+@cache
+def make_target(family: str) -> Target:
+    target = Target(make_model(family), name=family)
+    probe_target(target)
+    return target
+
+
+def drafter_config(*, shift: bool = True, head: bool = True, prefix: int = 1, **changes):
+    values = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+        "vocab_size": VOCAB,
+        "num_target_layers": LAYERS,
+        "target_layer_ids": (1, 3, 5),
+        "mask_token_id": MASK,
+        "block_size": 8,
+        "shift_label": shift,
+        "head": HeadConfig(gru_hidden_dim=16, emb_dim=8, pure_draft_prefix_len=prefix)
+        if head
+        else None,
+    }
+    return DrafterConfig(**{**values, **changes})
+
+
+def random_drafter(config: DrafterConfig | None = None, *, seed: int = 0) -> Drafter:
+    """Weights large enough that the head changes many of the backbone's choices."""
+    drafter = randomise(Drafter(config or drafter_config()).eval(), 0.3, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.dim() == 1:  # norms, so that leaving one out shows
+                parameter.uniform_(0.5, 1.5, generator=generator)
+    return drafter
+
+
+def random_prompts(lengths, *, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def plain_greedy(model, prompt: list[int], count: int) -> list[int]:
+    """What Transformers itself generates, one token a forward."""
+    ids = torch.tensor([prompt])
+    output = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return output[0, len(prompt) :].tolist()

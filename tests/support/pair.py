@@ -1,0 +1,72 @@
+"""A target that is a bigram table, and a drafter built to know it.
+
+The target's attention and MLP add nothing, so its next token depends on the last one alone.
+The drafter's backbone adds nothing either: a MASK slot knows nothing, and only a head that
+reads the right prefix at the right slot can name the next token. Any misalignment of slots,
+states or prefixes makes it fail.
+"""
+
+from __future__ import annotations
+
+import torch
+import transformers as tf
+
+from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from domino_spec.targets import Target, probe_target
+
+SIZE = 40  # tokens and dimensions: embeddings are one-hot
+MASK = SIZE - 1
+
+
+def successor() -> torch.Tensor:
+    """A fixed random permutation without short cycles through the mask."""
+    order = torch.randperm(SIZE - 1, generator=torch.Generator().manual_seed(3))
+    table = torch.empty(SIZE, dtype=torch.long)
+    table[order] = order.roll(-1)
+    table[MASK] = order[0]
+    return table
+
+
+def bigram_target() -> Target:
+    config = tf.LlamaConfig(
+        vocab_size=SIZE, hidden_size=SIZE, intermediate_size=16, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        tie_word_embeddings=False, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    model = tf.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(torch.eye(SIZE))
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[successor(), torch.arange(SIZE)] = 1.0
+    target = Target(model, name="bigram")
+    probe_target(target)
+    return target
+
+
+def knowing_drafter(*, shift: bool, prefix: int) -> Drafter:
+    config = DrafterConfig(
+        hidden_size=SIZE, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=10, vocab_size=SIZE, num_target_layers=4, target_layer_ids=(1, 2),
+        mask_token_id=MASK, block_size=8, shift_label=shift,
+        head=HeadConfig(gru_hidden_dim=SIZE, emb_dim=SIZE, pure_draft_prefix_len=prefix),
+    )  # fmt: skip
+    drafter = Drafter.untrained(config)
+    assert drafter.head is not None
+    with torch.no_grad():
+        for layer in drafter.backbone.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        gru = drafter.head.prefix_gru
+        gru.weight_hh_l0.zero_()
+        gru.weight_ih_l0.zero_()
+        # Update gate at one half: the newest token always outweighs all before it.
+        gru.weight_ih_l0[2 * SIZE :] = 4.0 * torch.eye(SIZE)
+        first, _, second = drafter.head.embed_proj
+        first.weight.zero_()
+        first.weight[:, SIZE:] = 8.0 * torch.eye(SIZE)
+        second.weight.zero_()
+        second.weight[successor(), torch.arange(SIZE)] = 20.0
+    return drafter

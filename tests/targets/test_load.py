@@ -1,0 +1,169 @@
+"""Every way a target comes in: plain, sharded, off-loaded, adapted, quantised."""
+
+import peft
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec.decoding import DominoProposer
+from domino_spec.errors import TargetError
+from domino_spec.targets import Target, load_target, probe_target
+from tests.support.drafters import Good
+from tests.support.families import (
+    VOCAB,
+    drafter_config,
+    make_model,
+    plain_greedy,
+    random_drafter,
+    random_prompts,
+    randomise,
+)
+from tests.support.runs import run
+from tests.support.ties import first_difference_is_a_tie
+from tests.support.tokens import small_tokenizer
+
+NEW = 25
+
+
+def assert_exact(target, model, *, drafter=None):
+    """Scripted and real drafts both give the model's own greedy tokens, in a ragged batch."""
+    prompts = random_prompts((5, 9, 2))
+    answers = [plain_greedy(model, prompt, NEW) for prompt in prompts]
+    proposers = [Good(answers, depth=7, vocab=VOCAB)]
+    if drafter is not None:
+        proposers.append(DominoProposer(drafter, target, depth=7))
+    for proposer in proposers:
+        found, _ = run(target, proposer, prompts, max_new_tokens=NEW)
+        assert found == answers
+    return answers
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "plain")
+    small_tokenizer().save_pretrained(tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+def test_plain_folder(folder):
+    loaded = load_target(folder)
+    assert loaded.tokenizer is not None
+    assert loaded.target.dtype == torch.float32
+    assert_exact(loaded.target, loaded.target.model, drafter=random_drafter())
+
+
+def test_sharded_folder(tmp_path):
+    make_model("qwen3").save_pretrained(tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded = load_target(tmp_path)
+    assert_exact(loaded.target, make_model("qwen3"), drafter=random_drafter())
+
+
+def test_stored_type_is_overridden_on_a_cpu(tmp_path):
+    make_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    assert load_target(tmp_path).target.dtype == torch.float32
+    assert load_target(tmp_path, dtype="bfloat16").target.dtype == torch.bfloat16
+
+
+def test_device_map_with_off_loaded_layers(folder, tmp_path):
+    """Layers, embedding and lm_head whose weights are elsewhere until they run."""
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    places |= {f"model.layers.{i}": "cpu" if i % 2 else "disk" for i in range(6)}
+    places["lm_head"] = "disk"
+    model = tf.AutoModelForCausalLM.from_pretrained(
+        folder, device_map=places, offload_folder=str(tmp_path / "offload"), dtype=torch.float32
+    )
+    target = Target(model)
+    probe_target(target)
+    reduced = random_drafter(drafter_config(draft_vocab_size=30))
+    for drafter in (random_drafter(), reduced):
+        answers = assert_exact(target, model, drafter=drafter)
+    assert answers[0] == plain_greedy(make_model("llama"), random_prompts((5,))[0], NEW)
+
+
+def test_active_lora_adapter_is_part_of_the_target():
+    base = make_model("llama")
+    (prompt,) = random_prompts((5,))
+    without = plain_greedy(base, prompt, NEW)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=["q_proj", "down_proj", "embed_tokens", "lm_head"],
+        init_lora_weights=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(base, config).eval()
+    target = Target(adapted)
+    probe_target(target)
+    answers = assert_exact(target, adapted, drafter=random_drafter())
+    assert answers[0] != without, "the adapter changes nothing: the test is blind"
+    # The drafter's logits go through the adapted lm_head too, for a reduced vocabulary as well.
+    hidden, some = torch.randn(2, 32), torch.tensor([4, 9])
+    with torch.no_grad():
+        torch.testing.assert_close(target.logits(hidden), target.lm_head(hidden))
+        torch.testing.assert_close(target.logits(hidden, some), target.logits(hidden)[:, some])
+
+
+def test_prompt_tuning_is_refused_by_name():
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    model = peft.get_peft_model(make_model("llama"), config)
+    with pytest.raises(TargetError, match="PROMPT_TUNING.*virtual tokens"):
+        Target(model)
+
+
+def test_four_bit_target(tmp_path):
+    config = tf.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=128, intermediate_size=256, num_hidden_layers=6,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        eos_token_id=2,
+    )  # fmt: skip
+    model = randomise(tf.AutoModelForCausalLM.from_config(config), 0.12)
+    model.save_pretrained(tmp_path)
+    quantised = tf.AutoModelForCausalLM.from_pretrained(
+        tmp_path,
+        quantization_config=tf.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+        ),
+        dtype=torch.float32,
+    )
+    assert type(quantised.model.layers[0].mlp.up_proj).__name__ == "Linear4bit"
+    target = Target(quantised)
+    probe_target(target)
+    # The quantiser's kernels round by shape, so tokens may differ, but only where they tie.
+    same = 0
+    for prompt in random_prompts((5, 9, 2, 14, 7)):
+        answer = plain_greedy(quantised, prompt, NEW)
+        for proposer in (
+            Good([answer], depth=7, vocab=VOCAB),
+            DominoProposer(random_drafter(drafter_config(hidden_size=128)), target, depth=7),
+        ):
+            (found,), _ = run(target, proposer, [prompt], max_new_tokens=NEW)
+            same += found == answer
+            assert found == answer or first_difference_is_a_tie(quantised, prompt, answer, found)
+    assert same >= 5
+
+
+def test_missing_tokenizer_is_none(tmp_path):
+    make_model("llama").save_pretrained(tmp_path)
+    assert load_target(tmp_path).tokenizer is None
+
+
+def test_broken_folder(tmp_path):
+    with pytest.raises(TargetError, match="could not be loaded|no model at"):
+        load_target(tmp_path)
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(TargetError, match="could not be loaded"):
+        load_target(tmp_path)
+
+
+def test_hub_ids_come_from_the_local_cache(tmp_path, monkeypatch):
+    """The real hub code on a cache as a download leaves it."""
+    revision = "0123456789abcdef0123456789abcdef01234567"
+    repo = tmp_path / "models--org--tiny"
+    snapshot = repo / "snapshots" / revision
+    make_model("llama").save_pretrained(snapshot)
+    small_tokenizer().save_pretrained(snapshot)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(revision)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    loaded = load_target("org/tiny")
+    assert loaded.revision == revision
+    assert loaded.tokenizer is not None

@@ -1,0 +1,161 @@
+"""What cannot be a target is refused by name at load time."""
+
+import pytest
+import torch
+import transformers as tf
+from torch import nn
+
+from domino_spec.errors import TargetError
+from domino_spec.targets import Target, load_target, probe_target
+from domino_spec.targets.support import check_config
+from tests.support.families import CONFIGS, make_model, make_target
+
+SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4}
+HYBRID = {**SMALL, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (tf.T5Config(vocab_size=97), "encoder-decoder"),
+        (tf.MambaConfig(**SMALL), "linear_attention|running state"),
+        (tf.Mamba2Config(**SMALL, num_heads=4, head_dim=16), "linear_attention|running state"),
+        (tf.JambaConfig(**HYBRID), "linear_attention|running state"),
+        (tf.Qwen3NextConfig(**HYBRID, head_dim=8, num_experts=4), "linear_attention"),
+        (tf.Llama4TextConfig(**HYBRID, head_dim=8, num_local_experts=2), "chunked_attention"),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_models_that_cannot_be_rolled_back(config, words, tmp_path):
+    config.save_pretrained(tmp_path)
+    # Refused by configuration alone: there are no weights to load.
+    with pytest.raises(TargetError, match=words):
+        load_target(tmp_path)
+
+
+def test_recurrent_models_are_refused_by_their_class():
+    config = tf.RecurrentGemmaConfig(
+        **SMALL, num_attention_heads=4, lru_width=32, intermediate_size=64
+    )
+    model = tf.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(TargetError, match="RecurrentGemmaForCausalLM.*running state"):
+        Target(model)
+
+
+def test_headless_models_are_refused():
+    model = tf.AutoModel.from_config(CONFIGS["llama"]())
+    with pytest.raises(TargetError, match="no language-model head"):
+        Target(model)
+
+
+def test_things_that_are_no_transformers_model():
+    with pytest.raises(TargetError, match="found Linear"):
+        Target(nn.Linear(2, 2))
+
+
+class Forgetful(tf.LlamaForCausalLM):
+    """Keeps a state outside its cache, as nobody's configuration would say."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        self.calls = getattr(self, "calls", 0) + 1
+        output.logits = output.logits.roll(self.calls, dims=-1)
+        return output
+
+
+class Bent(tf.LlamaForCausalLM):
+    """Bends its logits in a way the drafter could not follow."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits**3
+        return output
+
+
+def test_hidden_state_and_bent_logits_are_found_by_the_probe():
+    for kind, words in ((Forgetful, "neither a scale|roll-back"), (Bent, "neither a scale")):
+        torch.manual_seed(0)
+        with pytest.raises(TargetError, match=words):
+            probe_target(Target(kind(CONFIGS["llama"]())))
+
+
+class Leaky(tf.LlamaForCausalLM):
+    """Lets the tokens of earlier forwards, rejected ones too, change later ones."""
+
+    def forward(self, input_ids=None, **kwargs):
+        output = super().forward(input_ids=input_ids, **kwargs)
+        self.seen = getattr(self, "seen", 0) + input_ids.float().mean()
+        self.lm_head.weight.data *= 1 + 0.01 * float(self.seen)
+        return output
+
+
+def test_state_outside_the_cache_is_a_refusal():
+    torch.manual_seed(0)
+    with pytest.raises(TargetError, match="roll-back"):
+        probe_target(Target(Leaky(CONFIGS["llama"]())))
+
+
+def test_alibi_models_decode_one_row_but_refuse_batches():
+    model = tf.BloomForCausalLM(tf.BloomConfig(vocab_size=97, hidden_size=32, n_layer=4, n_head=4))
+    target = Target(model.float().eval(), name="bloom")
+    probe_target(target)
+    target.new_cache(1)
+    with pytest.raises(TargetError, match="one row at a time"):
+        target.new_cache(2)
+
+
+def test_foreign_attention_refuses_ragged_batches_by_name():
+    target = Target(make_model("llama"))
+    target.model.config._attn_implementation = "flash_attention_2"
+    cache = target.new_cache(2)
+    cache.lengths = [3, 1]
+    with pytest.raises(TargetError, match="flash_attention_2"):
+        target.forward(torch.ones(2, 2, dtype=torch.long), cache)
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "words"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "LLM.int8"),
+        ({"quant_method": "somebody-new"}, "'somebody-new'.*Known to work.*awq"),
+    ],
+)
+def test_quantisations_refused_by_name(quantisation, words):
+    config = CONFIGS["llama"]()
+    config.quantization_config = quantisation
+    with pytest.raises(TargetError, match=words):
+        check_config(config, "quantised")
+
+
+@pytest.mark.parametrize(
+    "quantisation",
+    [
+        {"quant_method": "fp8"},
+        {"quant_method": "awq"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        tf.BitsAndBytesConfig(load_in_4bit=True),
+    ],
+    ids=str,
+)
+def test_quantisations_taken(quantisation):
+    config = CONFIGS["llama"]()
+    config.quantization_config = quantisation
+    check_config(config, "quantised")
+
+
+def test_remote_code_is_never_run_unasked(tmp_path):
+    marker = tmp_path / "ran"
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "strange", "auto_map": {"AutoConfig": "strange.Config", '
+        '"AutoModelForCausalLM": "strange.Model"}}'
+    )
+    (tmp_path / "strange.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    with pytest.raises(TargetError, match="trust_remote_code"):
+        load_target(tmp_path)
+    assert not marker.exists()
+
+
+def test_known_families_pass_the_probe():
+    for family in CONFIGS:
+        target = make_target(family)
+        assert target.batch_refusal is None, family

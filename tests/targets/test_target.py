@@ -1,0 +1,126 @@
+"""Taps, ends and the cache of a target."""
+
+import pytest
+import torch
+
+from domino_spec.targets import Target, probe_target
+from tests.support.families import CONFIGS, VOCAB, make_model, make_target, random_prompts
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+def test_taps_are_layer_outputs_without_the_final_norm(family):
+    target = make_target(family)
+    ids = torch.tensor(random_prompts((9,)))
+    last = target.num_layers - 1
+    found = target.forward(ids, target.new_cache(1), taps=(0, 3, last)).taps
+    with torch.no_grad():
+        states = target.model(ids, output_hidden_states=True).hidden_states
+    first, middle, final = found.chunk(3, dim=-1)
+    torch.testing.assert_close(first, states[1])
+    torch.testing.assert_close(middle, states[4])
+    assert not torch.allclose(final, states[last + 1]), "the last state in the list is normed"
+
+
+def test_hooks_are_gone_after_a_forward():
+    target = make_target("llama")
+    before = [dict(layer._forward_hooks) for layer in target.layers]
+    target.forward(torch.tensor([[5, 6]]), target.new_cache(1), taps=(1, 2))
+    assert [dict(layer._forward_hooks) for layer in target.layers] == before
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_logits_and_embeddings_are_the_models_own(family):
+    """Scaled embeddings, scaled logits and soft-caps included."""
+    target = make_target(family)
+    ids = torch.tensor(random_prompts((7,)))
+    seen = {}
+    handles = [
+        target.layers[0].register_forward_pre_hook(
+            lambda _m, args, kwargs: seen.__setitem__("in", (*args, kwargs)[0]), with_kwargs=True
+        ),
+        target.lm_head.register_forward_pre_hook(lambda _m, args: seen.__setitem__("out", args[0])),
+    ]
+    with torch.no_grad():
+        logits = target.model(ids).logits
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(target.logits(seen["out"]), logits)
+    some = torch.tensor([5, 90, 3])
+    torch.testing.assert_close(target.logits(seen["out"], some), logits[..., some])
+    if family != "gpt2":  # adds learned positions, which belong to no token
+        torch.testing.assert_close(target.embed(ids), seen["in"])
+
+
+def test_scales_and_caps_are_found():
+    assert make_target("granite").embedding_scale == pytest.approx(3.0)
+    assert make_target("granite").logit_scale == pytest.approx(0.25)
+    assert make_target("cohere").logit_scale == pytest.approx(0.0625)
+    assert make_target("gemma2").logit_softcap == 30.0
+    assert make_target("llama").embedding_scale == 1.0
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt_oss"])
+def test_roll_back_of_ragged_rows_is_exact(family):
+    """Rows that keep different parts of garbage-filled blocks equal rows that never saw it."""
+    target = make_target(family)
+    prompts = random_prompts((8, 3, 5))
+    generator = torch.Generator().manual_seed(1)
+    truth = [list(prompt) for prompt in prompts]
+    cache = target.new_cache(3)
+    padded = torch.zeros(3, 8, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        padded[row, : len(prompt)] = torch.tensor(prompt)
+    target.forward(padded, cache)
+    cache.commit([8, 3, 5])
+    for keep in ([1, 4, 2], [4, 0, 1], [0, 4, 3], [2, 2, 2]):
+        block = torch.randint(3, VOCAB, (3, 4), generator=generator)
+        target.forward(block, cache)
+        cache.commit(keep)
+        for row, count in enumerate(keep):
+            truth[row] += block[row, :count].tolist()
+    assert cache.lengths == [len(row) for row in truth]
+    block = torch.randint(3, VOCAB, (3, 4), generator=generator)
+    found = target.forward(block, cache).logits
+    for row in range(3):
+        with torch.no_grad():
+            whole = target.model(torch.tensor([truth[row] + block[row].tolist()])).logits[0, -4:]
+        torch.testing.assert_close(found[row], whole, atol=2e-4, rtol=2e-4)
+
+
+def test_selecting_rows_keeps_their_states():
+    target = make_target("qwen3")
+    cache = target.new_cache(3)
+    ids = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0], [11, 12, 13, 0]])
+    target.forward(ids, cache)
+    cache.commit([4, 2, 3])
+    cache.select([2, 1])
+    assert cache.lengths == [3, 2]
+    found = target.forward(torch.tensor([[20], [21]]), cache).logits
+    with torch.no_grad():
+        third = target.model(torch.tensor([[11, 12, 13, 20]])).logits[0, -1]
+        second = target.model(torch.tensor([[9, 10, 21]])).logits[0, -1]
+    torch.testing.assert_close(found[:, 0], torch.stack((third, second)), atol=1e-4, rtol=1e-4)
+
+
+def test_sliding_layers_keep_what_a_roll_back_needs():
+    target = make_target("gemma3")
+    cache = target.new_cache(1)
+    target.forward(torch.tensor(random_prompts((40,))), cache)
+    cache.commit([40])
+    assert {layer.keys.shape[2] for layer in cache.past.layers} == {40}
+
+
+def test_kept_logits_are_those_asked_for():
+    target = make_target("llama")
+    ids = torch.tensor(random_prompts((9,)))
+    every = target.forward(ids, target.new_cache(1)).logits
+    some = target.forward(ids, target.new_cache(1), keep=[8, 2, 8]).logits
+    torch.testing.assert_close(some, every[:, [2, 8]])
+
+
+def test_half_precision_targets_pass_the_probe():
+    model = make_model("qwen3").to(torch.bfloat16)
+    target = Target(model)
+    probe_target(target)
+    assert target.batch_refusal is None
+    assert target.dtype == torch.bfloat16
