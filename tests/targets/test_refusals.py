@@ -79,6 +79,18 @@ def test_hidden_state_and_bent_logits_are_found_by_the_probe():
             probe_target(Target(kind(CONFIGS["llama"]())))
 
 
+class Needy(tf.LlamaForCausalLM):
+    """Wants more than tokens."""
+
+    def forward(self, *args, **kwargs):
+        raise ValueError("pixel_values are required")
+
+
+def test_a_model_that_wants_more_than_tokens_is_a_refusal():
+    with pytest.raises(TargetError, match="Needy.*pixel_values are required"):
+        probe_target(Target(Needy(CONFIGS["llama"]())))
+
+
 class Leaky(tf.LlamaForCausalLM):
     """Lets the tokens of earlier forwards, rejected ones too, change later ones."""
 

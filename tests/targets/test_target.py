@@ -51,6 +51,18 @@ def test_logits_and_embeddings_are_the_models_own(family):
         torch.testing.assert_close(target.embed(ids), seen["in"])
 
 
+def test_reduced_logits_follow_the_weights():
+    target = Target(make_model("llama"))
+    hidden, some = torch.randn(2, 32), torch.tensor([5, 90, 3])
+    with torch.no_grad():
+        before = target.logits(hidden, some)
+        torch.testing.assert_close(target.logits(hidden, some), before)
+        target.lm_head.weight.mul_(2)
+        torch.testing.assert_close(target.logits(hidden, some), 2 * before)
+        other = torch.tensor([1, 2])
+        torch.testing.assert_close(target.logits(hidden, other), target.logits(hidden)[:, other])
+
+
 def test_scales_and_caps_are_found():
     assert make_target("granite").embedding_scale == pytest.approx(3.0)
     assert make_target("granite").logit_scale == pytest.approx(0.25)

@@ -2,7 +2,7 @@
 
 from domino_spec.api.custom_generate import RECIPE, DominoGenerate
 from domino_spec.api.decoder import DominoDecoder, MismatchWarning, UselessDrafterWarning
-from domino_spec.api.facts import target_facts
+from domino_spec.api.facts import read_target_facts, target_facts
 from domino_spec.api.results import Generation, StreamedToken
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "MismatchWarning",
     "StreamedToken",
     "UselessDrafterWarning",
+    "read_target_facts",
     "target_facts",
 ]

@@ -82,12 +82,7 @@ class DominoDecoder:
         self.candidates = checked_candidates(candidates)
         if drafter is not None:
             for check in require_fit(drafter.config, self.provenance, self.facts()):
-                warnings.warn(
-                    f"{check.name}: the drafter has {check.expected}, the target {check.found}. "
-                    f"{check.advice}",
-                    MismatchWarning,
-                    stacklevel=2,
-                )
+                warnings.warn(str(check), MismatchWarning, stacklevel=2)
             drafter.to(target.device).eval()
 
     @classmethod
@@ -167,7 +162,7 @@ class DominoDecoder:
     @overload
     def generate(
         self,
-        prompts: Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Mapping[str, Any]]],
+        prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         speculate: bool = True,

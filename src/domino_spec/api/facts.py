@@ -1,4 +1,4 @@
-"""What a drafter must agree with, read off a loaded target."""
+"""What a drafter must agree with, read off a target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from domino_spec.checkpoints import (
     chat_template_fingerprint,
     tokenizer_fingerprint,
 )
-from domino_spec.targets import Target
+from domino_spec.targets import Target, load_config, load_tokenizer, resolved_revision
+from domino_spec.targets.support import check_config
 
 
 def target_facts(
@@ -19,15 +20,54 @@ def target_facts(
     revision: str | None = None,
     chat_options: Mapping[str, Any] | None = None,
 ) -> TargetFacts:
-    """Describe a target for the check against a drafter."""
-    thinking = (chat_options or {}).get("enable_thinking")
-    return TargetFacts(
+    """Describe a loaded target."""
+    return _facts(
+        target.config,
+        tokenizer,
         name=target.name,
         revision=revision,
-        hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
-        num_layers=target.num_layers,
-        context_length=target.context_length,
+        thinking=(chat_options or {}).get("enable_thinking"),
+    )
+
+
+def read_target_facts(
+    source: str,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    thinking: bool | None = None,
+) -> TargetFacts:
+    """Describe a target from its config and tokenizer, without loading its weights."""
+    config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
+    check_config(config, source)
+    text = config.get_text_config()
+    return _facts(
+        text,
+        load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code),
+        name=source,
+        revision=resolved_revision(source, revision),
+        vocab_size=int(text.vocab_size),
+        thinking=thinking,
+    )
+
+
+def _facts(
+    config: Any,
+    tokenizer: Any | None,
+    *,
+    name: str,
+    revision: str | None,
+    vocab_size: int,
+    thinking: bool | None,
+) -> TargetFacts:
+    return TargetFacts(
+        name=name,
+        revision=revision,
+        hidden_size=int(config.hidden_size),
+        vocab_size=vocab_size,
+        num_layers=int(config.num_hidden_layers),
+        context_length=getattr(config, "max_position_embeddings", None),
         tokenizer_sha256=None if tokenizer is None else tokenizer_fingerprint(tokenizer),
         chat_template_sha256=None if tokenizer is None else chat_template_fingerprint(tokenizer),
         thinking=None if thinking is None else ("on" if thinking else "off"),

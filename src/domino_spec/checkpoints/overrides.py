@@ -9,7 +9,11 @@ from domino_spec.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Values that fill a gap in a config. They never contradict what the config states."""
+    """Values that fill a gap in a config.
+
+    An alignment that contradicts the config is an error here. A depth that does is left to the
+    check against the target, which can say whose drafter it is.
+    """
 
     shift_label: bool | None = None
     num_target_layers: int | None = None
@@ -30,20 +34,15 @@ class Overrides:
         if has_head:
             raise ConfigError(
                 f"config.json has a Domino head but lacks {label}, and the weights cannot tell. "
-                "Pass shift_label=True if slot 0 predicts the token behind the anchor (public "
-                "Qwen3 Domino checkpoints), shift_label=False if slot 1 does."
+                "Pass shift_label=True (--shift-label) if slot 0 predicts the token behind the "
+                "anchor, as in public Qwen3 Domino checkpoints, shift_label=False "
+                "(--no-shift-label) if slot 1 does."
             )
         return False
 
     def target_depth(self, stated: int | None, *, label: str) -> int:
         """The number of target layers, from the config or from the caller."""
-        given = self.num_target_layers
-        if stated is not None and given is not None and stated != given:
-            raise ConfigError(
-                f"{label} is {stated} in config.json but num_target_layers={given} was asked for; "
-                "the drafter belongs to a target of another depth, or config.json is wrong."
-            )
-        depth = given if stated is None else stated
+        depth = self.num_target_layers if stated is None else stated
         if depth is None:
             raise ConfigError(
                 f"config.json lacks {label}; pass num_target_layers with the number of layers of "

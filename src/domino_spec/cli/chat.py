@@ -1,0 +1,185 @@
+"""`domino chat`: a conversation that shows which tokens were drafted."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from domino_spec.cli.loading import load_decoder
+from domino_spec.cli.options import (
+    ChatOptions,
+    DraftOptions,
+    NoSpeculateOption,
+    QuietOption,
+    SamplingOptions,
+    TargetArgument,
+    TargetOptions,
+)
+from domino_spec.cli.render import LEGEND, TokenWriter, speed_line, statistics_lines
+from domino_spec.cli.voice import Voice, speaking
+from domino_spec.errors import DominoError, InputError
+
+if TYPE_CHECKING:
+    from domino_spec.api import DominoDecoder
+    from domino_spec.decoding import RunStats, SamplingParams
+
+_HELP = """\
+/clear  start a new conversation
+/stats  statistics of all answers so far
+/help   this list
+/exit   leave (so does Ctrl-D)
+Ctrl-C  interrupt an answer"""
+
+
+def chat(
+    target: TargetArgument,
+    *,
+    no_speculate: NoSpeculateOption = False,
+    draft_options: DraftOptions,
+    sampling: SamplingOptions,
+    chat_options: ChatOptions,
+    target_options: TargetOptions,
+    quiet: QuietOption = False,
+) -> None:
+    """Talk with the target; accepted drafts and its own tokens differ in colour."""
+    with speaking(quiet=quiet) as voice:
+        params = sampling.params()
+        decoder = load_decoder(voice, target, target_options, draft_options, chat_options)
+        if not getattr(decoder.tokenizer, "chat_template", None):
+            raise InputError(
+                f"{target} has no chat template, so it cannot hold a conversation; continue plain "
+                "text with domino generate --raw."
+            )
+        speculate = decoder.drafter is not None and not no_speculate
+        if speculate:
+            legend = f"; {LEGEND}" if voice.has_colour else ""
+            voice.note(f"up to {decoder.depth} drafts a cycle{legend}")
+        else:
+            why = "no --draft was given" if decoder.drafter is None else "--no-speculate was given"
+            voice.note(f"decoding plainly: {why}")
+        voice.note("/help lists the commands, Ctrl-D leaves")
+        conversation = Conversation(
+            voice, decoder, params, system=chat_options.system, speculate=speculate
+        )
+        conversation.hold()
+
+
+class Conversation:
+    """The messages so far, and what is typed next."""
+
+    def __init__(
+        self,
+        voice: Voice,
+        decoder: DominoDecoder,
+        params: SamplingParams,
+        *,
+        system: str | None,
+        speculate: bool,
+    ) -> None:
+        from domino_spec.decoding import RunStats
+
+        self._voice = voice
+        self._decoder = decoder
+        self._params = params
+        self._speculate = speculate
+        self._start = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._start)
+        self._total = RunStats()
+        self._total_tokens = 0
+
+    def hold(self) -> None:
+        """Answer line by line until the user leaves."""
+        while True:
+            try:
+                line = _read_line().strip()
+            except EOFError:
+                if sys.stdin.isatty():
+                    self._voice.err.print()
+                return
+            except KeyboardInterrupt:
+                self._voice.err.print()
+                self._voice.note("Ctrl-D or /exit leaves")
+                continue
+            if line == "/exit":
+                return
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self._turn(line)
+
+    def _command(self, line: str) -> None:
+        if line == "/clear":
+            self._messages = list(self._start)
+            self._voice.err.print("a new conversation")
+        elif line == "/stats":
+            for text in statistics_lines(self._total, self._total_tokens):
+                self._voice.err.print(text, soft_wrap=True)
+        elif line == "/help":
+            self._voice.err.print(_HELP)
+        else:
+            self._voice.error(f"there is no command {line.split()[0]}; /help lists them.")
+
+    def _turn(self, text: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": text}]
+        try:
+            answer = self._answer(messages)
+        except DominoError as error:
+            self._voice.error(str(error))
+            return
+        if answer:
+            self._messages = [*messages, {"role": "assistant", "content": answer}]
+
+    def _answer(self, messages: list[dict[str, str]]) -> str:
+        """Stream an answer; an interrupted one counts as far as it was shown."""
+        from domino_spec.api.prompts import encode_prompt
+
+        prompt = encode_prompt(messages, self._decoder.tokenizer, self._decoder.chat_options)
+        params = self._fitting(len(prompt))
+        writer = TokenWriter(self._voice.out, coloured=self._speculate)
+        stats: RunStats | None = None
+        stream = self._decoder.stream(prompt, params, speculate=self._speculate)
+        with self._voice.holding_warnings():
+            try:
+                for token in stream:
+                    stats = token.run
+                    writer.write(token)
+            except KeyboardInterrupt:
+                writer.end()
+                self._voice.note("interrupted")
+            else:
+                writer.end()
+        if stats is not None:
+            self._count(stats, writer.tokens)
+            self._voice.note(speed_line(stats, writer.tokens))
+        return writer.text
+
+    def _fitting(self, prompt_length: int) -> SamplingParams:
+        context = self._decoder.target.context_length
+        if context is None:
+            return self._params
+        room = context - prompt_length
+        if room < 1:
+            raise InputError(
+                f"the conversation has {prompt_length} tokens and no longer fits the target's "
+                f"context of {context}; /clear starts a new one."
+            )
+        return replace(self._params, max_new_tokens=min(self._params.max_new_tokens, room))
+
+    def _count(self, stats: RunStats, tokens: int) -> None:
+        self._total_tokens += tokens
+        self._total.rows.add(stats.rows)
+        for stage in ("prefill_seconds", "draft_seconds", "verify_seconds", "other_seconds"):
+            setattr(self._total, stage, getattr(self._total, stage) + getattr(stats, stage))
+
+
+def _read_line() -> str:
+    if sys.stdin.isatty():
+        if importlib.util.find_spec("readline") is not None:
+            import readline  # noqa: F401  input() edits lines once it is loaded
+        return input("> ")
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line

@@ -1,0 +1,158 @@
+"""`domino demo`: plain and Domino decoding of the same prompts, side by side."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from domino_spec.cli.options import Dtype, JsonOption, checked_device
+from domino_spec.cli.prompts import as_prompt
+from domino_spec.cli.render import shortened
+from domino_spec.cli.voice import Voice, speaking
+from domino_spec.demo.models import released_drafter, smollm2, untrained_drafter
+from domino_spec.demo.prompts import PROMPTS
+from domino_spec.demo.run import Comparison, compare, total_ratio, warm_up
+from domino_spec.errors import InputError
+
+if TYPE_CHECKING:
+    from domino_spec.api import DominoDecoder
+    from domino_spec.targets import LoadedTarget
+
+_UNTRAINED = "an untrained drafter: the answers are exact, but no faster"
+_PROMPT_WIDTH = 36
+_TEXT_AROUND_A_DIFFERENCE = 8
+
+
+def demo(
+    *,
+    target: Annotated[
+        str | None, typer.Option(help="Another target; unset: SmolLM2-135M-Instruct.")
+    ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(help="Another drafter; unset: the released one, else an untrained one."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="How many of the built-in prompts.")] = 4,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 48,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the target's weights.")] = Dtype.FLOAT32,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; unset: a GPU if any.")] = None,
+    seed: Annotated[int, typer.Option(help="Weights of an untrained drafter.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Decode a few prompts plainly and with drafts, and check that the answers are identical."""
+    if target is None or Path(target).exists():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing needs fetching
+    with speaking(as_json=as_json) as voice:
+        from domino_spec.targets import load_target
+
+        if not 1 <= prompts <= len(PROMPTS):
+            raise InputError(f"prompts is {prompts}; expected 1 to {len(PROMPTS)}.")
+        if target is None:
+            target, draft = str(smollm2()), draft or _optional(released_drafter())
+        checked_device(device)
+        voice.status(f"loading target {Path(target).name}")
+        loaded = load_target(target, dtype=dtype.resolved(), device=device)
+        decoder = _decoder(loaded, draft, seed)
+        drafter = _UNTRAINED if draft is None else draft
+        voice.note(f"drafting with {drafter}")
+        texts = PROMPTS[:prompts]
+        comparisons = _compare_all(voice, decoder, texts, max_new_tokens)
+        identical = all(comparison.identical for comparison in comparisons)
+        if as_json:
+            voice.document(
+                {
+                    "target": Path(target).name,
+                    "drafter": "untrained" if draft is None else draft,
+                    "device": str(decoder.target.device),
+                    "dtype": str(decoder.target.dtype).removeprefix("torch."),
+                    "identical": identical,
+                    "ratio": total_ratio(comparisons),
+                    "prompts": [
+                        {"prompt": text, **comparison.to_dict()}
+                        for text, comparison in zip(texts, comparisons, strict=True)
+                    ],
+                }
+            )
+        else:
+            _print_table(voice, decoder, texts, comparisons)
+        if not identical:
+            for text, comparison in zip(texts, comparisons, strict=True):
+                if not comparison.identical:
+                    voice.error(_difference(decoder, text, comparison))
+            raise typer.Exit(1)
+
+
+def _decoder(loaded: LoadedTarget, draft: str | None, seed: int) -> DominoDecoder:
+    from domino_spec.api import DominoDecoder, UselessDrafterWarning
+
+    if draft is not None:
+        return DominoDecoder.from_pretrained(loaded, draft)
+    warnings.simplefilter("ignore", UselessDrafterWarning)
+    drafter = untrained_drafter(loaded.target, seed=seed)
+    return DominoDecoder(loaded.target, drafter, loaded.tokenizer, revision=loaded.revision)
+
+
+def _compare_all(
+    voice: Voice, decoder: DominoDecoder, texts: tuple[str, ...], max_new_tokens: int
+) -> list[Comparison]:
+    inputs = [as_prompt(text, decoder.tokenizer, raw=False, system=None) for text in texts]
+    comparisons = []
+    with voice.working("warming up"):
+        warm_up(decoder, inputs[0])
+    for index, prompt in enumerate(inputs, start=1):
+        with voice.working(f"prompt {index} of {len(inputs)}, plainly and with drafts"):
+            comparisons.append(compare(decoder, prompt, max_new_tokens=max_new_tokens))
+    return comparisons
+
+
+def _print_table(
+    voice: Voice, decoder: DominoDecoder, texts: tuple[str, ...], comparisons: list[Comparison]
+) -> None:
+    table = Table(box=None)
+    table.add_column("prompt", no_wrap=True)
+    for heading in ("tokens", "tokens a cycle", "plain s", "Domino s", "ratio"):
+        table.add_column(heading, justify="right")
+    table.add_column("identical")
+    for text, comparison in zip(texts, comparisons, strict=True):
+        same = comparison.identical
+        table.add_row(
+            shortened(text, _PROMPT_WIDTH),
+            str(len(comparison.domino.tokens)),
+            f"{comparison.domino.run.tokens_per_cycle:.2f}",
+            f"{comparison.plain.run.seconds:.2f}",
+            f"{comparison.domino.run.seconds:.2f}",
+            f"{comparison.ratio:.2f}×",
+            Text("yes" if same else "no", style="green" if same else "red"),
+        )
+    voice.out.print(table)
+    same_count = sum(comparison.identical for comparison in comparisons)
+    voice.out.print(
+        f"{same_count} of {len(comparisons)} answers identical · {total_ratio(comparisons):.2f}× "
+        f"overall · one run on this machine ({decoder.target.device}), not a benchmark",
+        soft_wrap=True,
+    )
+
+
+def _difference(decoder: DominoDecoder, text: str, comparison: Comparison) -> str:
+    index = comparison.first_difference
+    assert index is not None
+    shown = {}
+    for name, answer in (("plain", comparison.plain), ("Domino", comparison.domino)):
+        nearby = answer.tokens[max(index - _TEXT_AROUND_A_DIFFERENCE, 0) : index + 1]
+        token = answer.tokens[index] if index < len(answer.tokens) else "the end"
+        decoded = "" if decoder.tokenizer is None else repr(decoder.tokenizer.decode(nearby))
+        shown[name] = f"{name} has {token} {decoded}".rstrip()
+    return (
+        f"{shortened(text, _PROMPT_WIDTH)}: token {index} differs; {shown['plain']}, "
+        f"{shown['Domino']}. In half precision near-tied tokens can flip: --dtype float32 tells."
+    )
+
+
+def _optional(path: Any | None) -> str | None:
+    return None if path is None else str(path)

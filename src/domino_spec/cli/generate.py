@@ -1,0 +1,147 @@
+"""`domino generate`: finish one prompt or a batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from domino_spec.cli.loading import load_decoder
+from domino_spec.cli.options import (
+    ChatOptions,
+    DraftOptions,
+    JsonOption,
+    NoSpeculateOption,
+    QuietOption,
+    SamplingOptions,
+    TargetArgument,
+    TargetOptions,
+)
+from domino_spec.cli.prompts import CliPrompt, as_prompt, collect_prompts
+from domino_spec.cli.render import LEGEND, TokenWriter, shortened, statistics_lines, write_plain
+from domino_spec.cli.voice import Voice, speaking
+
+if TYPE_CHECKING:
+    from domino_spec.api import DominoDecoder, Generation
+    from domino_spec.decoding import RunStats, SamplingParams
+
+
+def generate(
+    target: TargetArgument,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads stdin.")
+    ] = None,
+    *,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", help="A prompt; several make a batch; - reads stdin."),
+    ] = None,
+    prompt_file: Annotated[
+        list[Path] | None, typer.Option("--prompt-file", help="A file that holds one prompt.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue plain text, without the chat template.")
+    ] = False,
+    no_speculate: NoSpeculateOption = False,
+    draft_options: DraftOptions,
+    sampling: SamplingOptions,
+    chat: ChatOptions,
+    target_options: TargetOptions,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Finish a prompt, several tokens a cycle, exactly as the target alone would.
+
+    A prompt is a user message if the target's tokenizer has a chat template, else plain text.
+    """
+    with speaking(as_json=as_json, quiet=quiet) as voice:
+        given = [*(texts or []), *(prompt or [])]
+        written = collect_prompts(given, files=prompt_file or [], raw=raw)
+        params = sampling.params()
+        decoder = load_decoder(voice, target, target_options, draft_options, chat)
+        prompts = [
+            as_prompt(text, decoder.tokenizer, raw=raw, system=chat.system) for text in written
+        ]
+        if not raw and isinstance(prompts[0], str):
+            voice.note("the target's tokenizer has no chat template: continuing plain text")
+        speculate = decoder.drafter is not None and not no_speculate
+        if as_json:
+            generations = decoder.generate(prompts, params, speculate=speculate)
+            voice.document(_document(voice, decoder, written, generations, speculate))
+        elif len(prompts) == 1:
+            _stream(voice, decoder, prompts[0], params, speculate)
+        else:
+            _batch(voice, decoder, written, prompts, params, speculate)
+
+
+def _stream(
+    voice: Voice,
+    decoder: DominoDecoder,
+    prompt: CliPrompt,
+    params: SamplingParams,
+    speculate: bool,
+) -> None:
+    if speculate and voice.has_colour:
+        voice.note(LEGEND)
+    writer = TokenWriter(voice.out, coloured=speculate)
+    with voice.holding_warnings():
+        for token in decoder.stream(prompt, params, speculate=speculate):
+            writer.write(token)
+        writer.end()
+    _say_statistics(voice, decoder, token.run, writer.tokens, speculate)
+
+
+def _batch(
+    voice: Voice,
+    decoder: DominoDecoder,
+    written: list[str],
+    prompts: list[CliPrompt],
+    params: SamplingParams,
+    speculate: bool,
+) -> None:
+    with voice.working(f"generating {len(prompts)} answers"):
+        generations: list[Generation] = decoder.generate(prompts, params, speculate=speculate)
+    for index, (text, generation) in enumerate(zip(written, generations, strict=True), start=1):
+        voice.out.print(f"── {index}/{len(prompts)} · {shortened(text, 60)}", soft_wrap=True)
+        write_plain(voice.out, f"{generation.text}\n")
+    tokens = sum(len(generation.tokens) for generation in generations)
+    _say_statistics(voice, decoder, generations[0].run, tokens, speculate)
+
+
+def _say_statistics(
+    voice: Voice, decoder: DominoDecoder, stats: RunStats, tokens: int, speculate: bool
+) -> None:
+    if not speculate:
+        why = "no --draft was given" if decoder.drafter is None else "--no-speculate was given"
+        voice.note(f"decoded plainly: {why}")
+    for line in statistics_lines(stats, tokens):
+        voice.note(line)
+
+
+def _document(
+    voice: Voice,
+    decoder: DominoDecoder,
+    written: list[str],
+    generations: list[Generation],
+    speculate: bool,
+) -> dict[str, Any]:
+    run = generations[0].run
+    tokens = sum(len(generation.tokens) for generation in generations)
+    answers = []
+    for text, generation in zip(written, generations, strict=True):
+        answer = {"prompt": text, **generation.to_dict()}
+        answer.pop("run")  # one run serves the whole batch
+        answers.append(answer)
+    return {
+        "target": decoder.target.name,
+        "speculate": speculate,
+        "depth": decoder.depth if speculate else 0,
+        "generations": answers,
+        "run": {
+            **run.to_dict(),
+            "tokens": tokens,
+            "tokens_per_second": tokens / run.seconds if run.seconds else 0.0,
+        },
+        "warnings": voice.warnings,
+    }

@@ -1,0 +1,242 @@
+"""Options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from domino_spec.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from domino_spec.decoding import SamplingParams
+
+_TARGET = "Target"
+_DRAFTER = "Drafter"
+_SAMPLING = "Sampling"
+_CHAT = "Chat template"
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", help="The target model: a folder, a GGUF file or a hub id."),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON document on stdout and nothing else there.")
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="The text alone: no progress, no statistics.")
+]
+NoSpeculateOption = Annotated[
+    bool, typer.Option("--no-speculate", help="Decode plainly, to compare with.")
+]
+
+
+class Dtype(StrEnum):
+    """Types a target can be loaded in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    def resolved(self) -> torch.dtype | str:
+        """As the loader takes it."""
+        import torch
+
+        dtype: torch.dtype | str = "auto" if self is Dtype.AUTO else getattr(torch, self.value)
+        return dtype
+
+
+class Accept(StrEnum):
+    """Rules for accepting a draft when sampling; both are exact."""
+
+    REJECTION = "rejection"
+    MATCH = "match"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """How the target is loaded."""
+
+    revision: Annotated[
+        str | None, typer.Option(help="The target's hub revision.", rich_help_panel=_TARGET)
+    ] = None
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            help="Type of the weights; unset: float32 on a CPU, else the checkpoint's own.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:1, ...; unset: a GPU if any.", rich_help_panel=_TARGET),
+    ] = None
+    device_map: Annotated[
+        str | None,
+        typer.Option(
+            help="Spread over devices: auto, or a JSON object (needs accelerate).",
+            rich_help_panel=_TARGET,
+        ),
+    ] = None
+    attn_implementation: Annotated[
+        str | None,
+        typer.Option(help="Attention of the target, such as sdpa.", rich_help_panel=_TARGET),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="Run modelling code that the target brings along.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `load_target`."""
+        return {
+            "revision": self.revision,
+            "dtype": None if self.dtype is None else self.dtype.resolved(),
+            "device": checked_device(self.device),
+            "device_map": _device_map(self.device_map),
+            "attn_implementation": self.attn_implementation,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions:
+    """Which drafter, and how much it drafts."""
+
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="The drafter: a folder, a safetensors file or a hub id; without one decoding "
+            "is plain.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None
+    draft_revision: Annotated[
+        str | None, typer.Option(help="The drafter's hub revision.", rich_help_panel=_DRAFTER)
+    ] = None
+    shift_label: Annotated[
+        bool | None,
+        typer.Option(
+            "--shift-label/--no-shift-label",
+            help="The alignment of a checkpoint that does not state it.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None
+    depth: Annotated[
+        int | None,
+        typer.Option(help="Drafts a cycle; unset: block size - 1.", rich_help_panel=_DRAFTER),
+    ] = None
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            help="Let the head choose among this many base candidates; unset: all.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """What the chat template is told."""
+
+    system: Annotated[str | None, typer.Option(help="A system message.", rich_help_panel=_CHAT)] = (
+        None
+    )
+    thinking: Annotated[
+        bool | None,
+        typer.Option(
+            "--thinking/--no-thinking",
+            help="Switch a template that knows enable_thinking; unset: its own default.",
+            rich_help_panel=_CHAT,
+        ),
+    ] = None
+
+    def template_options(self) -> dict[str, Any]:
+        """Extra arguments of the chat template."""
+        return {} if self.thinking is None else {"enable_thinking": self.thinking}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Every field of SamplingParams that can be written on a command line."""
+
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_SAMPLING)
+    ] = 256
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0
+    top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)] = 1.0
+    min_p: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Makes sampling repeatable.", rich_help_panel=_SAMPLING),
+    ] = None
+    stop: Annotated[
+        list[str],
+        typer.Option(help="End before this text; repeatable.", rich_help_panel=_SAMPLING),
+    ] = field(default_factory=list)
+    ignore_eos: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-eos", help="Go on past the end of the sequence.", rich_help_panel=_SAMPLING
+        ),
+    ] = False
+    accept: Annotated[
+        Accept,
+        typer.Option(help="How drafts are accepted when sampling.", rich_help_panel=_SAMPLING),
+    ] = Accept.REJECTION
+
+    def params(self) -> SamplingParams:
+        """The checked parameters."""
+        from domino_spec.decoding import SamplingParams
+
+        values = {**vars(self), "stop": tuple(self.stop), "accept": self.accept.value}
+        return SamplingParams(**values)
+
+
+def checked_device(name: str | None) -> str | None:
+    """Refuse a device that is not there before anything is loaded."""
+    if name is None:
+        return None
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(
+            f"device is {name!r}; expected cpu, cuda or cuda:0, for example."
+        ) from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise InputError(
+            f"device is {name!r} but torch sees {count} GPUs here; use --device cpu, or a torch "
+            "built for your GPU."
+        )
+    return name
+
+
+def _device_map(value: str | None) -> Any:
+    if value is None or not value.lstrip().startswith("{"):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise InputError(
+            f"device-map is {value!r}, which is not valid JSON ({error}); expected auto or an "
+            "object of module names and devices."
+        ) from error

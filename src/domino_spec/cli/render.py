@@ -1,0 +1,102 @@
+"""How tokens and statistics look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
+
+if TYPE_CHECKING:
+    from domino_spec.api import StreamedToken
+    from domino_spec.decoding import RunStats
+
+ACCEPTED = Style(color="green")
+OWN = Style(color="magenta")
+LEGEND = "accepted drafts in green, the target's own tokens in magenta"
+_BARS = "▁▂▃▄▅▆▇█"
+# A model may write escape sequences; a terminal must not obey them.
+_CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\ufffd")
+
+
+class TokenWriter:
+    """Writes a stream of tokens, coloured by who proposed them where colour is possible."""
+
+    def __init__(self, console: Console, *, coloured: bool = True) -> None:
+        self._console = console
+        self._styles = (OWN, ACCEPTED) if coloured else (None, None)
+        self._pieces: list[str] = []
+        self.tokens = 0
+
+    @property
+    def text(self) -> str:
+        """Everything written so far."""
+        return "".join(self._pieces)
+
+    def write(self, token: StreamedToken) -> None:
+        """Show the text that a token completes."""
+        self.tokens += 1
+        if not token.text:
+            return
+        self._pieces.append(token.text)
+        write_plain(self._console, token.text, self._styles[token.accepted])
+
+    def end(self) -> None:
+        """Finish the line."""
+        if not self.text.endswith("\n"):
+            self._console.print()
+
+
+def write_plain(console: Console, text: str, style: Style | None = None) -> None:
+    """Write a model's text as it is, at once; control characters do not reach a terminal."""
+    if console.is_terminal:
+        text = text.translate(_CONTROLS)
+    # Segments, because Rich's Text would expand tabs and drop spaces at line ends.
+    console.print(Segments([Segment(text, style)]), end="", soft_wrap=True)
+    console.file.flush()
+
+
+def speed_line(stats: RunStats, tokens: int) -> str:
+    """Tokens, tokens a cycle and speed."""
+    rate = tokens / stats.seconds if stats.seconds else 0.0
+    return (
+        f"{tokens} tokens in {stats.seconds:.2f} s ({rate:.1f} tok/s) · "
+        f"{stats.tokens_per_cycle:.2f} tokens a cycle over {stats.rows.cycles} cycles"
+    )
+
+
+def statistics_lines(stats: RunStats, tokens: int) -> list[str]:
+    """What a run did, in two or three short lines."""
+    lines = [speed_line(stats, tokens)]
+    shares = stats.rows.acceptance_by_position
+    if shares:
+        first = " ".join(f"{share:.0%}" for share in shares[:4])
+        more = " ..." if len(shares) > 4 else ""
+        lines.append(f"accepted by position {bar_line(shares)} {first}{more}")
+    times = {
+        "prefill": stats.prefill_seconds,
+        "draft": stats.draft_seconds,
+        "verify": stats.verify_seconds,
+        "other": stats.other_seconds,
+    }
+    lines.append("time " + " · ".join(f"{name} {spent:.2f} s" for name, spent in times.items()))
+    return lines
+
+
+def bar_line(shares: Sequence[float]) -> str:
+    """One bar a share between 0 and 1; a space for none at all."""
+    return "".join(_bar(share) for share in shares)
+
+
+def _bar(share: float) -> str:
+    if share <= 0:
+        return " "
+    return _BARS[min(int(share * len(_BARS)), len(_BARS) - 1)]
+
+
+def shortened(text: str, width: int) -> str:
+    """The beginning of a text on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"

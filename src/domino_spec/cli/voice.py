@@ -1,0 +1,175 @@
+"""One command's voice: results on stdout, everything else on stderr, errors as one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from domino_spec.errors import DominoError
+
+DEBUG_VARIABLE = "DOMINO_DEBUG"
+_PIPED_WIDTH = 120
+
+
+class Voice:
+    """Where a command says what."""
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.quiet = quiet
+        self.out = _console(stderr=False)
+        self.err = _console(stderr=True)
+        self.warnings: list[str] = []
+        self._warned: set[str] = set()
+        self._held: list[str] | None = None
+
+    @property
+    def has_colour(self) -> bool:
+        """Whether the text on stdout can be coloured."""
+        return self.out.color_system is not None and not self.out.no_color
+
+    @property
+    def shows_bars(self) -> bool:
+        """Whether downloads and loading may draw their progress bars."""
+        return self.err.is_terminal and not self.as_json and not self.quiet
+
+    def status(self, message: str) -> None:
+        """Say what takes a while. A line, not a spinner: library bars may follow below it."""
+        if not self.quiet:
+            self._line(self.err, message, "dim")
+
+    def working(self, message: str) -> AbstractContextManager[Any]:
+        """A spinner on a terminal, for work that draws no bars of its own."""
+        if not self.shows_bars:
+            return nullcontext()
+        return self.err.status(Text(message, style="dim"))
+
+    def note(self, message: str) -> None:
+        """Something worth knowing about a result; not said when quiet or to machines."""
+        if not self.quiet and not self.as_json:
+            self._line(self.err, message, "dim")
+
+    def warn(self, message: str) -> None:
+        """A warning, once: the same one with other figures is not repeated."""
+        message = _one_line(message)
+        gist = re.sub(r"\d+", "", message)
+        if gist in self._warned:
+            return
+        self._warned.add(gist)
+        self.warnings.append(message)
+        if self._held is None:
+            self._line(self.err, f"warning: {message}", "yellow")
+        else:
+            self._held.append(message)
+
+    @contextmanager
+    def holding_warnings(self) -> Iterator[None]:
+        """Keep warnings out of streamed text; they follow when it has ended."""
+        self._held = []
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            for message in held:
+                self._line(self.err, f"warning: {message}", "yellow")
+
+    def document(self, values: Any) -> None:
+        """The one JSON document of a command."""
+        sys.stdout.write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.flush()
+
+    def error(self, message: str) -> None:
+        """One red line."""
+        self._line(self.err, f"error: {_one_line(message)}", "red")
+
+    def fail(self, error: Exception) -> None:
+        """Report what ended the command."""
+        if debugging():
+            traceback.print_exception(error, file=sys.stderr)
+        message = str(error) or type(error).__name__
+        if not isinstance(error, DominoError):
+            message = f"{type(error).__name__}: {message}"
+            if not debugging():
+                message += f" (run again with {DEBUG_VARIABLE}=1 for the traceback)"
+        self.error(message)
+        if self.as_json:
+            self.document({"error": {"type": type(error).__name__, "message": _one_line(message)}})
+
+    def _line(self, console: Console, message: str, style: str) -> None:
+        console.print(Text(message, style=style), soft_wrap=True)
+
+    def _show_warning(
+        self,
+        message: Warning | str,
+        category: type[Warning],  # noqa: ARG002
+        filename: str,  # noqa: ARG002
+        lineno: int,  # noqa: ARG002
+        file: TextIO | None = None,  # noqa: ARG002
+        line: str | None = None,  # noqa: ARG002
+    ) -> None:
+        self.warn(str(message))
+
+
+@contextmanager
+def speaking(*, as_json: bool = False, quiet: bool = False) -> Iterator[Voice]:
+    """Run a command's body: calm libraries, warnings and errors as one line, exit codes."""
+    voice = Voice(as_json=as_json, quiet=quiet)
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = voice._show_warning
+            _calm_libraries(bars=voice.shows_bars)
+            yield voice
+        sys.stdout.flush()
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except KeyboardInterrupt:
+        voice.err.print()
+        raise typer.Exit(130) from None
+    except BrokenPipeError:
+        # Whoever read the output has had enough; nothing may be flushed to it at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+    except Exception as error:
+        voice.fail(error)
+        raise typer.Exit(1) from None
+
+
+def debugging() -> bool:
+    """Whether tracebacks and library messages are wanted."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
+def _calm_libraries(*, bars: bool) -> None:
+    if not bars:
+        # Read when tqdm is first imported; the GGUF reader knows no other switch.
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+    from transformers.utils import logging
+
+    if not bars:
+        disable_progress_bars()
+        logging.disable_progress_bar()
+    if not debugging():
+        logging.set_verbosity_error()
+
+
+def _console(*, stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPED_WIDTH
+    return console
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

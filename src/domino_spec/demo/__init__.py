@@ -1,0 +1,1 @@
+"""The main job on a real model: the same answers, with and without drafts."""

@@ -1,0 +1,74 @@
+"""The circumstances of a measurement."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("domino-spec", "torch", "transformers", "safetensors")
+
+
+def environment() -> dict[str, Any]:
+    """Hardware, versions, commit, command and date, as every record carries them."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "commit": _commit(),
+        "command": _command(),
+        "hardware": hardware(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def hardware() -> str:
+    """The accelerator, or the processor with its architecture and the threads in use."""
+    if torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return f"{_processor()} ({platform.machine()}), {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or "CPU"
+
+
+def _commit() -> str:
+    """The checked-out commit, marked when tracked files differ from it."""
+    here = Path(__file__).parent
+    try:
+        commit = _git("rev-parse", "--short=12", "HEAD", cwd=here)
+        return commit + ("+changes" if _git("status", "--porcelain", "-uno", cwd=here) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*words: str, cwd: Path) -> str:
+    done = subprocess.run(["git", *words], cwd=cwd, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _command() -> str:
+    """How to run it again, without the machine's own paths."""
+    if os.environ.get("DOMINO_COMMAND"):
+        return os.environ["DOMINO_COMMAND"]
+    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

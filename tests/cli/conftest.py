@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from domino_spec.cli.main import app
+from tests.cli import tiny
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory) -> str:
+    return str(tiny.save_target(tmp_path_factory.mktemp("target"), tokenizer=tiny.make_tokenizer()))
+
+
+@pytest.fixture(scope="session")
+def base_target(tmp_path_factory) -> str:
+    """A target whose tokenizer has no chat template."""
+    tokenizer = tiny.make_tokenizer(template=False)
+    return str(tiny.save_target(tmp_path_factory.mktemp("base"), tokenizer=tokenizer))
+
+
+@pytest.fixture(scope="session")
+def wide_target(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("wide")
+    return str(tiny.save_target(folder, hidden=64, tokenizer=tiny.make_tokenizer()))
+
+
+@pytest.fixture(scope="session")
+def mute_target(tmp_path_factory) -> str:
+    """A target without a tokenizer."""
+    return str(tiny.save_target(tmp_path_factory.mktemp("mute")))
+
+
+@pytest.fixture(scope="session")
+def draft(tmp_path_factory) -> str:
+    return str(tiny.save_draft(Path(tmp_path_factory.mktemp("draft")) / "domino"))
+
+
+@pytest.fixture(scope="session")
+def dflash(tmp_path_factory) -> str:
+    return str(tiny.save_draft(Path(tmp_path_factory.mktemp("draft")) / "dflash", head=False))
+
+
+@pytest.fixture
+def domino():
+    def run(*arguments: object, stdin: str | None = None, **env: str) -> Result:
+        return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=env)
+
+    return run

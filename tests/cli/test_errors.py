@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from domino_spec.cli import generate as generate_module
+from tests.cli import tiny
+
+PROMPT = "what is the answer"
+
+
+def errors_of(result):
+    return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+
+
+CASES = {
+    "unknown model": (["no-such-folder", PROMPT], "no model at no-such-folder"),
+    "unknown drafter": (["{target}", PROMPT, "--draft", "./nothing"], "no file or folder"),
+    "another target's drafter": (["{wide}", PROMPT, "--draft", "{draft}"], "hidden size 32"),
+    "a target as drafter": (["{target}", PROMPT, "--draft", "{target}"], "drafter"),
+    "negative temperature": (["{target}", PROMPT, "-t", "-1"], "temperature is -1.0"),
+    "no new tokens": (["{target}", PROMPT, "-n", "0"], "max_new_tokens is 0"),
+    "empty prompt": (["{target}", " "], "the prompt is empty"),
+    "one empty prompt of two": (["{target}", PROMPT, "-p", ""], "prompt 2 of 2 is empty"),
+    "no tokenizer": (["{mute}", PROMPT], "without a tokenizer"),
+    "long prompt": (["{target}", "x " * tiny.CONTEXT, "-n", "5"], "context of 256"),
+    "deep": (["{target}", PROMPT, "--draft", "{draft}", "--depth", "99"], "depth is 99"),
+    "contradicted alignment": (
+        ["{target}", PROMPT, "--draft", "{draft}", "--no-shift-label"],
+        "shift_label",
+    ),
+    "missing prompt file": (["{target}", "--prompt-file", "gone.txt"], "cannot be read"),
+    "unknown device": (["{target}", PROMPT, "--device", "gpu"], "device is 'gpu'"),
+    "absent device": (["{target}", PROMPT, "--device", "cuda:63"], "GPUs here"),
+    "broken device map": (["{target}", PROMPT, "--device-map", "{{"], "not valid JSON"),
+    "system and raw": (["{target}", PROMPT, "--raw", "--system", "s"], "drop --system"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_error_is_one_line(case, domino, target, wide_target, mute_target, draft):
+    arguments, expected = CASES[case]
+    names = {"target": target, "wide": wide_target, "mute": mute_target, "draft": draft}
+    filled = [argument.format(**names) for argument in arguments]
+    result = domino("generate", *filled)
+    assert result.exit_code == 1
+    (line,) = errors_of(result)
+    assert expected in line
+    assert "Traceback" not in result.output
+    assert "DOMINO_DEBUG" not in line
+    machine = domino("generate", *filled, "--json")
+    assert machine.exit_code == 1
+    error = json.loads(machine.stdout)["error"]
+    assert expected in error["message"]
+    assert error["type"].endswith("Error")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["generate"], ["generate", "t"], ["generate", "t", "-", "-"], ["fly"]]
+)
+def test_usage_errors_exit_with_2(arguments, domino):
+    result = domino(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+
+
+def test_unexpected_errors_offer_a_traceback(domino, monkeypatch):
+    def explode(*_, **__):
+        raise KeyError("boom\nand more")
+
+    monkeypatch.setattr(generate_module, "load_decoder", explode)
+    result = domino("generate", "t", PROMPT)
+    assert result.exit_code == 1
+    (line,) = errors_of(result)
+    assert "KeyError" in line
+    assert "run again with DOMINO_DEBUG=1" in line
+    assert "Traceback" not in result.output
+    assert "Traceback" in domino("generate", "t", PROMPT, DOMINO_DEBUG="1").stderr
+
+
+def test_interrupting_exits_with_130(domino, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate_module, "load_decoder", interrupt)
+    result = domino("generate", "t", PROMPT)
+    assert result.exit_code == 130
+    assert "error" not in result.output
+
+
+def start(*arguments: str, **streams: object) -> subprocess.Popen:
+    command = [sys.executable, "-c", "from domino_spec.cli.main import main; main()", *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return subprocess.Popen(
+        command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **streams
+    )
+
+
+def test_a_reader_that_leaves_early_is_no_error(target):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start("generate", target, PROMPT, "-n", "20", "-q", stdout=writer)
+    os.close(writer)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 1
+
+
+def test_ctrl_c_while_generating_leaves_without_a_traceback(target):
+    process = start("generate", target, PROMPT, "-n", "240", "--ignore-eos", "--raw")
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=60)[1]
+    assert "Traceback" not in stderr
+    assert process.returncode in (130, 0)  # 0: it had finished already
+
+
+def test_help_and_version_do_not_load_torch():
+    script = (
+        "import sys\nfrom domino_spec.cli.main import app\n"
+        "try:\n    app(sys.argv[1:])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    for arguments in (["--help"], ["generate", "--help"], ["--version"]):
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert time.perf_counter() - started < 5
+
+
+def test_version(domino):
+    from domino_spec import __version__
+
+    result = domino("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"domino-spec {__version__}\n"

@@ -1,0 +1,45 @@
+"""The real model: greedy output equals plain decoding's, token for token, in float32."""
+
+import pytest
+
+from domino_spec import DominoDecoder
+from domino_spec.decoding import DominoProposer
+from domino_spec.demo.models import untrained_drafter
+from tests.smollm2.prompts import PROMPTS
+from tests.support.drafters import Adversarial, Oracle
+from tests.support.runs import run
+
+DEPTH = 15
+
+
+def test_oracle_drafts_on_twenty_prompts(loaded, prompts, answers):
+    proposer = Oracle(answers, depth=DEPTH, vocab=loaded.target.vocab_size)
+    for first in range(0, 20, 5):
+        batch = slice(first, first + 5)
+        proposer.answers = answers[batch]
+        found, stats = run(loaded.target, proposer, prompts[batch], max_new_tokens=128)
+        assert found == answers[batch]
+        assert stats.tokens_per_cycle == pytest.approx(127 / 8)
+
+
+def test_adversarial_drafts(loaded, prompts, answers):
+    proposer = Adversarial(answers, depth=DEPTH, vocab=loaded.target.vocab_size)
+    found, stats = run(loaded.target, proposer, prompts[:4], max_new_tokens=32)
+    assert found == [answer[:32] for answer in answers[:4]]
+    assert 1 < stats.tokens_per_cycle < 6
+
+
+def test_random_drafter_over_real_taps(loaded, prompts, answers):
+    drafter = untrained_drafter(loaded.target)
+    proposer = DominoProposer(drafter, loaded.target, depth=DEPTH)
+    found, _ = run(loaded.target, proposer, prompts[:4], max_new_tokens=32)
+    assert found == [answer[:32] for answer in answers[:4]]
+
+
+def test_the_real_chat_template_and_end_of_sequence(loaded, prompts):
+    decoder = DominoDecoder(loaded.target, untrained_drafter(loaded.target), loaded.tokenizer)
+    chat = [{"role": "user", "content": PROMPTS[0]}]
+    result = decoder.generate(chat, max_new_tokens=64)
+    assert result.prompt_tokens == prompts[0]
+    assert "Lisbon" in result.text
+    assert decoder.eos_token_ids == {2}

@@ -1,0 +1,41 @@
+"""The results page says what the records say."""
+
+import pytest
+from benchmarks import make_results
+
+from domino_spec.errors import InputError
+from domino_spec.records import append_record, environment, read_records
+
+
+def test_page_is_made_from_the_records():
+    assert make_results.PAGE.read_text(encoding="utf-8") == make_results.page()
+
+
+def test_records_of_different_runs_do_not_share_a_table():
+    records = read_records(make_results.RECORDS / "exactness.jsonl")
+    other = {**records[0], "environment": {**records[0]["environment"], "commit": "other"}}
+    with pytest.raises(ValueError, match="2 different runs"):
+        make_results.circumstances([*records, other])
+
+
+def test_exactness_on_record_is_complete_and_clean():
+    records = read_records(make_results.RECORDS / "exactness.jsonl")
+    assert len(records) == 12
+    assert {(r["prompts"], r["new_tokens"]) for r in records} == {(20, 128)}
+    assert all(r["differing_prompts"] == 0 for r in records)
+    assert not any("+changes" in r["environment"]["commit"] for r in records)
+
+
+def test_records_carry_their_circumstances(tmp_path):
+    found = environment()
+    assert set(found) == {"date", "commit", "command", "hardware", "python", "versions"}
+    assert "/" not in found["command"].split()[0]
+    append_record(tmp_path / "new" / "r.jsonl", {"a": 1})
+    append_record(tmp_path / "new" / "r.jsonl", {"a": 2})
+    assert read_records(tmp_path / "new" / "r.jsonl") == [{"a": 1}, {"a": 2}]
+
+
+def test_a_broken_record_is_named(tmp_path):
+    (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"a":\n')
+    with pytest.raises(InputError, match="line 2"):
+        read_records(tmp_path / "r.jsonl")
