@@ -112,7 +112,7 @@ def random_prompts(lengths, *, seed: int = 0) -> list[list[int]]:
 
 def plain_greedy(model, prompt: list[int], count: int) -> list[int]:
     """What Transformers itself generates, one token a forward."""
-    ids = torch.tensor([prompt])
+    ids = torch.tensor([prompt], device=model.device)
     output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

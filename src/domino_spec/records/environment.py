@@ -46,7 +46,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The checked-out commit, marked when tracked files differ from it."""
+    """The checked-out commit, marked when tracked files differ from it.
+
+    DOMINO_COMMIT names it where there is no checkout.
+    """
+    if os.environ.get("DOMINO_COMMIT"):
+        return os.environ["DOMINO_COMMIT"]
     here = Path(__file__).parent
     try:
         commit = _git("rev-parse", "--short=12", "HEAD", cwd=here)

@@ -1,0 +1,98 @@
+"""Exactness on a GPU, where kernels round a block and single steps apart.
+
+Compares greedy tokens with Transformers' own `generate` and proves every difference a near-tie:
+on the common prefix the two tokens' logits are closer than twice the largest difference between
+single steps and blocks at that position. Anything else counts as unexplained.
+
+    python -m benchmarks.gpu_exactness TARGET --records records
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from domino_spec.decoding import DominoProposer
+from domino_spec.demo.models import untrained_drafter
+from domino_spec.records import append_record, environment
+from domino_spec.targets import load_target
+from tests.smollm2.prompts import PROMPTS
+from tests.support.drafters import Adversarial, Good, Oracle
+from tests.support.families import plain_greedy
+from tests.support.runs import run
+from tests.support.ties import first_difference_is_a_tie
+
+DEPTH, NEW = 15, 128
+SCRIPTED = {"oracle": Oracle, "good (4 in 5)": Good, "adversarial": Adversarial}
+
+
+def measure(source: str, dtype: torch.dtype, path: Path) -> None:
+    """All drafters at one and seven rows a batch, one record each."""
+    loaded = load_target(source, dtype=dtype)
+    target, tokenizer = loaded.target, loaded.tokenizer
+    assert tokenizer is not None
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True
+        )["input_ids"]
+        for text in PROMPTS
+    ]
+    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    for kind in [*SCRIPTED, "random Domino, shift"]:
+        for rows in (1, 7):
+            counts = compare(target, kind, rows, prompts, answers)
+            record = {
+                "target": f"SmolLM2-135M-Instruct, {str(dtype).removeprefix('torch.')}",
+                "drafter": kind,
+                "rows": rows,
+                "prompts": len(prompts),
+                "new_tokens": NEW,
+                **counts,
+                "environment": environment(),
+            }
+            append_record(path, record)
+            print(record["target"], kind, rows, counts, flush=True)
+
+
+def compare(
+    target: Any, kind: str, rows: int, prompts: list[list[int]], answers: list[list[int]]
+) -> dict[str, Any]:
+    """How many prompts differ, how many of those are proven ties, and the tokens a cycle."""
+    differing, ties, cycles, committed = 0, 0, 0, 0
+    for first in range(0, len(prompts), rows):
+        batch = slice(first, first + rows)
+        if kind in SCRIPTED:
+            proposer: Any = SCRIPTED[kind](answers[batch], depth=DEPTH, vocab=target.vocab_size)
+        else:
+            proposer = DominoProposer(untrained_drafter(target), target, depth=DEPTH)
+        found, stats = run(target, proposer, prompts[batch], max_new_tokens=NEW)
+        for prompt, plain, tokens in zip(prompts[batch], answers[batch], found, strict=True):
+            if plain != tokens:
+                differing += 1
+                ties += first_difference_is_a_tie(target.model, prompt, plain, tokens)
+        cycles += stats.rows.cycles
+        committed += stats.rows.committed
+    return {
+        "differing_prompts": differing,
+        "proven_ties": ties,
+        "tokens_per_cycle": committed / cycles,
+    }
+
+
+def main() -> None:
+    """Measure in float32 and bfloat16."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("--records", default="records")
+    options = parser.parse_args()
+    path = Path(options.records) / "gpu_exactness.jsonl"
+    path.unlink(missing_ok=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        measure(options.target, dtype, path)
+
+
+if __name__ == "__main__":
+    main()

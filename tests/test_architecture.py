@@ -1,0 +1,75 @@
+"""docs/architecture.md is true: rooms import downwards only."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import domino_spec
+
+ROOT = Path(domino_spec.__file__).parent
+PAGE = ROOT.parent.parent / "docs" / "architecture.md"
+
+
+def rooms_on_the_page() -> list[str]:
+    table = PAGE.read_text(encoding="utf-8").split("## Rooms")[1].split("## One forward")[0]
+    return re.findall(r"^\| `(\w+)/?` \|", table, flags=re.MULTILINE)
+
+
+ROOMS = rooms_on_the_page()
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found |= {n.split(".")[1] for n in names if n.startswith("domino_spec.")}
+    return found
+
+
+def test_every_room_is_on_the_page():
+    actual = {p.stem for p in ROOT.iterdir() if p.suffix == ".py" and p.stem != "__init__"}
+    actual |= {p.name for p in ROOT.iterdir() if (p / "__init__.py").exists()}
+    assert actual == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_go_down_the_list(room):
+    allowed = set(ROOMS[: ROOMS.index(room) + 1])
+    if room in ("targets", "drafter"):
+        allowed -= {"drafter", "targets"} - {room}
+    if room == "checkpoints":
+        allowed -= {"targets"}
+    if room == "records":
+        allowed = {"records", "errors"}
+    if room == "decoding":
+        allowed -= {"checkpoints"}
+    for path in ROOT.rglob("*.py"):
+        if room_of(path) == room:
+            wrong = imported_rooms(path) - allowed
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_files_stay_small_enough_to_hold_in_mind():
+    for path in [*ROOT.rglob("*.py"), *(ROOT.parent.parent / "tests").rglob("*.py")]:
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert lines <= 400, f"{path.name} has {lines} lines"
+
+
+def test_the_core_does_not_need_the_command_lines_packages():
+    """A machine without typer and rich can still import and decode."""
+    for path in ROOT.rglob("*.py"):
+        if room_of(path) == "cli":
+            continue
+        text = path.read_text(encoding="utf-8")
+        assert "import typer" not in text, path
+        assert "from rich" not in text, path
