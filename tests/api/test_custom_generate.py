@@ -4,7 +4,8 @@ import pytest
 import torch
 import transformers as tf
 
-from domino_spec import RECIPE, DominoDecoder, DominoGenerate, save_drafter
+from domino_spec import RECIPE, DominoDecoder, DominoGenerate, Provenance, save_drafter
+from domino_spec.api import MismatchWarning, UselessDrafterWarning
 from domino_spec.errors import InputError
 from tests.support.families import make_model, random_drafter, random_prompts
 from tests.support.tokens import small_tokenizer
@@ -143,6 +144,16 @@ def test_stop_strings_through_the_recipe(model, domino):
     )
     assert torch.equal(plain, found)
     assert plain.shape[1] < 36
+    # The same when the model's own generation config names them.
+    model.generation_config.stop_strings = options.pop("stop_strings")
+    try:
+        found = model.generate(
+            **inputs, **options, custom_generate=RECIPE, trust_remote_code=True, draft=domino
+        )
+        assert torch.equal(plain, found)
+        assert model.generation_config.stop_strings == [text[8:10]]
+    finally:
+        model.generation_config.stop_strings = None
 
 
 def test_scores_and_logits_of_one_row(model, domino):
@@ -197,6 +208,109 @@ def test_what_cannot_work_is_refused_by_name(model, domino, options, words):
     call = {"max_new_tokens": 4, "pad_token_id": 0, "custom_generate": domino, **options}
     with pytest.raises(InputError, match=words):
         model.generate(**left_padded(random_prompts((6,))), **call)
+
+
+def test_other_methods_and_positions_are_refused(model, domino):
+    inputs = left_padded(random_prompts((6,)))
+    call = {"max_new_tokens": 4, "pad_token_id": 0, "custom_generate": domino}
+    shifted = torch.arange(20, 26).unsqueeze(0)
+    with pytest.raises(InputError, match="position_ids"):
+        model.generate(**inputs, **call, position_ids=shifted)
+    usual = torch.arange(6).unsqueeze(0)
+    assert model.generate(**inputs, **call, position_ids=usual).shape == (1, 10)
+    with pytest.raises(InputError, match="penalty_alpha"):
+        model.generate(**inputs, **call, penalty_alpha=0.6, top_k=4)
+    with pytest.raises(InputError, match="quantized"):
+        model.generate(**inputs, **call, cache_implementation="quantized")
+
+
+def test_a_streamer_for_a_batch_is_refused(model, domino):
+    with pytest.raises(InputError, match="streamer takes one row, found 2"):
+        model.generate(
+            **left_padded(random_prompts((6, 3))), max_new_tokens=4, pad_token_id=0,
+            custom_generate=domino, streamer=Collector(),
+        )  # fmt: skip
+
+
+def test_criteria_see_scores_and_keep_their_own_state(model, domino):
+    class Counting(tf.StoppingCriteria):
+        """Stops a row after its own sixth token, and looks at the scores."""
+
+        def __init__(self):
+            self.calls = 0
+
+        def __call__(self, ids, scores, **_):
+            self.calls += 1
+            assert scores is None or len(scores) == self.calls
+            return torch.full((ids.shape[0],), self.calls >= 6)
+
+    for lengths, extra in (((6, 3), {}), ((6,), {"output_scores": True})):
+        plain, found = (
+            model.generate(
+                **left_padded(random_prompts(lengths)), max_new_tokens=30, pad_token_id=0,
+                do_sample=False, eos_token_id=None, return_dict_in_generate=True,
+                stopping_criteria=tf.StoppingCriteriaList([Counting()]), **extra, **method,
+            ).sequences
+            for method in ({}, {"custom_generate": domino})
+        )  # fmt: skip
+        assert torch.equal(plain, found)
+
+
+def test_guidance_with_a_batch_of_negative_prompts_is_refused(model, domino):
+    inputs = left_padded(random_prompts((6, 6)))
+    with pytest.raises(InputError, match="UnbatchedClassifierFreeGuidance"):
+        model.generate(
+            **inputs, max_new_tokens=4, pad_token_id=0, custom_generate=domino,
+            guidance_scale=1.5, negative_prompt_ids=inputs["input_ids"].flip(1),
+        )  # fmt: skip
+
+
+def test_guidance_of_one_row(model, domino):
+    inputs = left_padded(random_prompts((6,)))
+    plain, found = both(
+        model, domino, inputs, max_new_tokens=12, guidance_scale=1.5,
+        negative_prompt_ids=inputs["input_ids"].flip(1),
+    )  # fmt: skip
+    assert torch.equal(plain, found)
+
+
+def test_a_useless_drafter_is_reported_here_too(model, domino):
+    with pytest.warns(UselessDrafterWarning, match="alignment"):
+        model.generate(
+            **left_padded(random_prompts((6,))), max_new_tokens=120, pad_token_id=0,
+            do_sample=False, eos_token_id=None, custom_generate=domino,
+        )  # fmt: skip
+
+
+def test_provenance_is_checked_here_too(model, tmp_path):
+    save_drafter(random_drafter(), tmp_path / "d", provenance=Provenance(training_length=10**6))
+    with pytest.warns(MismatchWarning, match="training length"):
+        model.generate(
+            **left_padded(random_prompts((6,))), max_new_tokens=2, pad_token_id=0,
+            custom_generate=DominoGenerate(tmp_path / "d"),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda d: DominoGenerate(None), "the draft is NoneType"),
+        (lambda d: DominoGenerate(d, depth=2), "decoder's own"),
+        (lambda d: DominoGenerate(random_drafter(), shift_label=True), "already has it"),
+    ],
+)
+def test_arguments_that_would_be_ignored_are_refused(model, make, words):
+    decoder = DominoDecoder(model, random_drafter())
+    with pytest.raises(InputError, match=words):
+        make(decoder)
+
+
+def test_running_past_the_context_is_transformers_own_affair(model, domino):
+    """Plain generate only warns there; rotary positions go on."""
+    inputs = left_padded(random_prompts((250,)))
+    plain, found = both(model, domino, inputs, max_new_tokens=20, eos_token_id=None)
+    assert torch.equal(plain, found)
+    assert found.shape == (1, 270)
 
 
 def test_scores_of_a_batch_are_refused(model, domino):

@@ -1,7 +1,10 @@
 """The decoder as people use it: text, chats, ids, batches, streams."""
 
+import copy
+import types
 import warnings
 
+import numpy
 import pytest
 import torch
 import transformers as tf
@@ -9,6 +12,7 @@ import transformers as tf
 import domino_spec
 from domino_spec import DominoDecoder, Provenance, SamplingParams, save_drafter
 from domino_spec.api import MismatchWarning, UselessDrafterWarning
+from domino_spec.decoding.stopping import at_strings
 from domino_spec.errors import InputError, MismatchError, TargetError
 from tests.support.families import (
     CONTEXT,
@@ -222,6 +226,59 @@ def test_unknown_model(tmp_path):
 def test_drafter_of_another_target(changes, words):
     with pytest.raises(MismatchError, match=words):
         DominoDecoder(make_target("llama"), random_drafter(drafter_config(**changes)))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (torch.tensor([3.7, 4.2]), "float32; expected whole token ids"),
+        (torch.zeros(1, 2, 3, dtype=torch.long), "3 dimensions"),
+        ([[3, "a"]], "list of int, str"),
+        ([None], "NoneType"),
+        (3, "a prompt is int"),
+        ([{"role": "user"}], "chat template does not take"),
+        ([{"role": "wizard", "content": "abracadabra"}], "no wizards here"),
+    ],
+)
+def test_prompts_that_are_no_prompts(prompt, words):
+    tokenizer = copy.deepcopy(small_tokenizer())
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'wizard' %}"
+        "{{ raise_exception('no wizards here') }}{% endif %}{{ '' + m['content'] }}{% endfor %}"
+    )
+    decoder = DominoDecoder(make_target("llama"), None, tokenizer)
+    with pytest.raises(InputError, match=words):
+        decoder.generate(prompt, max_new_tokens=3)
+
+
+def test_ids_from_numpy_are_ids(decoder):
+    ids = [numpy.int64(token) for token in random_prompts((4,))[0]]
+    assert decoder.generate(ids, max_new_tokens=3).prompt_tokens == [int(i) for i in ids]
+
+
+def test_a_stop_string_across_a_special_token_stops():
+    """The rule and the shown text must agree on what the text is."""
+    tokenizer = small_tokenizer()
+    rule = at_strings(("thequick",), tokenizer)
+    row = types.SimpleNamespace(generated=[])
+    the, quick = (tokenizer(word)["input_ids"] for word in ("the", "quick"))
+    reasons = []
+    for token in [*the, tokenizer.convert_tokens_to_ids("<|user|>"), *quick]:
+        row.generated.append(token)
+        reasons.append(rule(row))
+    assert reasons[-1] == "stop"
+    assert set(reasons[:-1]) == {None}
+
+
+def test_loaded_parts_are_taken_by_from_pretrained(folders):
+    model = make_model("llama")
+    decoder = DominoDecoder.from_pretrained(model, random_drafter(), tokenizer=small_tokenizer())
+    assert decoder.target.model is model
+    assert decoder.generate(TEXT, max_new_tokens=4).tokens
+    with pytest.raises(InputError, match="the drafter is str"):
+        DominoDecoder(model, str(folders / "draft"))
+    with pytest.raises(InputError, match="expected SamplingParams"):
+        decoder.generate(TEXT, [{"max_new_tokens": 3}])
 
 
 def test_unknown_parameters_are_named(decoder):

@@ -101,6 +101,15 @@ def test_models_inside_a_processor_are_shared_not_copied():
     assert copy.model is model
 
 
+def test_a_model_deep_inside_a_processor_is_shared_too():
+    class WithDict(tf.LogitsProcessor):
+        def __init__(self, model):
+            self.parts = {"models": [model]}
+
+    model = torch.nn.Linear(2, 2)
+    assert for_row([WithDict(model)], 1, 2)[0].parts["models"][0] is model
+
+
 def test_prefix_function_is_told_its_row():
     asked = []
 

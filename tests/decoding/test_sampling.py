@@ -1,5 +1,6 @@
 """Sampling is exact: the distribution is the target's own, and the test notices when it is not."""
 
+import dataclasses
 import math
 from collections import Counter
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import transformers as tf
 
+from domino_spec import DominoGenerate
 from domino_spec.decoding import DominoProposer, Row, SamplingParams, decode, make_sampler
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
 from domino_spec.decoding.stopping import at_length
@@ -136,6 +138,35 @@ def test_candidate_restriction_stays_exact(small):
     assert chi_square_z(pairs, exact_distribution(target, params)) < 4
 
 
+def test_reduced_vocabulary_stays_exact(small):
+    """Tokens the drafter cannot propose must still come out as often as the target wants."""
+    target, _ = small
+    config = dataclasses.replace(small[1].config, draft_vocab_size=5)
+    drafter = randomise(Drafter(config, torch.tensor([7, 2, 9, 0, 4])).eval(), 0.4, seed=6)
+    params = SamplingParams(max_new_tokens=NEW, seed=13, temperature=0.9, top_p=0.9)
+    exact = exact_distribution(target, params)
+    assert any(pair[0] not in (7, 2, 9, 0, 4) for pair in exact)
+    pairs, rate = sample_pairs(target, drafter, params)
+    assert rate > 0.02
+    assert chi_square_z(pairs, exact) < 4
+
+
+def test_transformers_generate_samples_the_same_distribution(small):
+    target, drafter = small
+    params = SamplingParams(temperature=0.9, top_p=0.8)
+    domino = DominoGenerate(drafter)
+    pairs = Counter()
+    torch.manual_seed(3)
+    for _ in range(RUNS):
+        found = target.model.generate(
+            torch.tensor([PROMPT] * ROWS), attention_mask=torch.ones(ROWS, 3), do_sample=True,
+            temperature=0.9, top_p=0.8, top_k=0, max_new_tokens=NEW, pad_token_id=0,
+            custom_generate=domino,
+        )  # fmt: skip
+        pairs.update((int(row[4]), int(row[5])) for row in found)
+    assert chi_square_z(pairs, exact_distribution(target, params)) < 4
+
+
 def always_accept(self, p, q, draft):
     return Choice(draft, True)
 
@@ -211,6 +242,15 @@ def test_sampled_drafts_are_accepted_more_often_when_the_drafter_agrees():
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"stop": ("",)}, "empty stop string"),
         ({"accept": "always"}, "accept is 'always'"),
+        ({"max_new_tokens": 3.5}, "max_new_tokens is 3.5"),
+        ({"max_new_tokens": None}, "max_new_tokens is None"),
+        ({"temperature": None}, "temperature is None"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"top_k": 2.5}, "top_k is 2.5"),
+        ({"seed": 2**70}, "seed is"),
+        ({"seed": -1}, "seed is -1"),
+        ({"stop": (3,)}, "stop holds 3"),
+        ({"processors": (3,)}, "processors holds 3"),
     ],
 )
 def test_bad_parameters_are_named(params, words):

@@ -56,6 +56,17 @@ def test_tokens_equal_to_the_mask_id_survive():
         weight.data[MASK] = saved
 
 
+def test_drafts_behind_an_end_count_as_neither_offered_nor_rejected(case):
+    target, prompts, answers = case
+    eos = answers[0][4]
+    assert eos not in answers[0][:4]
+    proposer = Oracle(answers[:1], depth=DEPTH, vocab=VOCAB)
+    _, stats = run(target, proposer, prompts[:1], max_new_tokens=60, eos={eos})
+    assert stats.rows.accepted == stats.rows.offered == [1, 1, 1, 1]
+    _, stats = run(target, proposer, prompts[:1], max_new_tokens=6)
+    assert stats.rows.accepted == stats.rows.offered == [1, 1, 1, 1]
+
+
 def test_rows_that_end_early_leave_the_others_alone(case):
     target, prompts, answers = case
     eos = answers[1][2]

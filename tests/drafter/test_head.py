@@ -5,8 +5,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from domino_spec.drafter import DraftContext, rollout
+from domino_spec.drafter import DraftContext, Drafter, rollout
 from domino_spec.drafter.head import DominoHead
+from domino_spec.errors import ConfigError
 from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
 from tests.support.pair import bigram_target, knowing_drafter, successor
 
@@ -146,6 +147,35 @@ def test_reduced_vocabulary_proposes_target_ids():
             assert set(drafts.flatten().tolist()) <= set(allowed.tolist())
         base = drafter.base_logits(target, hidden)
         torch.testing.assert_close(base, target.logits(hidden)[..., allowed])
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[1, 2], [1, 2, 97], [1, 2, 2], [1, -1, 2]],
+    ids=["short", "outside", "twice", "below"],
+)
+def test_a_broken_map_of_a_reduced_vocabulary_is_an_error(tokens):
+    with pytest.raises(ConfigError, match="draft_tokens"):
+        Drafter(drafter_config(draft_vocab_size=3), torch.tensor(tokens))
+
+
+def test_logits_from_another_device_come_back_to_the_drafter():
+    class Elsewhere:
+        def embed(self, tokens):
+            return torch.zeros(*tokens.shape, 32)
+
+        def logits(self, hidden, tokens=None):
+            class Moved(torch.Tensor):
+                def to(self, *place):
+                    seen.append(place)
+                    return self.as_subclass(torch.Tensor)
+
+            return torch.zeros(*hidden.shape[:-1], VOCAB).as_subclass(Moved)
+
+    seen = []
+    drafter = random_drafter()
+    drafter.base_logits(Elsewhere(), torch.zeros(1, 3, 32))
+    assert seen == [(drafter.device,)]
 
 
 @pytest.mark.parametrize(("shift", "prefix"), [(True, 1), (True, 0), (False, 0)])

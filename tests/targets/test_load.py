@@ -146,6 +146,36 @@ def test_missing_tokenizer_is_none(tmp_path):
     assert load_target(tmp_path).tokenizer is None
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "gpu"}, "device is 'gpu'"),
+        ({"dtype": "float23"}, "dtype is 'float23'"),
+        ({"attn_implementation": "telepathy"}, "could not be loaded"),
+    ],
+)
+def test_bad_options_are_named(folder, options, words):
+    with pytest.raises(TargetError, match=words):
+        load_target(folder, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(folder):
+    with pytest.raises(TargetError, match="no CUDA GPU"):
+        load_target(folder, device="cuda")
+
+
+def test_a_broken_tokenizer_is_not_a_missing_one(folder):
+    (folder / "tokenizer.json").write_text("{broken")
+    with pytest.raises(TargetError, match=r"tokenizer of .*tokenizer\.json.*could not be read"):
+        load_target(folder)
+
+
+def test_an_empty_name():
+    with pytest.raises(TargetError, match="name is empty"):
+        load_target("")
+
+
 def test_broken_folder(tmp_path):
     with pytest.raises(TargetError, match="could not be loaded|no model at"):
         load_target(tmp_path)

@@ -8,7 +8,16 @@ from torch import nn
 from domino_spec.errors import TargetError
 from domino_spec.targets import Target, load_target, probe_target
 from domino_spec.targets.support import check_config
-from tests.support.families import CONFIGS, make_model, make_target
+from tests.support.drafters import Good
+from tests.support.families import (
+    CONFIGS,
+    make_model,
+    make_target,
+    plain_greedy,
+    random_prompts,
+    randomise,
+)
+from tests.support.runs import run
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4}
 HYBRID = {**SMALL, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -103,7 +112,7 @@ class Leaky(tf.LlamaForCausalLM):
 
 def test_state_outside_the_cache_is_a_refusal():
     torch.manual_seed(0)
-    with pytest.raises(TargetError, match="roll-back"):
+    with pytest.raises(TargetError, match="roll-back|does not use the cache"):
         probe_target(Target(Leaky(CONFIGS["llama"]())))
 
 
@@ -114,6 +123,31 @@ def test_alibi_models_decode_one_row_but_refuse_batches():
     target.new_cache(1)
     with pytest.raises(TargetError, match="one row at a time"):
         target.new_cache(2)
+
+
+def test_a_model_without_a_cache_is_a_refusal():
+    config = tf.OpenAIGPTConfig(vocab_size=97, n_embd=32, n_layer=4, n_head=4, n_positions=64)
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    with pytest.raises(TargetError, match="does not use the cache|cannot run"):
+        probe_target(Target(model))
+
+
+def test_windows_a_model_counts_by_itself_refuse_batches():
+    """Longer than any probe, so only the configuration can tell."""
+    config = tf.GPTNeoConfig(
+        vocab_size=97, hidden_size=32, num_layers=4, num_heads=4, max_position_embeddings=512,
+        attention_types=[[["global", "local"], 2]], window_size=256,
+    )  # fmt: skip
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    target = Target(model, name="neo")
+    probe_target(target)
+    with pytest.raises(TargetError, match="window_size=256.*one row at a time"):
+        target.new_cache(2)
+    (prompt,) = random_prompts((280,))
+    answer = plain_greedy(model, prompt, 20)
+    assert run(target, Good([answer], depth=7, vocab=97), [prompt], max_new_tokens=20)[0] == [
+        answer
+    ]
 
 
 def test_foreign_attention_refuses_ragged_batches_by_name():
@@ -129,6 +163,19 @@ def test_foreign_attention_refuses_ragged_batches_by_name():
     ("quantisation", "words"),
     [
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "LLM.int8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "g": {"input_activations": {"dynamic": True, "strategy": "tensor"}}
+                },
+            },
+            "whole forward",
+        ),
+        (
+            {"quant_method": "torchao", "quant_type": "Float8Dynamic(granularity=PerTensor())"},
+            "whole",
+        ),
         ({"quant_method": "somebody-new"}, "'somebody-new'.*Known to work.*awq"),
     ],
 )
@@ -144,6 +191,7 @@ def test_quantisations_refused_by_name(quantisation, words):
     [
         {"quant_method": "fp8"},
         {"quant_method": "awq"},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"input_activations": None}}},
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
         tf.BitsAndBytesConfig(load_in_4bit=True),
     ],

@@ -2,9 +2,21 @@
 
 import pytest
 import torch
+import transformers as tf
 
+from domino_spec import DominoDecoder
+from domino_spec.errors import InputError
 from domino_spec.targets import Target, probe_target
-from tests.support.families import CONFIGS, VOCAB, make_model, make_target, random_prompts
+from tests.support.families import (
+    CONFIGS,
+    VOCAB,
+    make_model,
+    make_target,
+    plain_greedy,
+    random_drafter,
+    random_prompts,
+    randomise,
+)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
@@ -128,6 +140,36 @@ def test_kept_logits_are_those_asked_for():
     every = target.forward(ids, target.new_cache(1)).logits
     some = target.forward(ids, target.new_cache(1), keep=[8, 2, 8]).logits
     torch.testing.assert_close(some, every[:, [2, 8]])
+
+
+def test_a_models_training_mode_is_left_as_it_was():
+    model = make_model("gpt2").train()  # has dropout
+    target = Target(model)
+    probe_target(target)
+    ids = torch.tensor(random_prompts((9,)))
+    first, second = (target.forward(ids, target.new_cache(1)).logits for _ in range(2))
+    assert torch.equal(first, second)
+    assert model.training
+
+
+def test_longrope_limits_the_context_to_where_its_frequencies_hold():
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4, "original_max_position_embeddings": 24,
+    }  # fmt: skip
+    config = CONFIGS["llama"]()
+    config.rope_parameters = rope
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    target = Target(model)
+    probe_target(target)
+    assert target.context_length == 24
+    prompts = random_prompts((6, 12))
+    decoder = DominoDecoder(target, random_drafter())
+    with pytest.raises(InputError, match=r"context of 24.*LongRoPE.*at most 12 new tokens"):
+        decoder.generate(prompts, max_new_tokens=13)
+    found = decoder.generate(prompts, max_new_tokens=12, ignore_eos=True)
+    answers = [plain_greedy(model, prompt, 12) for prompt in prompts]
+    assert [row.tokens for row in found] == answers
 
 
 def test_half_precision_targets_pass_the_probe():

@@ -20,6 +20,12 @@ def params_per_row(
     if params is None:
         params = SamplingParams()
     per_row = [params] * rows if isinstance(params, SamplingParams) else list(params)
+    for row in per_row:
+        if not isinstance(row, SamplingParams):
+            raise InputError(
+                f"sampling parameters are {row!r}; expected SamplingParams, or its fields as "
+                "keyword arguments."
+            )
     if len(per_row) != rows:
         raise InputError(f"there are {rows} prompts but {len(per_row)} sampling parameters.")
     known = {field.name for field in dataclasses.fields(SamplingParams)}

@@ -20,8 +20,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from domino_spec.api.decoder import DominoDecoder
 from domino_spec.api.prompts import check_prompt
 from domino_spec.checkpoints import load_drafter
-from domino_spec.decoding import Row, RunStats, Sampler, decode
-from domino_spec.decoding.processors import for_row, warpers_of
+from domino_spec.decoding import Row, RunStats, Sampler
+from domino_spec.decoding.processors import criteria_for_row, for_row, warpers_of
 from domino_spec.decoding.stopping import at_criteria
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
@@ -49,6 +49,15 @@ class DominoGenerate:
         candidates: int | None = None,
         shift_label: bool | None = None,
     ) -> None:
+        if not isinstance(draft, (Drafter, DominoDecoder, str, Path)):
+            raise InputError(
+                f"the draft is {type(draft).__name__}; expected a folder or hub id, a Drafter or a "
+                "DominoDecoder."
+            )
+        if isinstance(draft, DominoDecoder) and (depth, candidates) != (None, None):
+            raise InputError("depth and candidates are the decoder's own; set them there.")
+        if shift_label is not None and not isinstance(draft, (str, Path)):
+            raise InputError("shift_label is for a checkpoint; a loaded drafter already has it.")
         self._draft = draft
         self._depth = depth
         self._candidates = candidates
@@ -70,7 +79,13 @@ class DominoGenerate:
         """Called by `generate` in place of its own sampling loop."""
         # Transformers does not hand its streamer to a callable; the caller's frame has it.
         streamer = streamer if streamer is not None else _callers_streamer()
-        _refuse(generation_config, model_kwargs, synced_gpus, rows=input_ids.shape[0])
+        rows_given = input_ids.shape[0]
+        _refuse(generation_config, model_kwargs, synced_gpus, rows=rows_given)
+        if streamer is not None and rows_given > 1:
+            raise InputError(
+                f"a streamer takes one row, found {rows_given}: rows of a batch advance by "
+                "different numbers of tokens."
+            )
         decoder = self._decoder_for(model)
         rows = _rows(
             decoder,
@@ -81,7 +96,7 @@ class DominoGenerate:
             generation_config,
         )
         self.stats = RunStats()
-        for commit in decode(decoder.target, decoder.proposer(), rows, self.stats):
+        for commit in decoder.run(rows, self.stats):
             if streamer is not None:
                 for token in commit.tokens:
                     streamer.put(torch.tensor([token]))
@@ -92,7 +107,7 @@ class DominoGenerate:
     def _decoder_for(self, model: Any) -> DominoDecoder:
         decoder = self._decoder
         if decoder is None:
-            drafter = self._draft
+            drafter, provenance = self._draft, None
             if isinstance(drafter, (str, Path)):
                 layers = int(model.config.get_text_config().num_hidden_layers)
                 checkpoint = load_drafter(
@@ -102,10 +117,14 @@ class DominoGenerate:
                     dtype=model.dtype,
                     device=model.device,
                 )
-                drafter = checkpoint.drafter
+                drafter, provenance = checkpoint.drafter, checkpoint.provenance
             assert isinstance(drafter, Drafter)
             decoder = self._decoder = DominoDecoder(
-                model, drafter, depth=self._depth, candidates=self._candidates
+                model,
+                drafter,
+                provenance=provenance,
+                depth=self._depth,
+                candidates=self._candidates,
             )
         if decoder.target.model is not model:
             raise InputError(
@@ -125,18 +144,24 @@ def generate_with_recipe(model: Any, draft: Any, **arguments: Any) -> Any:
         )
     method = draft if isinstance(draft, DominoGenerate) else DominoGenerate(draft)
     tokenizer = arguments.pop("tokenizer", None)
-    config = arguments.get("generation_config") or model.generation_config
-    stops = arguments.pop("stop_strings", None) or config.stop_strings
-    if stops:
-        if tokenizer is None:
-            raise InputError("stop_strings need tokenizer=... beside them.")
-        criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
-        criteria.append(StopStringCriteria(tokenizer, stops))
-        arguments["stopping_criteria"] = criteria
-        if config.stop_strings:
-            arguments["generation_config"] = copy.deepcopy(config)
-            arguments["generation_config"].stop_strings = None
-    return model.generate(custom_generate=method, **arguments)
+    own = model.generation_config.stop_strings
+    config = arguments.get("generation_config")
+    stops = arguments.pop("stop_strings", None) or (config and config.stop_strings) or own
+    if not stops:
+        return model.generate(custom_generate=method, **arguments)
+    if tokenizer is None:
+        raise InputError("stop_strings need tokenizer=... beside them.")
+    criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
+    criteria.append(StopStringCriteria(tokenizer, stops))
+    if config is not None:
+        config = arguments["generation_config"] = copy.deepcopy(config)
+        config.stop_strings = None
+    try:
+        # A field left out of the call's config is filled from the model's own.
+        model.generation_config.stop_strings = None
+        return model.generate(custom_generate=method, stopping_criteria=criteria, **arguments)
+    finally:
+        model.generation_config.stop_strings = own
 
 
 def _callers_streamer() -> Any | None:
@@ -151,6 +176,13 @@ def _refuse(
         raise InputError(
             f"num_beams is {config.num_beams}; speculative decoding verifies one sequence a row, "
             "so beams are not possible. Use num_beams=1."
+        )
+    other = [name for name in ("penalty_alpha", "dola_layers") if getattr(config, name, None)]
+    if other:
+        raise InputError(f"{', '.join(other)} asks for another decoding method; leave it out.")
+    if config.cache_implementation == "quantized":
+        raise InputError(
+            "cache_implementation='quantized' changes the target's own output and is not supported."
         )
     if synced_gpus:
         raise InputError("synced_gpus (ZeRO-3 or FSDP generation) is not supported.")
@@ -170,9 +202,25 @@ def _refuse(
             "continuing a filled past_key_values is not supported: the drafter needs the tapped "
             "states of those tokens. Pass the whole prompt."
         )
+    if not _usual_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")):
+        raise InputError(
+            "position_ids differ from those that the attention mask gives; leave them out."
+        )
     unknown = sorted(k for k, v in model_kwargs.items() if v is not None and k not in _IGNORED)
     if unknown:
         raise InputError(f"Domino decodes from input_ids alone; found {', '.join(unknown)}.")
+
+
+def _usual_positions(positions: Tensor | None, mask: Tensor | None) -> bool:
+    """Whether positions count the prompt's tokens from 0, as `generate` makes them itself."""
+    if positions is None or positions.dim() != 2:
+        return positions is None
+    if mask is None:
+        usual = torch.arange(positions.shape[1], device=positions.device)
+        return bool((positions == usual).all())
+    mask = mask.to(positions.device).bool()
+    usual = mask.long().cumsum(-1) - 1
+    return bool((positions == usual)[mask].all())
 
 
 def _rows(
@@ -191,7 +239,9 @@ def _rows(
         prompt = seen
         if attention_mask is not None:
             prompt = input_ids[index][attention_mask[index].bool().to(input_ids.device)].tolist()
-        check_prompt(prompt, max_new_tokens, decoder.target)
+        # Transformers itself warns about its context; only what would be wrong is refused.
+        static = decoder.target.static_rope_limit is not None
+        check_prompt(prompt, max_new_tokens if static else 0, decoder.target)
         own = for_row(processors, index, count)
         seed = int(torch.randint(2**62, ()).item()) if config.do_sample else 0
         generator = torch.Generator(device=decoder.target.device).manual_seed(seed)
@@ -205,7 +255,7 @@ def _rows(
                     samples=bool(config.do_sample),
                     generator=generator,
                 ),
-                stop_rules=[at_criteria(criteria)],
+                stop_rules=[at_criteria(criteria_for_row(criteria, count))],
                 max_new_tokens=max_new_tokens,
                 device=decoder.target.device,
                 seen_prompt=seen,

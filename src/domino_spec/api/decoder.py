@@ -10,9 +10,11 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from domino_spec.api.arguments import checked_candidates, checked_depth, params_per_row
 from domino_spec.api.facts import target_facts
+from domino_spec.api.notices import MismatchWarning, warn_useless
 from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt, split_prompts
 from domino_spec.api.results import Generation, StreamedToken
 from domino_spec.checkpoints import (
@@ -23,6 +25,7 @@ from domino_spec.checkpoints import (
     require_fit,
 )
 from domino_spec.decoding import (
+    Commit,
     DominoProposer,
     NoDrafts,
     Proposer,
@@ -38,15 +41,7 @@ from domino_spec.decoding.processors import for_row
 from domino_spec.decoding.stopping import at_eos, at_length, at_strings
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
-from domino_spec.targets import LoadedTarget, Target, load_target, probe_target
-
-
-class UselessDrafterWarning(UserWarning):
-    """The drafter is hardly ever right: probably misconfigured."""
-
-
-class MismatchWarning(UserWarning):
-    """The drafter was made for something slightly different."""
+from domino_spec.targets import LoadedTarget, Target, load_target
 
 
 class DominoDecoder:
@@ -69,9 +64,12 @@ class DominoDecoder:
         `depth` is the number of drafts a cycle (default: block size - 1). `candidates` limits
         the head to each slot's best base candidates. `chat_options` go to the chat template.
         """
-        if not isinstance(target, Target):
-            target = Target(target)
-            probe_target(target)
+        target = LoadedTarget.of(target).target
+        if drafter is not None and not isinstance(drafter, Drafter):
+            raise InputError(
+                f"the drafter is {type(drafter).__name__}; expected a Drafter. To load one from a "
+                "path or hub id use DominoDecoder.from_pretrained."
+            )
         self.target = target
         self.drafter = drafter
         self.tokenizer = tokenizer
@@ -88,8 +86,8 @@ class DominoDecoder:
     @classmethod
     def from_pretrained(
         cls,
-        target: str | Path | LoadedTarget,
-        draft: str | Path | None,
+        target: str | Path | LoadedTarget | Target | PreTrainedModel,
+        draft: str | Path | Drafter | None,
         *,
         tokenizer: Any | None = None,
         revision: str | None = None,
@@ -104,14 +102,15 @@ class DominoDecoder:
         candidates: int | None = None,
         chat_options: Mapping[str, Any] | None = None,
     ) -> DominoDecoder:
-        """Load a target and a drafter from folders, files or hub ids.
+        """Load a target and a drafter from folders, files or hub ids; loaded ones are taken too.
 
         `draft=None` decodes plainly. `shift_label` answers for a checkpoint that does not say.
         """
-        loaded = target
-        if not isinstance(loaded, LoadedTarget):
+        if isinstance(target, LoadedTarget):
+            loaded = target
+        elif isinstance(target, (str, Path)):
             loaded = load_target(
-                loaded,
+                target,
                 revision=revision,
                 dtype=dtype,
                 device=device,
@@ -119,8 +118,10 @@ class DominoDecoder:
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
             )
+        else:
+            loaded = LoadedTarget.of(target)
         checkpoint: Checkpoint | None = None
-        if draft is not None:
+        if isinstance(draft, (str, Path)):
             checkpoint = load_drafter(
                 draft,
                 revision=draft_revision,
@@ -131,7 +132,7 @@ class DominoDecoder:
             )
         return cls(
             loaded.target,
-            checkpoint.drafter if checkpoint else None,
+            checkpoint.drafter if checkpoint else draft,  # type: ignore[arg-type]
             tokenizer if tokenizer is not None else loaded.tokenizer,
             provenance=checkpoint.provenance if checkpoint else None,
             revision=loaded.revision,
@@ -196,7 +197,7 @@ class DominoDecoder:
         per_row = params_per_row(params, overrides, len(many))
         rows = self._rows(many, per_row)
         stats = RunStats()
-        for _ in self._run(rows, stats, speculate=speculate):
+        for _ in self.run(rows, stats, speculate=speculate):
             pass
         results = [
             self._finished(row, row_params, stats)
@@ -227,7 +228,7 @@ class DominoDecoder:
     ) -> Iterator[StreamedToken]:
         stats = RunStats()
         text = TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None
-        for commit in self._run(rows, stats, speculate=speculate):
+        for commit in self.run(rows, stats, speculate=speculate):
             for position, token in enumerate(commit.tokens):
                 last = position == len(commit.tokens) - 1
                 reason = commit.finish_reason if last else None
@@ -237,13 +238,14 @@ class DominoDecoder:
                 accepted = position < commit.accepted
                 yield StreamedToken(token, piece, accepted, commit.cycle, reason, stats)
 
-    def _run(self, rows: list[Row], stats: RunStats, *, speculate: bool) -> Iterator[Any]:
+    def run(self, rows: list[Row], stats: RunStats, *, speculate: bool = True) -> Iterator[Commit]:
+        """Decode prepared rows, and say so once if the drafter turns out to be useless."""
         warned = False
         for commit in decode(self.target, self.proposer(speculate=speculate), rows, stats):
             yield commit
             if stats.useless and not warned:
                 warned = True
-                self._warn_useless(stats)
+                warn_useless(stats, self.drafter, self.target)
 
     def proposer(self, *, speculate: bool = True) -> Proposer:
         """A fresh source of drafts for one run."""
@@ -307,15 +309,4 @@ class DominoDecoder:
             finish_reason=row.finish_reason,
             stats=row.stats,
             run=stats,
-        )
-
-    def _warn_useless(self, stats: RunStats) -> None:
-        assert self.drafter is not None
-        warnings.warn(
-            f"only {stats.tokens_per_cycle:.2f} tokens a cycle after {stats.rows.cycles} cycles: "
-            "the drafter is hardly ever right. Check its alignment (it is read as "
-            f"{self.drafter.config.alignment!r}), that it was trained for this target "
-            f"({self.target.name}), and that the prompt uses the chat template of its training.",
-            UselessDrafterWarning,
-            stacklevel=4,
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
+from jinja2.exceptions import TemplateError
 from torch import Tensor
 
 from domino_spec.errors import InputError
@@ -19,12 +21,16 @@ def split_prompts(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], boo
     if isinstance(prompts, str):
         return [prompts], True
     if isinstance(prompts, Tensor):
+        if prompts.dim() > 2:
+            raise InputError(
+                f"the prompt is a tensor of {prompts.dim()} dimensions; expected 1 or 2."
+            )
         return ([prompts], True) if prompts.dim() <= 1 else (list(prompts), False)
     if not isinstance(prompts, Sequence):
         raise InputError(
             f"a prompt is {type(prompts).__name__}; expected text, token ids or chat messages."
         )
-    if len(prompts) and isinstance(prompts[0], (int, Mapping)):
+    if len(prompts) and isinstance(prompts[0], (Integral, Mapping)):
         return [prompts], True  # type: ignore[list-item]
     return list(prompts), False  # type: ignore[arg-type]
 
@@ -34,25 +40,52 @@ def encode_prompt(
 ) -> list[int]:
     """Token ids of one prompt; messages go through the target's own chat template."""
     if isinstance(prompt, Tensor):
+        if prompt.is_floating_point():
+            raise InputError(f"the prompt is a tensor of {prompt.dtype}; expected whole token ids.")
         return [int(token) for token in prompt.flatten().tolist()]
-    if not isinstance(prompt, str) and (not prompt or isinstance(prompt[0], int)):
-        return [int(token) for token in prompt]  # type: ignore[arg-type]
-    if tokenizer is None:
-        raise InputError(
-            "the prompt is text but the target came without a tokenizer; pass tokenizer=... or "
-            "give token ids."
-        )
     if isinstance(prompt, str):
-        return [int(token) for token in tokenizer(prompt)["input_ids"]]
+        return [int(token) for token in _need(tokenizer)(prompt)["input_ids"]]
+    if not isinstance(prompt, Sequence):
+        raise InputError(
+            f"a prompt is {type(prompt).__name__}; expected text, token ids or chat messages."
+        )
+    if all(isinstance(token, Integral) for token in prompt):
+        return [int(token) for token in prompt]  # type: ignore[arg-type]
+    if all(isinstance(message, Mapping) for message in prompt):
+        return _encode_chat(list(prompt), _need(tokenizer), chat_options or {})  # type: ignore[arg-type]
+    kinds = sorted({type(part).__name__ for part in prompt})
+    raise InputError(
+        f"a prompt is a list of {', '.join(kinds)}; expected token ids alone or messages alone."
+    )
+
+
+def _encode_chat(
+    messages: list[Mapping[str, Any]], tokenizer: Any, options: Mapping[str, Any]
+) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             "the prompt is a chat but the target's tokenizer has no chat template; give plain text "
             "or set tokenizer.chat_template."
         )
-    text = tokenizer.apply_chat_template(
-        list(prompt), tokenize=False, add_generation_prompt=True, **(chat_options or {})
-    )
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **options
+        )
+    except (TemplateError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"the target's chat template does not take these messages: {error}. Check their roles "
+            "and contents."
+        ) from error
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def _need(tokenizer: Any | None) -> Any:
+    if tokenizer is None:
+        raise InputError(
+            "the prompt is text but the target came without a tokenizer; pass tokenizer=... or "
+            "give token ids."
+        )
+    return tokenizer
 
 
 def check_prompt(tokens: Sequence[int], max_new_tokens: int, target: Target) -> None:
@@ -69,7 +102,12 @@ def check_prompt(tokens: Sequence[int], max_new_tokens: int, target: Target) -> 
     if context is not None and len(tokens) + max_new_tokens > context:
         room = context - len(tokens)
         todo = f"ask for at most {room} new tokens" if room > 0 else "shorten the prompt"
+        what = f"the target's context of {context}"
+        if target.static_rope_limit == context:
+            what += (
+                " (its LongRoPE frequencies change behind that, which cached states do not bear)"
+            )
         raise InputError(
             f"the prompt has {len(tokens)} tokens and max_new_tokens is {max_new_tokens}, together "
-            f"more than the target's context of {context}; {todo}."
+            f"more than {what}; {todo}."
         )

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from domino_spec import __version__
 from domino_spec.checkpoints.locate import (
     CONFIG_FILE,
     INDEX_FILE,
@@ -118,7 +118,7 @@ def _stamped(provenance: Provenance | None) -> Provenance:
     return replace(
         known,
         format_version=FORMAT_VERSION,
-        created_with=known.created_with or f"domino-spec {version('domino-spec')}",
+        created_with=known.created_with or f"domino-spec {__version__}",
     )
 
 

@@ -1,9 +1,10 @@
 """Decoding: the reference loop and the parts it is made of."""
 
 from domino_spec.decoding.loop import decode
+from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.proposers import DominoProposer, NoDrafts, Proposal, Proposer
 from domino_spec.decoding.rows import Commit, Row, StopRule
-from domino_spec.decoding.sampling import Sampler, SamplingParams, make_sampler
+from domino_spec.decoding.sampling import Sampler, make_sampler
 from domino_spec.decoding.stats import RowStats, RunStats
 from domino_spec.decoding.text import TextStream
 

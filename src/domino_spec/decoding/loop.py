@@ -41,7 +41,8 @@ def decode(
             anchors = torch.tensor([[row.anchor] for row in rows])
             block = torch.cat((anchors, proposal.tokens.to(anchors.device)), dim=1)
         with watch.stage("verify"):
-            output = target.forward(block, cache, taps=proposer.taps)
+            lasts = [row.last_position for row in rows]
+            output = target.forward(block, cache, taps=proposer.taps, last_positions=lasts)
         with watch.stage("other"):
             commits = _commit(rows, output.logits, block[:, 1:], proposal, cycle)
             kept = [commit.accepted + 1 for commit in commits]  # the anchor and accepted drafts
@@ -50,8 +51,9 @@ def decode(
             proposer.observe(output.taps, kept)
         for row, commit in zip(rows, commits, strict=True):
             counts = {"accepted": commit.accepted, "committed": len(commit.tokens)}
-            row.stats.record(drafts=depth, **counts)
-            stats.rows.record(drafts=depth, **counts)
+            offered = _offered(row, commit, depth)
+            row.stats.record(drafts=offered, **counts)
+            stats.rows.record(drafts=offered, **counts)
 
 
 def _prefill(
@@ -91,6 +93,13 @@ def _commit(
         tokens = tuple(row.generated[before:])
         commits.append(Commit(row.index, tokens, accepted, cycle, row.finish_reason))
     return commits
+
+
+def _offered(row: Row, commit: Commit, depth: int) -> int:
+    """How many drafts had a chance: those behind a row's end had none."""
+    if commit.finish_reason and commit.accepted == len(commit.tokens):
+        return commit.accepted
+    return min(depth, row.remaining + len(commit.tokens))
 
 
 def _drop_finished(rows: list[Row], cache: TargetCache, proposer: Proposer) -> list[Row]:

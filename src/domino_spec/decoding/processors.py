@@ -1,10 +1,10 @@
-"""Gives every row its own copy of the caller's logits processors."""
+"""Gives every row its own copy of the caller's logits processors and stopping criteria."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from torch import nn
 from transformers import (
@@ -12,6 +12,7 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedTokenizerBase,
+    StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -20,10 +21,12 @@ from transformers.generation.logits_process import (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 from domino_spec.errors import InputError
 
+_Part = TypeVar("_Part")
 _WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
 _TIED_TO_THE_BATCH = (
     EncoderNoRepeatNGramLogitsProcessor,
@@ -39,7 +42,14 @@ def for_row(processors: Iterable[LogitsProcessor], row: int, rows: int) -> Logit
     """
     if rows == 1:
         return LogitsProcessorList(processors)
-    return LogitsProcessorList(_copy(processor, row) for processor in processors)
+    return LogitsProcessorList(_processor(processor, row) for processor in processors)
+
+
+def criteria_for_row(criteria: StoppingCriteriaList, rows: int) -> StoppingCriteriaList:
+    """This row's own stopping criteria, for the same reason."""
+    if rows == 1:
+        return criteria
+    return StoppingCriteriaList(_own_copy(criterion) for criterion in criteria)
 
 
 def warpers_of(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
@@ -47,27 +57,41 @@ def warpers_of(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
     return LogitsProcessorList(p for p in processors if isinstance(p, _WARPERS))
 
 
-def _copy(processor: LogitsProcessor, row: int) -> LogitsProcessor:
-    name = type(processor).__name__
-    if isinstance(processor, _TIED_TO_THE_BATCH):
+def _processor(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+    tied = isinstance(processor, _TIED_TO_THE_BATCH)
+    if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+        tied = processor.unconditional_context["input_ids"] is not None
+    if tied:
         raise InputError(
-            f"{name} is tied to the whole batch's prompts, but rows are processed one by one; "
-            "use it with one prompt at a time."
+            f"{type(processor).__name__} is tied to the whole batch's prompts, but rows are "
+            "processed one by one; use it with one prompt at a time."
         )
     if isinstance(processor, PrefixConstrainedLogitsProcessor):
         return _prefix_constrained(processor, row)
-    # Models and tokenizers inside a processor are shared, everything else is the row's own.
-    shared = {
-        id(value): value
-        for value in vars(processor).values()
-        if isinstance(value, (nn.Module, PreTrainedTokenizerBase))
-    }
+    return _own_copy(processor)
+
+
+def _own_copy(part: _Part) -> _Part:
+    # Models and tokenizers inside are shared, everything else is the row's own.
+    shared = {id(value): value for value in _heavy_parts(vars(part))}
     try:
-        return copy.deepcopy(processor, shared)
+        return copy.deepcopy(part, shared)
     except (TypeError, copy.Error, RuntimeError) as error:
         raise InputError(
-            f"{name} cannot be copied for each row ({error}); use it with one prompt at a time."
+            f"{type(part).__name__} cannot be copied for each row ({error}); use it with one "
+            "prompt at a time."
         ) from error
+
+
+def _heavy_parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, (nn.Module, PreTrainedTokenizerBase)):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _heavy_parts(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _heavy_parts(inner)
 
 
 def _prefix_constrained(processor: Any, row: int) -> LogitsProcessor:

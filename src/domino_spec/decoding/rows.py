@@ -73,6 +73,11 @@ class Row:
         return self.generated[-1]
 
     @property
+    def last_position(self) -> int:
+        """Where the last token this row may generate would stand."""
+        return len(self.prompt) + self.max_new_tokens - 1
+
+    @property
     def remaining(self) -> int:
         """How many tokens may still be generated."""
         return self.max_new_tokens - len(self.generated)

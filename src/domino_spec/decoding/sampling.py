@@ -1,103 +1,14 @@
-"""Sampling parameters, and the one place where a token is chosen from the target's logits."""
+"""The one place where a token is chosen from the target's logits."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList
 
-from domino_spec.errors import InputError
-
-AcceptRule = Literal["rejection", "match"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """How one sequence is generated. The defaults are greedy."""
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    """Row i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    processors: tuple[LogitsProcessor, ...] = ()
-    """Any Transformers processors, run before temperature and the cut-offs."""
-    accept: AcceptRule = "rejection"
-    """Both are exact. `rejection` draws drafts from q and accepts with min(1, p/q);
-    `match` drafts greedily and accepts while the target's own draw agrees."""
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "processors", tuple(self.processors))
-        if self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {self.max_new_tokens}; expected 1 or more.")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(
-                f"temperature is {self.temperature}; expected 0 (greedy) or a positive number."
-            )
-        if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}; expected 0 (off) or a positive number.")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}; expected more than 0 and at most 1 (off).")
-        if not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p is {self.min_p}; expected 0 (off) to 1.")
-        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
-            raise InputError(
-                f"repetition_penalty is {self.repetition_penalty}; expected a positive number "
-                "(1 is off)."
-            )
-        if any(not stop for stop in self.stop):
-            raise InputError("an empty stop string would stop at once; leave it out.")
-        if self.accept not in ("rejection", "match"):
-            raise InputError(f"accept is {self.accept!r}; expected 'rejection' or 'match'.")
-
-    @property
-    def samples(self) -> bool:
-        """Whether tokens are drawn rather than taken greedily."""
-        return self.temperature > 0
-
-    def warpers(self) -> LogitsProcessorList:
-        """Temperature and cut-offs: they look at one position's logits only."""
-        chain = LogitsProcessorList()
-        if not self.samples:
-            return chain
-        if self.temperature != 1.0:
-            chain.append(TemperatureLogitsWarper(float(self.temperature)))
-        if self.top_k:
-            chain.append(TopKLogitsWarper(self.top_k))
-        if self.top_p < 1.0:
-            chain.append(TopPLogitsWarper(float(self.top_p)))
-        if self.min_p > 0.0:
-            chain.append(MinPLogitsWarper(float(self.min_p)))
-        return chain
-
-    def all_processors(self) -> LogitsProcessorList:
-        """Everything applied to the target's logits, in Transformers' own order."""
-        chain = LogitsProcessorList()
-        if self.repetition_penalty != 1.0:
-            chain.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
-        chain.extend(self.processors)
-        chain.extend(self.warpers())
-        return chain
+from domino_spec.decoding.params import AcceptRule, SamplingParams
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import StoppingCriteriaList
 
 from domino_spec.decoding.rows import Row, StopRule
+from domino_spec.decoding.text import TextStream
 
 EOS, LENGTH, STOP, CRITERIA = "eos", "length", "stop", "criteria"
 
@@ -24,13 +25,13 @@ def at_length() -> StopRule:
 
 
 def at_strings(stops: Sequence[str], tokenizer: Any) -> StopRule:
-    """Stop when the generated text contains one of these strings."""
-    # A character is at most four bytes and a token at least one byte.
-    window = 4 * max(len(stop) for stop in stops) + 4
+    """Stop when the generated text contains one of these strings. One rule serves one row."""
+    # The text a caller gets is cut by the same object, so that the two cannot disagree.
+    text = TextStream(tokenizer, stops)
 
     def rule(row: Row) -> str | None:
-        tail = tokenizer.decode(row.generated[-window:], skip_special_tokens=False)
-        return STOP if any(stop in tail for stop in stops) else None
+        text.push(row.generated[-1])
+        return STOP if text.stopped else None
 
     return rule
 
@@ -39,7 +40,8 @@ def at_criteria(criteria: StoppingCriteriaList) -> StopRule:
     """Stop when any of Transformers' criteria says so."""
 
     def rule(row: Row) -> str | None:
-        if bool(criteria(row.ids, None).any()):
+        scores = None if row.scores is None else tuple(s.unsqueeze(0) for s in row.scores)
+        if bool(criteria(row.ids, scores).any()):
             return LENGTH if row.remaining <= 0 else CRITERIA
         return LENGTH if row.remaining <= 0 else None
 

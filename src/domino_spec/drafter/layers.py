@@ -22,7 +22,7 @@ def rotate(states: Tensor, rotary: Rotary) -> Tensor:
     return states * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     """Grouped-query attention under a boolean mask (True = visible)."""
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
 
@@ -46,9 +46,7 @@ class DraftAttention(nn.Module):
         keys = rotate(self.k_norm(self._heads(self.k_proj(states))), rotary)
         return keys, self._heads(self.v_proj(states))
 
-    def forward(
-        self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Tensor) -> Tensor:
         query = rotate(self.q_norm(self._heads(self.q_proj(states))), rotary)
         block_keys, block_values = self.keys_values(states, rotary)
         keys = torch.cat((context[0], block_keys), dim=2)
@@ -86,9 +84,7 @@ class DraftLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(
-        self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Tensor | None
-    ) -> Tensor:
+    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Tensor) -> Tensor:
         states = states + self.self_attn(self.input_layernorm(states), context, rotary, mask)
         output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return output

@@ -12,6 +12,7 @@ from domino_spec.drafter.config import DrafterConfig
 from domino_spec.drafter.context import DraftContext
 from domino_spec.drafter.head import DominoHead
 from domino_spec.drafter.layers import KeyValue
+from domino_spec.errors import ConfigError
 
 
 class TargetVocabulary(Protocol):
@@ -40,6 +41,8 @@ class Drafter(nn.Module):
         )
         if config.draft_vocab_size is not None and draft_tokens is None:
             draft_tokens = torch.arange(config.draft_vocab_size)
+        if draft_tokens is not None:
+            _check_draft_tokens(draft_tokens, config)
         # Target id of each token of a reduced vocabulary, [draft vocabulary].
         self.register_buffer("draft_tokens", draft_tokens)
 
@@ -112,7 +115,7 @@ class Drafter(nn.Module):
 
     def base_logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
         """The backbone's own guess, [..., output vocabulary]."""
-        return target.logits(hidden, self.draft_tokens)
+        return target.logits(hidden, self.draft_tokens).to(self.device)
 
     # Decoding -------------------------------------------------------------------------------
 
@@ -178,3 +181,19 @@ class Drafter(nn.Module):
         prefix = tokens.gather(1, index.flatten(1)).view(rows * count, depth)
         states = self.head.states(self.embed(target, prefix))
         return states.view(rows, count, depth, -1)
+
+
+def _check_draft_tokens(tokens: Tensor, config: DrafterConfig) -> None:
+    if config.draft_vocab_size is None or tokens.shape != (config.draft_vocab_size,):
+        raise ConfigError(
+            f"draft_tokens has shape {tuple(tokens.shape)}; expected ({config.draft_vocab_size},), "
+            "one target id for each token of the reduced vocabulary."
+        )
+    if tokens.is_meta:
+        return
+    inside = bool(((tokens >= 0) & (tokens < config.vocab_size)).all())
+    if not inside or len(set(tokens.tolist())) != len(tokens):
+        raise ConfigError(
+            f"draft_tokens must be different ids from 0 to {config.vocab_size - 1}; found one "
+            "outside or twice."
+        )

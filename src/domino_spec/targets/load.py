@@ -28,6 +28,15 @@ class LoadedTarget:
     source: str
     revision: str | None
 
+    @classmethod
+    def of(cls, model: Any) -> LoadedTarget:
+        """A model or target the caller has loaded; its tokenizer is the caller's to give."""
+        target = model
+        if not isinstance(model, Target):
+            target = Target(model)
+            probe_target(target)
+        return cls(target=target, tokenizer=None, source=target.name, revision=None)
+
 
 def load_target(
     source: str | Path,
@@ -46,9 +55,9 @@ def load_target(
     """
     config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
     check_config(config, str(source))
-    device = torch.device(device) if device is not None else default_device()
+    device = _checked_device(device) if device is not None else default_device()
     options: dict[str, Any] = {
-        "dtype": dtype or ("auto" if device.type != "cpu" else torch.float32),
+        "dtype": _checked_dtype(dtype) or ("auto" if device.type != "cpu" else torch.float32),
         "device_map": device_map,
         "attn_implementation": attn_implementation,
     }
@@ -82,6 +91,10 @@ def load_tokenizer(
     place, common = _place(source, revision, trust_remote_code)
     try:
         return AutoTokenizer.from_pretrained(place, **common)
+    except ImportError as error:
+        raise TargetError(
+            f"the tokenizer of {source} needs a package that is missing: {_first_line(error)}"
+        ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         # Transformers fails in many ways on a folder without tokenizer files.
         present = [name for name in _TOKENIZER_FILES if (Path(place) / name).is_file()]
@@ -108,6 +121,29 @@ def default_device() -> torch.device:
     return torch.device("cpu")
 
 
+def _checked_device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise TargetError(
+            f"device is {device!r}; expected cpu, cuda, cuda:1, mps and the like."
+        ) from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise TargetError(f"device is {device!r} but torch finds no CUDA GPU here; use cpu.")
+    return found
+
+
+def _checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
+    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise TargetError(
+            f"dtype is {dtype!r}; expected auto, float32, bfloat16, float16 or a torch dtype."
+        )
+    return found
+
+
 def _place(
     source: str | Path, revision: str | None, trust_remote_code: bool
 ) -> tuple[str, dict[str, Any]]:
@@ -132,7 +168,9 @@ def _place(
 def _attempt(source: str | Path, load: Any, place: str, **options: Any) -> Any:
     try:
         return load(place, **options)
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, ImportError, LookupError, AttributeError, RuntimeError) as error:
         raise TargetError(_why(source, error)) from error
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.errors import DominoError, TargetError
+from domino_spec.targets.support import own_window
 from domino_spec.targets.taps import first_tensor
 from domino_spec.targets.target import Target
 
@@ -103,6 +104,13 @@ def _check_rollback(target: Target, prefix: Tensor, block: Tensor) -> None:
     clean.commit([_PREFIX])
     expected = target.forward(block, clean).logits
 
+    whole = target.forward(torch.cat((prefix, block), dim=1), target.new_cache(1)).logits
+    if not _same(expected, whole[:, _PREFIX:]):
+        raise TargetError(
+            f"{target.name} ({type(target.model).__name__}) gives other logits with a KV cache "
+            "than without one: it does not use the cache it is given."
+        )
+
     rolled = target.new_cache(1)
     target.forward(prefix, rolled)
     rolled.commit([_PREFIX])
@@ -118,6 +126,12 @@ def _check_rollback(target: Target, prefix: Tensor, block: Tensor) -> None:
 
 def _batch_refusal(target: Target, prefix: Tensor, block: Tensor) -> str | None:
     """Why rows of different lengths cannot share a forward; None if they can."""
+    window = own_window(target.config)
+    if window is not None:
+        return (
+            f"{target.name} ({type(target.model).__name__}) applies a window of its own "
+            f"({window}) that rows of different lengths would shift; decode one row at a time."
+        )
     alone = target.new_cache(1)
     target.forward(prefix[:, :_SHORT], alone)
     alone.commit([_SHORT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -38,6 +39,35 @@ def layer_types(config: Any) -> list[str]:
     else:
         kind = FULL_ATTENTION
     return [kind] * int(config.num_hidden_layers)
+
+
+def static_rope_limit(config: Any) -> int | None:
+    """How far positions mean the same whatever the sequence's length; None if everywhere.
+
+    LongRoPE switches all its frequencies when a sequence grows past the original context, so
+    that states cached before the switch no longer fit those after it.
+    """
+    stated = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(stated, dict):
+        return None
+    kinds = [stated, *(value for value in stated.values() if isinstance(value, dict))]
+    limits = [
+        kind.get("original_max_position_embeddings")
+        or getattr(config, "original_max_position_embeddings", None)
+        for kind in kinds
+        if kind.get("rope_type", kind.get("type")) == "longrope"
+    ]
+    return min((int(limit) for limit in limits if limit), default=None)
+
+
+def own_window(config: Any) -> str | None:
+    """A window that the model applies by itself, by cache slot, and that no mask of ours meets."""
+    for name, value in config.to_dict().items():
+        counts = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        ours = "sliding_window" in name or "layers" in name
+        if counts and "window" in name and not ours:
+            return f"{name}={value}"
+    return None
 
 
 def unwrap_adapters(model: Any) -> PreTrainedModel:
@@ -114,9 +144,26 @@ def _check_quantisation(quantisation: Any, name: str) -> None:
         raise TargetError(
             f"{name} is quantised with {method}: {_QUANTISATIONS_THAT_DO_NOT[method]}."
         )
+    if _scales_whole_forwards(method, read):
+        raise TargetError(
+            f"{name} is quantised with {method}, scaling activations over a whole forward: a "
+            "verified block would not equal single steps. Use a per-token or static scheme."
+        )
     if method not in _QUANTISATIONS_THAT_WORK:
         known = ", ".join(sorted(_QUANTISATIONS_THAT_WORK))
         raise TargetError(
             f"{name} is quantised with {method!r}, which is not known to give a block the same "
             f"results as single steps. Known to work: {known}."
         )
+
+
+def _scales_whole_forwards(method: str, read: Callable[[str], Any]) -> bool:
+    """Whether activations are scaled by a maximum taken over all tokens of a forward."""
+    if method == "compressed-tensors":
+        groups = (read("config_groups") or {}).values()
+        schemes = [g.get("input_activations") or {} for g in groups if isinstance(g, dict)]
+        return any(s.get("dynamic") and s.get("strategy") == "tensor" for s in schemes)
+    if method == "torchao":
+        scheme = f"{read('quant_type')}".lower()
+        return "dynamic" in scheme and "pertensor" in scheme
+    return False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,13 @@ from torch.nn import functional as F
 from domino_spec.errors import TargetError
 from domino_spec.targets.cache import TargetCache
 from domino_spec.targets.masks import ragged_mask
-from domino_spec.targets.support import check_config, check_model, layer_types, unwrap_adapters
+from domino_spec.targets.support import (
+    check_config,
+    check_model,
+    layer_types,
+    static_rope_limit,
+    unwrap_adapters,
+)
 from domino_spec.targets.taps import find_layers, tapped
 
 
@@ -38,7 +45,7 @@ class Target:
         self.name = name or getattr(model.config, "name_or_path", "") or type(model).__name__
         check_config(model.config, self.name)
         check_model(model, self.name)
-        self.model = model.eval()
+        self.model = model
         self.config = model.config.get_text_config()
         self.layers = find_layers(model, int(self.config.num_hidden_layers))
         self.embedding: nn.Module = model.get_input_embeddings()
@@ -66,7 +73,13 @@ class Target:
     def context_length(self) -> int | None:
         """Positions the model was made for; None when it does not say."""
         length = getattr(self.config, "max_position_embeddings", None)
-        return None if length is None else int(length)
+        limits = [int(limit) for limit in (length, self.static_rope_limit) if limit is not None]
+        return min(limits, default=None)
+
+    @property
+    def static_rope_limit(self) -> int | None:
+        """Positions after which the model's rotary frequencies change; None if they never do."""
+        return static_rope_limit(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -138,10 +151,12 @@ class Target:
         *,
         taps: Sequence[int] = (),
         keep: Sequence[int] | None = None,
+        last_positions: Sequence[int] | None = None,
     ) -> TargetOutput:
         """Run tokens behind each row's length; the caller commits what it keeps.
 
-        `keep` names the positions whose logits are wanted; None means all.
+        `keep` names the positions whose logits are wanted; None means all. Tokens behind a
+        row's last position will be thrown away and must not reach past the model's context.
         """
         tokens = tokens.to(self.device)
         count = tokens.shape[1]
@@ -153,9 +168,9 @@ class Target:
         }
         if "position_ids" in self._forward_names:
             positions = cache.positions(count, self.device)
-            if self.context_length is not None:
-                # Only tokens that are thrown away can lie past the end.
-                positions = positions.clamp(max=self.context_length - 1)
+            if last_positions is not None:
+                last = torch.tensor(last_positions, device=self.device).unsqueeze(1)
+                positions = torch.minimum(positions, last)
             inputs["position_ids"] = positions
         if cache.ragged:
             inputs["attention_mask"] = ragged_mask(
@@ -171,7 +186,7 @@ class Target:
         keeps_inside = kept is not None and "logits_to_keep" in self._forward_names
         if keeps_inside:
             inputs["logits_to_keep"] = kept
-        with torch.no_grad(), tapped(self.layers, taps) as outputs:
+        with torch.no_grad(), _evaluating(self.model), tapped(self.layers, taps) as outputs:
             logits: Tensor = self.model(**inputs).logits
         if kept is not None and not keeps_inside:
             logits = logits[:, kept]
@@ -181,3 +196,16 @@ class Target:
         if not taps:
             return None
         return torch.cat([outputs[index].to(self.device) for index in taps], dim=-1)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Without dropout, leaving the caller's model in the mode it was in."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()

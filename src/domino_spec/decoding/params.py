@@ -1,0 +1,126 @@
+"""How one sequence is to be generated, checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal
+
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from domino_spec.errors import InputError
+
+AcceptRule = Literal["rejection", "match"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one sequence is generated. The defaults are greedy."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    """Row i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    processors: tuple[LogitsProcessor, ...] = ()
+    """Any Transformers processors, run before temperature and the cut-offs."""
+    accept: AcceptRule = "rejection"
+    """Both are exact. `rejection` draws drafts from q and accepts with min(1, p/q);
+    `match` drafts greedily and accepts while the target's own draw agrees."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "processors", _processors(self.processors))
+        _check_whole("max_new_tokens", self.max_new_tokens, 1, "1 or more")
+        _check_whole("top_k", self.top_k, 0, "0 (off) or a positive whole number")
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, "None or a whole number from 0 to 2**62", 2**62)
+        _check_real("temperature", self.temperature, "0 (greedy) or a positive number")
+        _check_real("top_p", self.top_p, "more than 0 and at most 1 (off)", high=1, positive=True)
+        _check_real("min_p", self.min_p, "0 (off) to 1", high=1)
+        _check_real(
+            "repetition_penalty",
+            self.repetition_penalty,
+            "a positive number (1 is off)",
+            positive=True,
+        )
+        if self.accept not in ("rejection", "match"):
+            raise InputError(f"accept is {self.accept!r}; expected 'rejection' or 'match'.")
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn rather than taken greedily."""
+        return self.temperature > 0
+
+    def warpers(self) -> LogitsProcessorList:
+        """Temperature and cut-offs: they look at one position's logits only."""
+        chain = LogitsProcessorList()
+        if not self.samples:
+            return chain
+        if self.temperature != 1.0:
+            chain.append(TemperatureLogitsWarper(float(self.temperature)))
+        if self.top_k:
+            chain.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            chain.append(TopPLogitsWarper(float(self.top_p)))
+        if self.min_p > 0.0:
+            chain.append(MinPLogitsWarper(float(self.min_p)))
+        return chain
+
+    def all_processors(self) -> LogitsProcessorList:
+        """Everything applied to the target's logits, in Transformers' own order."""
+        chain = LogitsProcessorList()
+        if self.repetition_penalty != 1.0:
+            chain.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
+        chain.extend(self.processors)
+        chain.extend(self.warpers())
+        return chain
+
+
+def _check_whole(name: str, value: Any, low: int, expected: str, high: int | None = None) -> None:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or value < low or (high is not None and value > high):
+        raise InputError(f"{name} is {value!r}; expected {expected}.")
+
+
+def _check_real(
+    name: str, value: Any, expected: str, *, high: float = math.inf, positive: bool = False
+) -> None:
+    real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not real or value < 0 or value > high or (positive and value == 0):
+        raise InputError(f"{name} is {value!r}; expected {expected}.")
+
+
+def _strings(stop: Any) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    for text in stops:
+        if not isinstance(text, str):
+            raise InputError(f"stop holds {text!r}; expected strings.")
+        if not text:
+            raise InputError("an empty stop string would stop at once; leave it out.")
+    return stops
+
+
+def _processors(processors: Any) -> tuple[LogitsProcessor, ...]:
+    if callable(processors) and not isinstance(processors, (list, tuple)):
+        processors = (processors,)
+    for processor in processors or ():
+        if not callable(processor):
+            raise InputError(
+                f"processors holds {processor!r}; expected Transformers logits processors."
+            )
+    return tuple(processors or ())
