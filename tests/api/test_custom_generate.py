@@ -220,8 +220,10 @@ def test_other_methods_and_positions_are_refused(model, domino):
     assert model.generate(**inputs, **call, position_ids=usual).shape == (1, 10)
     with pytest.raises(InputError, match="penalty_alpha"):
         model.generate(**inputs, **call, penalty_alpha=0.6, top_k=4)
+    # Transformers wants the quantiser installed before it asks us.
+    config = tf.GenerationConfig(cache_implementation="quantized")
     with pytest.raises(InputError, match="quantized"):
-        model.generate(**inputs, **call, cache_implementation="quantized")
+        domino(model, inputs["input_ids"], tf.LogitsProcessorList(), None, config)
 
 
 def test_a_streamer_for_a_batch_is_refused(model, domino):

@@ -120,6 +120,7 @@ def test_stop_strings_end_the_text(domino, target, draft):
     assert cut["text"] == text[: text.index(stop)]
 
 
+@pytest.mark.filterwarnings("default:only .* tokens a cycle")
 def test_a_useless_drafter_is_one_warning_line_after_the_text(domino, target, draft):
     arguments = ("generate", target, PROMPT, "--draft", draft, "-n", 70, "--ignore-eos")
     result = domino(*arguments)
