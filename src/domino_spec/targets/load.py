@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from domino_spec.targets.probe import probe_target
 from domino_spec.targets.support import check_config
 from domino_spec.targets.target import Target
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
+    "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,15 @@ def load_target(
         "dtype": _checked_dtype(dtype) or ("auto" if device.type != "cpu" else torch.float32),
         "device_map": device_map,
         "attn_implementation": attn_implementation,
+        "config": config,  # read once: a GGUF file takes seconds to parse
+        "output_loading_info": True,
     }
     place, common = _place(source, revision, trust_remote_code)
     given = {key: value for key, value in options.items() if value is not None}
-    model = _attempt(source, AutoModelForCausalLM.from_pretrained, place, **common, **given)
+    model, loading = _attempt(
+        source, AutoModelForCausalLM.from_pretrained, place, **common, **given
+    )
+    _require_all_weights(source, loading)
     if device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
     target = Target(model, name=str(source))
@@ -89,6 +98,9 @@ def load_tokenizer(
 ) -> Any | None:
     """The tokenizer beside a model; None where there is none."""
     place, common = _place(source, revision, trust_remote_code)
+    present = [name for name in _TOKENIZER_FILES if (Path(place) / name).is_file()]
+    if Path(place).is_dir() and not present and "gguf_file" not in common:
+        return None  # for some models Transformers would make up an empty tokenizer
     try:
         return AutoTokenizer.from_pretrained(place, **common)
     except ImportError as error:
@@ -96,8 +108,7 @@ def load_tokenizer(
             f"the tokenizer of {source} needs a package that is missing: {_first_line(error)}"
         ) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        # Transformers fails in many ways on a folder without tokenizer files.
-        present = [name for name in _TOKENIZER_FILES if (Path(place) / name).is_file()]
+        # Transformers fails in many ways where there are no tokenizer files.
         if present:
             raise TargetError(
                 f"the tokenizer of {source} ({', '.join(present)}) could not be read: "
@@ -158,11 +169,25 @@ def _place(
         return str(source), options
     if not path.is_file():
         raise TargetError(f"there is no GGUF file at {source}; give the path of an existing one.")
-    if importlib.util.find_spec("gguf") is None:
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
         raise TargetError(
-            f"reading {path.name} needs the gguf package; pip install 'domino-spec[gguf]'."
+            f"reading {path.name} needs {' and '.join(missing)}; pip install 'domino-spec[gguf]'."
         )
     return str(path.parent), {**options, "gguf_file": path.name}
+
+
+def _require_all_weights(source: str | Path, loading: Mapping[str, Any]) -> None:
+    """Transformers fills weights it does not find with random ones and goes on."""
+    absent = sorted(loading.get("missing_keys") or ())
+    wrong = sorted(str(entry) for entry in loading.get("mismatched_keys") or ())
+    if absent or wrong:
+        named = ", ".join((absent + wrong)[:5])
+        raise TargetError(
+            f"{source} lacks {len(absent)} weights of its model and has {len(wrong)} of another "
+            f"shape ({named}{', ...' if len(absent) + len(wrong) > 5 else ''}); expected all of "
+            "them. Download it again or check its config.json."
+        )
 
 
 def _attempt(source: str | Path, load: Any, place: str, **options: Any) -> Any:
@@ -181,6 +206,10 @@ def _why(source: str | Path, error: Exception) -> str:
             f"{source} brings its own modelling code, which is not run unless asked for; read it, "
             "then pass trust_remote_code=True (--trust-remote-code)."
         )
+    if Path(source).is_file():
+        return f"{source} is a file, but not a GGUF one; give a GGUF file, a folder or a hub id."
+    if not Path(source).exists() and str(source).startswith((".", "/", "~")):
+        return f"no model at {source!s}: there is no such folder or file. Check the path."
     if isinstance(error, OSError) and not Path(source).exists():
         return (
             f"no model at {source!s}: it is neither a local folder or GGUF file nor a model that "

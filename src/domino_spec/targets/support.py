@@ -21,6 +21,9 @@ _QUANTISATIONS_THAT_WORK = frozenset(
         "torchao", "vptq",
     }
 )  # fmt: skip
+_DRAFTERS = frozenset(
+    {"DFlashDraftModel", "DominoDraftModel", "DFlashSpeculator", "DominoSpeculator"}
+)
 _QUANTISATIONS_THAT_DO_NOT = {
     "bitsandbytes_8bit": "LLM.int8() picks its outlier columns from all tokens of a forward, so a "
     "verified block would not equal single steps; load the target in 4 bits or in bfloat16",
@@ -98,6 +101,12 @@ def unwrap_adapters(model: Any) -> PreTrainedModel:
 
 def check_config(config: Any, name: str) -> None:
     """Refuse by configuration alone, before weights are loaded."""
+    drafts = _DRAFTERS & set(getattr(config, "architectures", None) or ())
+    if drafts:
+        raise TargetError(
+            f"{name} is a drafter ({', '.join(drafts)}), not a target; give it as the draft "
+            "(--draft) of the model it was trained for."
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise TargetError(
             f"{name} is an encoder-decoder ({config.model_type}); Domino drafts for decoder-only "
