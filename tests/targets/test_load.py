@@ -1,5 +1,8 @@
 """Every way a target comes in: plain, sharded, off-loaded, adapted, quantised."""
 
+import importlib.util
+import platform
+
 import peft
 import pytest
 import safetensors.torch
@@ -113,6 +116,9 @@ def test_prompt_tuning_is_refused_by_name():
 
 
 def test_four_bit_target(tmp_path):
+    if platform.machine() == "x86_64":
+        assert importlib.util.find_spec("bitsandbytes"), "the dev extra brings it here"
+    pytest.importorskip("bitsandbytes")
     config = tf.LlamaConfig(
         vocab_size=VOCAB, hidden_size=128, intermediate_size=256, num_hidden_layers=6,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
