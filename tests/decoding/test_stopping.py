@@ -26,6 +26,20 @@ def test_max_new_tokens_is_exact(case, count, kind):
     assert found == [answer[:count] for answer in answers]
 
 
+def test_no_more_is_drafted_than_may_still_be_generated(case, monkeypatch):
+    target, prompts, answers = case
+    widths = []
+    forward = type(target).forward
+
+    def counted(self, tokens, *args, **options):
+        widths.append(tokens.shape[1])
+        return forward(self, tokens, *args, **options)
+
+    monkeypatch.setattr(type(target), "forward", counted)
+    run(target, Oracle(answers, depth=DEPTH, vocab=VOCAB), prompts, max_new_tokens=12)
+    assert widths[1:] == [8, 3]  # the prefill gives one token, the cycles 8 and 3
+
+
 @pytest.mark.parametrize("place", [0, 1, 4, 8, 9, 20])
 def test_eos_inside_a_block_ends_the_row_there(case, place):
     target, prompts, answers = case
