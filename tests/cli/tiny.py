@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from domino_spec.checkpoints import Provenance, save_drafter
 from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from tests.support.families import randomise
 
 VOCAB, HIDDEN, LAYERS, CONTEXT = 300, 32, 6, 256
 SPECIALS = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|mask|>"]
@@ -44,12 +44,7 @@ def save_target(folder: Path, *, hidden: int = HIDDEN, tokenizer: object | None 
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT,
         bos_token_id=None, eos_token_id=0,
     )  # fmt: skip
-    model = tf.LlamaForCausalLM(config).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25, generator=generator)
+    model = randomise(tf.LlamaForCausalLM(config).eval(), 0.25, seed=1)
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
