@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from domino_spec.checkpoints import Provenance as Provenance
     from domino_spec.checkpoints import load_drafter as load_drafter
     from domino_spec.checkpoints import save_drafter as save_drafter
+    from domino_spec.checkpoints import save_packed as save_packed
     from domino_spec.decoding import SamplingParams as SamplingParams
+    from domino_spec.drafter import DominoHeadConfig as DominoHeadConfig
     from domino_spec.drafter import Drafter as Drafter
     from domino_spec.drafter import DrafterConfig as DrafterConfig
     from domino_spec.drafter import HeadConfig as HeadConfig
+    from domino_spec.drafter import MarkovHeadConfig as MarkovHeadConfig
     from domino_spec.errors import DominoError as DominoError
     from domino_spec.targets import Target as Target
     from domino_spec.targets import load_target as load_target
@@ -33,10 +36,13 @@ _HOMES = {
     "Provenance": "checkpoints",
     "load_drafter": "checkpoints",
     "save_drafter": "checkpoints",
+    "save_packed": "checkpoints",
     "SamplingParams": "decoding",
+    "DominoHeadConfig": "drafter",
     "Drafter": "drafter",
     "DrafterConfig": "drafter",
     "HeadConfig": "drafter",
+    "MarkovHeadConfig": "drafter",
     "DominoError": "errors",
     "Target": "targets",
     "load_target": "targets",

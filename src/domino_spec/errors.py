@@ -25,3 +25,11 @@ class MismatchError(DominoError, ValueError):
 
 class InputError(DominoError, ValueError):
     """A prompt or a sampling parameter that makes no sense."""
+
+
+class DataError(DominoError, ValueError):
+    """Training data that cannot be read, is empty or belongs to something else."""
+
+
+class TrainingError(DominoError, RuntimeError):
+    """A training run that cannot start, go on or be trusted."""

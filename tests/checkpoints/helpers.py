@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from domino_spec.checkpoints import save_drafter
-from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig, rollout
+from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig, rollout
 
 HIDDEN, VOCAB, BLOCK = 16, 48, 4
 MASK = 47
-HEAD = HeadConfig(gru_hidden_dim=12, emb_dim=6, pure_draft_prefix_len=1)
+HEAD = DominoHeadConfig(gru_hidden_dim=12, emb_dim=6, pure_draft_prefix_len=1)
 
 
 def tiny_config(**changes: Any) -> DrafterConfig:
@@ -225,7 +225,7 @@ def qwen3_8b_config(*, head: bool) -> DrafterConfig:
         mask_token_id=151669,
         block_size=16,
         shift_label=head,
-        head=HeadConfig(gru_hidden_dim=1024, emb_dim=256, pure_draft_prefix_len=1)
+        head=DominoHeadConfig(gru_hidden_dim=1024, emb_dim=256, pure_draft_prefix_len=1)
         if head
         else None,
     )

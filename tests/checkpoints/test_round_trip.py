@@ -77,9 +77,9 @@ def test_loaded_rotary_frequencies_are_real(tmp_path: Path) -> None:
 def test_a_loaded_drafter_trains(tmp_path: Path) -> None:
     loaded = load_drafter(save_drafter(tiny_drafter(), tmp_path / "drafter")).drafter
     assert loaded.head is not None
-    states = loaded.head.states(torch.ones(1, 2, 16))
+    states = loaded.head.states(torch.ones(1, 2, dtype=int), lambda _: torch.ones(1, 2, 16))
     states.sum().backward()
-    assert loaded.head.prefix_gru.weight_ih_l0.grad is not None
+    assert loaded.head.get_parameter("prefix_gru.weight_ih_l0").grad is not None
 
 
 def test_shards_and_their_index(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from domino_spec.checkpoints import describe, load_drafter
-from domino_spec.drafter import HeadConfig
+from domino_spec.drafter import DominoHeadConfig
 from domino_spec.errors import CheckpointError, ConfigError
 
 from .helpers import Raw, assert_same_drafter, raw_speculators, tiny_drafter
@@ -89,7 +89,7 @@ def test_a_head_without_alignment_needs_one(speculators: Raw, tmp_path: Path) ->
 
 
 def test_defaults_of_that_project(tmp_path: Path) -> None:
-    head = HeadConfig(gru_hidden_dim=1024, emb_dim=256, pure_draft_prefix_len=1)
+    head = DominoHeadConfig(gru_hidden_dim=1024, emb_dim=256, pure_draft_prefix_len=1)
     raw = raw_speculators(tiny_drafter(head=head), tmp_path / "made")
     for name in ("gru_hidden_dim", "logits_correction_emb_dim", "pure_draft_prefix_len"):
         del raw.config[name]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from domino_spec.checkpoints import load_drafter, save_drafter, write
+from domino_spec.checkpoints import load_drafter, save_drafter, save_packed, staging, write
 from domino_spec.errors import CheckpointError, ConfigError
 
 from .helpers import assert_same_drafter, tiny_drafter
@@ -20,15 +20,27 @@ def crash(*_args: Any, **_kwargs: Any) -> None:
     raise Crash
 
 
-@pytest.mark.parametrize("step", ["save_file", "_write_json", "_sync", "_keep_other_files"])
+STEPS = pytest.mark.parametrize(
+    ("module", "step"),
+    [
+        (write, "save_file"),
+        (write, "write_json"),
+        (staging, "_sync"),
+        (staging, "_keep_other_files"),
+    ],
+)
+
+
+@STEPS
+@pytest.mark.parametrize("save", [save_drafter, save_packed])
 def test_a_crash_while_writing_leaves_the_old_checkpoint(
-    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    save: Any, module: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = tiny_drafter(seed=0), tiny_drafter(seed=1)
     folder = save_drafter(old, tmp_path / "drafter")
-    monkeypatch.setattr(write, step, crash)
+    monkeypatch.setattr(module, step, crash)
     with pytest.raises(Crash):
-        save_drafter(new, folder)
+        save(new, folder)
     assert_same_drafter(load_drafter(folder).drafter, old)
     assert [path.name for path in tmp_path.iterdir()] == ["drafter"]
 

@@ -4,10 +4,13 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
+from domino_spec.checkpoints import released
 from domino_spec.cli import demo as demo_module
 from domino_spec.demo import models
 from domino_spec.errors import TargetError
+from tests.cli import tiny
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +80,53 @@ def test_a_missing_model_says_how_to_install_it(monkeypatch):
         models.smollm2()
 
 
-def test_a_released_drafter_is_used_once_it_ships(monkeypatch, tmp_path):
-    monkeypatch.setattr(models, "_RELEASED", tmp_path)
-    assert models.released_drafter() is None
-    (tmp_path / "config.json").write_text("{}")
-    assert models.released_drafter() == tmp_path
+def ship(root, monkeypatch, *names):
+    """Drafters for the tiny target, as if they had come with the package."""
+    monkeypatch.setattr(released, "_ROOT", root)
+    for name in names:
+        tiny.save_draft(root / name)
+
+
+def test_the_released_drafter_suits_the_device(monkeypatch, tmp_path):
+    cpu, gpu = torch.device("cpu"), torch.device("cuda:0")
+    ship(tmp_path, monkeypatch)
+    assert models.released_drafter(cpu) is None
+    assert models.released_drafter(gpu) is None
+    ship(tmp_path, monkeypatch, "smollm2-135m-instruct")
+    chosen = models.released_drafter(cpu)
+    assert chosen.source == "released:smollm2-135m-instruct"
+    assert "none made for CPUs" in chosen.reason
+    ship(tmp_path, monkeypatch, "smollm2-135m-instruct-cpu")
+    assert models.released_drafter(cpu).source == "released:smollm2-135m-instruct-cpu"
+    on_gpu = models.released_drafter(gpu)
+    assert on_gpu.source == "released:smollm2-135m-instruct"
+    assert "cuda:0" in on_gpu.reason
+
+
+def test_only_a_cpu_drafter_is_nothing_for_a_gpu(monkeypatch, tmp_path):
+    ship(tmp_path, monkeypatch, "smollm2-135m-instruct-cpu")
+    assert models.released_drafter(torch.device("cuda")) is None
+
+
+def test_the_demo_uses_a_released_drafter_and_says_why(domino, target, monkeypatch, tmp_path):
+    ship(tmp_path, monkeypatch, "smollm2-135m-instruct-cpu")
+    monkeypatch.setattr(demo_module, "smollm2", lambda: target)
+    arguments = ("demo", "--prompts", 1, "-n", 6, "--device", "cpu")
+    result = domino(*arguments)
+    assert result.exit_code == 0, result.output
+    expected = "drafting with released:smollm2-135m-instruct-cpu: the one made for CPUs"
+    assert expected in result.stderr
+    assert "1 of 1 answers identical" in result.stdout
+    values = json.loads(domino(*arguments, "--json").stdout)
+    assert values["drafter"] == "released:smollm2-135m-instruct-cpu"
+
+
+def test_another_drafter_or_target_is_not_replaced_by_a_released_one(
+    domino, target, draft, monkeypatch, tmp_path
+):
+    ship(tmp_path, monkeypatch, "smollm2-135m-instruct-cpu")
+    monkeypatch.setattr(demo_module, "smollm2", lambda: target)
+    named = domino("demo", "--draft", draft, "--prompts", 1, "-n", 6)
+    assert f"drafting with {draft}" in named.stderr
+    other = domino("demo", "--target", target, "--prompts", 1, "-n", 6)
+    assert "an untrained drafter" in other.stderr

@@ -8,7 +8,7 @@ import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from domino_spec.checkpoints import Provenance, save_drafter
-from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
 from tests.support.families import randomise
 
 VOCAB, HIDDEN, LAYERS, CONTEXT = 300, 32, 6, 256
@@ -56,7 +56,9 @@ def drafter_config(*, hidden: int = HIDDEN, head: bool = True) -> DrafterConfig:
         hidden_size=hidden, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2,
         head_dim=8, vocab_size=VOCAB, num_target_layers=LAYERS, target_layer_ids=(1, 3),
         mask_token_id=MASK, block_size=8, shift_label=head,
-        head=HeadConfig(gru_hidden_dim=16, emb_dim=8, pure_draft_prefix_len=1) if head else None,
+        head=DominoHeadConfig(gru_hidden_dim=16, emb_dim=8, pure_draft_prefix_len=1)
+        if head
+        else None,
     )  # fmt: skip
 
 

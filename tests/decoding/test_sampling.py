@@ -12,7 +12,7 @@ from domino_spec import DominoGenerate
 from domino_spec.decoding import DominoProposer, Row, SamplingParams, decode, make_sampler
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
 from domino_spec.decoding.stopping import at_length
-from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
 from domino_spec.errors import InputError
 from domino_spec.targets import Target, probe_target
 from tests.support.families import make_target, random_drafter, random_prompts, randomise
@@ -37,7 +37,7 @@ def small():
         hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=2,
         head_dim=8, vocab_size=VOCAB, num_target_layers=2, target_layer_ids=(0, 1),
         mask_token_id=11, block_size=4, shift_label=True,
-        head=HeadConfig(gru_hidden_dim=8, emb_dim=8, pure_draft_prefix_len=1),
+        head=DominoHeadConfig(gru_hidden_dim=8, emb_dim=8, pure_draft_prefix_len=1),
     )  # fmt: skip
     drafter = Drafter(config).eval()
     return target, randomise(drafter, 0.4, seed=6)

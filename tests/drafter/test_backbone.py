@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from domino_spec.drafter.masks import block_mask
+from domino_spec.drafter.masks import BlockLayout, dense_mask
 from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
 
 
@@ -80,11 +80,12 @@ def test_backbone_computes_the_method(shift):
 
 
 def test_mask_hides_the_anchors_own_state_and_other_blocks():
-    mask = block_mask(
+    layout = BlockLayout(
         anchors=torch.tensor([[2, 4]]),
         block_size=3,
         context_positions=torch.arange(6).unsqueeze(0),
     )
+    mask = dense_mask(layout)
     assert mask.shape == (1, 1, 6, 12)
     context, block = mask[0, 0, :, :6], mask[0, 0, :, 6:]
     for slot in range(3):
@@ -95,16 +96,15 @@ def test_mask_hides_the_anchors_own_state_and_other_blocks():
 
 
 def test_window_limits_by_distance_and_may_be_causal_inside_the_block():
-    options = {
-        "anchors": torch.tensor([[5]]),
-        "block_size": 4,
-        "context_positions": torch.arange(5).unsqueeze(0),
-        "window": 3,
-    }
-    both = block_mask(**options)[0, 0]
+    layout = BlockLayout(
+        anchors=torch.tensor([[5]]),
+        block_size=4,
+        context_positions=torch.arange(5).unsqueeze(0),
+    )
+    both = dense_mask(layout, window=3)[0, 0]
     assert both[0].tolist() == [False] * 3 + [True] * 2 + [True, True, True, False]
     assert both[3].tolist() == [False] * 5 + [False, True, True, True]
-    causal = block_mask(**options, causal=True)[0, 0]
+    causal = dense_mask(layout, window=3, causal=True)[0, 0]
     assert causal[0].tolist() == [False] * 3 + [True] * 2 + [True, False, False, False]
     assert causal[3].tolist() == [False] * 5 + [False, True, True, True]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from domino_spec.drafter import DraftContext, rollout
-from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
+from tests.support.families import VOCAB, drafter_config, make_target, markov_head, random_drafter
 
 CASES = {
     "shift": {"shift": True},
@@ -25,6 +25,12 @@ CASES = {
         "causal_window": True,
     },
     "reduced vocabulary": {"shift": True, "draft_vocab_size": 41},
+    "markov": {"shift": True, "head": markov_head()},
+    "markov, no-shift, reduced": {
+        "shift": False,
+        "head": markov_head(prefix=1),
+        "draft_vocab_size": 41,
+    },
 }
 
 

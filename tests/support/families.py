@@ -7,7 +7,13 @@ from functools import cache
 import torch
 import transformers as tf
 
-from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    Drafter,
+    DrafterConfig,
+    HeadConfig,
+    MarkovHeadConfig,
+)
 from domino_spec.targets import Target, probe_target
 
 VOCAB, HIDDEN, LAYERS, MASK, CONTEXT = 97, 32, 6, 96, 256
@@ -73,7 +79,11 @@ def make_target(family: str) -> Target:
     return target
 
 
-def drafter_config(*, shift: bool = True, head: bool = True, prefix: int = 1, **changes):
+def drafter_config(
+    *, shift: bool = True, head: bool | HeadConfig = True, prefix: int = 1, **changes
+):
+    if head is True:
+        head = DominoHeadConfig(gru_hidden_dim=16, emb_dim=8, pure_draft_prefix_len=prefix)
     values = {
         "hidden_size": HIDDEN,
         "intermediate_size": 64,
@@ -87,11 +97,13 @@ def drafter_config(*, shift: bool = True, head: bool = True, prefix: int = 1, **
         "mask_token_id": MASK,
         "block_size": 8,
         "shift_label": shift,
-        "head": HeadConfig(gru_hidden_dim=16, emb_dim=8, pure_draft_prefix_len=prefix)
-        if head
-        else None,
+        "head": head or None,
     }
     return DrafterConfig(**{**values, **changes})
+
+
+def markov_head(*, prefix: int = 0) -> MarkovHeadConfig:
+    return MarkovHeadConfig(emb_dim=8, pure_draft_prefix_len=prefix)
 
 
 def random_drafter(config: DrafterConfig | None = None, *, seed: int = 0) -> Drafter:

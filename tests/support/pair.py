@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import transformers as tf
 
-from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
 from domino_spec.targets import Target, probe_target
 
 SIZE = 40  # tokens and dimensions: embeddings are one-hot
@@ -51,7 +51,7 @@ def knowing_drafter(*, shift: bool, prefix: int) -> Drafter:
         hidden_size=SIZE, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
         head_dim=10, vocab_size=SIZE, num_target_layers=4, target_layer_ids=(1, 2),
         mask_token_id=MASK, block_size=8, shift_label=shift,
-        head=HeadConfig(gru_hidden_dim=SIZE, emb_dim=SIZE, pure_draft_prefix_len=prefix),
+        head=DominoHeadConfig(gru_hidden_dim=SIZE, emb_dim=SIZE, pure_draft_prefix_len=prefix),
     )  # fmt: skip
     drafter = Drafter.untrained(config)
     assert drafter.head is not None

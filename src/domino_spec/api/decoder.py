@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from domino_spec.api.arguments import checked_candidates, checked_depth, params_per_row
 from domino_spec.api.facts import target_facts
 from domino_spec.api.notices import MismatchWarning, warn_useless
-from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt, split_prompts
+from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt, end_tokens, split_prompts
 from domino_spec.api.results import Generation, StreamedToken
 from domino_spec.checkpoints import (
     Checkpoint,
@@ -287,13 +287,7 @@ class DominoDecoder:
     @property
     def eos_token_ids(self) -> set[int]:
         """What ends a sequence: the generation config's ids, else the tokenizer's."""
-        config = getattr(self.target.model, "generation_config", None)
-        ids = getattr(config, "eos_token_id", None)
-        if ids is None:
-            ids = getattr(self.tokenizer, "eos_token_id", None)
-        if ids is None:
-            return set()
-        return {int(ids)} if isinstance(ids, int) else {int(token) for token in ids}
+        return end_tokens(self.target, self.tokenizer)
 
     def _finished(self, row: Row, params: SamplingParams, stats: RunStats) -> Generation:
         text = None

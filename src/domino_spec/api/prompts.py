@@ -111,3 +111,14 @@ def check_prompt(tokens: Sequence[int], max_new_tokens: int, target: Target) -> 
             f"the prompt has {len(tokens)} tokens and max_new_tokens is {max_new_tokens}, together "
             f"more than {what}; {todo}."
         )
+
+
+def end_tokens(target: Target, tokenizer: Any | None) -> set[int]:
+    """What ends a sequence: the generation config's ids, else the tokenizer's."""
+    config = getattr(target.model, "generation_config", None)
+    ids = getattr(config, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(tokenizer, "eos_token_id", None)
+    if ids is None:
+        return set()
+    return {int(ids)} if isinstance(ids, int) else {int(token) for token in ids}

@@ -1,6 +1,7 @@
-"""Checkpoints: public and speculators layouts in, the public layout out, and what fits what."""
+"""Checkpoints: public, speculators and packed layouts in, public and packed out; what fits."""
 
 from domino_spec.checkpoints.fit import Check, TargetFacts, check_fit, require_fit
+from domino_spec.checkpoints.packing import Packing
 from domino_spec.checkpoints.provenance import (
     FORMAT_VERSION,
     Provenance,
@@ -8,20 +9,25 @@ from domino_spec.checkpoints.provenance import (
     tokenizer_fingerprint,
 )
 from domino_spec.checkpoints.read import Checkpoint, Description, describe, load_drafter
-from domino_spec.checkpoints.write import save_drafter
+from domino_spec.checkpoints.released import released_folder, released_names
+from domino_spec.checkpoints.write import save_drafter, save_packed
 
 __all__ = [
     "FORMAT_VERSION",
     "Check",
     "Checkpoint",
     "Description",
+    "Packing",
     "Provenance",
     "TargetFacts",
     "chat_template_fingerprint",
     "check_fit",
     "describe",
     "load_drafter",
+    "released_folder",
+    "released_names",
     "require_fit",
     "save_drafter",
+    "save_packed",
     "tokenizer_fingerprint",
 ]

@@ -9,12 +9,14 @@ from typing import Any
 from domino_spec.checkpoints import public, speculators
 from domino_spec.checkpoints.fields import Fields, texts
 from domino_spec.checkpoints.overrides import Overrides
+from domino_spec.checkpoints.packing import PACKED_ARCHITECTURE, Packing, read_packing
 from domino_spec.checkpoints.provenance import CONFIG_KEY, Provenance
 from domino_spec.drafter import DrafterConfig
 from domino_spec.errors import ConfigError
 
 PUBLIC = "public"
 SPECULATORS = "speculators"
+PACKED = "packed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +26,23 @@ class Reading:
     layout: str
     config: DrafterConfig
     provenance: Provenance
+    packing: Packing | None = None
 
 
 def read_config(values: Mapping[str, Any], overrides: Overrides) -> Reading:
     """Recognise the layout and read it. An `auto_map` is ignored, never executed."""
     layout = recognise(values)
     provenance = Provenance.from_dict(Fields(values).nested(CONFIG_KEY).values)
-    if layout == PUBLIC:
+    packing: Packing | None = None
+    if layout == PACKED:
+        values, packing = read_packing(values)
+    if layout in (PUBLIC, PACKED):
         config = public.read_public(values, overrides)
     else:
         config = speculators.read_speculators(values, overrides)
         if provenance.target_id is None:
             provenance = replace(provenance, target_id=speculators.verifier_id(values))
-    return Reading(layout=layout, config=config, provenance=provenance)
+    return Reading(layout=layout, config=config, provenance=provenance, packing=packing)
 
 
 def recognise(values: Mapping[str, Any]) -> str:
@@ -46,8 +52,10 @@ def recognise(values: Mapping[str, Any]) -> str:
     architectures = texts(Fields(values)["architectures"]) or ()
     if set(architectures) & set(public.ARCHITECTURES):
         return PUBLIC
+    if PACKED_ARCHITECTURE in architectures:
+        return PACKED
     raise ConfigError(
         f"config.json says architectures = {list(architectures)}; expected one of "
-        f"{list(public.ARCHITECTURES)}, or {speculators.TYPE_FIELD!r}. This is not a DFlash or "
-        "Domino drafter: point to the drafter's checkpoint, not to the target's."
+        f"{[*public.ARCHITECTURES, PACKED_ARCHITECTURE]}, or {speculators.TYPE_FIELD!r}. This is "
+        "not a DFlash or Domino drafter: point to the drafter's checkpoint, not to the target's."
     )

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files are: a folder, a single file, or an id on the hub."""
+"""Where a checkpoint's files are: a folder, a file, a released name, or an id on the hub."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import OfflineModeIsEnabled
 
+from domino_spec.checkpoints.released import PREFIX, released_folder
 from domino_spec.errors import CheckpointError, ConfigError
 
 CONFIG_FILE = "config.json"
@@ -46,7 +47,8 @@ class CheckpointFiles:
 
 def locate(source: str | Path, *, revision: str | None = None) -> CheckpointFiles:
     """Find a checkpoint; a hub id is downloaded unless it is in the cache."""
-    path = Path(source).expanduser()
+    released = isinstance(source, str) and source.startswith(PREFIX)
+    path = released_folder(str(source)) if released else Path(source).expanduser()
     if path.exists():
         if revision is not None:
             raise ConfigError(
@@ -61,7 +63,8 @@ def locate(source: str | Path, *, revision: str | None = None) -> CheckpointFile
         return _folder(folder, source, revision=folder.name)
     raise CheckpointError(
         f"{source} is no file or folder here, and not a hub id of the form org/name. "
-        f"{_interrupted_save(path)}Check the path."
+        f"{_interrupted_save(path)}Check the path; drafters that came with this package are called "
+        f"{PREFIX}NAME."
     )
 
 

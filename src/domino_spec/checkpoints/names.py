@@ -15,7 +15,12 @@ TARGET_COPIES = frozenset(
 
 _HEAD = "head."
 _BACKBONE = "backbone."
-_HEAD_MODULES = ("prefix_gru.", "embed_proj.")
+_HEAD_MODULES = {
+    "prefix_gru.": "Domino",
+    "embed_proj.": "Domino",
+    "markov_w1.": "Markov",
+    "markov_w2.": "Markov",
+}
 _HEAD_CONTAINERS = ("logit_head.", "logits_correction.")
 _MODEL = "model."
 
@@ -35,8 +40,14 @@ def _public_name(name: str, prefixed: bool) -> str:
 
 
 def is_head(public: str) -> bool:
-    """Whether a public name belongs to the Domino head."""
-    return public.startswith(_HEAD_MODULES)
+    """Whether a public name belongs to a head."""
+    return head_kind(public) is not None
+
+
+def head_kind(public: str) -> str | None:
+    """The kind of head that a public name belongs to."""
+    kinds = [kind for module, kind in _HEAD_MODULES.items() if public.startswith(module)]
+    return kinds[0] if kinds else None
 
 
 def to_state(public: str) -> str:

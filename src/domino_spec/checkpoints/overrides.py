@@ -33,7 +33,7 @@ class Overrides:
             return given
         if has_head:
             raise ConfigError(
-                f"config.json has a Domino head but lacks {label}, and the weights cannot tell. "
+                f"config.json has a head but lacks {label}, and the weights cannot tell. "
                 "Pass shift_label=True (--shift-label) if slot 0 predicts the token behind the "
                 "anchor, as in public Qwen3 Domino checkpoints, shift_label=False "
                 "(--no-shift-label) if slot 1 does."

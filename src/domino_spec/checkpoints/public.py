@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from domino_spec.checkpoints.fields import (
@@ -20,17 +21,24 @@ from domino_spec.checkpoints.transformer import (
     require_own_width,
     write_transformer,
 )
-from domino_spec.drafter import DrafterConfig, HeadConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, HeadConfig, MarkovHeadConfig
 from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import ConfigError
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"
 DOMINO_ARCHITECTURE = "DominoDraftModel"
-ARCHITECTURES = (DFLASH_ARCHITECTURE, DOMINO_ARCHITECTURE)
+MARKOV_ARCHITECTURE = "MarkovDraftModel"
+"""Our own: a loader that ignores projector_type must not take the drafter for a plain one."""
+ARCHITECTURES = (DFLASH_ARCHITECTURE, DOMINO_ARCHITECTURE, MARKOV_ARCHITECTURE)
 
 SECTION = "dflash_config"
-_HEAD_PROJECTORS = ("domino", "causal_v5")
+_DOMINO_PROJECTORS = (DominoHeadConfig.kind, "causal_v5")
+_MARKOV_PROJECTORS = (MarkovHeadConfig.kind,)
 _PLAIN_PROJECTORS = (None, "dflash")
+_PROJECTORS_OF = {
+    DOMINO_ARCHITECTURE: _DOMINO_PROJECTORS,
+    MARKOV_ARCHITECTURE: _MARKOV_PROJECTORS,
+}
 
 _READ = {
     "block_size",
@@ -102,14 +110,10 @@ def write_public(config: DrafterConfig, *, dtype: str) -> dict[str, Any]:
     if config.head or config.shift_label:
         section["shift_label"] = config.shift_label
     if config.head:
-        section |= {
-            "projector_type": "domino",
-            "emb_dim": config.head.emb_dim,
-            "gru_hidden_dim": config.head.gru_hidden_dim,
-            "pure_draft_prefix_len": config.head.pure_draft_prefix_len,
-        }
+        section |= {"projector_type": config.head.kind, **asdict(config.head)}
+    is_markov = isinstance(config.head, MarkovHeadConfig)
     values = {
-        "architectures": [DFLASH_ARCHITECTURE],
+        "architectures": [MARKOV_ARCHITECTURE if is_markov else DFLASH_ARCHITECTURE],
         **write_transformer(config),
         "dtype": dtype,
         "block_size": config.block_size,
@@ -138,23 +142,37 @@ def _refuse_unknown(section: Fields) -> None:
 def _read_head(top: Fields, section: Fields) -> HeadConfig | None:
     stated = section["projector_type"]
     projector = text(stated)
-    if projector in _PLAIN_PROJECTORS:
-        if DOMINO_ARCHITECTURE in (top["architectures"].value or ()):
-            raise ConfigError(
-                f"architectures is {DOMINO_ARCHITECTURE!r} but {stated.label} is {projector!r}; "
-                "set it to 'domino' if the checkpoint has a head, or name the architecture "
-                f"{DFLASH_ARCHITECTURE!r} if it has none."
-            )
-        return None
-    if projector not in _HEAD_PROJECTORS:
+    known = (*_PLAIN_PROJECTORS, *_DOMINO_PROJECTORS, *_MARKOV_PROJECTORS)
+    if projector not in known:
         raise ConfigError(
             f"{stated.label} is {projector!r}; expected 'domino' (or the older 'causal_v5') for a "
-            "Domino head, or 'dflash' or nothing for a drafter without one."
+            "Domino head, 'markov' for a Markov head, or 'dflash' or nothing for a drafter "
+            "without one."
         )
-    return HeadConfig(
-        gru_hidden_dim=required(section["gru_hidden_dim"], integer),
-        emb_dim=required(section["emb_dim"], integer, top["emb_dim"]),
-        pure_draft_prefix_len=default(integer(section["pure_draft_prefix_len"]), 0),
+    for architecture in top["architectures"].value or ():
+        expected = _PROJECTORS_OF.get(architecture, known)
+        if projector not in expected:
+            raise ConfigError(
+                f"architectures is {architecture!r} but {stated.label} is {projector!r}; set it to "
+                f"{expected[0]!r} if the checkpoint has such a head, or name the architecture "
+                f"{DFLASH_ARCHITECTURE!r} if it has not."
+            )
+    if projector in _PLAIN_PROJECTORS:
+        return None
+    rank = required(section["emb_dim"], integer, top["emb_dim"])
+    prefix_len = default(integer(section["pure_draft_prefix_len"]), 0)
+    gru_hidden_dim = section["gru_hidden_dim"]
+    if projector in _MARKOV_PROJECTORS:
+        if gru_hidden_dim.value is not None:
+            raise ConfigError(
+                f"{gru_hidden_dim.label} is {gru_hidden_dim.value!r} but {stated.label} is "
+                f"{projector!r}, a head without a GRU; correct the one that is wrong."
+            )
+        return MarkovHeadConfig(emb_dim=rank, pure_draft_prefix_len=prefix_len)
+    return DominoHeadConfig(
+        gru_hidden_dim=required(gru_hidden_dim, integer),
+        emb_dim=rank,
+        pure_draft_prefix_len=prefix_len,
     )
 
 

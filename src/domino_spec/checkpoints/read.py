@@ -7,21 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from domino_spec.checkpoints.headers import TensorHeader, open_tensors, read_headers
 from domino_spec.checkpoints.layouts import Reading, read_config
 from domino_spec.checkpoints.locate import CheckpointFiles, locate
 from domino_spec.checkpoints.names import is_head, to_state
 from domino_spec.checkpoints.overrides import Overrides
+from domino_spec.checkpoints.packing import PackedTensor, Packing
 from domino_spec.checkpoints.provenance import Provenance
-from domino_spec.checkpoints.tensors import (
-    TensorHeader,
-    TensorPlan,
-    empty_drafter,
-    open_tensors,
-    plan_tensors,
-    read_headers,
-)
+from domino_spec.checkpoints.tensors import TensorPlan, empty_drafter, plan_tensors
 from domino_spec.checkpoints.vocabulary import draft_tokens
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.drafter.backbone import RotaryPositions
@@ -57,6 +52,8 @@ class Description:
     head_parameters: int
     byte_count: int
     dtypes: tuple[str, ...]
+    packing: Packing | None
+    """How the matrices of a packed checkpoint are stored."""
     ignored_tensors: tuple[str, ...]
 
 
@@ -73,7 +70,7 @@ def load_drafter(
 
     `shift_label` answers for a config that does not say and may not contradict one that does;
     `num_target_layers` serves a layout that does not state it.
-    Without `dtype` the stored type is kept.
+    Without `dtype` the stored type is kept; packed matrices become bfloat16.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype is {dtype}; expected a floating-point type.")
@@ -116,6 +113,7 @@ def describe(
         head_parameters=head,
         byte_count=sum(h.byte_count for h in stored),
         dtypes=tuple(sorted({h.dtype for h in plan.weights.values()})),
+        packing=reading.packing,
         ignored_tensors=plan.ignored,
     )
 
@@ -125,15 +123,22 @@ def _inspect(
 ) -> tuple[CheckpointFiles, Reading, TensorPlan]:
     files = locate(source, revision=revision)
     reading = read_config(files.read_config(), overrides)
-    plan = plan_tensors(read_headers(files), reading.config, layout=reading.layout)
+    plan = plan_tensors(
+        read_headers(files), reading.config, layout=reading.layout, packing=reading.packing
+    )
     return files, reading, plan
 
 
 def _fill(drafter: Drafter, plan: TensorPlan, *, dtype: torch.dtype, device: torch.device) -> None:
     """Give a drafter on the meta device its memory, one file after the other."""
     by_file: dict[Path, list[tuple[str, TensorHeader]]] = defaultdict(list)
-    for public, header in plan.weights.items():
-        by_file[header.file].append((to_state(public), header))
+    unpacked: dict[str, Tensor] = {}
+    for public, weight in plan.weights.items():
+        if isinstance(weight, PackedTensor):
+            unpacked[to_state(public)] = weight.read().to(device, dtype)
+        else:
+            by_file[weight.file].append((to_state(public), weight))
+    drafter.load_state_dict(unpacked, strict=False, assign=True)
     for path, tensors in by_file.items():
         with open_tensors(path, device=str(device)) as file:
             part = {state: file.get_tensor(h.name).to(dtype) for state, h in tensors}
@@ -143,8 +148,9 @@ def _fill(drafter: Drafter, plan: TensorPlan, *, dtype: torch.dtype, device: tor
         drafter.draft_tokens = None if tokens is None else tokens.to(device)
     # Not stored: the frequencies are computed, which on the meta device left no values.
     drafter.backbone.rotary = RotaryPositions(drafter.config).to(device)
-    if drafter.head is not None:
-        drafter.head.prefix_gru.flatten_parameters()
+    for module in drafter.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters()
 
 
 def _read_one(header: TensorHeader) -> Tensor:

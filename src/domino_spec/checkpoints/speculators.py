@@ -16,7 +16,7 @@ from domino_spec.checkpoints.fields import (
 )
 from domino_spec.checkpoints.overrides import Overrides
 from domino_spec.checkpoints.transformer import read_transformer, require_own_width
-from domino_spec.drafter import DrafterConfig, HeadConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, HeadConfig
 from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import ConfigError
 
@@ -80,7 +80,7 @@ def _read_head(top: Fields) -> HeadConfig | None:
         )
     if "domino" not in (model_type, projector):
         return None
-    return HeadConfig(
+    return DominoHeadConfig(
         gru_hidden_dim=default(integer(top["gru_hidden_dim"]), _DEFAULT_GRU_HIDDEN_DIM),
         emb_dim=default(
             integer(top["logits_correction_emb_dim"], top["emb_dim"]), _DEFAULT_EMB_DIM

@@ -1,34 +1,26 @@
-"""Saving a drafter in the public layout; an existing checkpoint is replaced whole or not at all."""
+"""Saving a drafter, in the public layout or packed."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from domino_spec import __version__
-from domino_spec.checkpoints.locate import (
-    CONFIG_FILE,
-    INDEX_FILE,
-    PREVIOUS_MARK,
-    WEIGHTS_FILE,
-    WEIGHTS_SUFFIX,
-)
+from domino_spec.checkpoints.locate import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE, WEIGHTS_SUFFIX
 from domino_spec.checkpoints.names import OFFSETS, to_public
+from domino_spec.checkpoints.packing import CODES, DTYPE, SCALES, choose_packing
 from domino_spec.checkpoints.provenance import CONFIG_KEY, FORMAT_VERSION, Provenance
 from domino_spec.checkpoints.public import write_public
+from domino_spec.checkpoints.quantise import pack, quantise
+from domino_spec.checkpoints.staging import checked_folder, replacing, write_json
 from domino_spec.checkpoints.vocabulary import offsets
 from domino_spec.drafter import Drafter
-from domino_spec.errors import CheckpointError, ConfigError
+from domino_spec.errors import ConfigError
 
 
 def save_drafter(
@@ -49,32 +41,59 @@ def save_drafter(
         raise ConfigError(f"dtype is {dtype}; expected a floating-point type.")
     if max_shard_bytes < 1:
         raise ConfigError(f"max_shard_bytes is {max_shard_bytes}; expected a positive number.")
-    folder = Path(folder).expanduser().resolve()
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; expected the name of a folder to save into.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = _sibling(folder, ".saving-")
-    staging.mkdir()
-    try:
+    folder = checked_folder(folder)
+    with replacing(folder) as staging:
         _write_weights(drafter, staging, dtype=dtype, max_shard_bytes=max_shard_bytes)
         config = write_public(drafter.config, dtype=str(dtype).removeprefix("torch."))
         config[CONFIG_KEY] = _stamped(provenance).to_dict()
-        _write_json(staging / CONFIG_FILE, config)
-        for path in staging.iterdir():
-            _sync(path)
-        if folder.exists():
-            _keep_other_files(folder, staging)
-        _sync(staging)
-        _take_name(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        write_json(staging / CONFIG_FILE, config)
     return folder
+
+
+def save_packed(
+    drafter: Drafter,
+    folder: str | Path,
+    *,
+    bits: int | Mapping[str, int] = 8,
+    group_size: int = 64,
+    provenance: Provenance | None = None,
+) -> Path:
+    """Write a checkpoint folder with matrices of 8, 6 or 4 bits, and return it.
+
+    `bits` is one number for all matrices, or numbers by patterns of public tensor names
+    (`layers.*`); what no pattern names, and the norms, are stored in bfloat16. Loading gives the
+    same numbers in every type: those of the unpacked matrices, rounded to bfloat16.
+    """
+    weights = _public_weights(drafter)
+    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+    packing = choose_packing(shapes, bits, group_size)
+    tensors: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        if name not in packing.bits:
+            tensors[name] = _storable(weight, DTYPE)
+            continue
+        width = packing.bits[name]
+        codes, scales = quantise(weight, bits=width, group_size=group_size)
+        tensors |= {name + CODES: pack(codes, width), name + SCALES: scales}
+    if drafter.draft_tokens is not None:
+        tensors[OFFSETS] = offsets(drafter.draft_tokens).int()
+    folder = checked_folder(folder)
+    with replacing(folder) as staging:
+        save_file(tensors, staging / WEIGHTS_FILE, metadata={"format": "pt"})
+        config = packing.written(write_public(drafter.config, dtype="bfloat16"))
+        config[CONFIG_KEY] = _stamped(provenance).to_dict()
+        write_json(staging / CONFIG_FILE, config)
+    return folder
+
+
+def _public_weights(drafter: Drafter) -> dict[str, Tensor]:
+    return {to_public(name): p.detach() for name, p in drafter.named_parameters()}
 
 
 def _write_weights(
     drafter: Drafter, folder: Path, *, dtype: torch.dtype, max_shard_bytes: int
 ) -> None:
-    tensors = {to_public(name): p.detach() for name, p in drafter.named_parameters()}
+    tensors = _public_weights(drafter)
     if drafter.draft_tokens is not None:
         tensors[OFFSETS] = offsets(drafter.draft_tokens)
     sizes = {
@@ -92,7 +111,7 @@ def _write_weights(
         weight_map |= dict.fromkeys(names, file)
     if len(shards) > 1:
         index_values = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-        _write_json(folder / INDEX_FILE, index_values)
+        write_json(folder / INDEX_FILE, index_values)
 
 
 def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
@@ -120,56 +139,3 @@ def _stamped(provenance: Provenance | None) -> Provenance:
         format_version=FORMAT_VERSION,
         created_with=known.created_with or f"domino-spec {__version__}",
     )
-
-
-def _keep_other_files(old: Path, new: Path) -> None:
-    """Link what is no part of the checkpoint (a licence, logs, nested runs) into its successor."""
-
-    def replaced(folder: str, names: list[str]) -> set[str]:
-        if Path(folder) != old:
-            return set()
-        own = {CONFIG_FILE, INDEX_FILE}
-        return {name for name in names if name in own or name.endswith(WEIGHTS_SUFFIX)}
-
-    shutil.copytree(
-        old, new, symlinks=True, ignore=replaced, copy_function=_link, dirs_exist_ok=True
-    )
-
-
-def _link(source: str, destination: str) -> None:
-    try:
-        os.link(source, destination, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, destination, follow_symlinks=False)
-
-
-def _take_name(staging: Path, folder: Path) -> None:
-    if not folder.exists():
-        staging.rename(folder)
-        _sync(folder.parent)
-        return
-    previous = _sibling(folder, PREVIOUS_MARK)
-    folder.rename(previous)
-    try:
-        staging.rename(folder)
-    except BaseException:
-        previous.rename(folder)
-        raise
-    _sync(folder.parent)
-    shutil.rmtree(previous, ignore_errors=True)
-
-
-def _sibling(folder: Path, mark: str) -> Path:
-    return folder.with_name(f".{folder.name}{mark}{uuid4().hex[:8]}")
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -53,13 +53,15 @@ def demo(
 
         if not 1 <= prompts <= len(PROMPTS):
             raise InputError(f"prompts is {prompts}; expected 1 to {len(PROMPTS)}.")
-        if target is None:
-            target, draft = str(smollm2()), draft or _optional(released_drafter())
+        with_released = target is None and draft is None
+        target = str(smollm2()) if target is None else target
         checked_device(device)
         voice.status(f"loading target {Path(target).name}")
         loaded = load_target(target, dtype=dtype.resolved(), device=device)
-        decoder = _decoder(loaded, draft, seed)
         drafter = _UNTRAINED if draft is None else draft
+        if with_released and (released := released_drafter(loaded.target.device)):
+            draft, drafter = released.source, f"{released.source}: {released.reason}"
+        decoder = _decoder(loaded, draft, seed)
         voice.note(f"drafting with {drafter}")
         texts = PROMPTS[:prompts]
         comparisons = _compare_all(voice, decoder, texts, max_new_tokens)
@@ -152,7 +154,3 @@ def _difference(decoder: DominoDecoder, text: str, comparison: Comparison) -> st
         f"{shortened(text, _PROMPT_WIDTH)}: token {index} differs; {shown['plain']}, "
         f"{shown['Domino']}. In half precision near-tied tokens can flip: --dtype float32 tells."
     )
-
-
-def _optional(path: Any | None) -> str | None:
-    return None if path is None else str(path)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from domino_spec.checkpoints import Check, Description, TargetFacts
 
 _UNKNOWN = "unknown"
+_KINDS = {
+    "domino": "Domino (backbone and causal head)",
+    "markov": "Markov (backbone and bigram head)",
+    "dflash": "DFlash (backbone alone)",
+}
 _VERDICT_STYLES = {"ok": "green", "mismatch": "red", "unknown": "yellow"}
 
 
@@ -25,7 +30,8 @@ def info(
     draft: Annotated[
         str,
         typer.Argument(
-            metavar="DRAFT", help="The drafter: a folder, a safetensors file or a hub id."
+            metavar="DRAFT",
+            help="The drafter: a folder, a safetensors file, a hub id or released:NAME.",
         ),
     ],
     *,
@@ -95,19 +101,19 @@ def _print_description(console: Console, described: Description) -> None:
     table = _facts_table(described.source)
     rows: dict[str, Any] = {
         "layout": described.layout,
-        "kind": "Domino (backbone and causal head)" if head else "DFlash (backbone alone)",
+        "kind": _KINDS[_kind(described)],
         "parameters": f"{_millions(parameters)}: backbone "
         f"{_millions(described.backbone_parameters)}, head {_millions(described.head_parameters)}",
         "stored": f"{described.tensor_count} tensors, {described.byte_count / 1e6:,.1f} MB, "
         f"{', '.join(described.dtypes)}",
+        **({} if described.packing is None else {"packed": described.packing.summary}),
         "shape": f"{config.num_layers} layers, hidden {config.hidden_size}, intermediate "
         f"{config.intermediate_size}, heads {config.num_heads}, key heads {config.num_kv_heads}, "
         f"head size {config.head_dim}",
         "sliding layers": _sliding(described),
         "head": "none"
         if head is None
-        else f"GRU {head.gru_hidden_dim}, rank {head.emb_dim}, pure draft prefix "
-        f"{head.pure_draft_prefix_len}",
+        else f"{head.sizes}, pure draft prefix {head.pure_draft_prefix_len}",
         "block size": config.block_size,
         "alignment": _alignment(described),
         "drafts a cycle": f"{config.default_depth} by default ({config.default_depth + 1} rows "
@@ -176,6 +182,11 @@ def _millions(count: int) -> str:
     return f"{count / 1e6:,.1f}M" if count >= 100_000 else f"{count:,}"
 
 
+def _kind(described: Description) -> str:
+    head = described.config.head
+    return "dflash" if head is None else head.kind
+
+
 def _alignment(described: Description) -> str:
     if described.config.shift_label:
         return "shift: slot 0 predicts the token behind the anchor"
@@ -206,7 +217,7 @@ def _document(
         "source": described.source,
         "revision": described.revision,
         "layout": described.layout,
-        "kind": "domino" if config.head else "dflash",
+        "kind": _kind(described),
         "config": config.to_dict(),
         "parameters": {
             "backbone": described.backbone_parameters,
@@ -216,6 +227,7 @@ def _document(
         "tensors": described.tensor_count,
         "bytes": described.byte_count,
         "dtypes": list(described.dtypes),
+        "packing": None if described.packing is None else dataclasses.asdict(described.packing),
         "ignored_tensors": list(described.ignored_tensors),
         "alignment": config.alignment,
         "depth": {

@@ -9,7 +9,9 @@ import typer
 
 from domino_spec import __version__
 from domino_spec.cli.chat import chat
+from domino_spec.cli.data import data_app
 from domino_spec.cli.demo import demo
+from domino_spec.cli.export import export
 from domino_spec.cli.generate import generate
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.info import info
@@ -39,8 +41,9 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, info, demo):
+for _command in (generate, chat, info, export, demo):
     app.command()(grouped(_command))
+app.add_typer(data_app, name="data")
 
 
 def main() -> None:

@@ -116,8 +116,8 @@ class DraftOptions:
     draft: Annotated[
         str | None,
         typer.Option(
-            help="The drafter: a folder, a safetensors file or a hub id; without one decoding "
-            "is plain.",
+            help="The drafter: a folder, a safetensors file, a hub id or released:NAME; without "
+            "one decoding is plain.",
             rich_help_panel=_DRAFTER,
         ),
     ] = None

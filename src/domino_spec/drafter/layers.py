@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from domino_spec.drafter.config import DrafterConfig
+from domino_spec.drafter.masks import Mask
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values, each [rows, kv heads, positions, head_dim]."""
@@ -22,8 +24,12 @@ def rotate(states: Tensor, rotary: Rotary) -> Tensor:
     return states * cos + torch.cat((-second, first), dim=-1) * sin
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Grouped-query attention under a boolean mask (True = visible)."""
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
+    """Grouped-query attention under a boolean mask (True = visible) or FlexAttention's form."""
+    if isinstance(mask, BlockMask):
+        mixed = flex_attention(query, keys, values, block_mask=mask, enable_gqa=True)
+        assert isinstance(mixed, Tensor)
+        return mixed
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
 
 
@@ -46,7 +52,7 @@ class DraftAttention(nn.Module):
         keys = rotate(self.k_norm(self._heads(self.k_proj(states))), rotary)
         return keys, self._heads(self.v_proj(states))
 
-    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Tensor) -> Tensor:
+    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Mask) -> Tensor:
         query = rotate(self.q_norm(self._heads(self.q_proj(states))), rotary)
         block_keys, block_values = self.keys_values(states, rotary)
         keys = torch.cat((context[0], block_keys), dim=2)
@@ -84,7 +90,7 @@ class DraftLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Tensor) -> Tensor:
+    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Mask) -> Tensor:
         states = states + self.self_attn(self.input_layernorm(states), context, rotary, mask)
         output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return output

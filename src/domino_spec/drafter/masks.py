@@ -1,9 +1,45 @@
-"""Which context positions and block slots a block slot may see."""
+"""Which context positions and block slots a block slot may see: one rule, two forms.
+
+`visibility` is the rule. `dense_mask` evaluates it everywhere for scaled-dot-product attention;
+`flex_mask` hands it to FlexAttention, which skips what nobody sees.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+Mask = Tensor | BlockMask
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(row, head, query, key) -> whether the query may see the key; all are broadcast indices."""
+
+FLEX_BLOCK = 128
+"""FlexAttention skips tiles of this many queries and keys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockLayout:
+    """Blocks of slots behind their context: queries are the slots, keys context then slots."""
+
+    anchors: Tensor  # [rows, anchors]: absolute position of each block's anchor
+    block_size: int
+    context_positions: Tensor  # [rows, context]: absolute position of each context slot
+    anchor_documents: Tensor | None = None  # [rows, anchors]
+    context_documents: Tensor | None = None  # [rows, context]
+
+    @property
+    def queries(self) -> int:
+        """Slots a row."""
+        return self.anchors.shape[1] * self.block_size
+
+    @property
+    def keys(self) -> int:
+        """Context positions and slots a row."""
+        return self.context_positions.shape[1] + self.queries
 
 
 def block_positions(anchors: Tensor, block_size: int) -> Tensor:
@@ -12,40 +48,65 @@ def block_positions(anchors: Tensor, block_size: int) -> Tensor:
     return (anchors.unsqueeze(-1) + slots).flatten(1)
 
 
-def block_mask(
-    *,
-    anchors: Tensor,  # [rows, anchors]: absolute position of each block's anchor
-    block_size: int,
-    context_positions: Tensor,  # [rows, context]: absolute position of each context slot
-    window: int | None = None,
-    causal: bool = False,
-    anchor_documents: Tensor | None = None,  # [rows, anchors]
-    context_documents: Tensor | None = None,  # [rows, context]
-) -> Tensor:
-    """Boolean [rows, 1, anchors * block, context + anchors * block], True = visible.
+def visibility(layout: BlockLayout, *, window: int | None = None, causal: bool = False) -> Rule:
+    """The rule: the context before the anchor, of its own document, and the whole own block.
 
-    A slot sees the context before its anchor (of its own document, where documents are
-    packed) and all of its own block. A window limits both by distance; `causal` hides the
-    later slots of the block. Decoding is the case of one anchor a row, where unused cache
-    slots lie at positions past the anchor and so are hidden by the same rule.
+    A window limits both by distance; `causal` hides the later slots of the block. Decoding is
+    the case of one anchor a row, where unused cache slots lie at positions past the anchor and
+    so are hidden by the same rule.
     """
-    positions = block_positions(anchors, block_size)
-    slot_anchor = anchors.repeat_interleave(block_size, dim=1)
-    block_index = torch.arange(anchors.shape[1], device=anchors.device)
-    slot_block = block_index.repeat_interleave(block_size)
+    block_size = layout.block_size
+    context = layout.context_positions.shape[1]
+    anchors, context_positions = layout.anchors, layout.context_positions
+    anchor_documents, context_documents = layout.anchor_documents, layout.context_documents
+    packed = anchor_documents is not None and context_documents is not None
 
-    # [rows, queries, context]
-    context = context_positions.unsqueeze(1) < slot_anchor.unsqueeze(2)
-    if anchor_documents is not None and context_documents is not None:
-        slot_document = anchor_documents.repeat_interleave(block_size, dim=1)
-        context = context & (context_documents.unsqueeze(1) == slot_document.unsqueeze(2))
-    # [rows, queries, queries]
-    block = (slot_block.unsqueeze(0) == slot_block.unsqueeze(1)).expand(anchors.shape[0], -1, -1)
+    def rule(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        block = query // block_size
+        anchor = anchors[row, block]
+        own_block = (key >= context) & ((key - context) // block_size == block)
+        if context == 0:
+            before = key < 0
+        else:
+            place = key.clamp(max=context - 1)
+            position = context_positions[row, place]
+            before = (key < context) & (position < anchor)
+            if packed:
+                assert anchor_documents is not None
+                assert context_documents is not None
+                before = before & (context_documents[row, place] == anchor_documents[row, block])
+            if window is not None:
+                before = before & (anchor + query % block_size - position < window)
+        if window is not None:
+            distance = query % block_size - (key - context) % block_size
+            own_block = own_block & (distance.abs() < window)
+            if causal:
+                own_block = own_block & (distance >= 0)
+        return before | own_block
 
-    if window is not None:
-        context = context & (positions.unsqueeze(2) - context_positions.unsqueeze(1) < window)
-        distance = positions.unsqueeze(2) - positions.unsqueeze(1)
-        block = block & (distance.abs() < window)
-        if causal:
-            block = block & (distance >= 0)
-    return torch.cat((context, block), dim=2).unsqueeze(1)
+    return rule
+
+
+def dense_mask(layout: BlockLayout, *, window: int | None = None, causal: bool = False) -> Tensor:
+    """Boolean [rows, 1, anchors * block, context + anchors * block], True = visible."""
+    device = layout.anchors.device
+    row = torch.arange(layout.anchors.shape[0], device=device).view(-1, 1, 1, 1)
+    query = torch.arange(layout.queries, device=device).view(1, 1, -1, 1)
+    key = torch.arange(layout.keys, device=device).view(1, 1, 1, -1)
+    return visibility(layout, window=window, causal=causal)(row, row, query, key)
+
+
+def flex_mask(
+    layout: BlockLayout, *, window: int | None = None, causal: bool = False, compiled: bool
+) -> BlockMask:
+    """The same rule for FlexAttention."""
+    return create_block_mask(
+        visibility(layout, window=window, causal=causal),
+        layout.anchors.shape[0],
+        None,
+        layout.queries,
+        layout.keys,
+        device=str(layout.anchors.device),
+        BLOCK_SIZE=FLEX_BLOCK,
+        _compile=compiled,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from domino_spec.drafter.backbone import Backbone
 from domino_spec.drafter.config import DrafterConfig
 from domino_spec.drafter.context import DraftContext
-from domino_spec.drafter.head import DominoHead
+from domino_spec.drafter.heads import build_head
+from domino_spec.drafter.initial import initialise_backbone
 from domino_spec.drafter.layers import KeyValue
 from domino_spec.errors import ConfigError
 
@@ -35,7 +37,12 @@ class Drafter(nn.Module):
         self.config = config
         self.backbone = Backbone(config)
         self.head = (
-            DominoHead(config.hidden_size, config.output_vocab_size, config.head)
+            build_head(
+                config.head,
+                hidden_size=config.hidden_size,
+                vocab_size=config.vocab_size,
+                output_vocab_size=config.output_vocab_size,
+            )
             if config.head
             else None
         )
@@ -56,6 +63,19 @@ class Drafter(nn.Module):
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, 0.02, generator=generator)
         return drafter.eval()
+
+    @classmethod
+    def fresh(
+        cls, config: DrafterConfig, *, seed: int, draft_tokens: Tensor | None = None
+    ) -> Drafter:
+        """A drafter to train: its head leaves the base logits as they are until it has learnt."""
+        with torch.random.fork_rng(devices=[]):  # building draws numbers that nobody uses
+            drafter = cls(config, draft_tokens)
+        generator = torch.Generator().manual_seed(seed)
+        initialise_backbone(drafter.backbone, generator)
+        if drafter.head is not None:
+            drafter.head.initialise(generator)
+        return drafter
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,7 +199,7 @@ class Drafter(nn.Module):
         index = (anchors.unsqueeze(-1) + offsets).clamp(max=tokens.shape[1] - 1)
         rows, count, _ = index.shape
         prefix = tokens.gather(1, index.flatten(1)).view(rows * count, depth)
-        states = self.head.states(self.embed(target, prefix))
+        states = self.head.states(prefix, partial(self.embed, target))
         return states.view(rows, count, depth, -1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def rollout(
     """Drafted tokens [rows, depth].
 
     All base logits come from one lm_head call and the hidden part of the head from one
-    product; a step costs one GRU step and one low-rank correction. With `candidates`, only
+    product; a step reads one token and makes one low-rank correction. With `candidates`, only
     each slot's best base candidates are corrected and can be drafted.
     """
     head = drafter.head
@@ -39,7 +40,8 @@ def rollout(
     if candidates is not None and candidates < base.shape[-1]:
         base, columns = base.topk(candidates, dim=-1)  # both [rows, depth, candidates]
     if head is not None:
-        projected = head.project_hidden(hidden)  # [rows, depth, rank]
+        embed = partial(drafter.embed, target)
+        projected = head.project_hidden(hidden)  # [rows, depth, ...]
         state = head.initial_state(hidden.shape[0], hidden)
 
     token = anchor_tokens.to(hidden.device)
@@ -48,21 +50,14 @@ def rollout(
         logits = base[:, index]
         tried = None if columns is None else columns[:, index]
         if head is not None:
-            state = head.step(drafter.embed(target, token), state)
+            state = head.step(token, state, embed)
             if index >= head.prefix_len:
-                activation = head.activation(projected[:, index], state)
-                logits = logits + _correction(head.output_weight, activation, tried)
+                logits = logits + head.correction(projected[:, index], state, tried)
         tokens = _target_tokens(tried, drafter.draft_tokens, logits)
         column = choose(index, logits, tokens)
         token = column if tokens is None else tokens.gather(1, column.unsqueeze(1)).squeeze(1)
         drafts.append(token)
     return torch.stack(drafts, dim=1)
-
-
-def _correction(weight: Tensor, activation: Tensor, columns: Tensor | None) -> Tensor:
-    if columns is None:
-        return activation @ weight.T
-    return (weight[columns] @ activation.unsqueeze(-1)).squeeze(-1)
 
 
 def _target_tokens(

@@ -10,10 +10,12 @@ from domino_spec.targets.load import (
     resolved_revision,
 )
 from domino_spec.targets.probe import probe_target
+from domino_spec.targets.reading import Reading, read
 from domino_spec.targets.target import Target, TargetOutput
 
 __all__ = [
     "LoadedTarget",
+    "Reading",
     "Target",
     "TargetCache",
     "TargetOutput",
@@ -22,5 +24,6 @@ __all__ = [
     "load_target",
     "load_tokenizer",
     "probe_target",
+    "read",
     "resolved_revision",
 ]

@@ -1,4 +1,4 @@
-"""Attention masks for rows of different lengths that share one cache."""
+"""Attention masks for rows of different lengths in one cache and for documents in one row."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from domino_spec.targets.cache import TargetCache
 from domino_spec.targets.support import FULL_ATTENTION, SLIDING_ATTENTION
 
 Mask = Tensor | dict[str, Tensor]
+
+MASKED_ATTENTION = ("sdpa", "eager")
+"""The implementations that take a mask of any form."""
 
 
 def ragged_mask(
@@ -29,7 +32,7 @@ def ragged_mask(
     Transformers would compare slot numbers; behind a shorter row's garbage those run ahead of
     the positions, which a sliding window would notice.
     """
-    if attention not in ("sdpa", "eager"):
+    if attention not in MASKED_ATTENTION:
         raise TargetError(
             f"rows of different lengths need a mask that {attention!r} attention does not take; "
             "load the target with attn_implementation='sdpa' or decode one row at a time."
@@ -42,9 +45,40 @@ def ragged_mask(
     keys = torch.cat((cached, new), dim=1).unsqueeze(1)
     queries = new.unsqueeze(2)
     visible = keys <= queries  # [rows, count, slots + count]
+    return _by_kind(visible, queries - keys, kinds, window, attention, dtype)
+
+
+def packed_mask(
+    positions: Tensor,  # [rows, n]: restart with each document
+    documents: Tensor,  # [rows, n]
+    *,
+    kinds: Sequence[str],
+    window: int | None,
+    attention: str,
+    dtype: torch.dtype,
+) -> Mask:
+    """Causal mask inside each of a row's documents, one per attention kind the model mixes."""
+    if attention not in MASKED_ATTENTION:
+        raise TargetError(
+            f"several documents in one row need a mask that {attention!r} attention does not "
+            "take; load the target with attn_implementation='sdpa'."
+        )
+    distance = positions.unsqueeze(2) - positions.unsqueeze(1)  # [rows, queries, keys]
+    visible = (documents.unsqueeze(2) == documents.unsqueeze(1)) & (distance >= 0)
+    return _by_kind(visible, distance, kinds, window, attention, dtype)
+
+
+def _by_kind(
+    visible: Tensor,
+    distance: Tensor,
+    kinds: Sequence[str],
+    window: int | None,
+    attention: str,
+    dtype: torch.dtype,
+) -> Mask:
     masks = {FULL_ATTENTION: visible}
     if window is not None:
-        masks[SLIDING_ATTENTION] = visible & (queries - keys < window)
+        masks[SLIDING_ATTENTION] = visible & (distance < window)
     ready = {kind: _as_taken(masks[kind], attention, dtype).unsqueeze(1) for kind in set(kinds)}
     return ready if len(ready) > 1 else next(iter(ready.values()))
 

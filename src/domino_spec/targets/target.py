@@ -166,7 +166,7 @@ class Target:
             "use_cache": True,
             "return_dict": True,
         }
-        if "position_ids" in self._forward_names:
+        if self.takes("position_ids"):
             positions = cache.positions(count, self.device)
             if last_positions is not None:
                 last = torch.tensor(last_positions, device=self.device).unsqueeze(1)
@@ -183,23 +183,26 @@ class Target:
                 device=self.device,
             )
         kept = None if keep is None else torch.tensor(sorted(set(keep)), device=self.device)
-        keeps_inside = kept is not None and "logits_to_keep" in self._forward_names
+        keeps_inside = kept is not None and self.takes("logits_to_keep")
         if keeps_inside:
             inputs["logits_to_keep"] = kept
-        with torch.no_grad(), _evaluating(self.model), tapped(self.layers, taps) as outputs:
+        with torch.no_grad(), evaluating(self.model), tapped(self.layers, taps) as outputs:
             logits: Tensor = self.model(**inputs).logits
         if kept is not None and not keeps_inside:
             logits = logits[:, kept]
-        return TargetOutput(logits=logits, taps=self._joined(outputs, taps))
+        return TargetOutput(logits=logits, taps=self.joined(outputs, taps) if taps else None)
 
-    def _joined(self, outputs: dict[int, Tensor], taps: Sequence[int]) -> Tensor | None:
-        if not taps:
-            return None
+    def takes(self, name: str) -> bool:
+        """Whether the model's forward knows this argument."""
+        return name in self._forward_names
+
+    def joined(self, outputs: dict[int, Tensor], taps: Sequence[int]) -> Tensor:
+        """Tapped states side by side, [rows, n, taps * hidden]."""
         return torch.cat([outputs[index].to(self.device) for index in taps], dim=-1)
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Without dropout, leaving the caller's model in the mode it was in."""
     training = model.training
     if training:

@@ -1,4 +1,4 @@
-"""The causal head: a GRU reads the drafted prefix, a low-rank term corrects the base logits."""
+"""The Domino head: a GRU reads the drafted prefix, a low-rank term corrects the base logits."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from domino_spec.drafter.config import HeadConfig
+from domino_spec.drafter.heads.base import Embed, Head
+from domino_spec.drafter.heads.config import DominoHeadConfig
+
+_INITIAL_STD = 0.02
 
 
-class DominoHead(nn.Module):
-    """correction = W2 · SiLU(W1 · [hidden ; state]), without biases.
+class DominoHead(Head):
+    """correction = W2 · SiLU(W1 · [hidden ; state]).
 
     W1 is applied in two parts so that the hidden part of all slots is computed once and only
-    the state part is computed at each step. Training and decoding both go through
-    `project_hidden` and `correction`.
+    the state part is computed at each step.
     """
 
-    def __init__(self, hidden_size: int, output_vocab_size: int, config: HeadConfig) -> None:
-        super().__init__()
+    def __init__(
+        self, config: DominoHeadConfig, *, hidden_size: int, output_vocab_size: int
+    ) -> None:
+        super().__init__(config, state_size=config.gru_hidden_dim)
         self.hidden_size = hidden_size
-        self.state_size = config.gru_hidden_dim
-        self.prefix_len = config.pure_draft_prefix_len
         self.prefix_gru = nn.GRU(hidden_size, config.gru_hidden_dim, bias=False, batch_first=True)
         self.embed_proj = nn.Sequential(
             nn.Linear(hidden_size + config.gru_hidden_dim, config.emb_dim, bias=False),
@@ -42,19 +44,15 @@ class DominoHead(nn.Module):
         assert isinstance(weight, Tensor)
         return weight
 
-    def states(self, embeddings: Tensor) -> Tensor:
-        """All states over known tokens [rows, n, hidden] -> [rows, n, state] (teacher forcing)."""
-        states: Tensor = self.prefix_gru(embeddings)[0]
+    def states(self, tokens: Tensor, embed: Embed) -> Tensor:
+        """The GRU over all tokens in parallel (teacher forcing)."""
+        states: Tensor = self.prefix_gru(embed(tokens))[0]
         return states
 
-    def initial_state(self, rows: int, like: Tensor) -> Tensor:
-        """The zero state before the anchor is read."""
-        return torch.zeros(rows, self.state_size, dtype=like.dtype, device=like.device)
-
-    def step(self, embedding: Tensor, state: Tensor) -> Tensor:
-        """Read one token [rows, hidden]: the same recurrence as `states`, one position of it."""
+    def step(self, token: Tensor, state: Tensor, embed: Embed) -> Tensor:
+        """The same recurrence as `states`, one position of it."""
         weight_input, weight_state = self.prefix_gru.all_weights[0]
-        inputs = F.linear(embedding, weight_input).chunk(3, dim=-1)
+        inputs = F.linear(embed(token), weight_input).chunk(3, dim=-1)
         carried = F.linear(state, weight_state).chunk(3, dim=-1)
         reset = torch.sigmoid(inputs[0] + carried[0])
         update = torch.sigmoid(inputs[1] + carried[1])
@@ -69,6 +67,11 @@ class DominoHead(nn.Module):
         """SiLU(W1 · [hidden ; state]) from the hoisted hidden part, [..., rank]."""
         return F.silu(projected + F.linear(state, self._first[:, self.hidden_size :]))
 
-    def correction(self, projected: Tensor, state: Tensor) -> Tensor:
-        """What is added to the base logits, [..., output vocabulary]."""
-        return F.linear(self.activation(projected, state), self.output_weight)
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:
+        """The GRU as PyTorch's own, W1 small, W2 zero: the base logits stay as they are."""
+        bound = self.state_size**-0.5
+        for weight in self.prefix_gru.parameters():
+            weight.uniform_(-bound, bound, generator=generator)
+        self._first.normal_(0.0, _INITIAL_STD, generator=generator)
+        self.output_weight.zero_()

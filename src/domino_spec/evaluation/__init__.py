@@ -1,0 +1,30 @@
+"""Evaluation: how many tokens a cycle a drafter gives, simulated or decoded."""
+
+from domino_spec.evaluation.continuations import Continuations, continue_prompts, fingerprint
+from domino_spec.evaluation.prompts import PromptSet, corpus_prompts, encode_turns, read_turns
+from domino_spec.evaluation.protocol import (
+    Measurement,
+    Protocol,
+    continuations_for,
+    measure_decoded,
+    measure_simulated,
+)
+from domino_spec.evaluation.simulate import Simulation, simulate, without_head
+
+__all__ = [
+    "Continuations",
+    "Measurement",
+    "PromptSet",
+    "Protocol",
+    "Simulation",
+    "continuations_for",
+    "continue_prompts",
+    "corpus_prompts",
+    "encode_turns",
+    "fingerprint",
+    "measure_decoded",
+    "measure_simulated",
+    "read_turns",
+    "simulate",
+    "without_head",
+]

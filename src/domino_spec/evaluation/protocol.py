@@ -1,0 +1,220 @@
+"""The standard measurement: which prompts and answers count, and what is summed over them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from domino_spec.api import DominoDecoder
+from domino_spec.data.loops import is_loop
+from domino_spec.decoding import DominoProposer, RowStats, SamplingParams
+from domino_spec.decoding.params import AcceptRule
+from domino_spec.drafter import Drafter
+from domino_spec.errors import InputError
+from domino_spec.evaluation.continuations import Continuations, continue_prompts
+from domino_spec.evaluation.prompts import PromptSet
+from domino_spec.evaluation.runs import decode_prompts
+from domino_spec.evaluation.simulate import simulate, without_head
+from domino_spec.targets import Target
+
+Outcome = Literal["used", "short", "loop"]
+Way = Literal["simulated", "decoded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """What is measured. Two figures compare only if they share these."""
+
+    longest_prompt: int = 399
+    max_new_tokens: int = 256
+    shortest_answer: int = 32
+    """Shorter answers say little and are left out."""
+    temperature: float = 0.0
+    seed: int = 0
+    """Prompt i draws from seed + i."""
+
+    def longest_for(self, target: Target) -> int:
+        """The longest prompt that counts and can be finished."""
+        context = target.context_length
+        if context is None:
+            return self.longest_prompt
+        return min(self.longest_prompt, context - self.max_new_tokens)
+
+    def outcome(self, answer: Sequence[int]) -> Outcome:
+        """Whether an answer counts: a model that repeats itself would flatter any drafter."""
+        if len(answer) < self.shortest_answer:
+            return "short"
+        return "loop" if is_loop(answer) else "used"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One drafter on one set of prompts."""
+
+    prompts: PromptSet
+    protocol: Protocol
+    way: Way
+    accept: AcceptRule | None
+    """How drafts were accepted; None when greedy, where there is one way."""
+    depth: int
+    candidates: int | None
+    head: bool
+    outcomes: tuple[Outcome, ...]
+    rows: tuple[RowStats, ...]
+    """One a prompt, whatever its outcome; those left out of a simulation are empty."""
+    seconds: float
+
+    @property
+    def total(self) -> RowStats:
+        """All counts of the prompts used."""
+        total = RowStats()
+        for outcome, row in zip(self.outcomes, self.rows, strict=True):
+            if outcome == "used":
+                total.add(row)
+        return total
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many prompts were used and how many left out, by reason."""
+        found = Counter(self.outcomes)
+        return {
+            "used": found["used"],
+            "loops": found["loop"],
+            "short": found["short"],
+            "too_long": self.prompts.too_long,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a record: the sums, and a column for each count of each prompt."""
+        return {
+            "set": self.prompts.name,
+            "way": self.way,
+            "accept": self.accept,
+            "depth": self.depth,
+            "candidates": self.candidates,
+            "head": self.head,
+            "protocol": asdict(self.protocol),
+            **self.counts,
+            **self.total.to_dict(),
+            "per_prompt": {
+                "number": list(self.prompts.numbers),
+                "outcome": list(self.outcomes),
+                "committed": [row.committed for row in self.rows],
+                "cycles": [row.cycles for row in self.rows],
+            },
+            "seconds": self.seconds,
+        }
+
+
+def continuations_for(
+    decoder: DominoDecoder, prompts: PromptSet, protocol: Protocol, **options: Any
+) -> Continuations:
+    """The target's answers under a protocol; one serves the simulation of every drafter."""
+    return continue_prompts(
+        decoder.target,
+        prompts.prompts,
+        eos=decoder.eos_token_ids,
+        max_new_tokens=protocol.max_new_tokens,
+        temperature=protocol.temperature,
+        seed=protocol.seed,
+        name=prompts.name,
+        **options,
+    )
+
+
+def measure_simulated(
+    decoder: DominoDecoder,
+    prompts: PromptSet,
+    protocol: Protocol,
+    continuations: Continuations,
+    *,
+    head: bool = True,
+    **options: Any,
+) -> Measurement:
+    """Simulate decoding: exact when greedy, the `match` rule at a temperature."""
+    if continuations.prompts != prompts.prompts:
+        raise InputError(
+            f"the continuations are of other prompts than {prompts.name}; make them anew."
+        )
+    start = time.perf_counter()
+    outcomes = tuple(protocol.outcome(answer) for answer in continuations.answers)
+    used = [index for index, outcome in enumerate(outcomes) if outcome == "used"]
+    simulation = simulate(
+        _drafter(decoder),
+        decoder.target,
+        continuations.select(used),
+        depth=decoder.depth,
+        candidates=decoder.candidates,
+        head=head,
+        **options,
+    )
+    rows = [RowStats() for _ in outcomes]
+    for index, row in zip(used, simulation.rows, strict=True):
+        rows[index] = row
+    return Measurement(
+        prompts=prompts,
+        protocol=protocol,
+        way="simulated",
+        accept="match" if protocol.temperature else None,
+        depth=decoder.depth,
+        candidates=decoder.candidates,
+        head=head,
+        outcomes=outcomes,
+        rows=tuple(rows),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def measure_decoded(
+    decoder: DominoDecoder,
+    prompts: PromptSet,
+    protocol: Protocol,
+    *,
+    head: bool = True,
+    batch_size: int = 16,
+    accept: AcceptRule = "rejection",
+) -> Measurement:
+    """Decode for real, in batches."""
+    start = time.perf_counter()
+    drafter = _drafter(decoder)
+    proposer = DominoProposer(
+        drafter if head else without_head(drafter),
+        decoder.target,
+        depth=decoder.depth,
+        candidates=decoder.candidates,
+    )
+    params = SamplingParams(
+        max_new_tokens=protocol.max_new_tokens,
+        temperature=protocol.temperature,
+        seed=protocol.seed,
+        accept=accept,
+    )
+    answers = decode_prompts(
+        decoder.target,
+        proposer,
+        prompts.prompts,
+        params,
+        eos=decoder.eos_token_ids,
+        batch_size=batch_size,
+    )
+    return Measurement(
+        prompts=prompts,
+        protocol=protocol,
+        way="decoded",
+        accept=accept if protocol.temperature else None,
+        depth=decoder.depth,
+        candidates=decoder.candidates,
+        head=head,
+        outcomes=tuple(protocol.outcome(answer.tokens) for answer in answers),
+        rows=tuple(answer.stats for answer in answers),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _drafter(decoder: DominoDecoder) -> Drafter:
+    if decoder.drafter is None:
+        raise InputError("there is no drafter to measure; load one with draft=...")
+    return decoder.drafter

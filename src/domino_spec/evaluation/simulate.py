@@ -1,0 +1,226 @@
+"""Tokens a cycle without decoding: draft at every token of the target's own answers at once.
+
+Greedy speculative decoding writes the target's own answer whatever the drafter does, so the
+states before every possible anchor are known beforehand. One target forward gives the taps, many
+anchors share a drafter forward, and a walk over the results counts the cycles that decoding would
+have taken: `tests/evaluation/test_simulate.py` holds the two together. Answers drawn at a
+temperature give the counts of decoding with the `match` rule.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.api.arguments import checked_candidates, checked_depth
+from domino_spec.decoding import RowStats
+from domino_spec.drafter import Drafter, rollout
+from domino_spec.errors import InputError
+from domino_spec.evaluation.continuations import Continuations
+from domino_spec.evaluation.runs import batches
+from domino_spec.evaluation.walk import count_anchors, walk
+from domino_spec.targets import Target, read
+
+_STAGES = (2, 6)
+"""Most anchors miss early: few need the logits of a whole block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """What decoding would have counted, and how each draft does behind every anchor."""
+
+    rows: list[RowStats]
+    """One a continuation, in order."""
+    total: RowStats
+    reached: list[int]
+    """Over all anchors: how often all drafts before this one were right and a token followed."""
+    right: list[int]
+    """How often this one was right too."""
+
+    @property
+    def tokens_per_cycle(self) -> float:
+        """All committed tokens over all cycles."""
+        return self.total.tokens_per_cycle
+
+    @property
+    def first_draft_accuracy(self) -> float:
+        """Share of all anchors whose first draft is right."""
+        return self.conditional_acceptance[0] if self.reached else 0.0
+
+    @property
+    def conditional_acceptance(self) -> list[float]:
+        """Share of right drafts at each position among those whose predecessors are right."""
+        pairs = zip(self.right, self.reached, strict=True)
+        return [right / reached if reached else 0.0 for right, reached in pairs]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        return {
+            **self.total.to_dict(),
+            "first_draft_accuracy": self.first_draft_accuracy,
+            "conditional_acceptance": self.conditional_acceptance,
+        }
+
+
+@torch.no_grad()
+def simulate(
+    drafter: Drafter,
+    target: Target,
+    continuations: Continuations,
+    *,
+    depth: int | None = None,
+    candidates: int | None = None,
+    head: bool = True,
+    rows_per_forward: int = 16,
+    max_slots: int = 4096,
+    batch_size: int = 1,
+) -> Simulation:
+    """Count the cycles that decoding these prompts would take.
+
+    `head=False` drafts with the base logits alone. `max_slots` bounds the block slots of a
+    drafter forward, and so the logits held at a time. `batch_size` is that of the decoding
+    meant: a row's last block is as wide as the longest row of its batch needs.
+    """
+    depth = checked_depth(depth, drafter.config)
+    candidates = checked_candidates(candidates)
+    if max_slots < 1:
+        raise InputError(f"max_slots is {max_slots}; expected 1 or more.")
+    answers = continuations.answers
+    matches: list[list[int]] = [[0] * (len(answer) - 1) for answer in answers]
+    with _measuring(drafter if head else without_head(drafter)) as measured:
+        for batch in batches([len(answer) for answer in answers], target, rows_per_forward):
+            rows = continuations.select(batch)
+            if depth and len(rows.answers[-1]) > 1:  # the longest of the batch
+                found = _matches(
+                    measured, target, rows, depth=depth, candidates=candidates, max_slots=max_slots
+                )
+                for index, counts in zip(batch, found, strict=True):
+                    matches[index] = counts
+    stats = walk(
+        matches,
+        depth=depth,
+        max_new_tokens=continuations.max_new_tokens,
+        batches=batches([len(p) for p in continuations.prompts], target, batch_size),
+    )
+    total = RowStats()
+    for row in stats:
+        total.add(row)
+    reached, right = count_anchors(matches, depth=depth)
+    return Simulation(rows=stats, total=total, reached=reached, right=right)
+
+
+def without_head(drafter: Drafter) -> Drafter:
+    """The same drafter with its base logits alone; the weights are shared."""
+    bare = copy.copy(drafter)
+    bare._modules = {**drafter._modules, "head": None}
+    bare.config = replace(drafter.config, head=None)
+    return bare
+
+
+def _matches(
+    drafter: Drafter,
+    target: Target,
+    continuations: Continuations,
+    *,
+    depth: int,
+    candidates: int | None,
+    max_slots: int,
+) -> list[list[int]]:
+    """Behind each token of each answer but the last: how many drafts are the answer's own."""
+    device = drafter.device
+    pairs = list(zip(continuations.prompts, continuations.answers, strict=True))
+    # Padding goes behind each row, where neither causal attention nor an anchor can see it.
+    tokens = _padded([prompt + answer[:-1] for prompt, answer in pairs], fill=0)
+    taps = read(target, tokens, taps=drafter.config.target_layer_ids).taps
+    positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+    context = drafter.context(taps, positions)
+
+    starts = torch.tensor([len(prompt) for prompt, _ in pairs], device=device).unsqueeze(1)
+    counts = torch.tensor([len(answer) - 1 for _, answer in pairs], device=device).unsqueeze(1)
+    width = int(counts.max())
+    # -1 is no token: drafts behind the end of an answer are never right.
+    answers = _padded([answer + (-1,) * depth for _, answer in pairs], fill=-1).to(device)
+    found = torch.zeros(len(pairs), width, dtype=torch.long, device=device)
+    step = max(1, max_slots // (len(pairs) * drafter.config.block_size))
+    for first in range(0, width, step):
+        index = torch.arange(first, min(first + step, width), device=device)
+        anchor_tokens = answers[:, index]
+        hidden = drafter.draft_hidden(
+            target,
+            anchor_tokens=anchor_tokens.clamp(min=0),
+            anchors=starts + index,
+            context=context,
+            context_positions=positions,
+        )
+        real = index < counts  # [rows, anchors]
+        truth = answers.unfold(1, depth, 1)[:, index + 1]  # [rows, anchors, depth]
+        found[:, index] = found[:, index].masked_scatter(
+            real,
+            _count_right(
+                drafter,
+                target,
+                hidden=hidden[real][:, :depth],
+                anchor_tokens=anchor_tokens[real],
+                truth=truth[real],
+                candidates=candidates,
+            ),
+        )
+    return [row[: len(answer) - 1] for row, (_, answer) in zip(found.tolist(), pairs, strict=True)]
+
+
+def _count_right(
+    drafter: Drafter,
+    target: Target,
+    *,
+    hidden: Tensor,  # [anchors, depth, hidden]
+    anchor_tokens: Tensor,  # [anchors]
+    truth: Tensor,  # [anchors, depth]
+    candidates: int | None,
+) -> Tensor:
+    """How many leading drafts are right behind each anchor, [anchors]."""
+    depth = truth.shape[1]
+    right = torch.zeros_like(anchor_tokens)
+    going = torch.arange(len(anchor_tokens), device=anchor_tokens.device)
+    for stage in (*(s for s in _STAGES if s < depth), depth):
+        drafts = rollout(
+            drafter,
+            target,
+            hidden=hidden[going, :stage],
+            anchor_tokens=anchor_tokens[going],
+            candidates=candidates,
+        )
+        counts = (drafts == truth[going, :stage]).long().cumprod(dim=1).sum(dim=1)
+        right[going] = counts
+        going = going[counts == stage]
+        if not len(going):
+            break
+    return right
+
+
+def _padded(rows: Sequence[Sequence[int]], *, fill: int) -> Tensor:
+    """Rows of different lengths as one [rows, longest]."""
+    padded = torch.full((len(rows), max(len(row) for row in rows)), fill, dtype=torch.long)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = torch.tensor(row)
+    return padded
+
+
+@contextmanager
+def _measuring(drafter: Drafter) -> Iterator[Drafter]:
+    """As decoding runs it, leaving a drafter in training as it was found."""
+    modes = {module: module.training for module in drafter.modules()}
+    attention = drafter.backbone.attention
+    drafter.eval()
+    drafter.backbone.attention = "dense"
+    try:
+        yield drafter
+    finally:
+        drafter.backbone.attention = attention
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,63 @@
+"""What makes a step fast on a GPU: compiled layers, FlexAttention, a compiled loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from domino_spec.drafter import Drafter
+from domino_spec.drafter.layers import DraftLayer
+from domino_spec.targets import Target
+from domino_spec.training.loss import ChunkGradients, chunk_gradients
+
+
+class Acceleration:
+    """Compiled forms of a drafter's and a target's layers, for the one shape that training has.
+
+    Layers of one kind share what is compiled. Hooks stay outside, so taps still work. Decoding
+    in between, with its many shapes, runs `suspended`.
+    """
+
+    def __init__(self, drafter: Drafter, target: Target) -> None:
+        self._drafter = drafter
+        self._forms: list[tuple[nn.Module, str, Callable[..., Any]]] = []
+        for layer in drafter.backbone.layers:
+            assert isinstance(layer, DraftLayer)
+            self._add(layer, "forward")
+            self._add(layer.self_attn, "keys_values")
+        for layer in target.layers:
+            self._add(layer, "forward")
+        self._apply()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """The plain forms for a while."""
+        for module, name, _ in self._forms:
+            module.__dict__.pop(name, None)
+        self._drafter.backbone.attention = "dense"
+        try:
+            yield
+        finally:
+            self._apply()
+
+    def _add(self, module: nn.Module, name: str) -> None:
+        self._forms.append((module, name, _compiled(getattr(module, name))))
+
+    def _apply(self) -> None:
+        for module, name, compiled in self._forms:
+            module.__dict__[name] = compiled
+        self._drafter.backbone.attention = "flex"
+
+
+def compiled_gradients() -> ChunkGradients:
+    """The loss's elementwise part as fused kernels: it would otherwise be memory traffic alone."""
+    return _compiled(chunk_gradients)
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
+    return compiled

@@ -1,0 +1,125 @@
+"""From a packed batch to blocks: which anchors, which labels, what each label weighs.
+
+All of it is decided on the CPU before the step begins, so that the device never waits to learn
+how many labels there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from domino_spec.data import Batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """One step's work. Label lists are padded to whole chunks with weights of zero."""
+
+    tokens: Tensor  # [rows, n]
+    positions: Tensor  # [rows, n]
+    documents: Tensor  # [rows, n]
+    anchors: Tensor  # [rows, anchors]: indices into the row, ascending
+    slots: Tensor  # [labels]: index of the draft in [rows * anchors * depth]
+    sources: Tensor  # [labels]: index in [rows * n] of the token before the label
+    labels: Tensor  # [labels]: the token to predict
+    drafts: Tensor  # [labels]: draft index, 0 for the first behind the anchor
+    weights: Tensor  # [labels]: exp(-draft / gamma), 0 for padding
+    packed: bool
+    """Whether any row holds more than one document."""
+    conversations: int
+    label_count: int
+    total_weight: float
+    supervised_tokens: int
+
+    def to(self, device: torch.device) -> Blocks:
+        """The same on another device."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in moved.items():
+            if isinstance(value, Tensor):
+                if device.type == "cuda":
+                    value = value.pin_memory()
+                moved[name] = value.to(device, non_blocking=True)
+        return Blocks(**moved)
+
+
+def eligible(batch: Batch) -> Tensor:
+    """Where a block may start: this token and the next are supervised, in one document."""
+    here, following = batch.supervised[:, :-1], batch.supervised[:, 1:]
+    same = batch.documents[:, :-1] == batch.documents[:, 1:]
+    inside = here & following & same
+    return torch.cat((inside, torch.zeros_like(inside[:, :1])), dim=1)  # [rows, n]
+
+
+def sample_anchors(allowed: Tensor, count: int, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """`count` anchors a row, uniform without replacement, ascending, and which of them are real.
+
+    A row with fewer places uses them all; the rest point at its start and are marked unreal.
+    """
+    count = min(count, allowed.shape[1])
+    scores = noise.masked_fill(~allowed, -1.0)  # [rows, n], noise in [0, 1)
+    best = scores.topk(count, dim=1)
+    places = best.indices.masked_fill(best.values < 0, 0)
+    real = best.values >= 0
+    order = torch.where(real, places, allowed.shape[1]).argsort(dim=1, stable=True)
+    return places.gather(1, order), real.gather(1, order)
+
+
+def plan_blocks(
+    batch: Batch,
+    *,
+    anchors: int,
+    depth: int,
+    gamma: float,
+    noise: Tensor,
+    chunk: int,
+    known: Tensor | None = None,  # [vocabulary] bool: tokens the drafter can propose
+) -> Blocks:
+    """Anchors and the weighted labels behind them.
+
+    Draft j of anchor a predicts token a + 1 + j. A label counts if it is an assistant token of
+    the anchor's own document; it weighs exp(-j / gamma).
+    """
+    rows, length = batch.tokens.shape
+    places, real = sample_anchors(eligible(batch), anchors, noise)
+    draft = torch.arange(depth)
+    index = places.unsqueeze(-1) + 1 + draft  # [rows, anchors, depth]
+    inside = index < length
+    index = index.clamp(max=length - 1)
+    flat = index.flatten(1)
+    supervised = batch.supervised.gather(1, flat).view_as(index)
+    document = batch.documents.gather(1, flat).view_as(index)
+    own = batch.documents.gather(1, places).unsqueeze(-1)
+    labels = batch.tokens.gather(1, flat).view_as(index)
+    counts = real.unsqueeze(-1) & inside & supervised & (document == own)
+    if known is not None:
+        counts &= known[labels]
+
+    slots = counts.flatten().nonzero().squeeze(1)
+    drafts = slots % depth
+    row = slots // (depth * places.shape[1])
+    label_index = row * length + index.flatten()[slots]
+    weights = torch.exp(-drafts / gamma)
+    padding = -len(slots) % chunk
+
+    def padded(values: Tensor) -> Tensor:
+        return torch.cat((values, values.new_zeros(padding)))
+
+    return Blocks(
+        tokens=batch.tokens,
+        positions=batch.positions,
+        documents=batch.documents,
+        anchors=places,
+        slots=padded(slots),
+        sources=padded(label_index - 1),
+        labels=padded(labels.flatten()[slots]),
+        drafts=padded(drafts),
+        weights=padded(weights),
+        packed=bool((batch.documents.max(dim=1).values > 0).any()),
+        conversations=batch.conversations,
+        label_count=len(slots),
+        total_weight=float(weights.double().sum()),
+        supervised_tokens=int(batch.supervised.sum()),
+    )

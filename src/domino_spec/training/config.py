@@ -1,0 +1,214 @@
+"""Everything a training run is told, from a YAML file or from flags; unknown names are errors."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from domino_spec.errors import ConfigError
+
+Size = Literal["small", "base", "large"]
+Variant = Literal["domino", "dflash", "markov"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Switch = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One run. `None` means: derived from the target's own shape and the size."""
+
+    target: str
+    data: tuple[str, ...]
+    out: str
+
+    # The drafter.
+    size: Size = "base"
+    variant: Variant = "domino"
+    layers: int | None = None
+    intermediate_size: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    taps: int | None = None
+    """How many target layers are tapped, evenly spread."""
+    target_layer_ids: tuple[int, ...] | None = None
+    """Exactly these layers instead."""
+    block_size: int = 16
+    shift_label: bool = True
+    prefix_len: int | None = None
+    """Leading drafts that the head leaves alone (1 with a Domino head, 0 with a Markov head)."""
+    gru_hidden_dim: int | None = None
+    rank: int | None = None
+    draft_vocab: int | None = None
+    """A reduced vocabulary: the tokens the data's answers use most."""
+    mask_token_id: int | None = None
+    init: str | None = None
+    """A drafter to start from instead of random weights (a warm start: no optimiser state)."""
+
+    # Data and blocks.
+    length: int | None = None
+    """Tokens in a packed row."""
+    rows: int | None = None
+    """Rows in a forward, on each GPU."""
+    accumulate: int = 1
+    """Forwards in a step."""
+    anchors: int | None = None
+    """Blocks in a row."""
+    gamma: float = 7.0
+    held_out: int = 64
+    limit: int | None = None
+    """Use only this many conversations."""
+    seed: int = 0
+
+    # Loss.
+    labels: Literal["soft", "hard"] = "soft"
+    sharpness: float = 1.0
+    """The target's distribution raised to this power (soft labels)."""
+    curriculum: bool = True
+    curriculum_ratio: float = 1.0
+    tv_weight: float = 0.0
+    tv_start: float = 0.5
+
+    # Optimisation.
+    steps: int | None = None
+    epochs: float | None = None
+    learning_rate: float | None = None
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    warmup_ratio: float = 0.04
+    min_lr_ratio: float = 0.0
+
+    # Running.
+    device: str | None = None
+    dtype: Precision = "auto"
+    compile: Switch = "auto"
+    chunk_bytes: int = 2 * 1024**3
+    """Memory that one chunk of logits and their gradients may take."""
+    log_every: int = 20
+    eval_every: int | None = None
+    """Steps between simulated acceptance lengths; a tenth of the run by default, 0 = never."""
+    eval_prompts: int = 32
+    eval_tokens: int = 128
+    save_every: int | None = None
+    """Steps between checkpoints; a tenth of the run by default, 0 = only at the end."""
+    keep: int = 2
+    """Checkpoints kept."""
+    diverge_factor: float = 3.0
+    """Stop when the smoothed loss is this many times its best."""
+
+    def __post_init__(self) -> None:
+        data = (self.data,) if isinstance(self.data, str) else tuple(self.data)
+        object.__setattr__(self, "data", data)
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if self.target_layer_ids is not None:
+            object.__setattr__(self, "target_layer_ids", tuple(self.target_layer_ids))
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}."
+                )
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} is {value}; expected more than 0.")
+        if not self.data:
+            raise ConfigError("no training data: name files, folders or hf:DATASET.")
+        if self.steps is not None and self.epochs is not None:
+            raise ConfigError("both steps and epochs are given; they contradict each other.")
+        if self.variant == "dflash" and (self.rank or self.gru_hidden_dim or self.prefix_len):
+            raise ConfigError("a DFlash drafter has no head; leave rank, gru and prefix out.")
+        if self.labels == "hard" and self.sharpness != 1.0:
+            raise ConfigError("sharpness is for soft labels; hard ones have nothing to sharpen.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for YAML and JSON."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        """Build from plain values; unknown or missing names are errors."""
+        names = {f.name: f for f in dataclasses.fields(cls)}
+        unknown = sorted(set(values) - set(names))
+        if unknown:
+            raise ConfigError(
+                f"training knows no setting {', '.join(map(repr, unknown))}; known settings are "
+                f"{', '.join(sorted(names))}."
+            )
+        missing = [name for name in ("target", "data", "out") if not values.get(name)]
+        if missing:
+            raise ConfigError(f"training needs {', '.join(missing)}; give it in the file or as a flag.")
+        return cls(**{name: _typed(names[name], value) for name, value in values.items()})
+
+
+_CHOICES = {
+    "size": get_args(Size),
+    "variant": get_args(Variant),
+    "labels": ("soft", "hard"),
+    "optimizer": ("adamw", "muon"),
+    "dtype": get_args(Precision),
+    "compile": get_args(Switch),
+}
+_POSITIVE = (
+    "accumulate", "anchors", "block_size", "chunk_bytes", "clip", "draft_vocab", "epochs", "gamma",
+    "keep", "layers", "learning_rate", "length", "log_every", "rows", "sharpness", "steps",
+)  # fmt: skip
+
+
+def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
+    """YAML reads 1e-3 as text and users write 3 for 3.0: accept what is meant, refuse the rest."""
+    wanted = str(field.type)
+    if value is None:
+        if "None" not in wanted:
+            raise ConfigError(f"{field.name} is empty; expected {wanted}.")
+        return None
+    try:
+        if wanted.startswith("float"):
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        if wanted.startswith("int"):
+            if isinstance(value, bool) or int(value) != float(value):
+                raise ValueError
+            return int(value)
+        if wanted.startswith("bool") and not isinstance(value, bool):
+            raise ValueError
+        if wanted.startswith("tuple[float"):
+            return tuple(float(v) for v in value)
+        if wanted.startswith("tuple[int"):
+            return tuple(int(v) for v in value)
+        if wanted.startswith("str") and not isinstance(value, str):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ConfigError(f"{field.name} is {value!r}; expected {wanted}.") from None
+    return value
+
+
+def load_config(path: str | Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    """Read a YAML file; `changes` (flags) win over it."""
+    import yaml
+
+    path = Path(path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds {type(values).__name__}; expected settings by name.")
+    return TrainConfig.from_dict({**values, **(changes or {})})
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    """Write every setting, the derived ones included."""
+    import yaml
+
+    path.write_text(yaml.safe_dump(config.to_dict(), sort_keys=False), encoding="utf-8")

@@ -1,0 +1,178 @@
+"""Cross-entropy over a vocabulary too large to hold for all labels at once.
+
+Labels come in chunks. A chunk's logits live only while its loss and, in closed form, the loss's
+gradients with respect to them are computed; what stays is a gradient per hidden state. So memory
+does not grow with labels × vocabulary, and the backward pass has nothing left to recompute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.drafter import TargetVocabulary
+
+Terms = tuple[Tensor, Tensor, Tensor]
+"""Per label: loss, and whether base and final logits name the right token."""
+
+ChunkGradients = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """How one step's loss is mixed; tensors, so that a new value compiles nothing anew."""
+
+    base: Tensor  # λ
+    variation: Tensor  # share of total variation in the final logits' loss
+
+    @classmethod
+    def of(cls, *, base: float, variation: float, device: torch.device) -> Mixture:
+        """From the schedule's numbers."""
+        values = torch.tensor([base, variation], dtype=torch.float32)
+        if device.type == "cuda":
+            values = values.pin_memory()
+        values = values.to(device, non_blocking=True)
+        return cls(base=values[0], variation=values[1])
+
+
+def chunk_gradients(
+    base: Tensor,  # [n, vocabulary]
+    correction: Tensor | None,  # [n, vocabulary]: what the head adds
+    teacher: Tensor | None,  # [n, vocabulary]: the target's logits, or None for hard labels
+    labels: Tensor,  # [n]: columns; used for hard labels
+    corrected: Tensor,  # [n] bool: labels behind the head's pure prefix
+    weights: Tensor,  # [n]: already divided by the step's total weight
+    lam: Tensor,
+    variation: Tensor,
+    sharpness: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """Loss and hits of each label, and the loss's gradients by base logits and correction.
+
+    loss = w (λ CE(q, base) + (1 - λ) ((1 - v) CE(q, final) + v TV(q, final)))
+    """
+    dtype = base.dtype
+    base = base.float()
+    added = None if correction is None else correction.float() * corrected.unsqueeze(1)
+    final = base if added is None else base + added
+    if teacher is None:
+        columns = torch.arange(base.shape[1], device=base.device)
+        truth = (columns == labels.unsqueeze(1)).float()
+        best = labels
+    else:
+        logits = teacher.float()
+        truth = torch.softmax(logits * sharpness, dim=-1)
+        best = logits.argmax(dim=-1)
+    log_base = torch.log_softmax(base, dim=-1)
+    loss_base = -(truth * log_base).sum(-1)
+    hit_base = base.argmax(dim=-1) == best
+    if added is None:
+        log_final, loss_final, hit_final = log_base, loss_base, hit_base
+    else:
+        log_final = torch.log_softmax(final, dim=-1)
+        loss_final = -(truth * log_final).sum(-1)
+        hit_final = final.argmax(dim=-1) == best
+    likely = log_final.exp()
+    gap = likely - truth
+    sign = 0.5 * torch.sign(gap)
+    distance = (sign * gap).sum(-1)  # total variation: half the summed absolute difference
+    pull = likely * (sign - (likely * sign).sum(-1, keepdim=True))
+
+    weight = weights.unsqueeze(1)
+    by_base = lam * (log_base.exp() - truth)
+    by_final = (1 - lam) * ((1 - variation) * gap + variation * pull)
+    loss = lam * loss_base + (1 - lam) * ((1 - variation) * loss_final + variation * distance)
+    gradient = (weight * (by_base + by_final)).to(dtype)
+    gradient_added = None
+    if added is not None:
+        gradient_added = (weight * by_final * corrected.unsqueeze(1)).to(dtype)
+    return weights * loss, hit_base, hit_final, gradient, gradient_added
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The weighted loss of all labels, chunk by chunk."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,  # [labels, hidden]
+        activation: Tensor | None,  # [labels, rank]
+        output_weight: Tensor | None,  # [vocabulary, rank]
+        job: LossJob,
+    ) -> Terms:
+        gradient_hidden = torch.empty_like(hidden)
+        gradient_activation = None if activation is None else torch.empty_like(activation)
+        # The output weight's gradient is a sum over chunks: it is kept in full precision.
+        gradient_weight = None
+        if output_weight is not None:
+            gradient_weight = torch.zeros_like(output_weight, dtype=torch.float32)
+        losses, base_hits, final_hits = [], [], []
+        for start in range(0, hidden.shape[0], job.chunk):
+            part = slice(start, start + job.chunk)
+            with torch.enable_grad():
+                leaf = hidden[part].detach().requires_grad_()
+                base = job.target.logits(leaf, job.draft_tokens)
+            correction = None
+            if activation is not None and output_weight is not None:
+                correction = activation[part] @ output_weight.T
+            loss, hit_base, hit_final, by_base, by_added = job.gradients(
+                base.detach(),
+                correction,
+                job.teacher_logits(part),
+                job.labels[part],
+                job.corrected[part],
+                job.weights[part],
+                job.mixture.base,
+                job.mixture.variation,
+                job.sharpness,
+            )
+            (gradient_hidden[part],) = torch.autograd.grad(base, leaf, by_base)
+            if by_added is not None:
+                assert activation is not None
+                assert output_weight is not None
+                assert gradient_activation is not None
+                assert gradient_weight is not None
+                gradient_activation[part] = by_added @ output_weight
+                gradient_weight += by_added.T @ activation[part]
+            losses.append(loss)
+            base_hits.append(hit_base)
+            final_hits.append(hit_final)
+        saved = [t for t in (gradient_hidden, gradient_activation, gradient_weight)]
+        ctx.save_for_backward(*saved)
+        ctx.weight_dtype = None if output_weight is None else output_weight.dtype
+        terms = torch.cat(losses), torch.cat(base_hits), torch.cat(final_hits)
+        ctx.mark_non_differentiable(*terms)
+        return terms[0].sum(), *terms  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, scale: Tensor, *_: Any) -> Any:
+        hidden, activation, weight = ctx.saved_tensors
+        scaled = [None if g is None else g * scale.to(g.dtype) for g in (hidden, activation)]
+        by_weight = None if weight is None else (weight * scale).to(ctx.weight_dtype)
+        return *scaled, by_weight, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossJob:
+    """What the chunks need beside the tensors that are trained."""
+
+    target: TargetVocabulary
+    teacher: Tensor | None  # [labels, hidden]: the target's states before each label; None = hard
+    draft_tokens: Tensor | None
+    labels: Tensor  # [labels]: columns of the output vocabulary
+    corrected: Tensor  # [labels] bool
+    weights: Tensor  # [labels]
+    mixture: Mixture
+    sharpness: float
+    chunk: int
+    gradients: ChunkGradients
+
+    def teacher_logits(self, part: slice) -> Tensor | None:
+        """The target's own logits for a chunk."""
+        if self.teacher is None:
+            return None
+        with torch.no_grad():
+            return self.target.logits(self.teacher[part], self.draft_tokens)

@@ -1,0 +1,153 @@
+"""The training loss of a drafter over one batch of blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from domino_spec.drafter import Drafter, TargetVocabulary
+from domino_spec.targets import Reading
+from domino_spec.training.blocks import Blocks
+from domino_spec.training.loss import ChunkedLoss, ChunkGradients, LossJob, Mixture, chunk_gradients
+
+Labels = Literal["hard", "soft"]
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """A step's loss and what was right, as tensors on the device."""
+
+    loss: Tensor
+    base_hits: Tensor  # [depth]: base logits that name the target's token
+    final_hits: Tensor  # [depth]
+    counts: Tensor  # [depth]
+    run_length: Tensor  # mean drafts that are right in a row, teacher forced
+
+
+class Objective(nn.Module):
+    """Wraps a drafter so that its forward is its loss; what is sharded is sharded as a whole."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        *,
+        labels: Labels,
+        sharpness: float,
+        chunk: int,
+        gradients: ChunkGradients = chunk_gradients,
+    ) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.labels: Labels = labels
+        self.sharpness = sharpness
+        self.chunk = chunk
+        self._gradients = gradients
+        columns = None
+        if drafter.draft_tokens is not None:
+            columns = torch.full((drafter.config.vocab_size,), -1, device=drafter.device)
+            columns[drafter.draft_tokens] = torch.arange(
+                len(drafter.draft_tokens), device=drafter.device
+            )
+        # Column of each target token in a reduced vocabulary, -1 where it has none.
+        self.register_buffer("columns", columns, persistent=False)
+
+    @property
+    def known(self) -> Tensor | None:
+        """Tokens that may be hard labels, on the CPU; None means all."""
+        if self.columns is None or self.labels == "soft":
+            return None
+        assert isinstance(self.columns, Tensor)
+        return (self.columns >= 0).cpu()
+
+    def forward(
+        self,
+        target: TargetVocabulary,
+        reading: Reading,
+        blocks: Blocks,
+        *,
+        mixture: Mixture,
+        total_weight: Tensor | float,
+    ) -> StepTerms:
+        """Teacher forced: backbone over all blocks, head over the true prefixes, one loss."""
+        drafter = self.drafter
+        with record_function("step: backbone"):
+            hidden = self._hidden(target, reading, blocks)  # [rows, anchors, depth, hidden]
+            depth = hidden.shape[2]
+            kept = hidden.flatten(0, 2).index_select(0, blocks.slots)  # [labels, hidden]
+        activation = output_weight = None
+        if drafter.head is not None:
+            with record_function("step: head"):
+                states = drafter.prefix_states(target, blocks.tokens, blocks.anchors)
+                states = states.flatten(0, 2).index_select(0, blocks.slots)
+                activation = drafter.head.activation(drafter.head.project_hidden(kept), states)
+                output_weight = drafter.head.output_weight
+        with record_function("step: loss"):
+            job = self._job(target, reading, blocks, mixture, total_weight)
+            loss, _, base_hits, final_hits = ChunkedLoss.apply(
+                kept, activation, output_weight, job
+            )
+        return StepTerms(loss=loss, **_accuracy(base_hits, final_hits, blocks, depth))
+
+    def _hidden(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Tensor:
+        documents = blocks.documents if blocks.packed else None
+        return self.drafter.draft_hidden(
+            target,
+            anchor_tokens=blocks.tokens.gather(1, blocks.anchors),
+            anchors=blocks.positions.gather(1, blocks.anchors),
+            context=self.drafter.context(reading.taps, blocks.positions),
+            context_positions=blocks.positions,
+            anchor_documents=None if documents is None else documents.gather(1, blocks.anchors),
+            context_documents=documents,
+        )
+
+    def _job(
+        self,
+        target: TargetVocabulary,
+        reading: Reading,
+        blocks: Blocks,
+        mixture: Mixture,
+        total_weight: Tensor | float,
+    ) -> LossJob:
+        teacher = None
+        if self.labels == "soft":
+            teacher = reading.hidden.flatten(0, 1).index_select(0, blocks.sources)
+        labels = blocks.labels
+        if self.columns is not None:
+            assert isinstance(self.columns, Tensor)
+            labels = self.columns[labels].clamp(min=0)
+        prefix = 0 if self.drafter.head is None else self.drafter.head.prefix_len
+        return LossJob(
+            target=target,
+            teacher=teacher,
+            draft_tokens=self.drafter.draft_tokens,
+            labels=labels,
+            corrected=blocks.drafts >= prefix,
+            weights=blocks.weights / total_weight,
+            mixture=mixture,
+            sharpness=self.sharpness,
+            chunk=self.chunk,
+            gradients=self._gradients,
+        )
+
+
+@torch.no_grad()
+def _accuracy(
+    base_hits: Tensor, final_hits: Tensor, blocks: Blocks, depth: int
+) -> dict[str, Tensor]:
+    real = (blocks.weights > 0).float()
+    by_draft = torch.zeros(3, depth, device=real.device)
+    by_draft.index_add_(1, blocks.drafts, torch.stack((base_hits * real, final_hits * real, real)))
+    slots = blocks.anchors.numel() * depth
+    right = torch.zeros(slots, device=real.device).index_add_(0, blocks.slots, final_hits * real)
+    first = torch.zeros(slots, device=real.device).index_add_(0, blocks.slots, real)
+    runs = right.view(-1, depth).cumprod(dim=1).sum(dim=1).sum()
+    return {
+        "base_hits": by_draft[0],
+        "final_hits": by_draft[1],
+        "counts": by_draft[2],
+        "run_length": runs / first.view(-1, depth)[:, 0].sum().clamp(min=1),
+    }

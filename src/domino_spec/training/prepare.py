@@ -1,0 +1,364 @@
+"""Puts a run together from its configuration: target, data, drafter, optimiser, trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.api.facts import target_facts
+from domino_spec.api.prompts import end_tokens
+from domino_spec.checkpoints import Provenance, load_drafter, save_drafter
+from domino_spec.data import Batch, Corpus, PackedBatches, load_corpus
+from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.errors import ConfigError, TrainingError
+from domino_spec.evaluation import Continuations, continue_prompts, simulate
+from domino_spec.targets import LoadedTarget, Target, default_device, load_target
+from domino_spec.training.acceleration import Acceleration, compiled_gradients
+from domino_spec.training.blocks import Blocks, plan_blocks
+from domino_spec.training.config import TrainConfig, save_config
+from domino_spec.training.loss import chunk_gradients
+from domino_spec.training.masters import Masters
+from domino_spec.training.meters import Watch
+from domino_spec.training.objective import Objective
+from domino_spec.training.observers import LOG_FILE, JsonlLog
+from domino_spec.training.optimiser import Optimiser
+from domino_spec.training.schedule import Schedule
+from domino_spec.training.sizes import (
+    choose_draft_tokens,
+    choose_mask_token,
+    derive,
+    drafter_config,
+)
+from domino_spec.training.state import Checkpoints, RunState, check_same_run, drafter_from
+from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
+from domino_spec.training.world import World, shard
+
+CONFIG_FILE = "config.yaml"
+DRAFTER_FOLDER = "drafter"
+_DEFAULT_EPOCHS = 3.0
+_BYTES_A_LOGIT = 16  # logits, correction, teacher and two gradients in half precision, and slack
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A trainer with what surrounds it."""
+
+    config: TrainConfig
+    trainer: Trainer
+    corpus: Corpus
+    drafter: Drafter
+    evaluate: Callable[[], dict[str, Any]] | None
+    finish: Callable[[], Path | None]
+
+
+def prepare(
+    config: TrainConfig,
+    *,
+    world: World,
+    loaded: LoadedTarget | None = None,
+    corpus: Corpus | None = None,
+    observers: Sequence[Observer] = (),
+    resume: bool = False,
+    notice: Callable[[str], None] = lambda _line: None,
+) -> Run:
+    """Load, derive what was left open, and be ready to train."""
+    out = Path(config.out)
+    checkpoints = Checkpoints(out, keep=config.keep)
+    if checkpoints.steps() and not resume:
+        raise TrainingError(
+            f"{checkpoints.folder} already holds a run at step {checkpoints.steps()[-1]}; resume "
+            "it, or train into another folder."
+        )
+    dtype = _precision(config, world.device)
+    loaded = loaded or load_target(config.target, dtype=dtype, device=world.device)
+    target, tokenizer = loaded.target, loaded.tokenizer
+    for parameter in target.model.parameters():
+        parameter.requires_grad_(False)
+    config = derive(config, target)
+    assert config.length and config.rows and config.anchors and config.learning_rate
+    if corpus is None:
+        corpus = load_corpus(
+            config.data,
+            tokenizer=tokenizer,
+            vocab_size=target.vocab_size,
+            max_length=config.length,
+            limit=config.limit,
+        )
+    training, held_out = corpus.split(held_out=min(config.held_out, len(corpus) // 10), seed=0)
+
+    drafter, config = _drafter(config, target, tokenizer, training)
+    drafter.to(world.device, dtype if world.alone else torch.float32).train()
+    quick = config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda")
+    objective = Objective(
+        drafter,
+        labels=config.labels,
+        sharpness=config.sharpness,
+        chunk=_chunk(config, drafter.config),
+        gradients=compiled_gradients() if quick else chunk_gradients,
+    )
+    if not world.alone:
+        if config.optimizer == "muon":
+            raise ConfigError("muon needs whole matrices; train on several GPUs with adamw.")
+        shard(objective, target, world, dtype=dtype)
+    masters = Masters(drafter.named_parameters())
+    optimiser = Optimiser(
+        masters.names,
+        masters.parameters,
+        name=config.optimizer,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+    )
+    pad = getattr(tokenizer, "pad_token_id", None)
+    batches = PackedBatches(
+        training,
+        rows=config.rows,
+        length=config.length,
+        seed=config.seed,
+        pad_token=pad if isinstance(pad, int) else 0,
+        rank=world.rank,
+        world=world.size,
+    )
+    config = _with_steps(config, batches)
+    acceleration = Acceleration(drafter, target) if quick else None
+    settings = {**config.to_dict(), "drafter": drafter.config.to_dict()}
+    provenance = _provenance(config, loaded)
+    evaluate = _evaluation(config, drafter, target, tokenizer, held_out, acceleration, world)
+
+    def save(trainer: Trainer) -> Path | None:
+        weights = masters.state_dict()
+        optimiser_state = optimiser.state_dict()
+        if not world.leads:
+            return None
+        state = RunState(
+            step=trainer.step,
+            weights=weights,
+            optimiser=optimiser_state,
+            data=trainer.position,
+            settings=settings,
+        )
+        whole_drafter = drafter_from(weights, drafter.config, drafter.draft_tokens)
+        return checkpoints.save(state, whole_drafter, dtype=dtype, provenance=provenance)
+
+    def finish() -> Path | None:
+        weights = masters.state_dict()
+        if not world.leads:
+            return None
+        whole_drafter = drafter_from(weights, drafter.config, drafter.draft_tokens)
+        return save_drafter(
+            whole_drafter, out / DRAFTER_FOLDER, provenance=provenance, dtype=dtype
+        )
+
+    own: list[Observer] = []
+    if world.leads:
+        out.mkdir(parents=True, exist_ok=True)
+        save_config(config, out / CONFIG_FILE)
+        own = [JsonlLog(out / LOG_FILE), *observers]
+    steps = config.steps
+    assert steps
+    trainer = Trainer(
+        target=target,
+        objective=objective,
+        masters=masters,
+        optimiser=optimiser,
+        batches=batches,
+        plan=_planner(config, drafter.config, objective),
+        schedule=_schedule(config),
+        world=world,
+        accumulate=config.accumulate,
+        clip=config.clip,
+        seed=config.seed,
+        intervals=Intervals(
+            log=config.log_every,
+            evaluate=_tenth(config.eval_every, steps),
+            save=_tenth(config.save_every, steps) or steps,
+        ),
+        watch=Watch(config.diverge_factor),
+        observers=own,
+        evaluate=evaluate,
+        save=save,
+    )
+    if resume:
+        state = checkpoints.latest()
+        check_same_run(state.settings, settings)
+        masters.load_state_dict(state.weights)
+        optimiser.load_state_dict(state.optimiser)
+        batches.load_state_dict(state.data)
+        trainer.step, trainer.position = state.step, state.data
+        notice(f"going on from step {state.step} of {config.steps}")
+    return Run(
+        config=config,
+        trainer=trainer,
+        corpus=corpus,
+        drafter=drafter,
+        evaluate=evaluate,
+        finish=finish,
+    )
+
+
+def train(run: Run) -> tuple[Outcome, Path | None]:
+    """Run to the end; a finished run leaves its drafter in the public layout."""
+    outcome = run.trainer.run()
+    return outcome, run.finish() if outcome.finished else None
+
+
+def _precision(config: TrainConfig, device: torch.device) -> torch.dtype:
+    if config.dtype != "auto":
+        return _PRECISIONS[config.dtype]
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _drafter(
+    config: TrainConfig, target: Target, tokenizer: Any, training: Corpus
+) -> tuple[Drafter, TrainConfig]:
+    counts = training.token_counts(target.vocab_size)
+    mask = config.mask_token_id
+    if mask is None:
+        mask = choose_mask_token(target, tokenizer, counts)
+    config = dataclasses.replace(config, mask_token_id=mask)
+    shape = drafter_config(config, target, mask_token_id=mask)
+    if config.init is not None:
+        return _warm_start(config, shape), config
+    tokens: Tensor | None = None
+    if config.draft_vocab is not None:
+        tokens = torch.from_numpy(choose_draft_tokens(counts, config.draft_vocab))
+    return Drafter.fresh(shape, seed=config.seed, draft_tokens=tokens), config
+
+
+def _warm_start(config: TrainConfig, shape: DrafterConfig) -> Drafter:
+    assert config.init is not None
+    drafter = load_drafter(config.init, dtype=torch.float32).drafter
+    if drafter.config != shape:
+        stated, wanted = drafter.config.to_dict(), shape.to_dict()
+        different = [
+            f"{name} {stated[name]!r} against {wanted[name]!r}"
+            for name in stated
+            if stated[name] != wanted.get(name)
+        ]
+        raise TrainingError(
+            f"{config.init} is another drafter than these settings describe: "
+            f"{'; '.join(different)}. Set them alike, or start from random weights."
+        )
+    return drafter
+
+
+def _chunk(config: TrainConfig, drafter: DrafterConfig) -> int:
+    """Labels a chunk, so that their logits fit the allowance: a multiple of 128."""
+    fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
+    assert config.rows and config.anchors
+    most = config.rows * config.anchors * drafter.max_depth
+    return max(128, min(fitting, most) // 128 * 128)
+
+
+def _planner(
+    config: TrainConfig, drafter: DrafterConfig, objective: Objective
+) -> Callable[[Batch, Tensor], Blocks]:
+    known, chunk = objective.known, objective.chunk
+    anchors, gamma, depth = config.anchors, config.gamma, drafter.max_depth
+    assert anchors is not None
+
+    def plan(batch: Batch, noise: Tensor) -> Blocks:
+        return plan_blocks(
+            batch,
+            anchors=anchors,
+            depth=depth,
+            gamma=gamma,
+            noise=noise,
+            chunk=chunk,
+            known=known,
+        )
+
+    return plan
+
+
+def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
+    if config.steps is not None:
+        return config
+    epochs = _DEFAULT_EPOCHS if config.epochs is None else config.epochs
+    steps = max(1, math.ceil(epochs * batches.batches_per_epoch / config.accumulate))
+    return dataclasses.replace(config, steps=steps, epochs=None)
+
+
+def _schedule(config: TrainConfig) -> Schedule:
+    assert config.steps is not None
+    assert config.learning_rate is not None
+    return Schedule(
+        total_steps=config.steps,
+        learning_rate=config.learning_rate,
+        warmup_ratio=config.warmup_ratio,
+        min_lr_ratio=config.min_lr_ratio,
+        curriculum=config.curriculum,
+        curriculum_ratio=config.curriculum_ratio,
+        tv_weight=config.tv_weight,
+        tv_start=config.tv_start,
+    )
+
+
+def _tenth(stated: int | None, steps: int) -> int:
+    return max(1, steps // 10) if stated is None else stated
+
+
+def _provenance(config: TrainConfig, loaded: LoadedTarget) -> Provenance:
+    facts = target_facts(loaded.target, loaded.tokenizer, loaded.revision)
+    return Provenance(
+        target_id=Path(config.target).name if Path(config.target).exists() else config.target,
+        target_revision=facts.revision,
+        tokenizer_sha256=facts.tokenizer_sha256,
+        chat_template_sha256=facts.chat_template_sha256,
+        training_length=config.length,
+    )
+
+
+def _evaluation(
+    config: TrainConfig,
+    drafter: Drafter,
+    target: Target,
+    tokenizer: Any,
+    held_out: Corpus,
+    acceleration: Acceleration | None,
+    world: World,
+) -> Callable[[], dict[str, Any]] | None:
+    """Simulated tokens a cycle on held-out prompts, or None where none are kept or wanted."""
+    count = min(config.eval_prompts, len(held_out))
+    if config.eval_every == 0 or count == 0 or not world.alone:
+        return None
+    prompts = [
+        held_out[i].tokens[: held_out.first_supervised(i)].tolist()
+        for i in range(count)
+        if held_out.first_supervised(i) > 0
+    ]
+    if not prompts:
+        return None
+    known: list[Continuations] = []
+
+    def evaluate() -> dict[str, Any]:
+        if acceleration is None:
+            return measure()
+        with acceleration.suspended():
+            return measure()
+
+    def measure() -> dict[str, Any]:
+        if not known:
+            eos = end_tokens(target, tokenizer)
+            known.append(
+                continue_prompts(
+                    target, prompts, eos=eos, max_new_tokens=config.eval_tokens, batch_size=64
+                )
+            )
+        on = simulate(drafter, target, known[0])
+        told: dict[str, Any] = {
+            "tokens_per_cycle": on.tokens_per_cycle,
+            "first_draft_accuracy": on.first_draft_accuracy,
+        }
+        if drafter.head is not None:
+            off = simulate(drafter, target, known[0], head=False)
+            told["tokens_per_cycle_head_off"] = off.tokens_per_cycle
+        return told
+
+    return evaluate

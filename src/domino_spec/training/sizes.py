@@ -1,0 +1,162 @@
+"""Defaults from the target's own shape: one dial, and everything it sets can be set by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    DrafterConfig,
+    HeadConfig,
+    MarkovHeadConfig,
+    default_target_layer_ids,
+)
+from domino_spec.errors import ConfigError
+from domino_spec.targets import Target
+from domino_spec.training.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class _Dial:
+    layers: int
+    taps: int
+    rank: int
+    gru: int
+
+
+_DIALS = {
+    "small": _Dial(layers=2, taps=3, rank=64, gru=256),
+    "base": _Dial(layers=5, taps=5, rank=256, gru=1024),
+    "large": _Dial(layers=8, taps=7, rank=512, gru=2048),
+}
+_BLOCKS_PER_TOKEN = 1 / 8
+_BASE_RATE = 1e-3  # at a hidden size of 576; wider drafters take smaller steps
+
+
+def derive(config: TrainConfig, target: Target) -> TrainConfig:
+    """Fill in what the user left open."""
+    dial = _DIALS[config.size]
+    text = target.config
+    hidden = target.hidden_size
+    heads = config.heads or int(text.num_attention_heads)
+    kv_heads = config.kv_heads or int(getattr(text, "num_key_value_heads", None) or heads)
+    length = config.length or min(1024, target.context_length or 1024)
+    filled: dict[str, Any] = {
+        "layers": config.layers or min(dial.layers, target.num_layers),
+        "intermediate_size": config.intermediate_size or _intermediate(text, hidden),
+        "heads": heads,
+        "kv_heads": kv_heads if heads % kv_heads == 0 else heads,
+        "head_dim": config.head_dim or int(getattr(text, "head_dim", None) or hidden // heads),
+        "target_layer_ids": config.target_layer_ids
+        or _taps(target.num_layers, config.taps or dial.taps, exact=config.taps is not None),
+        "length": length,
+        "rows": config.rows or max(1, 16384 // length),
+        "anchors": config.anchors or max(1, round(length * _BLOCKS_PER_TOKEN)),
+        "learning_rate": config.learning_rate or _BASE_RATE * min(1.0, (576 / hidden) ** 0.5),
+    }
+    filled["taps"] = len(filled["target_layer_ids"])
+    if config.variant != "dflash":
+        filled["rank"] = config.rank or min(dial.rank, hidden)
+        filled["prefix_len"] = (
+            config.prefix_len if config.prefix_len is not None else int(config.variant == "domino")
+        )
+    if config.variant == "domino":
+        filled["gru_hidden_dim"] = config.gru_hidden_dim or min(dial.gru, 2 * hidden)
+    return dataclasses.replace(config, **filled)
+
+
+def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -> DrafterConfig:
+    """The drafter that a derived configuration describes."""
+    assert config.layers and config.intermediate_size and config.heads and config.kv_heads
+    assert config.head_dim and config.target_layer_ids
+    text = target.config
+    rope = dict(getattr(text, "rope_parameters", None) or {})
+    theta = rope.get("rope_theta", getattr(text, "rope_theta", 10000.0))
+    return DrafterConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.layers,
+        num_heads=config.heads,
+        num_kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
+        rope_parameters={"rope_type": "default", "rope_theta": float(theta or 10000.0)},
+        max_position_embeddings=target.context_length or 40960,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=config.draft_vocab,
+        num_target_layers=target.num_layers,
+        target_layer_ids=config.target_layer_ids,
+        mask_token_id=mask_token_id,
+        block_size=config.block_size,
+        shift_label=config.shift_label,
+        head=_head(config),
+    )
+
+
+def choose_mask_token(target: Target, tokenizer: Any | None, counts: np.ndarray) -> int:
+    """A token that text never holds: behind the tokenizer's last, or a special never used."""
+    if tokenizer is not None:
+        if len(tokenizer) < target.vocab_size:
+            return len(tokenizer)
+        named = {getattr(tokenizer, f"{n}_token_id", None) for n in ("bos", "eos", "pad", "unk")}
+        own = getattr(tokenizer, "mask_token_id", None)
+        if own is not None:
+            return int(own)
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        for token in sorted(tokenizer.all_special_ids, reverse=True):
+            text = tokenizer.convert_ids_to_tokens(token)
+            if token not in named and not counts[token] and text not in template:
+                return int(token)
+        for token, added in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):
+            usable = added.special and token not in named and not counts[token]
+            if usable and added.content not in template:
+                return int(token)
+    raise ConfigError(
+        "no unused token can serve as the mask: every id belongs to text. Name one that your "
+        "text never holds with mask_token_id."
+    )
+
+
+def choose_draft_tokens(counts: np.ndarray, size: int) -> np.ndarray:
+    """The `size` tokens used most, in the target's order; ties go to the lower id."""
+    if size >= len(counts):
+        raise ConfigError(
+            f"draft_vocab is {size}, the target's vocabulary {len(counts)}; leave it out for all."
+        )
+    order = np.lexsort((np.arange(len(counts)), -counts))
+    return np.sort(order[:size])
+
+
+def _head(config: TrainConfig) -> HeadConfig | None:
+    if config.variant == "dflash":
+        return None
+    assert config.rank is not None
+    assert config.prefix_len is not None
+    if config.variant == "markov":
+        return MarkovHeadConfig(emb_dim=config.rank, pure_draft_prefix_len=config.prefix_len)
+    assert config.gru_hidden_dim is not None
+    return DominoHeadConfig(
+        gru_hidden_dim=config.gru_hidden_dim,
+        emb_dim=config.rank,
+        pure_draft_prefix_len=config.prefix_len,
+    )
+
+
+def _intermediate(text: Any, hidden: int) -> int:
+    stated = getattr(text, "intermediate_size", None)
+    return int(stated) if isinstance(stated, int) and stated else 4 * hidden
+
+
+def _taps(num_layers: int, count: int, *, exact: bool) -> tuple[int, ...]:
+    """Evenly spread taps; a shallow target has fewer unless the user asked for this many."""
+    while True:
+        try:
+            return default_target_layer_ids(num_layers, count)
+        except ConfigError:
+            if exact or count == 1:
+                raise
+            count -= 1

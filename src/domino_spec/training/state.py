@@ -1,0 +1,121 @@
+"""Checkpoints of a run: a drafter anyone can load and what it takes to go on exactly."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.checkpoints import Provenance, save_drafter
+from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.errors import TrainingError
+
+FOLDER = "checkpoints"
+STATE_FILE = "trainer.pt"
+_NAME = re.compile(r"^step-(\d{8})$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunState:
+    """All of a run that changes: λ, the learning rate and the anchors follow from the step."""
+
+    step: int
+    weights: dict[str, Tensor]
+    optimiser: list[dict[str, Any]]
+    data: dict[str, Any]
+    settings: dict[str, Any]
+
+
+def drafter_from(
+    weights: dict[str, Tensor], config: DrafterConfig, draft_tokens: Tensor | None
+) -> Drafter:
+    """A drafter on the CPU with these full-precision weights."""
+    drafter = Drafter(config, None if draft_tokens is None else draft_tokens.cpu())
+    own = dict(drafter.named_parameters())
+    with torch.no_grad():
+        for name, value in weights.items():
+            own[name].copy_(value)
+    return drafter.eval()
+
+
+class Checkpoints:
+    """A run's checkpoints: written beside and renamed, the oldest removed last."""
+
+    def __init__(self, out: Path, *, keep: int) -> None:
+        self.folder = out / FOLDER
+        self._keep = keep
+
+    def steps(self) -> list[int]:
+        """Complete checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        found = [_NAME.match(path.name) for path in self.folder.iterdir()]
+        return sorted(
+            int(match[1])
+            for match in found
+            if match and (self.folder / match[0] / STATE_FILE).is_file()
+        )
+
+    def path(self, step: int) -> Path:
+        """Where a step's checkpoint is or will be."""
+        return self.folder / f"step-{step:08d}"
+
+    def save(
+        self,
+        state: RunState,
+        drafter: Drafter,
+        *,
+        dtype: torch.dtype,
+        provenance: Provenance | None,
+    ) -> Path:
+        """Write everything under another name, then give it its own."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        final = self.path(state.step)
+        staging = self.folder / f".{final.name}.part"
+        shutil.rmtree(staging, ignore_errors=True)
+        save_drafter(drafter, staging, provenance=provenance, dtype=dtype)
+        with (staging / STATE_FILE).open("wb") as file:
+            torch.save(vars(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+        if final.exists():
+            shutil.rmtree(final)
+        staging.rename(final)
+        for old in self.steps()[: -self._keep]:
+            shutil.rmtree(self.path(old), ignore_errors=True)
+        return final
+
+    def latest(self) -> RunState:
+        """The newest complete checkpoint's state."""
+        steps = self.steps()
+        if not steps:
+            raise TrainingError(
+                f"{self.folder} holds no complete checkpoint to go on from; start without resume."
+            )
+        path = self.path(steps[-1]) / STATE_FILE
+        return RunState(**torch.load(path, map_location="cpu", weights_only=True))
+
+
+# What may differ between a run and its continuation: where and how it runs, not what it learns.
+_FREE = {"out", "device", "compile", "log_every", "eval_every", "eval_prompts", "eval_tokens",
+         "save_every", "keep", "chunk_bytes", "diverge_factor", "target", "data"}  # fmt: skip
+
+
+def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on with a run under other settings."""
+    changed = [
+        f"{name} was {saved.get(name)!r} and is {now.get(name)!r}"
+        for name in sorted(set(saved) | set(now))
+        if name not in _FREE and saved.get(name) != now.get(name)
+    ]
+    if changed:
+        raise TrainingError(
+            f"this run cannot be resumed with other settings: {'; '.join(changed)}. Use the saved "
+            "configuration, or start another run (init takes the weights along)."
+        )

@@ -1,0 +1,247 @@
+"""The training loop: read, draft, learn; report, evaluate, save; stop cleanly."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.profiler import record_function
+
+from domino_spec.data import PackedBatches
+from domino_spec.errors import TrainingError
+from domino_spec.targets import Target, read
+from domino_spec.training.blocks import Blocks
+from domino_spec.training.feed import Feed, Plan, Work
+from domino_spec.training.loss import Mixture
+from domino_spec.training.masters import Masters
+from domino_spec.training.meters import Meter, Watch
+from domino_spec.training.objective import Objective
+from domino_spec.training.optimiser import Optimiser
+from domino_spec.training.schedule import Schedule
+from domino_spec.training.world import World
+
+
+class Observer(Protocol):
+    """Whoever wants to know how a run goes."""
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        """A few steps were made, or an evaluation."""
+
+    def close(self) -> None:
+        """The run is over."""
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Every how many steps something happens; 0 means never."""
+
+    log: int
+    evaluate: int
+    save: int
+
+    def due(self, every: int, step: int, last: int) -> bool:
+        """Whether it happens after this many steps."""
+        return every > 0 and (step % every == 0 or step == last)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    step: int
+    finished: bool
+    signal: int | None
+    last: dict[str, Any]
+
+
+class Trainer:
+    """One run over a frozen target. What it needs is put together by `prepare`."""
+
+    def __init__(
+        self,
+        *,
+        target: Target,
+        objective: Objective,
+        masters: Masters,
+        optimiser: Optimiser,
+        batches: PackedBatches,
+        plan: Plan,
+        schedule: Schedule,
+        world: World,
+        accumulate: int,
+        clip: float,
+        seed: int,
+        intervals: Intervals,
+        watch: Watch,
+        observers: Sequence[Observer] = (),
+        evaluate: Callable[[], dict[str, Any]] | None = None,
+        save: Callable[[Trainer], Path | None] | None = None,
+    ) -> None:
+        self.target, self.objective = target, objective
+        self.masters, self.optimiser = masters, optimiser
+        self.schedule, self.world = schedule, world
+        self.step = 0
+        self.position = batches.state_dict()
+        self._batches, self._plan = batches, plan
+        self._accumulate, self._clip, self._seed = accumulate, clip, seed
+        self._intervals, self._watch = intervals, watch
+        self._observers = list(observers)
+        self._evaluate, self._save = evaluate, save
+        self._taps = objective.drafter.config.target_layer_ids
+        self._meter = Meter(objective.drafter.config.max_depth, world)
+        self._signal: int | None = None
+        self._saved_at: Path | None = None
+        self._last: dict[str, Any] = {}
+        self._started = time.perf_counter()
+
+    def run(self) -> Outcome:
+        """Train to the end, or until told to stop; both leave a checkpoint."""
+        total = self.schedule.total_steps
+        feed = Feed(
+            self._batches,
+            self._plan,
+            first_step=self.step,
+            last_step=total,
+            parts=self._accumulate,
+            seed=self._seed,
+        )
+        with self._listening():
+            try:
+                for work in feed:
+                    self._one_step(work)
+                    if self._should_stop():
+                        break
+            finally:
+                feed.close()
+                for observer in self._observers:
+                    observer.close()
+        return Outcome(
+            step=self.step,
+            finished=self.step == total,
+            signal=self._signal,
+            last=self._last,
+        )
+
+    def _one_step(self, work: Work) -> None:
+        step, total = self.step, self.schedule.total_steps
+        device = self.world.device
+        mixture = Mixture.of(
+            base=self.schedule.base_share(step),
+            variation=self.schedule.tv_share(step),
+            device=device,
+        )
+        weight = self.world.sum(sum(part.total_weight for part in work.parts))
+        # Gradients are averaged over processes: each divides by its share of the total.
+        divisor = max(weight, 1e-9) / self.world.size
+        loss = torch.zeros((), device=device)
+        for part in work.parts:
+            loss += self._learn(part.to(device), mixture, divisor)
+        with record_function("step: optimiser"):
+            norm = self.masters.clip(self._clip)
+            self.optimiser.step(self.schedule.rate(step))
+            self.masters.give_weights()
+            self.masters.clear()
+        self._meter.step(loss, norm)
+        self.step, self.position = step + 1, work.position
+
+        due, intervals = self._intervals.due, self._intervals
+        logs = due(intervals.log, self.step, total)
+        saves = self._save is not None and due(intervals.save, self.step, total)
+        if logs or saves:
+            self._report(step)
+        if self._evaluate and due(intervals.evaluate, self.step, total):
+            with self._paused():
+                self._tell(self.step, self._evaluate())
+        if saves:
+            self.save()
+
+    def _learn(self, blocks: Blocks, mixture: Mixture, divisor: float) -> torch.Tensor:
+        with record_function("step: target"):
+            reading = read(
+                self.target,
+                blocks.tokens,
+                taps=self._taps,
+                positions=blocks.positions,
+                documents=blocks.documents if blocks.packed else None,
+            )
+        terms = self.objective(self.target, reading, blocks, mixture=mixture, total_weight=divisor)
+        with record_function("step: backward"):
+            terms.loss.backward()
+            self.masters.take_gradients()
+        self._meter.add(terms, blocks)
+        loss: torch.Tensor = terms.loss.detach()
+        return loss
+
+    def _report(self, step: int) -> None:
+        values = self._meter.report()
+        values |= {
+            "lambda": round(self.schedule.base_share(step), 6),
+            "learning_rate": self.schedule.rate(step),
+            "epoch": self._batches.epoch,
+            "seconds": time.perf_counter() - self._started,
+        }
+        if self.world.device.type == "cuda":
+            values["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.world.device)
+        self._tell(self.step, values)
+        trouble = self._watch.see(values["loss"])
+        if trouble:
+            kept = f"the last good checkpoint is {self._saved_at}" if self._saved_at else (
+                "no checkpoint had been written yet"
+            )
+            raise TrainingError(
+                f"training stopped at step {self.step}: {trouble}; {kept}. Try a smaller "
+                "learning_rate, a longer warm-up or a smaller clip, and look at the data."
+            )
+
+    def save(self) -> None:
+        """Write a checkpoint now."""
+        if self._save is not None:
+            with self._paused():
+                self._saved_at = self._save(self) or self._saved_at
+
+    def _should_stop(self) -> bool:
+        if not self.world.any(self._signal is not None):
+            return False
+        self._signal = self._signal or signal.SIGTERM
+        if self.step < self.schedule.total_steps:
+            self._report(self.step - 1)
+            self.save()
+        return True
+
+    def _tell(self, step: int, values: dict[str, Any]) -> None:
+        self._last = {**self._last, **values}
+        for observer in self._observers:
+            observer.report(step, values)
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._meter.pause(time.perf_counter() - began)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """SIGTERM and SIGINT end the run after the step that is under way."""
+
+        def hear(number: int, _frame: Any) -> None:
+            if self._signal is not None:  # asked twice: at once
+                raise KeyboardInterrupt
+            self._signal = number
+
+        kinds = (signal.SIGTERM, signal.SIGINT)
+        try:
+            before = {kind: signal.signal(kind, hear) for kind in kinds}
+        except ValueError:  # not the main thread: nobody can signal us here
+            yield
+            return
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)

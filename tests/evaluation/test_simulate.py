@@ -1,0 +1,254 @@
+"""The simulation counts what the decoder counts: tokens, cycles and acceptance, row by row."""
+
+import pytest
+import torch
+
+from domino_spec.decoding import DominoProposer, SamplingParams
+from domino_spec.errors import InputError
+from domino_spec.evaluation import Continuations, continue_prompts, simulate, without_head
+from domino_spec.evaluation.runs import decode_prompts
+from tests.support.families import (
+    drafter_config,
+    make_target,
+    markov_head,
+    plain_greedy,
+    random_drafter,
+    random_prompts,
+)
+from tests.support.pair import SIZE, bigram_target, knowing_drafter, successor
+
+LENGTHS = (5, 9, 3, 12, 1, 7, 20)
+NEW = 33  # not a multiple of a block, so that the last block is cut
+SLIDING = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5}
+DRAFTERS = {
+    "shift": {},
+    "no-shift": {"shift": False},
+    "shift, no prefix": {"prefix": 0},
+    "dflash": {"shift": False, "head": False},
+    "dflash shifted": {"head": False},
+    "markov": {"head": markov_head()},
+    "sliding": SLIDING,
+    "reduced vocabulary": {"draft_vocab_size": 41},
+}
+
+
+def decoded(target, drafter, prompts, *, depth=None, candidates=None, eos=(), new=NEW, rows=1):
+    depth = drafter.config.default_depth if depth is None else depth
+    proposer = DominoProposer(drafter, target, depth=depth, candidates=candidates)
+    params = SamplingParams(max_new_tokens=new)
+    return decode_prompts(target, proposer, prompts, params, eos=eos, batch_size=rows)
+
+
+def continued(target, prompts, *, eos=(), new=NEW):
+    return continue_prompts(target, prompts, eos=eos, max_new_tokens=new, batch_size=3)
+
+
+def assert_same(simulation, answers, continuations):
+    assert continuations.answers == tuple(answer.tokens for answer in answers)
+    assert simulation.rows == [answer.stats for answer in answers]
+    committed = sum(len(answer.tokens) - 1 for answer in answers)  # but the prefill's token
+    cycles = sum(answer.stats.cycles for answer in answers)
+    assert simulation.total.committed == committed
+    assert simulation.tokens_per_cycle == pytest.approx(committed / cycles)
+
+
+def nearly_knowing_drafter(**options):
+    """Knows the target's table but for some tokens, so that acceptance stops anywhere."""
+    drafter = knowing_drafter(**options)
+    with torch.no_grad():
+        weight = drafter.head.embed_proj[2].weight
+        for token in range(0, SIZE, 5):
+            weight[:, token] = weight[:, token].roll(1)
+    return drafter
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("shift", "prefix"), [(True, 1), (True, 0), (False, 0)])
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_a_drafter_that_knows_much(spoiled, shift, prefix, rows):
+    target = bigram_target()
+    make = nearly_knowing_drafter if spoiled else knowing_drafter
+    drafter = make(shift=shift, prefix=prefix)
+    prompts = [[4, 9], [20], [1, 2, 3, 4, 5], [7] * 9]
+    continuations = continued(target, prompts, new=50)
+    simulation = simulate(drafter, target, continuations, batch_size=rows)
+    assert_same(simulation, decoded(target, drafter, prompts, new=50, rows=rows), continuations)
+    assert simulation.tokens_per_cycle > (2.5 if spoiled else 6.5)
+    if spoiled:
+        assert len(set(simulation.total.accepted)) > 4, "always the same length: the test is blind"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
+@pytest.mark.parametrize("case", DRAFTERS)
+def test_random_drafters(case, family):
+    target = make_target(family)
+    drafter = random_drafter(drafter_config(**DRAFTERS[case]))
+    prompts = random_prompts(LENGTHS)
+    continuations = continued(target, prompts)
+    assert list(continuations.answers[0]) == plain_greedy(target.model, prompts[0], NEW)
+    assert_same(
+        simulate(drafter, target, continuations, rows_per_forward=4, max_slots=64),
+        decoded(target, drafter, prompts),
+        continuations,
+    )
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 8, 17])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_last_block_is_cut(new, rows):
+    target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=1)
+    prompts = [[4, 9], [20], [1, 2, 3, 4, 5], [8]]
+    continuations = continued(target, prompts, new=new)
+    simulation = simulate(drafter, target, continuations, batch_size=rows)
+    answers = decoded(target, drafter, prompts, new=new, rows=rows)
+    assert continuations.answers == tuple(answer.tokens for answer in answers)
+    assert simulation.rows == [answer.stats for answer in answers]
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("steps", [1, 2, 4, 9, 16])
+def test_the_end_of_a_sequence_in_the_middle(steps, rows):
+    """The ends of the rows fall on drafts and on the target's own tokens, at all places."""
+    target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=1)
+    table, token = successor(), 4
+    for _ in range(steps):
+        token = int(table[token])
+    prompts = [[4], [int(table[4])], [9], [1, 2, 3]]
+    continuations = continued(target, prompts, eos={token}, new=30)
+    assert len(continuations.answers[0]) == steps
+    assert continuations.answers[0][-1] == token
+    simulation = simulate(drafter, target, continuations, batch_size=rows)
+    answers = decoded(target, drafter, prompts, eos={token}, new=30, rows=rows)
+    assert_same(simulation, answers, continuations)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5, 8])
+def test_depth(depth):
+    target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=1)
+    prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
+    continuations = continued(target, prompts)
+    simulation = simulate(drafter, target, continuations, depth=depth)
+    assert_same(simulation, decoded(target, drafter, prompts, depth=depth), continuations)
+    assert len(simulation.total.accepted) == depth
+
+
+@pytest.mark.parametrize("candidates", [1, 2, 8])
+def test_candidates(candidates):
+    """A head that may choose among fewer candidates accepts another number of drafts."""
+    target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=0)
+    prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
+    continuations = continued(target, prompts)
+    simulation = simulate(drafter, target, continuations, candidates=candidates)
+    answers = decoded(target, drafter, prompts, candidates=candidates)
+    assert_same(simulation, answers, continuations)
+    assert simulation.tokens_per_cycle < simulate(drafter, target, continuations).tokens_per_cycle
+
+
+def test_a_reduced_vocabulary_drafts_its_own_tokens_only():
+    target = make_target("llama")
+    prompts = random_prompts(LENGTHS)
+    continuations = continued(target, prompts)
+    counts = []
+    for tokens in (torch.arange(10, 51), torch.arange(50, 91)):
+        drafter = random_drafter(drafter_config(draft_vocab_size=41))
+        drafter.draft_tokens = tokens
+        for candidates in (None, 4):
+            simulation = simulate(drafter, target, continuations, candidates=candidates)
+            answers = decoded(target, drafter, prompts, candidates=candidates)
+            assert_same(simulation, answers, continuations)
+            counts.append(simulation.total.accepted)
+    assert any(sum(accepted) for accepted in counts)
+
+
+def test_without_the_head():
+    target = bigram_target()
+    drafter = knowing_drafter(shift=True, prefix=1)
+    prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
+    continuations = continued(target, prompts)
+    simulation = simulate(drafter, target, continuations, head=False)
+    assert_same(simulation, decoded(target, without_head(drafter), prompts), continuations)
+    assert simulation.tokens_per_cycle < 2.5
+    assert simulate(drafter, target, continuations).tokens_per_cycle > 5
+    assert drafter.head is not None
+    assert drafter.config.head is not None
+
+
+def test_drawn_answers_give_the_match_rule():
+    target = make_target("llama")
+    drafter = random_drafter()
+    prompts = random_prompts(LENGTHS)
+    drawn = continue_prompts(
+        target, prompts, eos=(), max_new_tokens=NEW, temperature=0.4, seed=5, batch_size=2
+    )
+    params = SamplingParams(max_new_tokens=NEW, temperature=0.4, seed=5, accept="match")
+    proposer = DominoProposer(drafter, target, depth=7)
+    answers = decode_prompts(target, proposer, prompts, params, eos=(), batch_size=4)
+    assert drawn.answers == tuple(answer.tokens for answer in answers)
+    assert simulate(drafter, target, drawn, batch_size=4).rows == [a.stats for a in answers]
+    greedy = continued(target, prompts)
+    assert greedy.answers != drawn.answers
+
+
+@pytest.mark.parametrize("rows_per_forward", [1, 3, 100])
+@pytest.mark.parametrize("max_slots", [1, 50, 10**6])
+def test_chunks_change_nothing(rows_per_forward, max_slots):
+    target, drafter = bigram_target(), nearly_knowing_drafter(shift=False, prefix=0)
+    continuations = continued(target, [[4, 9], [20], [1, 2, 3, 4, 5], [30] * 12], eos={11})
+    whole = simulate(drafter, target, continuations)
+    chunks = {"rows_per_forward": rows_per_forward, "max_slots": max_slots}
+    assert simulate(drafter, target, continuations, **chunks) == whole
+
+
+def test_every_anchor_is_counted():
+    target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=0)
+    continuations = continued(target, [[4, 9], [20]], new=20)
+    simulation = simulate(drafter, target, continuations)
+    # 19 anchors a row have a token behind them, 18 two, and so on while all drafts are right.
+    assert simulation.reached[0] == 38
+    right = 0
+    wrong = set(range(0, SIZE, 5))
+    for answer in continuations.answers:
+        right += sum(token not in wrong for token in answer[:-1])
+    assert simulation.right[0] == right
+    assert simulation.first_draft_accuracy == pytest.approx(right / 38)
+    perfect = simulate(knowing_drafter(shift=True, prefix=0), target, continuations)
+    assert perfect.reached == perfect.right == [2 * (19 - position) for position in range(7)]
+    assert perfect.conditional_acceptance == [1.0] * 7
+
+
+def test_a_drafter_in_training_is_left_as_it_was():
+    target = make_target("llama")
+    drafter = random_drafter().train()
+    drafter.backbone.layers[0].eval()
+    drafter.backbone.attention = "flex"
+    modes = [module.training for module in drafter.modules()]
+    continuations = continued(target, random_prompts((5, 9)), new=12)
+    found = simulate(drafter, target, continuations)
+    simulate(drafter, target, continuations, head=False)
+    assert [module.training for module in drafter.modules()] == modes
+    assert drafter.backbone.attention == "flex"
+    drafter.backbone.attention = "dense"
+    assert found == simulate(drafter.eval(), target, continuations)
+    assert all(parameter.grad is None for parameter in drafter.parameters())
+
+
+def test_half_precision_runs():
+    target = make_target("llama")
+    continuations = continued(target, random_prompts((5, 9)), new=12)
+    drafter = random_drafter().to(torch.bfloat16)
+    assert simulate(drafter, target, continuations).total.committed == 22
+
+
+def test_arguments_that_make_no_sense():
+    target, drafter = make_target("llama"), random_drafter()
+    continuations = continued(target, random_prompts((5,)), new=4)
+    with pytest.raises(InputError, match="depth is 9"):
+        simulate(drafter, target, continuations, depth=9)
+    with pytest.raises(InputError, match="candidates is 0"):
+        simulate(drafter, target, continuations, candidates=0)
+    with pytest.raises(InputError, match="max_slots is 0"):
+        simulate(drafter, target, continuations, max_slots=0)
+    with pytest.raises(InputError, match="batch size is 0"):
+        simulate(drafter, target, continuations, rows_per_forward=0)
+    with pytest.raises(InputError, match="2 prompts but 1 answers"):
+        Continuations(prompts=((1,), (2,)), answers=((3,),), max_new_tokens=4)
