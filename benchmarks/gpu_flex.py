@@ -1,6 +1,6 @@
 """FlexAttention compiled on a GPU against the dense mask: outputs and gradients.
 
-    python -m benchmarks.gpu_flex
+python -m benchmarks.gpu_flex
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ def config(**changes: object) -> DrafterConfig:
     return DrafterConfig(**{**values, **changes})
 
 
-def run(drafter: Drafter, *, compiled: bool, dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def run(
+    drafter: Drafter, *, compiled: bool, dtype: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Hidden states of many blocks in packed rows, and all gradients of their weighted sum."""
     device = torch.device("cuda")
     drafter = drafter.to(device, dtype)
@@ -52,7 +54,9 @@ def run(drafter: Drafter, *, compiled: bool, dtype: torch.dtype) -> tuple[torch.
         context_documents=documents,
     )
     (hidden * weight).sum().backward()
-    gradients = [p.grad.float().clone() for p in drafter.backbone.parameters() if p.grad is not None]
+    gradients = [
+        p.grad.float().clone() for p in drafter.backbone.parameters() if p.grad is not None
+    ]
     drafter.backbone.attention = "dense"
     for layer in layers:
         layer.__dict__.pop("forward", None)

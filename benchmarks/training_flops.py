@@ -5,7 +5,11 @@ from __future__ import annotations
 from domino_spec.drafter import DominoHeadConfig, Drafter
 from domino_spec.targets import Target
 
-BF16_PEAK = {"NVIDIA H200": 989e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
+BF16_PEAK = {
+    "NVIDIA H200": 989e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+}
 """Dense bfloat16 peak of a card, as its maker states it."""
 
 

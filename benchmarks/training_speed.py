@@ -50,6 +50,7 @@ class Watcher:
     def report(self, step: int, values: dict[str, Any]) -> None:
         if "loss" in values:
             self.reports.append({"step": step, **values})
+            print(f"step {step}: {values['seconds_per_step']:.4f} s a step, loss {values['loss']:.3f}", flush=True)
         if step == self._first:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
@@ -90,7 +91,9 @@ def random_corpus(vocab_size: int, *, length: int, count: int) -> Corpus:
         return load_corpus([str(path)], tokenizer=None, vocab_size=vocab_size)
 
 
-def measure(run: Run, watcher: Watcher, *, soft: bool, prefetched: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    run: Run, watcher: Watcher, *, soft: bool, prefetched: dict[str, Any]
+) -> dict[str, Any]:
     """Train, and sum up the reports behind the profiled steps."""
     train(run)
     config, drafter = run.config, run.drafter

@@ -45,8 +45,7 @@ def test_the_written_config(markov: Raw) -> None:
     assert markov.tensors["markov_w2.weight"].shape == (48, 6)
 
 
-def test_an_older_release_would_refuse_it(markov: Raw, tmp_path: Path) -> None:
-    """As it refuses what it does not know itself."""
+def test_an_unknown_kind_of_head_names_the_known(markov: Raw, tmp_path: Path) -> None:
     markov.config["architectures"] = ["DFlashDraftModel"]
     markov.section["projector_type"] = "later"
     with pytest.raises(ConfigError, match=r"projector_type is 'later'; expected .*'markov'"):

@@ -19,7 +19,7 @@ from tests.support.families import (
     random_drafter,
     random_prompts,
 )
-from tests.support.pair import bigram_target, knowing_drafter
+from tests.support.pair import bigram_target, knowing_drafter, knowing_markov_drafter
 from tests.support.runs import run
 
 LENGTHS = (5, 9, 3, 12, 1, 7, 20)
@@ -68,10 +68,19 @@ def test_attention_implementations_give_the_same_tokens(attention):
     assert found == answers
 
 
-@pytest.mark.parametrize(("shift", "prefix"), [(True, 1), (True, 0), (False, 0)])
+KNOWING = {
+    "shift, one pure draft": lambda: knowing_drafter(shift=True, prefix=1),
+    "shift": lambda: knowing_drafter(shift=True, prefix=0),
+    "no-shift": lambda: knowing_drafter(shift=False, prefix=0),
+    "markov, shift": lambda: knowing_markov_drafter(shift=True),
+    "markov, no-shift": lambda: knowing_markov_drafter(shift=False),
+}
+
+
+@pytest.mark.parametrize("kind", KNOWING)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_drafter_that_knows_the_target_is_always_accepted(shift, prefix, rows):
-    target, drafter = bigram_target(), knowing_drafter(shift=shift, prefix=prefix)
+def test_a_drafter_that_knows_the_target_is_always_accepted(kind, rows):
+    target, drafter = bigram_target(), KNOWING[kind]()
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5]][:rows]
     answers = [plain_greedy(target.model, prompt, 50) for prompt in prompts]
     proposer = DominoProposer(drafter, target, depth=drafter.config.default_depth)

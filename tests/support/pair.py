@@ -11,7 +11,13 @@ from __future__ import annotations
 import torch
 import transformers as tf
 
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    Drafter,
+    DrafterConfig,
+    HeadConfig,
+    MarkovHeadConfig,
+)
 from domino_spec.targets import Target, probe_target
 
 SIZE = 40  # tokens and dimensions: embeddings are one-hot
@@ -47,18 +53,9 @@ def bigram_target() -> Target:
 
 
 def knowing_drafter(*, shift: bool, prefix: int) -> Drafter:
-    config = DrafterConfig(
-        hidden_size=SIZE, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=10, vocab_size=SIZE, num_target_layers=4, target_layer_ids=(1, 2),
-        mask_token_id=MASK, block_size=8, shift_label=shift,
-        head=DominoHeadConfig(gru_hidden_dim=SIZE, emb_dim=SIZE, pure_draft_prefix_len=prefix),
-    )  # fmt: skip
-    drafter = Drafter.untrained(config)
-    assert drafter.head is not None
+    head = DominoHeadConfig(gru_hidden_dim=SIZE, emb_dim=SIZE, pure_draft_prefix_len=prefix)
+    drafter = _silent_backbone(head, shift=shift)
     with torch.no_grad():
-        for layer in drafter.backbone.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
         gru = drafter.head.prefix_gru
         gru.weight_hh_l0.zero_()
         gru.weight_ih_l0.zero_()
@@ -69,4 +66,29 @@ def knowing_drafter(*, shift: bool, prefix: int) -> Drafter:
         first.weight[:, SIZE:] = 8.0 * torch.eye(SIZE)
         second.weight.zero_()
         second.weight[successor(), torch.arange(SIZE)] = 20.0
+    return drafter
+
+
+def knowing_markov_drafter(*, shift: bool) -> Drafter:
+    """The same knowledge as a table of bigrams."""
+    drafter = _silent_backbone(MarkovHeadConfig(emb_dim=SIZE), shift=shift)
+    with torch.no_grad():
+        drafter.head.markov_w1.weight.copy_(torch.eye(SIZE))
+        drafter.head.output_weight.zero_()
+        drafter.head.output_weight[successor(), torch.arange(SIZE)] = 20.0
+    return drafter
+
+
+def _silent_backbone(head: HeadConfig, *, shift: bool) -> Drafter:
+    config = DrafterConfig(
+        hidden_size=SIZE, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=10, vocab_size=SIZE, num_target_layers=4, target_layer_ids=(1, 2),
+        mask_token_id=MASK, block_size=8, shift_label=shift,
+        head=head,
+    )  # fmt: skip
+    drafter = Drafter.untrained(config)
+    with torch.no_grad():
+        for layer in drafter.backbone.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
     return drafter

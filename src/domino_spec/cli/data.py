@@ -207,7 +207,7 @@ def answer(
 ) -> None:
     """Let the target answer prompts, as training data for its drafter.
 
-    Run it again to go on after an interruption: no prompt is answered twice.
+    Run it again to go on after an interruption: finished parts are not answered again.
     """
     with speaking(as_json=as_json, quiet=quiet) as voice:
         from domino_spec.data.answer import AnswerSettings, answer_prompts, estimate
@@ -267,6 +267,7 @@ class Ticker:
         self._status: AbstractContextManager[Any] = voice.working("starting")
         self._shown: Any = None
         self._next = 0.0
+        self._at_once = 2  # where it begins, and the first measure
 
     def __enter__(self) -> Ticker:
         self._shown = self._status.__enter__()
@@ -279,7 +280,8 @@ class Ticker:
         """Say how far it is."""
         if self._shown is not None:
             self._shown.update(text)
-        elif time.monotonic() >= self._next:
+        elif self._at_once or time.monotonic() >= self._next:
+            self._at_once = max(self._at_once - 1, 0)
             self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
             self._voice.status(text)
 
@@ -313,11 +315,11 @@ def _ahead(ahead: Estimate) -> str:
 
 def _so_far(progress: AnswerProgress) -> str:
     text = f"{progress.done:,} of {progress.prompts:,} prompts answered"
-    left = progress.seconds_left
-    if left is None:
+    seconds, size = progress.seconds_left, progress.bytes_left
+    if seconds is None or size is None:
         return text
     rate = progress.session_tokens / max(progress.session_seconds, 1e-9)
-    return f"{text} · {rate:,.0f} tok/s · about {_duration(left)} left"
+    return f"{text} · {rate:,.0f} tok/s · about {_duration(seconds)} and {_size(size)} to go"
 
 
 def _finish(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from domino_spec.cli.options import ChatOptions, DraftOptions, TargetOptions
@@ -20,14 +21,25 @@ def load_decoder(
     chat_options: ChatOptions,
 ) -> DominoDecoder:
     """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
+    return load_decoders(voice, target, target_options, [draft_options], chat_options)[0]
+
+
+def load_decoders(
+    voice: Voice,
+    target: str,
+    target_options: TargetOptions,
+    drafts: Sequence[DraftOptions],
+    chat_options: ChatOptions,
+) -> list[DominoDecoder]:
+    """A decoder for each drafter, all with one target."""
     from domino_spec.api import DominoDecoder
     from domino_spec.targets import load_target
 
     arguments = target_options.arguments()
-    draft = draft_options.draft
-    if draft is not None:
-        voice.status(f"finding drafter {draft}")
-        _check_drafter(target, target_options, draft_options)
+    for draft_options in drafts:
+        if draft_options.draft is not None:
+            voice.status(f"finding drafter {draft_options.draft}")
+            _check_drafter(target, target_options, draft_options)
     voice.status(f"loading target {target}")
     loaded = load_target(target, **arguments)
     if loaded.tokenizer is None:
@@ -35,15 +47,18 @@ def load_decoder(
             f"{target} came without a tokenizer, so text cannot be read; expected tokenizer files "
             "beside its weights. Save the model's tokenizer there."
         )
-    return DominoDecoder.from_pretrained(
-        loaded,
-        draft,
-        draft_revision=draft_options.draft_revision,
-        shift_label=draft_options.shift_label,
-        depth=draft_options.depth,
-        candidates=draft_options.candidates,
-        chat_options=chat_options.template_options(),
-    )
+    return [
+        DominoDecoder.from_pretrained(
+            loaded,
+            draft_options.draft,
+            draft_revision=draft_options.draft_revision,
+            shift_label=draft_options.shift_label,
+            depth=draft_options.depth,
+            candidates=draft_options.candidates,
+            chat_options=chat_options.template_options(),
+        )
+        for draft_options in drafts
+    ]
 
 
 def _check_drafter(target: str, target_options: TargetOptions, draft_options: DraftOptions) -> None:

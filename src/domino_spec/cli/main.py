@@ -11,6 +11,7 @@ from domino_spec import __version__
 from domino_spec.cli.chat import chat
 from domino_spec.cli.data import data_app
 from domino_spec.cli.demo import demo
+from domino_spec.cli.eval import evaluate
 from domino_spec.cli.export import export
 from domino_spec.cli.generate import generate
 from domino_spec.cli.groups import grouped
@@ -43,6 +44,7 @@ def domino(
 
 for _command in (generate, chat, info, export, demo):
     app.command()(grouped(_command))
+app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")
 
 

@@ -24,8 +24,9 @@ from domino_spec.errors import DataError
 LOOP = "the answer is a loop"
 EMPTY = "the answer is empty"
 _SAMPLED_PROMPTS = 200
-_JSON_BYTES_PER_TOKEN = 5
 Format = Literal["shards", "jsonl"]
+_BYTES: Mapping[Format, int] = {"shards": 2, "jsonl": 5}
+"""A token's size in a file, roughly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,7 @@ class AnswerProgress:
     answered: int = 0
     session_prompts: int = 0
     session_tokens: int = 0
+    session_bytes: int = 0
     session_seconds: float = 0.0
     dropped: Counter[str] = field(default_factory=Counter)
     began: float = field(default_factory=time.perf_counter, repr=False)
@@ -96,6 +98,13 @@ class AnswerProgress:
         if not self.session_prompts:
             return None
         return self.session_seconds / self.session_prompts * (self.prompts - self.done)
+
+    @property
+    def bytes_left(self) -> float | None:
+        """What will still be written, before compression."""
+        if not self.session_prompts:
+            return None
+        return self.session_bytes / self.session_prompts * (self.prompts - self.done)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""
@@ -111,8 +120,7 @@ def estimate(prompts: PromptSet, answerer: Answerer, settings: AnswerSettings) -
     used = [answerer.prompt_tokens([*row.opening(), _user(row.turns[0])]) for row in sample]
     answers = sum(len(row.turns) for row in prompts.rows)
     tokens = int(answers * (sum(used) / len(used) + settings.max_new_tokens))
-    each = 2 if settings.format == "shards" else _JSON_BYTES_PER_TOKEN
-    return Estimate(len(prompts.rows), answers, tokens, tokens * each)
+    return Estimate(len(prompts.rows), answers, tokens, tokens * _BYTES[settings.format])
 
 
 def answer_prompts(
@@ -209,7 +217,10 @@ class _Part:
             self.counted += len(answers)
             progress.done += len(answers)
             progress.session_prompts += len(answers)
-        progress.session_tokens += sum(len(answer.tokens) for answer in answers)
+        tokens = sum(len(answer.tokens) for answer in answers)
+        prompt_tokens = sum(len(answer.prompt) for answer in answers)
+        progress.session_tokens += tokens
+        progress.session_bytes += (tokens + prompt_tokens) * _BYTES[self._settings.format]
         progress.session_seconds = time.perf_counter() - progress.began
         self._tell(progress)
 

@@ -86,6 +86,12 @@ def read_rows(
     yield from _json_lines(place, on_broken)
 
 
+def source_of(row: Mapping[str, Any], place: Place) -> str:
+    """What a row says about where it is from, else the name of its file."""
+    said = row.get("source")
+    return said if isinstance(said, str) and said else place.name
+
+
 def read_text(path: str | Path) -> str:
     """A whole text file."""
     try:

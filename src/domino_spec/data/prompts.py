@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domino_spec.data.files import ROW_FILES, TEXT_FILES, Place, find_places, read_rows, read_text
+from domino_spec.data.files import (
+    ROW_FILES,
+    TEXT_FILES,
+    Place,
+    find_places,
+    read_rows,
+    read_text,
+    source_of,
+)
 from domino_spec.data.messages import Message, messages_of
 from domino_spec.data.report import BadRow, BadRowCounter, BadRows, bad_lines
 from domino_spec.errors import DataError
@@ -74,7 +82,7 @@ def _rows_of(place: Place, counter: BadRowCounter) -> list[PromptRow]:
     found = []
     for where, row in read_rows(place, on_broken=counter.add):
         try:
-            found.append(_prompt(row, place.name))
+            found.append(_prompt(row, source_of(row, place)))
         except BadRow as reason:
             counter.add(str(reason), where)
     return found

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+_SHOWN = 8
+
 
 class BadRow(Exception):  # noqa: N818
     """A row that is left out; its text is the reason. Readers count it and go on."""
@@ -46,8 +48,10 @@ class DataReport:
             f"{self.supervised_tokens:,} of them learnt"
         ]
         if len(self.sources) > 1:
-            parts = (f"{name or 'unnamed'} {count:,}" for name, count in self.sources.items())
-            lines.append("from " + ", ".join(parts))
+            named = sorted(self.sources.items(), key=lambda item: -item[1])
+            parts = [f"{name or 'unnamed'} {count:,}" for name, count in named[:_SHOWN]]
+            rest = f" and {len(named) - _SHOWN:,} others" if len(named) > _SHOWN else ""
+            lines.append("from " + ", ".join(parts) + rest)
         if self.cut:
             lines.append(f"{self.cut:,} cut at the maximum length")
         if self.unlearnt_turns:

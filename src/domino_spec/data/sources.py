@@ -18,6 +18,7 @@ from domino_spec.data.files import (
     find_places,
     read_rows,
     read_text,
+    source_of,
 )
 from domino_spec.data.messages import check_order, messages_of
 from domino_spec.data.report import BadRow
@@ -57,7 +58,7 @@ class SourceReader:
             if place.suffix in SHARD_FILES:
                 self._read_shard(place)
             elif place.suffix in TEXT_FILES:
-                self._add_text(read_text(place.path), place, place.path)
+                self._add_text(read_text(place.path), place.name, place.path)
             else:
                 self._read_rows(place)
 
@@ -98,9 +99,9 @@ class SourceReader:
             if row.get("finish_reason") == CUT:
                 chat = self._chats().without_end(chat)
             self._collector.unlearnt_turns += chat.unlearnt_turns
-            self._collector.add(chat.tokens, chat.supervised, place.name, where)
+            self._collector.add(chat.tokens, chat.supervised, source_of(row, place), where)
         elif isinstance(text, str):
-            self._add_text(text, place, where)
+            self._add_text(text, source_of(row, place), where)
         elif "turns" in row:
             raise DataError(
                 f"{where} holds prompts alone (`turns`), nothing to learn from; let the target "
@@ -110,7 +111,7 @@ class SourceReader:
             names = ", ".join(sorted(map(str, row))[:6])
             raise BadRow(f"it has neither messages nor conversations nor text (found {names})")
 
-    def _add_text(self, text: str, place: Place, where: str) -> None:
+    def _add_text(self, text: str, source: str, where: str) -> None:
         """A text is learnt as a whole, in pieces of the maximum length."""
         if not text.strip():
             self._collector.bad.add(EMPTY, where)
@@ -121,7 +122,7 @@ class SourceReader:
             piece = tokens[start : start + size]
             if (len(piece) >= _SHORTEST_PIECE or not start) and not self._collector.full:
                 learnt = np.ones(len(piece), dtype=np.bool_)
-                self._collector.add(piece, learnt, place.name, where)
+                self._collector.add(piece, learnt, source, where)
 
     def _tokens(self, text: str) -> list[int]:
         return [int(token) for token in self._need()(text)["input_ids"]]

@@ -131,9 +131,7 @@ def synthesise(
                 "dropped": dict(progress.dropped - before.dropped),
             },
         )
-        work.write_lines(
-            number, ({"messages": [{"role": "user", "content": text}]} for text in found)
-        )
+        work.write_lines(number, map(_row, found))
         number += 1
     return progress
 
@@ -217,6 +215,10 @@ class CandidateSource:
 def normalised(text: str) -> str:
     """What two prompts share that differ in case, spacing or the form of characters alone."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _row(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], "source": "self"}
 
 
 def _without_end(tokens: list[int], reason: str) -> list[int]:

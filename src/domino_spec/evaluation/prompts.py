@@ -55,11 +55,13 @@ def encode_turns(
     tokenizer: Any | None,
     *,
     longest: int,
+    system: str | None = None,
     chat_options: Mapping[str, Any] | None = None,
 ) -> PromptSet:
     """Each turn as the user's message, through the chat template."""
-    messages = [[{"role": "user", "content": turn}] for turn in turns]
-    prompts = [encode_prompt(message, tokenizer, chat_options) for message in messages]
+    before = [] if system is None else [{"role": "system", "content": system}]
+    chats = [[*before, {"role": "user", "content": turn}] for turn in turns]
+    prompts = [encode_prompt(chat, tokenizer, chat_options) for chat in chats]
     return PromptSet.of(name, prompts, longest=longest)
 
 

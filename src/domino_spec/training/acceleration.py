@@ -45,7 +45,9 @@ class Acceleration:
             self._apply()
 
     def _add(self, module: nn.Module, name: str) -> None:
-        self._forms.append((module, name, _compiled(getattr(module, name))))
+        # The class's own function: what an earlier run left on the object does not count.
+        plain = getattr(type(module), name).__get__(module)
+        self._forms.append((module, name, _compiled(plain)))
 
     def _apply(self) -> None:
         for module, name, compiled in self._forms:

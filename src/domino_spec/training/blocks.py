@@ -6,6 +6,7 @@ how many labels there are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
@@ -36,13 +37,17 @@ class Blocks:
 
     def to(self, device: torch.device) -> Blocks:
         """The same on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in moved.items():
-            if isinstance(value, Tensor):
-                if device.type == "cuda":
-                    value = value.pin_memory()
-                moved[name] = value.to(device, non_blocking=True)
-        return Blocks(**moved)
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> Blocks:
+        """The same in memory that a GPU copies from while it computes."""
+        return self._mapped(Tensor.pin_memory)
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Blocks:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Blocks(
+            **{name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()}
+        )
 
 
 def eligible(batch: Batch) -> Tensor:

@@ -45,11 +45,12 @@ class Feed:
         last_step: int,
         parts: int,
         seed: int,
+        pin: bool,
         ahead: int = 3,
     ) -> None:
         self._batches, self._plan = batches, plan
         self._steps = range(first_step, last_step)
-        self._parts, self._seed = parts, seed
+        self._parts, self._seed, self._pin = parts, seed, pin
         self._queue: queue.Queue[Work | BaseException | None] = queue.Queue(maxsize=ahead)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="feed")
@@ -93,5 +94,6 @@ class Feed:
             shape = (batches.rows * batches.world, batches.length)
             noise = step_noise(self._seed, step, part, shape)
             first = batches.rank * batches.rows
-            blocks.append(self._plan(batch, noise[first : first + batches.rows]))
+            planned = self._plan(batch, noise[first : first + batches.rows])
+            blocks.append(planned.pinned() if self._pin else planned)
         return blocks

@@ -16,9 +16,6 @@ from torch import Tensor
 
 from domino_spec.drafter import TargetVocabulary
 
-Terms = tuple[Tensor, Tensor, Tensor]
-"""Per label: loss, and whether base and final logits name the right token."""
-
 ChunkGradients = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]]
 
 
@@ -27,7 +24,7 @@ class Mixture:
     """How one step's loss is mixed; tensors, so that a new value compiles nothing anew."""
 
     base: Tensor  # λ
-    variation: Tensor  # share of total variation in the final logits' loss
+    variation: Tensor | None  # share of total variation in the final logits' loss, None if none
 
     @classmethod
     def of(cls, *, base: float, variation: float, device: torch.device) -> Mixture:
@@ -36,64 +33,67 @@ class Mixture:
         if device.type == "cuda":
             values = values.pin_memory()
         values = values.to(device, non_blocking=True)
-        return cls(base=values[0], variation=values[1])
+        return cls(base=values[0], variation=values[1] if variation else None)
 
 
 def chunk_gradients(
     base: Tensor,  # [n, vocabulary]
     correction: Tensor | None,  # [n, vocabulary]: what the head adds
     teacher: Tensor | None,  # [n, vocabulary]: the target's logits, or None for hard labels
-    labels: Tensor,  # [n]: columns; used for hard labels
+    best: Tensor,  # [n]: the column of the label, or of the target's own choice
     corrected: Tensor,  # [n] bool: labels behind the head's pure prefix
     weights: Tensor,  # [n]: already divided by the step's total weight
     lam: Tensor,
-    variation: Tensor,
+    variation: Tensor | None,
     sharpness: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Loss and hits of each label, and the loss's gradients by base logits and correction.
 
     loss = w (λ CE(q, base) + (1 - λ) ((1 - v) CE(q, final) + v TV(q, final)))
+
+    Written so that a compiler needs two passes over the logits: one for the normalisers, one
+    for sums and gradients.
     """
     dtype = base.dtype
     base = base.float()
-    added = None if correction is None else correction.float() * corrected.unsqueeze(1)
-    final = base if added is None else base + added
+    column = best.unsqueeze(1)
     if teacher is None:
-        columns = torch.arange(base.shape[1], device=base.device)
-        truth = (columns == labels.unsqueeze(1)).float()
-        best = labels
+        truth = (torch.arange(base.shape[1], device=base.device) == column).float()
     else:
-        logits = teacher.float()
-        truth = torch.softmax(logits * sharpness, dim=-1)
-        best = logits.argmax(dim=-1)
-    log_base = torch.log_softmax(base, dim=-1)
-    loss_base = -(truth * log_base).sum(-1)
-    hit_base = base.argmax(dim=-1) == best
-    if added is None:
-        log_final, loss_final, hit_final = log_base, loss_base, hit_base
-    else:
-        log_final = torch.log_softmax(final, dim=-1)
-        loss_final = -(truth * log_final).sum(-1)
-        hit_final = final.argmax(dim=-1) == best
+        truth = torch.softmax(teacher.float() * sharpness, dim=-1)
+    log_base, loss_base, hit_base = _cross_entropy(base, truth, column)
+    added = None if correction is None else correction.float() * corrected.unsqueeze(1)
+    log_final, loss_final, hit_final = log_base, loss_base, hit_base
+    if added is not None:
+        log_final, loss_final, hit_final = _cross_entropy(base + added, truth, column)
     likely = log_final.exp()
-    gap = likely - truth
-    sign = 0.5 * torch.sign(gap)
-    distance = (sign * gap).sum(-1)  # total variation: half the summed absolute difference
-    pull = likely * (sign - (likely * sign).sum(-1, keepdim=True))
+    by_final = gap = likely - truth
+    if variation is not None:
+        sign = 0.5 * torch.sign(gap)
+        distance = (sign * gap).sum(-1)  # total variation: half the summed absolute difference
+        pull = likely * (sign - (likely * sign).sum(-1, keepdim=True))
+        loss_final = (1 - variation) * loss_final + variation * distance
+        by_final = (1 - variation) * gap + variation * pull
 
     weight = weights.unsqueeze(1)
-    by_base = lam * (log_base.exp() - truth)
-    by_final = (1 - lam) * ((1 - variation) * gap + variation * pull)
-    loss = lam * loss_base + (1 - lam) * ((1 - variation) * loss_final + variation * distance)
-    gradient = (weight * (by_base + by_final)).to(dtype)
-    gradient_added = None
-    if added is not None:
-        gradient_added = (weight * by_final * corrected.unsqueeze(1)).to(dtype)
-    return weights * loss, hit_base, hit_final, gradient, gradient_added
+    loss = lam * loss_base + (1 - lam) * loss_final
+    by_final = weight * (1 - lam) * by_final
+    by_base = weight * lam * (log_base.exp() - truth) + by_final
+    by_added = None if added is None else (by_final * corrected.unsqueeze(1)).to(dtype)
+    return weights * loss, hit_base, hit_final, by_base.to(dtype), by_added
+
+
+def _cross_entropy(
+    logits: Tensor, truth: Tensor, column: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities, the loss, and whether the column is a largest one."""
+    log = torch.log_softmax(logits, dim=-1)
+    hit = logits.gather(1, column).squeeze(1) >= logits.amax(-1)
+    return log, -(truth * log).sum(-1), hit
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The weighted loss of all labels, chunk by chunk."""
+    """The weighted loss, and by label whether base and final logits name the right token."""
 
     @staticmethod
     def forward(
@@ -102,7 +102,7 @@ class ChunkedLoss(torch.autograd.Function):
         activation: Tensor | None,  # [labels, rank]
         output_weight: Tensor | None,  # [vocabulary, rank]
         job: LossJob,
-    ) -> Terms:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         gradient_hidden = torch.empty_like(hidden)
         gradient_activation = None if activation is None else torch.empty_like(activation)
         # The output weight's gradient is a sum over chunks: it is kept in full precision.
@@ -118,11 +118,12 @@ class ChunkedLoss(torch.autograd.Function):
             correction = None
             if activation is not None and output_weight is not None:
                 correction = activation[part] @ output_weight.T
+            teacher = job.teacher_logits(part)
             loss, hit_base, hit_final, by_base, by_added = job.gradients(
                 base.detach(),
                 correction,
-                job.teacher_logits(part),
-                job.labels[part],
+                teacher,
+                job.labels[part] if teacher is None else teacher.argmax(dim=-1),
                 job.corrected[part],
                 job.weights[part],
                 job.mixture.base,
@@ -140,12 +141,11 @@ class ChunkedLoss(torch.autograd.Function):
             losses.append(loss)
             base_hits.append(hit_base)
             final_hits.append(hit_final)
-        saved = [t for t in (gradient_hidden, gradient_activation, gradient_weight)]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(gradient_hidden, gradient_activation, gradient_weight)
         ctx.weight_dtype = None if output_weight is None else output_weight.dtype
-        terms = torch.cat(losses), torch.cat(base_hits), torch.cat(final_hits)
-        ctx.mark_non_differentiable(*terms)
-        return terms[0].sum(), *terms  # type: ignore[return-value]
+        hits = torch.cat(base_hits), torch.cat(final_hits)
+        ctx.mark_non_differentiable(*hits)
+        return torch.cat(losses).sum(), *hits
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor, *_: Any) -> Any:

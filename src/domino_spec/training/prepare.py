@@ -37,6 +37,7 @@ from domino_spec.training.sizes import (
 )
 from domino_spec.training.state import Checkpoints, RunState, check_same_run, drafter_from
 from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
+from domino_spec.training.start import match_output_scale
 from domino_spec.training.world import World, shard
 
 CONFIG_FILE = "config.yaml"
@@ -228,7 +229,9 @@ def _drafter(
     tokens: Tensor | None = None
     if config.draft_vocab is not None:
         tokens = torch.from_numpy(choose_draft_tokens(counts, config.draft_vocab))
-    return Drafter.fresh(shape, seed=config.seed, draft_tokens=tokens), config
+    drafter = Drafter.fresh(shape, seed=config.seed, draft_tokens=tokens)
+    match_output_scale(drafter, target, training)
+    return drafter, config
 
 
 def _warm_start(config: TrainConfig, shape: DrafterConfig) -> Drafter:

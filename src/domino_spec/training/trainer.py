@@ -110,6 +110,7 @@ class Trainer:
             last_step=total,
             parts=self._accumulate,
             seed=self._seed,
+            pin=self.world.device.type == "cuda",
         )
         with self._listening():
             try:

@@ -1,0 +1,296 @@
+"""`domino eval`: how many tokens a cycle a drafter gives, under the standard measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from domino_spec.cli.loading import load_decoders
+from domino_spec.cli.options import (
+    ChatOptions,
+    DraftOptions,
+    JsonOption,
+    TargetArgument,
+    TargetOptions,
+)
+from domino_spec.cli.render import bar_line
+from domino_spec.cli.voice import Voice, speaking
+
+if TYPE_CHECKING:
+    from domino_spec.api import DominoDecoder
+    from domino_spec.evaluation import Measurement, PromptSet, Protocol
+
+_PROMPTS = "Prompts"
+_DRAFTER = "Drafter"
+_HOW = "Measurement"
+_SPLIT_SEED = 0  # what training splits with
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """Where prompts come from."""
+
+    prompts: Annotated[
+        list[Path],
+        typer.Option(
+            help='JSON lines of {"turns": [...]}, of which the first is asked; repeatable.',
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = field(default_factory=list)
+    data: Annotated[
+        list[str],
+        typer.Option(
+            help="The prompts of a corpus' conversations: files, folders, globs; repeatable.",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = field(default_factory=list)
+    held_out: Annotated[
+        int | None,
+        typer.Option(
+            help="Of --data only as many as training holds out.", rich_help_panel=_PROMPTS
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts a set, from the first.", rich_help_panel=_PROMPTS)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedOptions:
+    """Which drafters, and how much they draft."""
+
+    draft: Annotated[
+        list[str],
+        typer.Option(
+            help="A drafter: a folder, a safetensors file, a hub id or released:NAME; repeatable.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ]
+    shift_label: Annotated[
+        bool | None,
+        typer.Option(
+            "--shift-label/--no-shift-label",
+            help="The alignment of a checkpoint that does not state it.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None
+    depth: Annotated[
+        int | None,
+        typer.Option(help="Drafts a cycle; unset: block size - 1.", rich_help_panel=_DRAFTER),
+    ] = None
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            help="Let the head choose among this many base candidates; unset: all.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None
+    head: Annotated[
+        bool,
+        typer.Option(
+            "--head/--no-head",
+            help="Whether the head corrects the base logits.",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = True
+
+    def each(self) -> list[DraftOptions]:
+        """The options of one drafter after the other."""
+        return [
+            DraftOptions(
+                draft=draft,
+                shift_label=self.shift_label,
+                depth=self.depth,
+                candidates=self.candidates,
+            )
+            for draft in self.draft
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasurementOptions:
+    """How acceptance is measured."""
+
+    decode: Annotated[
+        bool,
+        typer.Option(
+            "--decode",
+            help="Decode for real; unset: simulate it, with the same result when greedy.",
+            rich_help_panel=_HOW,
+        ),
+    ] = False
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_HOW)
+    ] = 0.0
+    seed: Annotated[int, typer.Option(help="Prompt i draws from it + i.", rich_help_panel=_HOW)] = 0
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_HOW)] = (
+        256
+    )
+    batch_size: Annotated[
+        int, typer.Option(help="Prompts decoded together.", rich_help_panel=_HOW)
+    ] = 16
+    continuations: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder that keeps the target's answers for the next simulation.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+
+    def protocol(self) -> Protocol:
+        """The standard measurement with these settings."""
+        from domino_spec.evaluation import Protocol
+
+        return Protocol(
+            max_new_tokens=self.max_new_tokens, temperature=self.temperature, seed=self.seed
+        )
+
+
+def evaluate(
+    target: TargetArgument,
+    *,
+    evaluated: EvaluatedOptions,
+    source: PromptOptions,
+    how: MeasurementOptions,
+    out: Annotated[
+        Path | None, typer.Option(help="Append a record a drafter and set to this file.")
+    ] = None,
+    chat: ChatOptions,
+    target_options: TargetOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure tokens a cycle: all committed tokens over all cycles, without the prefill's.
+
+    Prompts of 400 tokens or more, answers under 32 tokens and answers that loop are left out.
+    """
+    with speaking(as_json=as_json) as voice:
+        from domino_spec.records import append_record, environment
+
+        protocol = how.protocol()
+        turns = _turns(source)
+        decoders = load_decoders(voice, target, target_options, evaluated.each(), chat)
+        if protocol.temperature and not how.decode:
+            voice.note("at a temperature a simulation counts the match rule: greedy drafts")
+        sets = _prompt_sets(decoders[0], source, turns, protocol, system=chat.system)
+        documents = []
+        measured = _measure(voice, decoders, sets, protocol, how, head=evaluated.head)
+        table = _table(several=len(decoders) > 1)
+        for draft, measurement in zip(evaluated.draft * len(sets), measured, strict=True):
+            named = {"target": _named(target), "drafter": _named(draft)}
+            documents.append({**named, **measurement.to_dict()})
+            if out is not None:
+                append_record(out, {**documents[-1], "environment": environment()})
+            _add_row(table, _named(draft) if len(decoders) > 1 else None, measurement)
+        if as_json:
+            voice.document({"measurements": documents, "warnings": voice.warnings})
+        else:
+            voice.out.print(table)
+
+
+def _turns(source: PromptOptions) -> list[tuple[str, list[str]]]:
+    """The texts of the prompt files; what is wrong with them is found out first."""
+    from domino_spec.evaluation import read_turns
+
+    if not source.prompts and not source.data:
+        raise typer.BadParameter("there are no prompts; give --prompts FILE or --data CORPUS.")
+    if source.held_out is not None and not source.data:
+        raise typer.BadParameter("--held-out goes with --data; files of prompts are not split.")
+    return [(path.stem, read_turns(path, limit=source.limit)) for path in source.prompts]
+
+
+def _prompt_sets(
+    decoder: DominoDecoder,
+    source: PromptOptions,
+    turns: Sequence[tuple[str, list[str]]],
+    protocol: Protocol,
+    *,
+    system: str | None,
+) -> list[PromptSet]:
+    from domino_spec.data import load_corpus
+    from domino_spec.evaluation import corpus_prompts, encode_turns
+
+    target, tokenizer, chat = decoder.target, decoder.tokenizer, decoder.chat_options
+    longest = protocol.longest_for(target)
+    sets = [
+        encode_turns(name, texts, tokenizer, longest=longest, system=system, chat_options=chat)
+        for name, texts in turns
+    ]
+    if source.data:
+        corpus = load_corpus(
+            source.data, tokenizer=tokenizer, vocab_size=target.vocab_size, chat_options=chat
+        )
+        if source.held_out is not None:
+            _, corpus = corpus.split(held_out=source.held_out, seed=_SPLIT_SEED)
+        sets.append(corpus_prompts("data", corpus, longest=longest, limit=source.limit))
+    return sets
+
+
+def _measure(
+    voice: Voice,
+    decoders: Sequence[DominoDecoder],
+    sets: Sequence[PromptSet],
+    protocol: Protocol,
+    how: MeasurementOptions,
+    *,
+    head: bool,
+) -> Iterator[Measurement]:
+    """Every drafter on the first set, then on the next; the target answers each set once."""
+    from domino_spec.evaluation import continuations_for, measure_decoded, measure_simulated
+
+    for prompts in sets:
+        count = f"{len(prompts.prompts)} prompts of {prompts.name}"
+        if how.decode:
+            for decoder in decoders:
+                with voice.working(f"decoding {count}"):
+                    decoded = measure_decoded(
+                        decoder, prompts, protocol, head=head, batch_size=how.batch_size
+                    )
+                yield decoded
+            continue
+        with voice.working(f"the target answers {count}"):
+            continuations = continuations_for(
+                decoders[0],
+                prompts,
+                protocol,
+                batch_size=how.batch_size,
+                folder=how.continuations,
+            )
+        for decoder in decoders:
+            with voice.working(f"simulating {count}"):
+                simulated = measure_simulated(decoder, prompts, protocol, continuations, head=head)
+            yield simulated
+
+
+def _table(*, several: bool) -> Table:
+    table = Table(box=None)
+    for heading in [*(["drafter"] if several else []), "set"]:
+        table.add_column(heading, overflow="fold")
+    for heading in ("tokens a cycle", "first draft"):
+        table.add_column(heading, justify="right")
+    table.add_column("by position", no_wrap=True)
+    for heading in ("used", "loops", "short", "too long"):
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _add_row(table: Table, drafter: str | None, measurement: Measurement) -> None:
+    total, counts = measurement.total, measurement.counts
+    shares = total.acceptance_by_position
+    table.add_row(
+        *([] if drafter is None else [drafter]),
+        measurement.prompts.name,
+        f"{total.tokens_per_cycle:.2f}" if total.cycles else "–",
+        f"{shares[0]:.1%}" if shares else "–",
+        f"|{bar_line(shares)}|",
+        *(str(counts[name]) for name in ("used", "loops", "short", "too_long")),
+    )
+
+
+def _named(source: str) -> str:
+    """Without the machine's own paths."""
+    return Path(source).resolve().name if Path(source).exists() else source

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from domino_spec.data import synth
+from domino_spec.data.generation import Finished
+from domino_spec.data.synth import SynthSettings, normalised, synthesise
+from domino_spec.data.turns import find_turn
+from domino_spec.errors import DataError
+from tests.data.decoders import contents, tiny_decoder
+from tests.data.test_chat import CHATML, tokenizer_with
+from tests.support.tokens import small_tokenizer
+
+END = 2
+
+
+def texts_in(folder) -> list[str]:
+    rows = [
+        json.loads(line)
+        for path in sorted(folder.glob("part-*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    assert all(row["messages"][0]["role"] == "user" for row in rows)
+    return [row["messages"][0]["content"] for row in rows]
+
+
+@pytest.fixture
+def drawing(monkeypatch):
+    """Candidates from a script, by their seeds; what was drawn is remembered."""
+    tokenizer = small_tokenizer()
+    drawn: list[int] = []
+
+    def use(texts: list[str | Finished], settings: SynthSettings) -> list[int]:
+        seeds = {settings.params(index).seed: index for index in range(300)}
+
+        def finish(decoder, prompts, params, **_):
+            found = []
+            for prompt, own in zip(prompts, params, strict=True):
+                assert tokenizer.decode(prompt) == "<|user|>"
+                drawn.append(seeds[own.seed])
+                text = texts[drawn[-1]] if drawn[-1] < len(texts) else "dog"
+                if isinstance(text, str):
+                    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+                    text = Finished([*ids, END], "eos")
+                found.append(text)
+            return found
+
+        monkeypatch.setattr(synth, "finish", finish)
+        return drawn
+
+    return use
+
+
+CANDIDATES = [
+    "the quick fox",
+    "the  quick fox",
+    "a domino falls",
+    "dog",
+    "fox " * 30,
+    Finished([30] * 3 + list(range(20, 60)), "length"),
+    Finished([20, 21, 22, 3, 23, END], "eos"),
+    "the quick fox ",
+    "over the dog",
+    "over the lazy dog",
+    "then the next one falls",
+]
+
+
+def test_repeats_loops_and_the_rest_are_dropped(drawing, tmp_path):
+    settings = SynthSettings(part_size=4, min_tokens=3)
+    drawing(CANDIDATES, settings)
+    done = synthesise(tiny_decoder(), tmp_path, settings, count=5, batch_size=2)
+    assert texts_in(tmp_path) == [
+        "the quick fox",
+        "a domino falls",
+        "over the dog",
+        "over the lazy dog",
+        "then the next one falls",
+    ]
+    assert dict(done.dropped) == {
+        "repeated": 2,
+        "too short": 1,
+        "loops": 1,
+        "too long": 1,
+        "with special tokens": 1,
+    }
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4])
+def test_a_larger_count_adds_to_a_smaller_one(batch, drawing, tmp_path):
+    settings = SynthSettings(part_size=4, min_tokens=3)
+    drawn = drawing(CANDIDATES, settings)
+    synthesise(tiny_decoder(), tmp_path, settings, count=1, batch_size=batch)
+    assert texts_in(tmp_path) == ["the quick fox"]
+    drawn.clear()
+    done = synthesise(tiny_decoder(), tmp_path, settings, count=5, batch_size=batch)
+    assert min(drawn) == 1  # the first is not drawn again
+    assert len(texts_in(tmp_path)) == 5
+    assert texts_in(tmp_path)[-1] == "then the next one falls"
+    assert (done.prompts, done.candidates, done.dropped["repeated"]) == (5, 11, 2)
+    drawn.clear()
+    synthesise(tiny_decoder(), tmp_path, settings, count=5)
+    assert not drawn
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(monkeypatch, tmp_path):
+    settings = SynthSettings(max_tokens=40, part_size=16)
+    synthesise(tiny_decoder(), tmp_path / "whole", settings, count=4, batch_size=8)
+    real, calls = synth.finish, []
+
+    def failing(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(synth, "finish", failing)
+    with pytest.raises(KeyboardInterrupt):
+        synthesise(tiny_decoder(), tmp_path / "parts", settings, count=4, batch_size=8)
+    assert (tmp_path / "parts" / "part-00000.jsonl").exists()
+    synthesise(tiny_decoder(), tmp_path / "parts", settings, count=4, batch_size=8)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert len(set(texts_in(tmp_path / "whole"))) == 4
+    with pytest.raises(DataError, match="begun with seed 0"):
+        synthesise(tiny_decoder(), tmp_path / "parts", SynthSettings(
+            max_tokens=40, part_size=16, seed=1), count=4)  # fmt: skip
+
+
+def test_a_target_that_has_nothing_to_say_is_given_up(drawing, monkeypatch, tmp_path):
+    settings = SynthSettings(part_size=8, min_tokens=3)
+    drawing(["the quick fox"] * 200, settings)
+    monkeypatch.setattr(synth, "_FRUITLESS", 40)
+    with pytest.raises(DataError, match=r"no new prompt in 40 candidates .47 repeated.; 1 are in"):
+        synthesise(tiny_decoder(), tmp_path, settings, count=2, batch_size=8)
+
+
+def test_normalised_texts():
+    assert normalised(" What\tIS ﬁne? ") == "what is fine?"
+
+
+def test_a_turns_frame_is_read_off_the_template():
+    tokenizer = tokenizer_with(CHATML)
+    user = find_turn(tokenizer, "user")
+    assert (user.opening, user.end_ids, user.end_text) == ("<|user|>", {END}, "")
+    steered = find_turn(tokenizer, "user", system="the fox")
+    assert steered.opening == "<|system|>the fox<|end|> <|user|>"
+    assistant = find_turn(tokenizer, "assistant")
+    assert assistant.opening.endswith("<|end|> <|assistant|>")
+    worded = tokenizer_with("{% for m in messages %}[INST]{{ m['content'] }} [/INST]{% endfor %}")
+    assert find_turn(worded, "user").end_text == "[/INST]"
+    deaf = tokenizer_with("{{ messages | length }}")
+    with pytest.raises(DataError, match="does not repeat a user message"):
+        find_turn(deaf, "user")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 0.0}, "temperature is 0.0"),
+        ({"min_tokens": 9, "max_tokens": 5}, "min_tokens is 9"),
+        ({"part_size": 0}, "part_size is 0"),
+        ({"top_p": 2.0}, "top_p is 2.0"),
+    ],
+)
+def test_impossible_settings(changes, message):
+    with pytest.raises(ValueError, match=message):
+        SynthSettings(**changes)
+
+
+def test_impossible_counts(tmp_path):
+    with pytest.raises(DataError, match="count is 0"):
+        synthesise(tiny_decoder(), tmp_path, SynthSettings(), count=0)

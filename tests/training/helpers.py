@@ -1,0 +1,94 @@
+"""Small corpora, batches and runs for the trainer's tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from domino_spec.data import Batch, Corpus, load_corpus, write_shard
+from domino_spec.targets import LoadedTarget
+from domino_spec.training import TrainConfig, World
+from domino_spec.training.blocks import Blocks, plan_blocks
+from tests.support.pair import MASK, SIZE, bigram_target, successor
+
+
+def batch_of(
+    rows: list[list[tuple[int, int]]], *, length: int, vocab: int, seed: int = 0
+) -> Batch:
+    """Rows of documents given as (prompt length, answer length), random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, vocab - 1, (len(rows), length), generator=generator)
+    documents = torch.full((len(rows), length), -1)
+    positions = torch.arange(length).repeat(len(rows), 1)
+    supervised = torch.zeros(len(rows), length, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        start = 0
+        for document, (prompt, answer) in enumerate(row):
+            end = start + prompt + answer
+            documents[number, start:end] = document
+            positions[number, start:] = torch.arange(length - start)
+            supervised[number, start + prompt : end] = True
+            start = end
+        assert start <= length
+    return Batch(tokens, documents, positions, supervised, conversations=sum(map(len, rows)))
+
+
+def blocks_of(batch: Batch, *, anchors: int, depth: int, chunk: int = 8, **options: Any) -> Blocks:
+    noise = torch.rand(batch.tokens.shape, generator=torch.Generator().manual_seed(5))
+    options = {"gamma": 7.0, "noise": noise, **options}
+    return plan_blocks(batch, anchors=anchors, depth=depth, chunk=chunk, **options)
+
+
+def bigram_corpus(folder: Path, *, count: int = 120) -> Corpus:
+    """Conversations that the bigram target would write itself."""
+    table = successor().tolist()
+    generator = np.random.default_rng(0)
+    prompts, answers = [], []
+    for _ in range(count):
+        text = [int(generator.integers(0, SIZE - 1))]
+        while len(text) < int(generator.integers(20, 50)):
+            text.append(table[text[-1]])
+        cut = int(generator.integers(1, 5))
+        prompts.append(text[:cut])
+        answers.append(text[cut:] or [table[text[-1]]] * 4)
+    path = folder / "bigrams.npz"
+    write_shard(path, prompts=prompts, answers=answers, vocab_size=SIZE)
+    return load_corpus([str(path)], tokenizer=None, vocab_size=SIZE)
+
+
+def bigram_config(out: Path, **changes: Any) -> TrainConfig:
+    values: dict[str, Any] = {
+        "target": "bigram", "data": ["bigrams.npz"], "out": str(out), "steps": 12, "length": 64,
+        "rows": 2, "anchors": 8, "block_size": 6, "mask_token_id": MASK, "layers": 1, "rank": 8,
+        "gru_hidden_dim": 16, "learning_rate": 3e-3, "log_every": 4, "eval_every": 0,
+        "save_every": 4, "held_out": 8, "eval_prompts": 4, "eval_tokens": 20,
+    }  # fmt: skip
+    if changes.get("variant") in ("dflash", "markov"):
+        del values["gru_hidden_dim"]
+        if changes["variant"] == "dflash":
+            del values["rank"]
+    return TrainConfig.from_dict({**values, **changes})
+
+
+def loaded_bigrams() -> LoadedTarget:
+    return LoadedTarget.of(bigram_target())
+
+
+ALONE = World()
+
+
+class Reports:
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.trained: list[tuple[int, dict[str, Any]]] = []
+        self.evaluated: list[tuple[int, dict[str, Any]]] = []
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        (self.trained if "loss" in values else self.evaluated).append((step, values))
+
+    def close(self) -> None:
+        pass
