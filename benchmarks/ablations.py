@@ -4,6 +4,8 @@
 
 A plan holds `base` settings and a list of `runs`, each with a name, its own `settings` and either
 `seconds` (the steps that fit are found by a short trial), `steps`, or `steps_of` an earlier run.
+`best_of` names earlier runs: the settings of the one that did best on held-out conversations are
+taken over. Runs that say `keep` leave their drafter and log behind.
 Tokens a cycle are simulated: exactly what greedy decoding would give.
 """
 
@@ -37,6 +39,7 @@ from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import TrainConfig, World, prepare, train
 
 TRIAL_STEPS = 30
+HELD_OUT = "held-out"
 Sets = list[tuple[PromptSet, Continuations]]
 
 
@@ -123,10 +126,32 @@ def load_sets(files: Sequence[str], folder: str | None, loaded: LoadedTarget, li
             continuations = continuations.select(range(len(prompts.prompts)))
         if continuations is None or continuations.prompts != prompts.prompts:
             continuations = continue_prompts(
-                loaded.target, prompts.prompts, eos=eos, max_new_tokens=256, batch_size=64
+                loaded.target,
+                prompts.prompts,
+                eos=eos,
+                max_new_tokens=Protocol().max_new_tokens,
+                batch_size=64,
             )
         sets.append((prompts, continuations))
     return sets
+
+
+def held_out_set(
+    corpus: Corpus, loaded: LoadedTarget, count: int
+) -> tuple[PromptSet, Continuations]:
+    """Prompts of the conversations that every run keeps from its training."""
+    kept = corpus.split(held_out=TrainConfig.held_out, seed=0)[1]
+    prompts = [
+        kept[i].tokens[: kept.first_supervised(i)].tolist()
+        for i in range(min(count, len(kept)))
+        if kept.first_supervised(i)
+    ]
+    eos = end_tokens(loaded.target, loaded.tokenizer)
+    tokens = min(256, (loaded.target.context_length or 10**6) - max(map(len, prompts)))
+    answers = continue_prompts(
+        loaded.target, prompts, eos=eos, max_new_tokens=tokens, batch_size=64
+    )
+    return PromptSet.of(HELD_OUT, prompts, longest=10**6), answers
 
 
 def main() -> None:
@@ -137,6 +162,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", required=True)
     parser.add_argument("--sets", nargs="*", default=[])
     parser.add_argument("--continuations", help="folder of the target's answers, made before")
+    parser.add_argument("--held-out", type=int, default=0, help="conversations to measure on too")
     parser.add_argument("--limit", type=int, default=0, help="prompts a set")
     parser.add_argument("--out", type=Path, default=Path("records/ablations.jsonl"))
     parser.add_argument("--keep", type=Path, help="folder for the drafters of runs that say keep")
@@ -152,14 +178,23 @@ def main() -> None:
         arguments.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
     )
     sets = load_sets(arguments.sets, arguments.continuations, loaded, arguments.limit)
+    if arguments.held_out:
+        sets.append(held_out_set(corpus, loaded, arguments.held_out))
     steps_of: dict[str, int] = {}
+    settings_of: dict[str, dict[str, Any]] = {}
+    score_of: dict[str, float] = {}
     for number, entry in enumerate(plan["runs"]):
         began = time.perf_counter()
+        own = dict(entry.get("settings", {}))
+        if "best_of" in entry:
+            winner = max(entry["best_of"], key=lambda name: score_of[name])
+            own = {**settings_of[winner], **own}
+        settings_of[entry["name"]] = own
         settings = {
             "target": arguments.target, "data": arguments.data, "eval_every": 0, "save_every": 0,
-            **plan.get("base", {}), **entry.get("settings", {}),
+            **plan.get("base", {}), **own,
         }  # fmt: skip
-        print(f"{entry['name']}: {entry.get('settings', {})}", flush=True)
+        print(f"{entry['name']}: {own}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             if "seconds" in entry:
                 rate = trial(settings, loaded, corpus, Path(folder) / "trial")
@@ -177,6 +212,7 @@ def main() -> None:
                     drafter, out / "shards", dtype=torch.bfloat16, max_shard_bytes=15 * 10**6
                 )
         found = measure(drafter, loaded, sets)
+        score_of[entry["name"]] = found.get(HELD_OUT, {}).get("on", 0.0)
         budget = {k: entry[k] for k in ("seconds", "steps", "steps_of") if k in entry}
         append_record(
             arguments.out,
@@ -185,7 +221,7 @@ def main() -> None:
                 "number": number,
                 "name": entry["name"],
                 "budget": budget,
-                "settings": entry.get("settings", {}),
+                "settings": own,
                 "base": plan.get("base", {}),
                 "steps": config.steps,
                 "training_seconds": round(seconds, 1),

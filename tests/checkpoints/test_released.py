@@ -38,7 +38,7 @@ def test_a_name_is_a_source(shelf: Path) -> None:
 
 @pytest.mark.parametrize("name", ["medium", "notes", "", "../small", "."])
 def test_an_unknown_name_lists_what_is_there(name: str, shelf: Path) -> None:
-    with pytest.raises(CheckpointError, match="came: released:large, released:small. Use one"):
+    with pytest.raises(CheckpointError, match="came: released:large, released:small. Give one"):
         load_drafter(f"released:{name}")
 
 

@@ -78,7 +78,7 @@ def test_a_released_name_is_a_source(domino, packed, tmp_path, monkeypatch):
     monkeypatch.setattr(released, "_ROOT", packed.parent)
     assert domino("export", "released:packed", tmp_path / "a" / "out").exit_code == 0
     result = domino("export", "released:other", tmp_path / "new")
-    assert "came: released:packed. Use" in errors_of(result)[0]
+    assert "came: released:packed. Give" in errors_of(result)[0]
 
 
 @pytest.mark.parametrize(

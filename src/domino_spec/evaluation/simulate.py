@@ -27,6 +27,8 @@ from domino_spec.evaluation.runs import batches
 from domino_spec.evaluation.walk import count_anchors, walk
 from domino_spec.targets import Target, read
 
+_ANCHORS = 32
+"""Anchors of a row in one forward: they hide from each other, which attention computes in vain."""
 _STAGES = (2, 6)
 """Most anchors miss early: few need the logits of a whole block."""
 
@@ -147,7 +149,7 @@ def _matches(
     # -1 is no token: drafts behind the end of an answer are never right.
     answers = _padded([answer + (-1,) * depth for _, answer in pairs], fill=-1).to(device)
     found = torch.zeros(len(pairs), width, dtype=torch.long, device=device)
-    step = max(1, max_slots // (len(pairs) * drafter.config.block_size))
+    step = max(1, min(_ANCHORS, max_slots // (len(pairs) * drafter.config.block_size)))
     for first in range(0, width, step):
         index = torch.arange(first, min(first + step, width), device=device)
         anchor_tokens = answers[:, index]
