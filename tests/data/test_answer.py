@@ -190,6 +190,16 @@ def test_every_turn_is_answered_and_follows_the_answers_before_it(tmp_path):
     assert [tokens[:cut] for tokens, cut, _ in rows_of(tmp_path / "shards")] == expected
 
 
+def test_a_cut_answer_ends_its_conversation(tmp_path):
+    script = lambda request: [9, 10] if len(request.messages) == 1 else [9, 2]  # noqa: E731
+    scripted = Scripted(script)
+    run(tmp_path, prompt_set(2, turns=3), scripted)
+    assert "then what" not in scripted.asked
+    whole = Scripted()
+    run(tmp_path / "whole", prompt_set(2, turns=3), whole)
+    assert whole.asked.count("then what") == 4
+
+
 def test_what_was_written_can_be_trained_on(tmp_path):
     prompts = prompt_set(10)
     done = run(tmp_path / "shards", prompts, tokenizer_sha256=None)

@@ -7,6 +7,7 @@ import pytest
 
 from domino_spec.data import load_corpus, write_shard
 from domino_spec.errors import DataError
+from tests.data.test_chat import FORGETFUL, tokenizer_with
 from tests.support.tokens import small_tokenizer
 
 VOCAB = 97
@@ -60,6 +61,12 @@ def test_all_layouts_of_a_conversation_are_one(tmp_path):
         assert text_of(corpus[index], learnt=True) == "jumps over<|end|>"
     assert corpus[0].tokens.dtype == np.int32
     assert corpus.report.sources == {"a": 3, "b": 2, "c": 2}
+
+
+def test_a_question_at_the_end_does_not_make_the_answer_before_it_history(tmp_path):
+    path = lines(tmp_path / "a.jsonl", chat("the fox", "jumps over", "the dog"))
+    example = load(path, tokenizer=tokenizer_with(FORGETFUL))[0]
+    assert text_of(example, learnt=True) == "<|think|>jumps over<|end|>"
 
 
 def test_named_fields(tmp_path):
@@ -166,6 +173,7 @@ def test_folders_globs_and_limits(tmp_path):
     write_shard(tmp_path / "c.npz", **shard)
     assert len(load(tmp_path)) == 4
     assert load(tmp_path).report.sources == {"a": 1, "c": 1, "b": 2}
+    assert not load(tmp_path).report.bad
     assert len(load(f"{tmp_path}/*.jsonl")) == 1
     assert len(load(f"{tmp_path}/**/*.jsonl", limit=2)) == 2
     assert len(load(tmp_path, limit=3)) == 3

@@ -78,9 +78,11 @@ def test_a_drafter_that_knows_much(spoiled, shift, prefix, rows):
         assert len(set(simulation.total.accepted)) > 4, "always the same length: the test is blind"
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma3", "gpt2"])
-@pytest.mark.parametrize("case", DRAFTERS)
-def test_random_drafters(case, family):
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [*(("qwen3", case) for case in DRAFTERS), ("gemma3", "shift"), ("gpt2", "shift")],
+)
+def test_random_drafters(family, case):
     target = make_target(family)
     drafter = random_drafter(drafter_config(**DRAFTERS[case]))
     prompts = random_prompts(LENGTHS)
