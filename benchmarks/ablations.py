@@ -226,7 +226,9 @@ def main() -> None:
                 "steps": config.steps,
                 "training_seconds": round(seconds, 1),
                 "conversations": round(
-                    sum(r["conversations_per_second"] * r["seconds_per_step"] for r in speed.reports)
+                    sum(
+                        r["conversations_per_second"] * r["seconds_per_step"] for r in speed.reports
+                    )
                     / len(speed.reports)
                     * (config.steps or 0)
                 ),
@@ -239,7 +241,9 @@ def main() -> None:
             },
         )
         total = time.perf_counter() - began
-        print(f"{entry['name']}: {steps} steps, {seconds:.0f} s of {total:.0f} s: {found}", flush=True)
+        print(
+            f"{entry['name']}: {steps} steps, {seconds:.0f} s of {total:.0f} s: {found}", flush=True
+        )
         del drafter
 
 

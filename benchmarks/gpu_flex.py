@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from domino_spec.records import append_record, environment
 from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.records import append_record, environment
 
 
 def config(**changes: object) -> DrafterConfig:

@@ -50,7 +50,10 @@ class Watcher:
     def report(self, step: int, values: dict[str, Any]) -> None:
         if "loss" in values:
             self.reports.append({"step": step, **values})
-            print(f"step {step}: {values['seconds_per_step']:.4f} s a step, loss {values['loss']:.3f}", flush=True)
+            print(
+                f"step {step}: {values['seconds_per_step']:.4f} s a step, loss {values['loss']:.3f}",
+                flush=True,
+            )
         if step == self._first:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():

@@ -51,6 +51,11 @@ def test_drawn_answers_depend_on_the_seed_alone(target):
     assert drawn(1, 1) == drawn(1, 4) != drawn(2, 4)
 
 
+def test_equal_prompts_draw_apart(target):
+    drawn = continue_prompts(target, [[5, 6]] * 3, eos=(), max_new_tokens=9, temperature=1.0)
+    assert len(set(drawn.answers)) == 3
+
+
 def test_what_was_saved_comes_back(tmp_path, target):
     made = continue_prompts(target, random_prompts(LENGTHS), eos=(), max_new_tokens=9)
     path = tmp_path / "new" / "some.npz"

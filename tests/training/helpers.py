@@ -15,9 +15,7 @@ from domino_spec.training.blocks import Blocks, plan_blocks
 from tests.support.pair import MASK, SIZE, bigram_target, successor
 
 
-def batch_of(
-    rows: list[list[tuple[int, int]]], *, length: int, vocab: int, seed: int = 0
-) -> Batch:
+def batch_of(rows: list[list[tuple[int, int]]], *, length: int, vocab: int, seed: int = 0) -> Batch:
     """Rows of documents given as (prompt length, answer length), random tokens."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, vocab - 1, (len(rows), length), generator=generator)

@@ -23,7 +23,7 @@ def released_folder(source: str) -> Path:
     if name not in names:
         there = ", ".join(f"{PREFIX}{known}" for known in names) or "none yet"
         raise CheckpointError(
-            f"no released drafter is called {name!r}; with this package came: {there}. Use one of "
+            f"no released drafter is called {name!r}; with this package came: {there}. Give one of "
             "them, or give a folder, a file or a hub id."
         )
     return _ROOT / name

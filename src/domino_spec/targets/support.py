@@ -22,7 +22,14 @@ _QUANTISATIONS_THAT_WORK = frozenset(
     }
 )  # fmt: skip
 _DRAFTERS = frozenset(
-    {"DFlashDraftModel", "DominoDraftModel", "DFlashSpeculator", "DominoSpeculator"}
+    {
+        "DFlashDraftModel",
+        "DFlashSpeculator",
+        "DominoDraftModel",
+        "DominoPackedDraftModel",
+        "DominoSpeculator",
+        "MarkovDraftModel",
+    }
 )
 _QUANTISATIONS_THAT_DO_NOT = {
     "bitsandbytes_8bit": "LLM.int8() picks its outlier columns from all tokens of a forward, so a "

@@ -1,6 +1,6 @@
 """Training: one process, the target in it, nothing cached on disk."""
 
-from domino_spec.training.config import TrainConfig, load_config
+from domino_spec.training.config import TrainConfig
 from domino_spec.training.prepare import Run, prepare, train
 from domino_spec.training.trainer import Observer, Outcome, Trainer
 from domino_spec.training.world import World, open_world
@@ -12,7 +12,6 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "World",
-    "load_config",
     "open_world",
     "prepare",
     "train",

@@ -10,11 +10,11 @@ import sys
 from typing import Any
 
 import torch
-import yaml
 
 from domino_spec.errors import ConfigError, DominoError
 from domino_spec.targets import default_device
-from domino_spec.training import load_config, open_world, prepare, train
+from domino_spec.training import TrainConfig, open_world, prepare, train
+from domino_spec.training.config import parse_assignments, read_settings
 
 
 class _Lines:
@@ -33,14 +33,11 @@ def main(arguments: list[str]) -> int:
     resume = "--resume" in arguments
     arguments = [argument for argument in arguments if argument != "--resume"]
     if not arguments:
-        raise ConfigError("usage: python -m domino_spec.training run.yaml [name=value ...] [--resume]")
-    changes = {}
-    for argument in arguments[1:]:
-        name, equals, value = argument.partition("=")
-        if not equals:
-            raise ConfigError(f"{argument!r} is no setting; expected name=value.")
-        changes[name] = yaml.safe_load(value)
-    config = load_config(arguments[0], changes)
+        raise ConfigError(
+            "usage: python -m domino_spec.training run.yaml [name=value ...] [--resume]"
+        )
+    settings = {**read_settings(arguments[0]), **parse_assignments(arguments[1:])}
+    config = TrainConfig.from_dict(settings)
     device = torch.device(config.device) if config.device else default_device()
     with open_world(device) as world:
         run = prepare(config, world=world, observers=[_Lines()], resume=resume, notice=print)

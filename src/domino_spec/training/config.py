@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -144,7 +144,9 @@ class TrainConfig:
             )
         missing = [name for name in ("target", "data", "out") if not values.get(name)]
         if missing:
-            raise ConfigError(f"training needs {', '.join(missing)}; give it in the file or as a flag.")
+            raise ConfigError(
+                f"training needs {', '.join(missing)}; give it in the file or as a flag."
+            )
         return cls(**{name: _typed(names[name], value) for name, value in values.items()})
 
 
@@ -191,8 +193,8 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
     return value
 
 
-def load_config(path: str | Path, changes: Mapping[str, Any] | None = None) -> TrainConfig:
-    """Read a YAML file; `changes` (flags) win over it."""
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """The settings of a YAML file, as they stand there."""
     import yaml
 
     path = Path(path)
@@ -204,7 +206,20 @@ def load_config(path: str | Path, changes: Mapping[str, Any] | None = None) -> T
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds {type(values).__name__}; expected settings by name.")
-    return TrainConfig.from_dict({**values, **(changes or {})})
+    return values
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Settings given as name=value, the value read as YAML reads it."""
+    import yaml
+
+    values = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"{assignment!r} is no setting; expected name=value.")
+        values[name.strip()] = yaml.safe_load(value)
+    return values
 
 
 def save_config(config: TrainConfig, path: Path) -> None:

@@ -83,9 +83,7 @@ def chunk_gradients(
     return weights * loss, hit_base, hit_final, by_base.to(dtype), by_added
 
 
-def _cross_entropy(
-    logits: Tensor, truth: Tensor, column: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _cross_entropy(logits: Tensor, truth: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities, the loss, and whether the column is a largest one."""
     log = torch.log_softmax(logits, dim=-1)
     hit = logits.gather(1, column).squeeze(1) >= logits.amax(-1)

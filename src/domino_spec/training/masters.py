@@ -49,9 +49,7 @@ class Masters:
     def give_weights(self) -> None:
         """Round the masters into the model."""
         if self.own:
-            torch._foreach_copy_(
-                [p.data for p in self.model], [p.data for p in self.parameters]
-            )
+            torch._foreach_copy_([p.data for p in self.model], [p.data for p in self.parameters])
 
     def clip(self, limit: float) -> Tensor:
         """Scale all gradients to at most this norm; returns the norm before."""

@@ -38,8 +38,8 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise TrainingError(
-                "TensorBoard is not installed; pip install 'domino-spec[train]', or train without "
-                "it (tensorboard: off)."
+                "TensorBoard is not installed; pip install 'domino-spec[train]', or train with "
+                "--no-tensorboard."
             ) from error
         self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
 
@@ -72,9 +72,7 @@ def draw_curves(log: Path, picture: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise TrainingError(
-            "curves need matplotlib; pip install 'domino-spec[train]'."
-        ) from error
+        raise TrainingError("curves need matplotlib; pip install 'domino-spec[train]'.") from error
 
     reports = read_log(log)
     trained = [r for r in reports if "loss" in r]

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from domino_spec.api.facts import target_facts
-from domino_spec.api.prompts import end_tokens
 from domino_spec.checkpoints import Provenance, load_drafter, save_drafter
 from domino_spec.data import Batch, Corpus, PackedBatches, load_corpus
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import ConfigError, TrainingError
-from domino_spec.evaluation import Continuations, continue_prompts, simulate
-from domino_spec.targets import LoadedTarget, Target, default_device, load_target
+from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Blocks, plan_blocks
 from domino_spec.training.config import TrainConfig, save_config
+from domino_spec.training.evaluate import held_out_evaluation
 from domino_spec.training.loss import chunk_gradients
 from domino_spec.training.masters import Masters
 from domino_spec.training.meters import Watch
@@ -35,9 +34,9 @@ from domino_spec.training.sizes import (
     derive,
     drafter_config,
 )
+from domino_spec.training.start import match_output_scale
 from domino_spec.training.state import Checkpoints, RunState, check_same_run, drafter_from
 from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
-from domino_spec.training.start import match_output_scale
 from domino_spec.training.world import World, shard
 
 CONFIG_FILE = "config.yaml"
@@ -130,7 +129,9 @@ def prepare(
     acceleration = Acceleration(drafter, target) if quick else None
     settings = {**config.to_dict(), "drafter": drafter.config.to_dict()}
     provenance = _provenance(config, loaded)
-    evaluate = _evaluation(config, drafter, target, tokenizer, held_out, acceleration, world)
+    evaluate = held_out_evaluation(
+        config, drafter, target, tokenizer, held_out, acceleration=acceleration, world=world
+    )
 
     def save(trainer: Trainer) -> Path | None:
         weights = masters.state_dict()
@@ -152,9 +153,7 @@ def prepare(
         if not world.leads:
             return None
         whole_drafter = drafter_from(weights, drafter.config, drafter.draft_tokens)
-        return save_drafter(
-            whole_drafter, out / DRAFTER_FOLDER, provenance=provenance, dtype=dtype
-        )
+        return save_drafter(whole_drafter, out / DRAFTER_FOLDER, provenance=provenance, dtype=dtype)
 
     own: list[Observer] = []
     if world.leads:
@@ -316,52 +315,3 @@ def _provenance(config: TrainConfig, loaded: LoadedTarget) -> Provenance:
         chat_template_sha256=facts.chat_template_sha256,
         training_length=config.length,
     )
-
-
-def _evaluation(
-    config: TrainConfig,
-    drafter: Drafter,
-    target: Target,
-    tokenizer: Any,
-    held_out: Corpus,
-    acceleration: Acceleration | None,
-    world: World,
-) -> Callable[[], dict[str, Any]] | None:
-    """Simulated tokens a cycle on held-out prompts, or None where none are kept or wanted."""
-    count = min(config.eval_prompts, len(held_out))
-    if config.eval_every == 0 or count == 0 or not world.alone:
-        return None
-    prompts = [
-        held_out[i].tokens[: held_out.first_supervised(i)].tolist()
-        for i in range(count)
-        if held_out.first_supervised(i) > 0
-    ]
-    if not prompts:
-        return None
-    known: list[Continuations] = []
-
-    def evaluate() -> dict[str, Any]:
-        if acceleration is None:
-            return measure()
-        with acceleration.suspended():
-            return measure()
-
-    def measure() -> dict[str, Any]:
-        if not known:
-            eos = end_tokens(target, tokenizer)
-            known.append(
-                continue_prompts(
-                    target, prompts, eos=eos, max_new_tokens=config.eval_tokens, batch_size=64
-                )
-            )
-        on = simulate(drafter, target, known[0])
-        told: dict[str, Any] = {
-            "tokens_per_cycle": on.tokens_per_cycle,
-            "first_draft_accuracy": on.first_draft_accuracy,
-        }
-        if drafter.head is not None:
-            off = simulate(drafter, target, known[0], head=False)
-            told["tokens_per_cycle_head_off"] = off.tokens_per_cycle
-        return told
-
-    return evaluate

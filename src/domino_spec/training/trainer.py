@@ -192,8 +192,10 @@ class Trainer:
         self._tell(self.step, values)
         trouble = self._watch.see(values["loss"])
         if trouble:
-            kept = f"the last good checkpoint is {self._saved_at}" if self._saved_at else (
-                "no checkpoint had been written yet"
+            kept = (
+                f"the last good checkpoint is {self._saved_at}"
+                if self._saved_at
+                else ("no checkpoint had been written yet")
             )
             raise TrainingError(
                 f"training stopped at step {self.step}: {trouble}; {kept}. Try a smaller "

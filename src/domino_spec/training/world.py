@@ -59,8 +59,6 @@ class World:
             dist.barrier()
 
 
-
-
 @contextmanager
 def open_world(device: torch.device) -> Iterator[World]:
     """Join the other processes if torchrun started us, and leave them at the end."""
