@@ -63,6 +63,11 @@ class Speed:
     def close(self) -> None:
         pass
 
+    def mean(self, name: str) -> float:
+        """Of the reports behind the first, which waited for the compiler."""
+        later = self.reports[1:] or self.reports
+        return sum(r[name] for r in later) / len(later)
+
 
 def train_one(
     settings: dict[str, Any], loaded: LoadedTarget, corpus: Corpus, out: Path
@@ -225,13 +230,7 @@ def main() -> None:
                 "base": plan.get("base", {}),
                 "steps": config.steps,
                 "training_seconds": round(seconds, 1),
-                "conversations": round(
-                    sum(
-                        r["conversations_per_second"] * r["seconds_per_step"] for r in speed.reports
-                    )
-                    / len(speed.reports)
-                    * (config.steps or 0)
-                ),
+                "conversations_per_second": round(speed.mean("conversations_per_second"), 1),
                 "parameters": sum(p.numel() for p in drafter.parameters()),
                 "loss": speed.reports[-1]["loss"],
                 "accuracy": speed.reports[-1]["accuracy"],
@@ -241,9 +240,8 @@ def main() -> None:
             },
         )
         total = time.perf_counter() - began
-        print(
-            f"{entry['name']}: {steps} steps, {seconds:.0f} s of {total:.0f} s: {found}", flush=True
-        )
+        took = f"{seconds:.0f} s of {total:.0f} s"
+        print(f"{entry['name']}: {steps} steps, {took}: {found}", flush=True)
         del drafter
 
 

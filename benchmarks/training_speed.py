@@ -50,10 +50,8 @@ class Watcher:
     def report(self, step: int, values: dict[str, Any]) -> None:
         if "loss" in values:
             self.reports.append({"step": step, **values})
-            print(
-                f"step {step}: {values['seconds_per_step']:.4f} s a step, loss {values['loss']:.3f}",
-                flush=True,
-            )
+            pace, loss = values["seconds_per_step"], values["loss"]
+            print(f"step {step}: {pace:.4f} s a step, loss {loss:.3f}", flush=True)
         if step == self._first:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
@@ -106,7 +104,9 @@ def measure(
         for name in ("conversations_per_second", "answer_tokens_per_second", "seconds_per_step",
                      "labels_per_second")
     }  # fmt: skip
-    assert config.rows and config.length and config.anchors
+    assert config.rows is not None
+    assert config.length is not None
+    assert config.anchors is not None
     flops = step_flops(
         run.trainer.target,
         drafter,

@@ -15,7 +15,7 @@ ROWS = [[(3, 20), (2, 15)], [(5, 30)]]
 
 
 def written_out(drafter, target, reading, batch, blocks, *, lam, tv, soft, sharpness=1.0):
-    """λ CE(base) + (1-λ) ((1-v) CE(final) + v TV), weighted, over sum of weights: plain autograd."""
+    """λ CE(base) + (1-λ) ((1-v) CE(final) + v TV), over the sum of weights: plain autograd."""
     base, final = drafter(
         target,
         taps=reading.taps,

@@ -7,7 +7,7 @@ how many labels there are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -45,9 +45,8 @@ class Blocks:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Blocks:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Blocks(
-            **{name: change(v) if isinstance(v, Tensor) else v for name, v in values.items()}
-        )
+        tensors = {name: v for name, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
 
 
 def eligible(batch: Batch) -> Tensor:
@@ -87,7 +86,7 @@ def plan_blocks(
     Draft j of anchor a predicts token a + 1 + j. A label counts if it is an assistant token of
     the anchor's own document; it weighs exp(-j / gamma).
     """
-    rows, length = batch.tokens.shape
+    length = batch.tokens.shape[1]
     places, real = sample_anchors(eligible(batch), anchors, noise)
     draft = torch.arange(depth)
     index = places.unsqueeze(-1) + 1 + draft  # [rows, anchors, depth]

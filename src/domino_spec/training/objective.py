@@ -87,7 +87,9 @@ class Objective(nn.Module):
                 output_weight = drafter.head.output_weight
         with record_function("step: loss"):
             job = self._job(target, reading, blocks, mixture, total_weight)
-            loss, base_hits, final_hits = ChunkedLoss.apply(kept, activation, output_weight, job)
+            loss, base_hits, final_hits = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+                kept, activation, output_weight, job
+            )
         return StepTerms(loss=loss, **_accuracy(base_hits, final_hits, blocks, depth))
 
     def _hidden(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Tensor:

@@ -41,20 +41,20 @@ class TensorBoard:
                 "TensorBoard is not installed; pip install 'domino-spec[train]', or train with "
                 "--no-tensorboard."
             ) from error
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """One point on every curve."""
         for name, value in values.items():
             if isinstance(value, list):
                 for index, item in enumerate(value):
-                    self._writer.add_scalar(f"{name}/{index + 1}", item, step)  # type: ignore[no-untyped-call]
+                    self._writer.add_scalar(f"{name}/{index + 1}", item, step)
             elif isinstance(value, (int, float)):
-                self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """The run is over."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,8 @@ class Optimiser:
         betas: tuple[float, float],
         weight_decay: float,
     ) -> None:
-        inner, outer = [], []
+        inner: list[nn.Parameter] = []
+        outer: list[nn.Parameter] = []
         for label, parameter in zip(names, parameters, strict=True):
             hidden = parameter.dim() == 2 and not any(part in label for part in _VOCABULARY_SIDED)
             (inner if name == "muon" and hidden else outer).append(parameter)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -82,13 +82,13 @@ def prepare(
     for parameter in target.model.parameters():
         parameter.requires_grad_(False)
     config = derive(config, target)
-    assert config.length and config.rows and config.anchors and config.learning_rate
+    rows, length = _known(config.rows), _known(config.length)
     if corpus is None:
         corpus = load_corpus(
             config.data,
             tokenizer=tokenizer,
             vocab_size=target.vocab_size,
-            max_length=config.length,
+            max_length=length,
             limit=config.limit,
         )
     training, held_out = corpus.split(held_out=min(config.held_out, len(corpus) // 10), seed=0)
@@ -118,8 +118,8 @@ def prepare(
     pad = getattr(tokenizer, "pad_token_id", None)
     batches = PackedBatches(
         training,
-        rows=config.rows,
-        length=config.length,
+        rows=rows,
+        length=length,
         seed=config.seed,
         pad_token=pad if isinstance(pad, int) else 0,
         rank=world.rank,
@@ -160,8 +160,7 @@ def prepare(
         out.mkdir(parents=True, exist_ok=True)
         save_config(config, out / CONFIG_FILE)
         own = [JsonlLog(out / LOG_FILE), *observers]
-    steps = config.steps
-    assert steps
+    steps = _known(config.steps)
     trainer = Trainer(
         target=target,
         objective=objective,
@@ -206,6 +205,15 @@ def train(run: Run) -> tuple[Outcome, Path | None]:
     """Run to the end; a finished run leaves its drafter in the public layout."""
     outcome = run.trainer.run()
     return outcome, run.finish() if outcome.finished else None
+
+
+_Value = TypeVar("_Value", int, float)
+
+
+def _known(value: _Value | None) -> _Value:
+    """A setting that `derive` has filled in."""
+    assert value is not None
+    return value
 
 
 def _precision(config: TrainConfig, device: torch.device) -> torch.dtype:
@@ -253,8 +261,7 @@ def _warm_start(config: TrainConfig, shape: DrafterConfig) -> Drafter:
 def _chunk(config: TrainConfig, drafter: DrafterConfig) -> int:
     """Labels a chunk, so that their logits fit the allowance: a multiple of 128."""
     fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
-    assert config.rows and config.anchors
-    most = config.rows * config.anchors * drafter.max_depth
+    most = _known(config.rows) * _known(config.anchors) * drafter.max_depth
     return max(128, min(fitting, most) // 128 * 128)
 
 
@@ -262,8 +269,7 @@ def _planner(
     config: TrainConfig, drafter: DrafterConfig, objective: Objective
 ) -> Callable[[Batch, Tensor], Blocks]:
     known, chunk = objective.known, objective.chunk
-    anchors, gamma, depth = config.anchors, config.gamma, drafter.max_depth
-    assert anchors is not None
+    anchors, gamma, depth = _known(config.anchors), config.gamma, drafter.max_depth
 
     def plan(batch: Batch, noise: Tensor) -> Blocks:
         return plan_blocks(
@@ -288,11 +294,9 @@ def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
 
 
 def _schedule(config: TrainConfig) -> Schedule:
-    assert config.steps is not None
-    assert config.learning_rate is not None
     return Schedule(
-        total_steps=config.steps,
-        learning_rate=config.learning_rate,
+        total_steps=_known(config.steps),
+        learning_rate=_known(config.learning_rate),
         warmup_ratio=config.warmup_ratio,
         min_lr_ratio=config.min_lr_ratio,
         curriculum=config.curriculum,

@@ -71,18 +71,22 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
 
 def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -> DrafterConfig:
     """The drafter that a derived configuration describes."""
-    assert config.layers and config.intermediate_size and config.heads and config.kv_heads
-    assert config.head_dim and config.target_layer_ids
     text = target.config
+    shape = {
+        name: getattr(config, name)
+        for name in ("layers", "intermediate_size", "heads", "kv_heads", "head_dim")
+    }
+    assert None not in shape.values(), "derive comes first"
+    assert config.target_layer_ids is not None
     rope = dict(getattr(text, "rope_parameters", None) or {})
     theta = rope.get("rope_theta", getattr(text, "rope_theta", 10000.0))
     return DrafterConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.layers,
-        num_heads=config.heads,
-        num_kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
+        intermediate_size=shape["intermediate_size"],
+        num_layers=shape["layers"],
+        num_heads=shape["heads"],
+        num_kv_heads=shape["kv_heads"],
+        head_dim=shape["head_dim"],
         rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
         rope_parameters={"rope_type": "default", "rope_theta": float(theta or 10000.0)},
         max_position_embeddings=target.context_length or 40960,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -23,7 +24,7 @@ class World:
 
     rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def leads(self) -> bool:
@@ -84,7 +85,7 @@ def shard(objective: nn.Module, target: Target, world: World, *, dtype: torch.dt
     The drafter is one group: its layers are used twice, for the context and for the blocks. The
     target's embedding and lm_head stay whole, since the drafter borrows them.
     """
-    mesh = torch.distributed.init_device_mesh(world.device.type, (world.size,))
+    mesh = init_device_mesh(world.device.type, (world.size,))
     half = None if dtype == torch.float32 else dtype
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     fully_shard(objective, mesh=mesh, mp_policy=policy)
