@@ -39,6 +39,7 @@ from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import TrainConfig, World, prepare, train
 
 TRIAL_STEPS = 30
+PART_BYTES = 15 * 10**6
 HELD_OUT = "held-out"
 Sets = list[tuple[PromptSet, Continuations]]
 
@@ -159,6 +160,17 @@ def held_out_set(
     return PromptSet.of(HELD_OUT, prompts, longest=10**6), answers
 
 
+def split_files(folder: Path, limit: int) -> None:
+    """Cut what is larger (one matrix can be) into pieces; `cat FILE.*` joins them again."""
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        if len(content) <= limit:
+            continue
+        for number, start in enumerate(range(0, len(content), limit)):
+            path.with_name(f"{path.name}.{number}").write_bytes(content[start : start + limit])
+        path.unlink()
+
+
 def main() -> None:
     """Every run of the plan, one record each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -214,8 +226,9 @@ def main() -> None:
             drafter, config, speed, seconds = train_one(settings, loaded, corpus, out)
             if entry.get("keep") and arguments.keep:
                 save_drafter(
-                    drafter, out / "shards", dtype=torch.bfloat16, max_shard_bytes=15 * 10**6
+                    drafter, out / "parts", dtype=torch.bfloat16, max_shard_bytes=PART_BYTES
                 )
+                split_files(out / "parts", PART_BYTES)
         found = measure(drafter, loaded, sets)
         score_of[entry["name"]] = found.get(HELD_OUT, {}).get("on", 0.0)
         budget = {k: entry[k] for k in ("seconds", "steps", "steps_of") if k in entry}

@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_training import training
+from benchmarks.tables import circumstances, table
 from domino_spec.records import read_records
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "records"
 PAGE = ROOT / "docs" / "results.md"
+RELEASED = ROOT / "src" / "domino_spec" / "released"
 
 HEAD = """# Results
 
@@ -28,7 +31,12 @@ def page() -> str:
         for record in read_records(RECORDS / f"gpu_exactness_{dtype}.jsonl")
     ]
     return "\n".join(
-        [HEAD, exactness(read_records(RECORDS / "exactness.jsonl")), gpu_exactness(gpu)]
+        [
+            HEAD,
+            training(RECORDS, RELEASED),
+            exactness(read_records(RECORDS / "exactness.jsonl")),
+            gpu_exactness(gpu),
+        ]
     )
 
 
@@ -97,24 +105,6 @@ _CASE = ["drafter", "rows a batch", "prompts × tokens"]
 def _case(record: dict[str, Any]) -> list[str]:
     size = f"{record['prompts']} × {record['new_tokens']}"
     return [record["drafter"], str(record["rows"]), size]
-
-
-def circumstances(records: list[dict[str, Any]]) -> str:
-    """One line on how a set of records was made; they must have been made together."""
-    lines = {
-        f"`{e['command']}`, commit {e['commit']}, {e['hardware']}, Python {e['python']}, "
-        f"torch {e['versions']['torch']}, transformers {e['versions']['transformers']}, "
-        f"{e['date']}."
-        for e in (record["environment"] for record in records)
-    }
-    if len(lines) != 1:
-        raise ValueError(f"records of {len(lines)} different runs in one table: {sorted(lines)}")
-    return lines.pop()
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows])
 
 
 if __name__ == "__main__":

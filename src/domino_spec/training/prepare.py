@@ -259,10 +259,10 @@ def _warm_start(config: TrainConfig, shape: DrafterConfig) -> Drafter:
 
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig) -> int:
-    """Labels a chunk, so that their logits fit the allowance: a multiple of 128."""
+    """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
     fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
     most = _known(config.rows) * _known(config.anchors) * drafter.max_depth
-    return max(128, min(fitting, most) // 128 * 128)
+    return max(128, min(fitting, max(2048, most // 16), most) // 128 * 128)
 
 
 def _planner(
