@@ -37,6 +37,7 @@ from domino_spec.evaluation.prompts import encode_turns, read_turns
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import TrainConfig, World, prepare, train
+from domino_spec.training.evaluate import split_held_out
 
 TRIAL_STEPS = 30
 PART_BYTES = 15 * 10**6
@@ -146,7 +147,7 @@ def held_out_set(
     corpus: Corpus, loaded: LoadedTarget, count: int
 ) -> tuple[PromptSet, Continuations]:
     """Prompts of the conversations that every run keeps from its training."""
-    kept = corpus.split(held_out=TrainConfig.held_out, seed=0)[1]
+    kept = split_held_out(corpus, TrainConfig.held_out)[1]
     prompts = [
         kept[i].tokens[: kept.first_supervised(i)].tolist()
         for i in range(min(count, len(kept)))

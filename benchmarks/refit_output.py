@@ -20,7 +20,9 @@ from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import PackedBatches, load_corpus
 from domino_spec.drafter import Drafter
 from domino_spec.targets import Target, load_target, read
+from domino_spec.training import TrainConfig
 from domino_spec.training.blocks import plan_blocks
+from domino_spec.training.evaluate import split_held_out
 from domino_spec.training.feed import step_noise
 
 BASE_CANDIDATES, TEACHER_CANDIDATES, RANDOM_CANDIDATES = 40, 24, 64
@@ -191,7 +193,7 @@ def main() -> None:
         corpus = load_corpus(
             arguments.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
         )
-        training = corpus.split(held_out=64, seed=0)[0]
+        training = split_held_out(corpus, TrainConfig.held_out)[0]
         batches = PackedBatches(training, rows=ROWS, length=LENGTH, seed=11, pad_token=0)
         features = collect(drafter, loaded.target, batches, labels=arguments.labels)
         if arguments.features:

@@ -30,8 +30,8 @@ def _acceptance(records: list[dict[str, Any]]) -> str:
         "## Tokens a cycle of the released drafters",
         "",
         "First turn of each prompt under 400 tokens, 256 new tokens, answers of at least 32 "
-        "tokens, looping answers left out (fewer than half distinct 4-grams); all committed tokens over "
-        "all cycles, the prefill's token not counted; drafts a cycle: block size - 1. *Simulated* "
+        "tokens, looping answers left out (fewer than half distinct 4-grams); all committed tokens "
+        "over all cycles, the prefill's token not counted; block size - 1 drafts. *Simulated* "
         "counts what greedy decoding would do, from the target's own answers; *decoded* is the "
         "decoder itself.",
         "",

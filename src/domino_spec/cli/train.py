@@ -3,252 +3,235 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from dataclasses import dataclass
+import os
+import shlex
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from domino_spec.cli.training_view import LineView, LiveView
+from domino_spec.cli.options import checked_device
+from domino_spec.cli.training_options import LearningOptions, ShapeOptions
+from domino_spec.cli.training_settings import check_installed, gather
+from domino_spec.cli.training_view import LineView, LiveView, finite, tokens_a_cycle
 from domino_spec.cli.voice import Voice, speaking
+from domino_spec.errors import DominoError, TrainingError
 
 if TYPE_CHECKING:
-    from domino_spec.training import Run
+    from domino_spec.training import Observer, Outcome, Run
+    from domino_spec.training.observers import TensorBoard
 
-_DRAFTER = "Drafter"
-_DATA = "Data"
-_LOSS = "Loss"
-_OPTIMISER = "Optimisation"
-_RUN = "Run"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShapeOptions:
-    """What is trained; everything unset follows from the target and the size."""
-
-    size: Annotated[
-        str | None, typer.Option(help="small, base or large.", rich_help_panel=_DRAFTER)
-    ] = None
-    variant: Annotated[
-        str | None,
-        typer.Option(help="domino, dflash (no head) or markov.", rich_help_panel=_DRAFTER),
-    ] = None
-    layers: Annotated[int | None, typer.Option(rich_help_panel=_DRAFTER)] = None
-    taps: Annotated[
-        int | None, typer.Option(help="Target layers that are read.", rich_help_panel=_DRAFTER)
-    ] = None
-    block_size: Annotated[
-        int | None, typer.Option(help="Slots a block.", rich_help_panel=_DRAFTER)
-    ] = None
-    rank: Annotated[
-        int | None, typer.Option(help="Of the head's correction.", rich_help_panel=_DRAFTER)
-    ] = None
-    gru_hidden_dim: Annotated[int | None, typer.Option(rich_help_panel=_DRAFTER)] = None
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(
-            help="Draft only the tokens that answers use most, this many.",
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = None
-    mask_token_id: Annotated[
-        int | None, typer.Option(help="A token that text never holds.", rich_help_panel=_DRAFTER)
-    ] = None
-    init: Annotated[
-        str | None,
-        typer.Option(help="A drafter to start from (a warm start).", rich_help_panel=_DRAFTER),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningOptions:
-    """How it is trained."""
-
-    length: Annotated[
-        int | None, typer.Option(help="Tokens in a packed row.", rich_help_panel=_DATA)
-    ] = None
-    rows: Annotated[int | None, typer.Option(help="Rows a forward.", rich_help_panel=_DATA)] = None
-    anchors: Annotated[int | None, typer.Option(help="Blocks a row.", rich_help_panel=_DATA)] = None
-    held_out: Annotated[
-        int | None, typer.Option(help="Conversations kept for evaluation.", rich_help_panel=_DATA)
-    ] = None
-    limit: Annotated[
-        int | None, typer.Option(help="Conversations used.", rich_help_panel=_DATA)
-    ] = None
-    labels: Annotated[str | None, typer.Option(help="soft or hard.", rich_help_panel=_LOSS)] = None
-    curriculum: Annotated[
-        bool | None, typer.Option("--curriculum/--no-curriculum", rich_help_panel=_LOSS)
-    ] = None
-    gamma: Annotated[
-        float | None, typer.Option(help="Decay of later drafts' weights.", rich_help_panel=_LOSS)
-    ] = None
-    tv_weight: Annotated[
-        float | None, typer.Option(help="Late share of total variation.", rich_help_panel=_LOSS)
-    ] = None
-    steps: Annotated[int | None, typer.Option(rich_help_panel=_OPTIMISER)] = None
-    epochs: Annotated[float | None, typer.Option(rich_help_panel=_OPTIMISER)] = None
-    learning_rate: Annotated[
-        float | None, typer.Option("--learning-rate", "--lr", rich_help_panel=_OPTIMISER)
-    ] = None
-    accumulate: Annotated[
-        int | None, typer.Option(help="Forwards a step.", rich_help_panel=_OPTIMISER)
-    ] = None
-    optimizer: Annotated[
-        str | None, typer.Option(help="adamw or muon.", rich_help_panel=_OPTIMISER)
-    ] = None
-    device: Annotated[str | None, typer.Option(rich_help_panel=_RUN)] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32 or bfloat16.", rich_help_panel=_RUN)
-    ] = None
-    log_every: Annotated[int | None, typer.Option(rich_help_panel=_RUN)] = None
-    eval_every: Annotated[
-        int | None, typer.Option(help="Steps; 0 = never.", rich_help_panel=_RUN)
-    ] = None
-    save_every: Annotated[
-        int | None, typer.Option(help="Steps; 0 = only at the end.", rich_help_panel=_RUN)
-    ] = None
-    seed: Annotated[int | None, typer.Option(rich_help_panel=_RUN)] = None
+_LITTLE = 1.1  # tokens a cycle; 1 is what an untrained drafter gives
 
 
 def train(
     target: Annotated[
-        str | None, typer.Argument(help="A folder, a GGUF file or a hub id; or set it in the file.")
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="The target model: a folder, a GGUF file or a hub id.",
+            show_default=False,
+        ),
     ] = None,
     *,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Conversations, shards, folders or hf:DATASET; repeatable."),
+        typer.Option(help="Conversations: files, folders, globs or hf:name[:split]; repeatable."),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="The run's folder.")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="The run's folder.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file of settings; flags win over it.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="NAME=VALUE of any setting; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any setting, also one without a flag; wins over all; repeatable.",
+        ),
     ] = None,
-    shape: ShapeOptions,
-    learning: LearningOptions,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where the run in --out was left.")
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out; its settings are known there."),
     ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard/--no-tensorboard", help="Write TensorBoard's files.")
+        bool,
+        typer.Option("--tensorboard/--no-tensorboard", help="Write TensorBoard's files as well."),
     ] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Reports as JSON lines.")] = False,
+    shape: ShapeOptions,
+    learning: LearningOptions,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON lines on stdout: settings, reports, the result.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="The drafter's folder alone: no progress.")
+    ] = False,
 ) -> None:
-    """Train a drafter on a frozen target; stops cleanly, resumes exactly."""
-    with speaking(as_json=as_json, quiet=quiet) as voice:
-        settings = _settings(target, data, out, config, set_ or [], shape, learning)
-        if resume and not settings.get("target"):
-            settings = {**_saved_settings(settings), **settings}
+    """Train a drafter for a frozen target; it stops cleanly and resumes exactly.
+
+    TARGET, --data and --out are enough; docs/training.md explains every setting.
+    """
+    leads = os.environ.get("RANK", "0") == "0"
+    with (
+        speaking(as_json=as_json and leads, quiet=quiet or not leads, json_lines=True) as voice,
+        _only_the_first_speaks(leads),
+    ):
+        check_installed(tensorboard=tensorboard and leads)
+        settings = gather(
+            {"target": target, "data": data or None, "out": out},
+            (shape, learning),
+            config=config,
+            assignments=set_ or [],
+            resume=resume,
+        )
         _run(voice, settings, resume=resume, tensorboard=tensorboard)
-
-
-def _settings(
-    target: str | None,
-    data: list[str] | None,
-    out: str | None,
-    config: Path | None,
-    assignments: list[str],
-    *groups: ShapeOptions | LearningOptions,
-) -> dict[str, Any]:
-    """The file's settings, then the flags', then --set's."""
-    from domino_spec.errors import InputError
-    from domino_spec.training.config import parse_assignments, read_settings
-
-    given: dict[str, Any] = {"target": target, "data": data or None, "out": out}
-    for group in groups:
-        given |= dataclasses.asdict(group)
-    flags = {name: value for name, value in given.items() if value is not None}
-    values = {**(read_settings(config) if config else {}), **flags}
-    values |= parse_assignments(assignments)
-    if "out" not in values:
-        raise InputError("no folder for the run; give --out.")
-    return values
-
-
-def _saved_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    from domino_spec.training.config import read_settings
-    from domino_spec.training.prepare import CONFIG_FILE
-
-    return read_settings(Path(settings["out"]) / CONFIG_FILE)
 
 
 def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: bool) -> None:
     import torch
 
     from domino_spec.targets import default_device
-    from domino_spec.training import Observer, TrainConfig, open_world, prepare, train
-    from domino_spec.training.observers import TensorBoard
+    from domino_spec.training import TrainConfig, open_world, prepare, train
 
     config = TrainConfig.from_dict(settings)
-    device = torch.device(config.device) if config.device else default_device()
-    with open_world(device) as world:
-        speaks = world.leads
-        if speaks:
-            voice.status(f"loading {config.target} and the data")
-        view: LineView | LiveView = (
-            LiveView(voice) if voice.shows_bars and speaks else LineView(voice, silent=not speaks)
-        )
+    named = checked_device(config.device)
+    with open_world(torch.device(named) if named else default_device()) as world:
+        voice.status(f"loading {config.target} and the data")
+        view = LiveView(voice) if voice.shows_bars else LineView(voice)
         observers: list[Observer] = [view]
-        if tensorboard and speaks:
-            observers.append(TensorBoard(Path(config.out) / "tensorboard"))
-        run = prepare(
-            config,
-            world=world,
-            observers=observers,
-            resume=resume,
-            notice=voice.status if speaks else (lambda _line: None),
-        )
-        if speaks:
-            _introduce(voice, run)
-        view.begin(run.config, run.trainer.step)
-        with view:
-            outcome, folder = train(run)
-        if speaks:
+        if tensorboard:
+            observers.append(_LateTensorBoard(Path(config.out) / "tensorboard"))
+        with _explaining_memory():
+            run = prepare(
+                config, world=world, observers=observers, resume=resume, notice=voice.status
+            )
+            _introduce(voice, run, alone=world.alone)
+            view.begin(run.config, run.trainer.step)
+            with view:
+                outcome, folder = train(run)
+        if world.leads:
             _conclude(voice, run, outcome, folder)
-    if outcome.signal:
+    if outcome.signal and not outcome.finished:
         raise typer.Exit(128 + outcome.signal)
 
 
-def _introduce(voice: Voice, run: Run) -> None:
-    config, drafter = run.config, run.drafter
-    size = sum(p.numel() for p in drafter.parameters())
-    voice.status(
-        f"{config.variant} drafter of {size / 1e6:.1f}M parameters, {config.layers} layers, taps "
-        f"{list(drafter.config.target_layer_ids)}, blocks of {config.block_size}"
-    )
-    for line in run.corpus.report.lines():
-        voice.status(line)
-    voice.status(
-        f"{config.steps} steps of {config.rows} rows x {config.length} tokens, {config.anchors} "
-        f"blocks a row, {config.labels} labels, learning rate {config.learning_rate:g}"
-    )
+class _LateTensorBoard:
+    """TensorBoard's files, from the first report on: a run that never began leaves none."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._board: TensorBoard | None = None
+
+    def report(self, step: int, values: dict[str, Any]) -> None:
+        from domino_spec.training.observers import TensorBoard
+
+        self._board = self._board or TensorBoard(self._folder)
+        self._board.report(step, values)
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
 
 
-def _conclude(voice: Voice, run: Run, outcome: Any, folder: Path | None) -> None:
-    from domino_spec.errors import DominoError
+@contextlib.contextmanager
+def _only_the_first_speaks(leads: bool) -> Iterator[None]:
+    """Under torchrun all processes meet the same errors and warnings; one tells of them."""
+    if leads:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except DominoError:
+            raise typer.Exit(1) from None
+
+
+@contextlib.contextmanager
+def _explaining_memory() -> Iterator[None]:
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"the GPU's memory is full ({str(error).split('. ')[0]}). Halve rows and double "
+            "accumulate, which learns the same; or take fewer anchors, or a smaller chunk_bytes."
+        ) from error
+
+
+def _introduce(voice: Voice, run: Run, *, alone: bool) -> None:
+    from domino_spec.data.report import bad_lines
+    from domino_spec.training.prepare import CONFIG_FILE
+
+    config, report = run.config, run.corpus.report
+    parameters = sum(p.numel() for p in run.drafter.parameters())
+    taps = ", ".join(map(str, run.drafter.config.target_layer_ids))
+    bad = bad_lines(report.bad)
+    voice.status(
+        f"{config.variant} drafter: {parameters / 1e6:,.1f}M parameters, {config.layers} layers, "
+        f"taps {taps}, blocks of {config.block_size}"
+    )
+    for line in report.lines():
+        if line not in bad:
+            voice.status(line)
+    for line in bad:
+        voice.warn(line)
+    voice.status(
+        f"{config.steps:,} steps of {config.rows} rows × {config.length} tokens, {config.anchors} "
+        f"blocks a row, {config.labels} labels, learning rate {config.learning_rate:.3g}"
+    )
+    if run.evaluate is None and config.eval_every != 0:
+        why = "nothing could be held out" if alone else "several processes share the drafter"
+        voice.status(f"tokens a cycle are not measured: {why}; use domino eval afterwards")
+    voice.status(f"all settings: {Path(config.out) / CONFIG_FILE}")
+    if voice.as_json:
+        voice.document(
+            {
+                "config": config.to_dict(),
+                "parameters": parameters,
+                "data": report.to_dict(),
+                "first_step": run.trainer.step,
+            }
+        )
+
+
+def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> None:
     from domino_spec.training.observers import CURVES_FILE, LOG_FILE, draw_curves
 
     out = Path(run.config.out)
     with contextlib.suppress(DominoError):
         draw_curves(out / LOG_FILE, out / CURVES_FILE)
-    if folder is None:
-        resume = f"domino train --out {out} --resume"
-        voice.status(f"stopped at step {outcome.step}; go on with: {resume}")
-        return
-    summary = {"drafter": str(folder), "step": outcome.step, **_last(outcome)}
+    again = None if outcome.finished else f"domino train --out {shlex.quote(str(out))} --resume"
+    rate = outcome.last.get("tokens_per_cycle")
+    if folder is not None and rate is not None and rate < _LITTLE:
+        voice.warn(
+            f"only {rate:.2f} tokens a cycle held out: the drafter has learnt next to nothing. "
+            "Train longer or on more data; docs/training.md says what else goes wrong."
+        )
     if voice.as_json:
-        voice.document(summary)
+        names = ("loss", "tokens_per_cycle", "tokens_per_cycle_head_off")
+        voice.document(
+            {
+                "finished": outcome.finished,
+                "step": outcome.step,
+                "drafter": None if folder is None else str(folder),
+                **{name: finite(outcome.last.get(name)) for name in names},
+                "signal": outcome.signal,
+                "resume": again,
+                "warnings": voice.warnings,
+            }
+        )
+    elif folder is None:
+        _say(voice, f"stopped at step {outcome.step} of {run.config.steps}; go on with: {again}")
     else:
-        rate = summary.get("tokens_per_cycle")
-        told = f", {rate:.2f} tokens a cycle held out" if rate else ""
-        voice.out.print(f"{folder}{told}", soft_wrap=True)
+        told = "" if rate is None else f": {tokens_a_cycle(outcome.last)} tokens a cycle held out"
+        _say(voice, f"the drafter is in {folder}{told}")
+        target = shlex.quote(run.config.target)
+        voice.note(f"try it: domino chat {target} --draft {shlex.quote(str(folder))}")
 
 
-def _last(outcome: Any) -> dict[str, Any]:
-    names = ("loss", "tokens_per_cycle", "tokens_per_cycle_head_off", "conversations_per_second")
-    return {name: outcome.last[name] for name in names if name in outcome.last}
+def _say(voice: Voice, line: str) -> None:
+    voice.out.print(line, soft_wrap=True)

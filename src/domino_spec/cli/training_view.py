@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import sys
+import math
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from domino_spec.cli.render import bar_line
 
 if TYPE_CHECKING:
     from domino_spec.cli.voice import Voice
     from domino_spec.training import TrainConfig
 
-_SHADES = " ▁▂▃▄▅▆▇█"
-
 
 class LineView:
     """One line a report: for logs, and JSON for machines."""
 
-    def __init__(self, voice: Voice, *, silent: bool = False) -> None:
+    def __init__(self, voice: Voice) -> None:
         self._voice = voice
-        self._silent = silent or (voice.quiet and not voice.as_json)
-        self._total = 0
+        self._pace = Pace(0, 0)
 
     def __enter__(self) -> LineView:
         return self
@@ -33,41 +33,43 @@ class LineView:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def begin(self, config: TrainConfig, step: int) -> None:  # noqa: ARG002
+    def begin(self, config: TrainConfig, step: int) -> None:
         """The run is known."""
-        self._total = config.steps or 0
+        self._pace = Pace(config.steps or 0, step)
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Say it."""
-        if self._silent:
-            return
         if self._voice.as_json:
-            sys.stdout.write(json.dumps({"step": step, **values}) + "\n")
-            sys.stdout.flush()
+            self._voice.document({"step": step, **finite(values)})
             return
-        self._voice.err.print(f"step {step}/{self._total}: {summary(values)}", soft_wrap=True)
+        self._pace.see(step, values.get("seconds_per_step"))
+        told = [f"{label} {value}" for label, value in rows(values)]
+        if "loss" in values and (left := self._pace.left()) is not None:
+            told.append(f"{clock(left)} left")
+        self._voice.note(f"step {step}/{self._pace.total}: {' · '.join(told)}")
 
     def close(self) -> None:
         """The run is over."""
 
 
 class LiveView:
-    """A bar, the numbers that matter, and accuracy by position as a row of blocks."""
+    """A bar, the numbers that matter, and accuracy by draft as a row of bars."""
 
     def __init__(self, voice: Voice) -> None:
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[times]}"),
             console=voice.err,
         )
+        self._task = self._bar.add_task("training", total=None, times="")
+        self._pace = Pace(0, 0)
         self._values: dict[str, Any] = {}
-        self._live = Live(console=voice.err, refresh_per_second=4, get_renderable=self._render)
+        self._live = Live(console=voice.err, refresh_per_second=4, get_renderable=self.render)
 
     def __enter__(self) -> LiveView:
-        self._live.start()
+        self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -75,22 +77,58 @@ class LiveView:
 
     def begin(self, config: TrainConfig, step: int) -> None:
         """The run is known."""
-        self._task = self._bar.add_task("training", total=config.steps, completed=step)
+        self._pace = Pace(config.steps or 0, step)
+        self._bar.update(self._task, total=config.steps, completed=step)
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Show it."""
+        self._pace.see(step, values.get("seconds_per_step"))
         self._bar.update(self._task, completed=step)
         self._values |= values
+        if "tokens_per_cycle" in values:
+            self._values["evaluated_at"] = step
 
     def close(self) -> None:
         """The run is over."""
-        self._live.refresh()
 
-    def _render(self) -> Group:
+    def render(self) -> Group:
+        """The panel as it is now."""
+        left = self._pace.left()
+        ahead = "" if left is None else f", {clock(left)} left"
+        self._bar.update(self._task, times=f"{clock(self._pace.elapsed())}{ahead}")
         table = Table.grid(padding=(0, 2))
-        for name, value in rows(self._values):
+        for name, value in rows(self._values) or [("", "the first report is to come")]:
             table.add_row(Text(name, style="dim"), Text(value))
         return Group(self._bar, table)
+
+
+class Pace:
+    """Time left: evaluations and checkpoints count, what happened before the first report not."""
+
+    def __init__(self, total: int, step: int, *, now: Callable[[], float] = time.monotonic) -> None:
+        self.total = total
+        self._now, self._began = now, now()
+        self._step = step
+        self._first: tuple[int, float] | None = None
+        self._due: float | None = None
+
+    def see(self, step: int, seconds_per_step: float | None) -> None:
+        """The run is at this step now."""
+        now = self._now()
+        if self._first is None:
+            self._first = (step, now)
+        first, since = self._first
+        rate = (now - since) / (step - first) if step > first else seconds_per_step
+        if rate is not None and math.isfinite(rate):
+            self._due = now + rate * (self.total - step)
+
+    def elapsed(self) -> float:
+        """Seconds since the beginning."""
+        return self._now() - self._began
+
+    def left(self) -> float | None:
+        """Seconds to go, or None if nobody knows yet."""
+        return None if self._due is None else max(0.0, self._due - self._now())
 
 
 def rows(values: dict[str, Any]) -> list[tuple[str, str]]:
@@ -99,29 +137,46 @@ def rows(values: dict[str, Any]) -> list[tuple[str, str]]:
         ("loss", "loss", "{:.4f}"),
         ("λ", "lambda", "{:.3f}"),
         ("learning rate", "learning_rate", "{:.2e}"),
-        ("right in a row, teacher forced", "run_length", "{:.3f}"),
-        ("conversations a second", "conversations_per_second", "{:.1f}"),
-        ("tokens a cycle, held out", "tokens_per_cycle", "{:.3f}"),
-        ("the same with the head off", "tokens_per_cycle_head_off", "{:.3f}"),
     ]
     lines = [(label, form.format(values[name])) for label, name, form in shown if name in values]
     if "accuracy" in values:
-        lines.append(("accuracy by draft", f"{blocks(values['accuracy'])}  {percent(values)}"))
+        lines.append(("accuracy by draft", _shares(values["accuracy"])))
+    if "run_length" in values:
+        lines.append(("right in a row", f"{values['run_length']:.2f}"))
+    if "conversations_per_second" in values:
+        lines.append(("conversations a second", f"{values['conversations_per_second']:,.1f}"))
+    if "peak_memory_bytes" in values:
+        lines.append(("peak memory", f"{values['peak_memory_bytes'] / 1e9:.1f} GB"))
+    if "tokens_per_cycle" in values:
+        lines.append(("tokens a cycle, held out", tokens_a_cycle(values)))
     return lines
 
 
-def summary(values: dict[str, Any]) -> str:
-    """A report on one line."""
-    return ", ".join(f"{label} {value}" for label, value in rows(values))
+def tokens_a_cycle(values: dict[str, Any]) -> str:
+    """The held-out measure, and what the backbone reaches alone."""
+    notes = []
+    if "tokens_per_cycle_head_off" in values:
+        notes.append(f"{values['tokens_per_cycle_head_off']:.2f} with the head off")
+    if "evaluated_at" in values:
+        notes.append(f"at step {values['evaluated_at']}")
+    return f"{values['tokens_per_cycle']:.2f}" + (f" ({', '.join(notes)})" if notes else "")
 
 
-def blocks(shares: list[float]) -> str:
-    """A row of bars, one a position."""
-    last = len(_SHADES) - 1
-    return "".join(_SHADES[round(min(1.0, max(0.0, share)) * last)] for share in shares)
+def clock(seconds: float) -> str:
+    """1:05 or 2:03:04."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def percent(values: dict[str, Any]) -> str:
-    """First and last position's accuracy as numbers."""
-    accuracy = values["accuracy"]
-    return f"{accuracy[0]:.0%} … {accuracy[-1]:.0%}"
+def finite(value: Any) -> Any:
+    """The same for JSON, which knows neither NaN nor infinity: null."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _shares(accuracy: list[float]) -> str:
+    return f"|{bar_line(accuracy)}| {accuracy[0]:.0%} … {accuracy[-1]:.0%}"

@@ -25,9 +25,12 @@ _PIPED_WIDTH = 120
 class Voice:
     """Where a command says what."""
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+    def __init__(
+        self, *, as_json: bool = False, quiet: bool = False, json_lines: bool = False
+    ) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        self._indent = None if json_lines else 2
         self.out = _console(stderr=False)
         self.err = _console(stderr=True)
         self.warnings: list[str] = []
@@ -85,8 +88,8 @@ class Voice:
                 self._line(self.err, f"warning: {message}", "yellow")
 
     def document(self, values: Any) -> None:
-        """The one JSON document of a command."""
-        sys.stdout.write(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        """The one JSON document of a command, or one line of a command that writes JSON lines."""
+        sys.stdout.write(json.dumps(values, indent=self._indent, ensure_ascii=False) + "\n")
         sys.stdout.flush()
 
     def error(self, message: str) -> None:
@@ -122,9 +125,11 @@ class Voice:
 
 
 @contextmanager
-def speaking(*, as_json: bool = False, quiet: bool = False) -> Iterator[Voice]:
+def speaking(
+    *, as_json: bool = False, quiet: bool = False, json_lines: bool = False
+) -> Iterator[Voice]:
     """Run a command's body: calm libraries, warnings and errors as one line, exit codes."""
-    voice = Voice(as_json=as_json, quiet=quiet)
+    voice = Voice(as_json=as_json, quiet=quiet, json_lines=json_lines)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = voice._show_warning

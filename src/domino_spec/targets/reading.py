@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from domino_spec.errors import TargetError
 from domino_spec.targets.masks import packed_mask
 from domino_spec.targets.support import layer_types
 from domino_spec.targets.taps import tapped
@@ -43,10 +42,7 @@ def read(
     inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False, "return_dict": True}
     if documents is not None:
         if target.batch_refusal:
-            raise TargetError(
-                f"{target.batch_refusal} Documents cannot share a row either: train on one "
-                "document a row (pack: false)."
-            )
+            return _read_apart(target, tokens, documents, taps)
         assert positions is not None, "packed documents come with their positions"
         inputs["attention_mask"] = packed_mask(
             positions.to(target.device),
@@ -65,6 +61,19 @@ def read(
     ):
         target.model(**inputs)
     return Reading(taps=target.joined(outputs, taps), hidden=states[-1])
+
+
+def _read_apart(target: Target, tokens: Tensor, documents: Tensor, taps: Sequence[int]) -> Reading:
+    """Document by document, for models that no mask keeps from looking across."""
+    parts = []
+    for row, numbers in zip(tokens, documents, strict=True):
+        lengths = numbers.unique_consecutive(return_counts=True)[1].tolist()
+        parts += [read(target, part.unsqueeze(0), taps=taps) for part in row.split(lengths)]
+    rows = len(tokens)
+    return Reading(
+        taps=torch.cat([part.taps[0] for part in parts]).unflatten(0, (rows, -1)),
+        hidden=torch.cat([part.hidden[0] for part in parts]).unflatten(0, (rows, -1)),
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +117,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; expected more than 0.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas are {list(self.betas)}; expected two from 0 to below 1.")
         if not self.data:
             raise ConfigError("no training data: name files, folders or hf:DATASET.")
         if self.steps is not None and self.epochs is not None:
@@ -173,23 +176,42 @@ def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
         return None
     try:
         if wanted.startswith("float"):
-            if isinstance(value, bool):
-                raise ValueError
-            return float(value)
+            return _number(value)
         if wanted.startswith("int"):
-            if isinstance(value, bool) or int(value) != float(value):
-                raise ValueError
-            return int(value)
+            return _whole_number(value)
         if wanted.startswith("bool") and not isinstance(value, bool):
             raise ValueError
         if wanted.startswith("tuple[float"):
-            return tuple(float(v) for v in value)
+            return tuple(_number(v) for v in _several(value))
         if wanted.startswith("tuple[int"):
-            return tuple(int(v) for v in value)
+            return tuple(_whole_number(v) for v in _several(value))
+        if wanted.startswith("tuple[str"):
+            sources = (value,) if isinstance(value, str) else tuple(_several(value))
+            if not all(isinstance(source, str) for source in sources):
+                raise ValueError
+            return sources
         if wanted.startswith("str") and not isinstance(value, str):
             raise ValueError
     except (TypeError, ValueError):
         raise ConfigError(f"{field.name} is {value!r}; expected {wanted}.") from None
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not math.isfinite(float(value)):
+        raise ValueError
+    return float(value)
+
+
+def _whole_number(value: Any) -> int:
+    if _number(value) != int(float(value)):
+        raise ValueError
+    return int(float(value)) if isinstance(value, str) else int(value)
+
+
+def _several(value: Any) -> Iterable[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError
     return value
 
 
@@ -218,7 +240,10 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise ConfigError(f"{assignment!r} is no setting; expected name=value.")
-        values[name.strip()] = yaml.safe_load(value)
+        try:
+            values[name.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{assignment!r} cannot be read: {error}") from error
     return values
 
 

@@ -16,6 +16,12 @@ from domino_spec.training.config import TrainConfig
 from domino_spec.training.world import World
 
 _BATCH = 64
+_SPLIT_SEED = 0
+
+
+def split_held_out(corpus: Corpus, count: int) -> tuple[Corpus, Corpus]:
+    """What is trained on and what is kept from it: the same for every run on this corpus."""
+    return corpus.split(held_out=min(count, len(corpus) // 10), seed=_SPLIT_SEED)
 
 
 def held_out_evaluation(

@@ -26,9 +26,9 @@ class Work:
     position: dict[str, Any]
 
 
-def step_noise(seed: int, step: int, part: int, shape: tuple[int, int]) -> Tensor:
+def step_noise(seed: int, step: int, shape: tuple[int, int]) -> Tensor:
     """Random numbers that depend on nothing but these: a resumed run draws the same."""
-    mixed = (seed * 1_000_003 + step) * 1_009 + part
+    mixed = (seed * 1_000_003 + step) * 1_009
     generator = torch.Generator().manual_seed(mixed % (2**63))
     return torch.rand(shape, generator=generator)
 
@@ -88,12 +88,12 @@ class Feed:
 
     def _blocks(self, step: int) -> list[Blocks]:
         batches = self._batches
+        count = batches.rows * batches.world
+        # Drawn for the step as a whole: how it is divided into parts and processes is no matter.
+        noise = step_noise(self._seed, step, (self._parts * count, batches.length))
         blocks = []
         for part in range(self._parts):
-            batch = batches.next()
-            shape = (batches.rows * batches.world, batches.length)
-            noise = step_noise(self._seed, step, part, shape)
-            first = batches.rank * batches.rows
-            planned = self._plan(batch, noise[first : first + batches.rows])
+            first = part * count + batches.rank * batches.rows
+            planned = self._plan(batches.next(), noise[first : first + batches.rows])
             blocks.append(planned.pinned() if self._pin else planned)
         return blocks

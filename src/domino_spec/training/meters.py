@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -34,6 +35,11 @@ class Meter:
         self._loss += loss
         self._norm += norm
         self._steps += 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether no step was made since the last report."""
+        return self._steps == 0
 
     def pause(self, seconds: float) -> None:
         """Time that was not training."""
@@ -79,7 +85,7 @@ def _ratio(part: float, total: float) -> float:
 
 
 class Watch:
-    """Notices a loss that is no number or runs away."""
+    """Notices a loss or a gradient that is no number, and a loss that runs away."""
 
     def __init__(self, factor: float, *, patience: int = 3) -> None:
         self._factor, self._patience = factor, patience
@@ -87,10 +93,12 @@ class Watch:
         self._best = float("inf")
         self._bad = 0
 
-    def see(self, loss: float) -> str | None:
+    def see(self, loss: float, norm: float = 0.0) -> str | None:
         """What is wrong, in words, or None."""
-        if loss != loss or loss in (float("inf"), float("-inf")):
+        if not math.isfinite(loss):
             return f"the loss is {loss}"
+        if not math.isfinite(norm):  # the weights are spoilt already, the next loss will show it
+            return f"the gradient's norm is {norm}"
         self._smooth = loss if self._smooth is None else 0.7 * self._smooth + 0.3 * loss
         self._best = min(self._best, self._smooth)
         self._bad = self._bad + 1 if self._smooth > self._factor * self._best else 0

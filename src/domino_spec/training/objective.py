@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,7 @@ from domino_spec.training.loss import ChunkedLoss, ChunkGradients, LossJob, Mixt
 Labels = Literal["hard", "soft"]
 
 
-@dataclass(frozen=True)
-class StepTerms:
+class StepTerms(NamedTuple):
     """A step's loss and what was right, as tensors on the device."""
 
     loss: Tensor

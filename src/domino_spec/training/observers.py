@@ -13,11 +13,14 @@ CURVES_FILE = "curves.png"
 
 
 class JsonlLog:
-    """One line a report, appended, so that a resumed run goes on in the same file."""
+    """One line a report; a resumed run goes on in the same file, a fresh one begins it anew."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        torn = not fresh and path.is_file() and not path.read_bytes().endswith(b"\n")
+        self._file = path.open("w" if fresh else "a", encoding="utf-8")
+        if torn:  # killed while it wrote: what follows gets its own line
+            self._file.write("\n")
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Append."""
@@ -58,10 +61,16 @@ class TensorBoard:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The reports of a run; where a resumed run repeats a step, the later one counts."""
+    """The reports of a run; where a resumed run repeats a step, the later one counts.
+
+    A line that was never finished is left out.
+    """
     reports: dict[tuple[int, bool], dict[str, Any]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
-        values = json.loads(line)
+        try:
+            values = json.loads(line)
+        except json.JSONDecodeError:
+            continue
         reports[values["step"], "loss" in values] = values
     return [reports[key] for key in sorted(reports)]
 

@@ -20,7 +20,7 @@ from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Blocks, plan_blocks
 from domino_spec.training.config import TrainConfig, save_config
-from domino_spec.training.evaluate import held_out_evaluation
+from domino_spec.training.evaluate import held_out_evaluation, split_held_out
 from domino_spec.training.loss import chunk_gradients
 from domino_spec.training.masters import Masters
 from domino_spec.training.meters import Watch
@@ -91,7 +91,7 @@ def prepare(
             max_length=length,
             limit=config.limit,
         )
-    training, held_out = corpus.split(held_out=min(config.held_out, len(corpus) // 10), seed=0)
+    training, held_out = split_held_out(corpus, config.held_out)
 
     drafter, config = _drafter(config, target, tokenizer, training)
     drafter.to(world.device, dtype if world.alone else torch.float32).train()
@@ -106,6 +106,8 @@ def prepare(
     if not world.alone:
         if config.optimizer == "muon":
             raise ConfigError("muon needs whole matrices; train on several GPUs with adamw.")
+        if target.batch_refusal:  # read document by document: processes would lose step
+            raise TrainingError(f"{target.batch_refusal} Train on it in one process.")
         shard(objective, target, world, dtype=dtype)
     masters = Masters(drafter.named_parameters())
     optimiser = Optimiser(
@@ -133,6 +135,11 @@ def prepare(
         config, drafter, target, tokenizer, held_out, acceleration=acceleration, world=world
     )
 
+    state = checkpoints.latest() if resume else None
+    if state is not None:  # before anything of the run is written over
+        check_same_run(state.settings, settings)
+        batches.load_state_dict(state.data)
+
     def save(trainer: Trainer) -> Path | None:
         weights = masters.state_dict()
         optimiser_state = optimiser.state_dict()
@@ -159,7 +166,7 @@ def prepare(
     if world.leads:
         out.mkdir(parents=True, exist_ok=True)
         save_config(config, out / CONFIG_FILE)
-        own = [JsonlLog(out / LOG_FILE), *observers]
+        own = [JsonlLog(out / LOG_FILE, fresh=not resume), *observers]
     steps = _known(config.steps)
     trainer = Trainer(
         target=target,
@@ -183,13 +190,10 @@ def prepare(
         evaluate=evaluate,
         save=save,
     )
-    if resume:
-        state = checkpoints.latest()
-        check_same_run(state.settings, settings)
+    if state is not None:
         masters.load_state_dict(state.weights)
         optimiser.load_state_dict(state.optimiser)
-        batches.load_state_dict(state.data)
-        trainer.step, trainer.position = state.step, state.data
+        trainer.step, trainer.saved_at = state.step, checkpoints.path(state.step)
         notice(f"going on from step {state.step} of {config.steps}")
     return Run(
         config=config,

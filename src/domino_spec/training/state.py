@@ -78,7 +78,8 @@ class Checkpoints:
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.path(state.step)
         staging = self.folder / f".{final.name}.part"
-        shutil.rmtree(staging, ignore_errors=True)
+        for abandoned in self.folder.glob(".step-*"):  # of saves that were interrupted
+            shutil.rmtree(abandoned, ignore_errors=True)
         save_drafter(drafter, staging, provenance=provenance, dtype=dtype)
         with (staging / STATE_FILE).open("wb") as file:
             torch.save(vars(state), file)

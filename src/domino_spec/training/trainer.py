@@ -88,6 +88,8 @@ class Trainer:
         self.schedule, self.world = schedule, world
         self.step = 0
         self.position = batches.state_dict()
+        self.saved_at: Path | None = None
+        """The last checkpoint."""
         self._batches, self._plan = batches, plan
         self._accumulate, self._clip, self._seed = accumulate, clip, seed
         self._intervals, self._watch = intervals, watch
@@ -96,7 +98,7 @@ class Trainer:
         self._taps = objective.drafter.config.target_layer_ids
         self._meter = Meter(objective.drafter.config.max_depth, world)
         self._signal: int | None = None
-        self._saved_at: Path | None = None
+        self._saved_step: int | None = None
         self._last: dict[str, Any] = {}
         self._started = time.perf_counter()
 
@@ -184,18 +186,18 @@ class Trainer:
         values |= {
             "lambda": round(self.schedule.base_share(step), 6),
             "learning_rate": self.schedule.rate(step),
-            "epoch": self._batches.epoch,
+            "epoch": self.position["epoch"],
             "seconds": time.perf_counter() - self._started,
         }
         if self.world.device.type == "cuda":
             values["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.world.device)
         self._tell(self.step, values)
-        trouble = self._watch.see(values["loss"])
+        trouble = self._watch.see(values["loss"], values["grad_norm"])
         if trouble:
             kept = (
-                f"the last good checkpoint is {self._saved_at}"
-                if self._saved_at
-                else ("no checkpoint had been written yet")
+                f"the last good checkpoint is {self.saved_at}"
+                if self.saved_at
+                else "no checkpoint had been written yet"
             )
             raise TrainingError(
                 f"training stopped at step {self.step}: {trouble}; {kept}. Try a smaller "
@@ -206,14 +208,16 @@ class Trainer:
         """Write a checkpoint now."""
         if self._save is not None:
             with self._paused():
-                self._saved_at = self._save(self) or self._saved_at
+                self.saved_at = self._save(self) or self.saved_at
+            self._saved_step = self.step
 
     def _should_stop(self) -> bool:
         if not self.world.any(self._signal is not None):
             return False
         self._signal = self._signal or signal.SIGTERM
-        if self.step < self.schedule.total_steps:
-            self._report(self.step - 1)
+        if self._saved_step != self.step:
+            if not self._meter.empty:  # a loss that is no number must not be saved
+                self._report(self.step - 1)
             self.save()
         return True
 

@@ -1,0 +1,65 @@
+"""The scripts that make records run, on a tiny model, as they run on a real one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from benchmarks import ablations, training_speed
+
+from domino_spec.data import write_shard
+from domino_spec.records import read_records
+from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
+from tests.support.families import random_prompts
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    folder = save_target(tmp_path_factory.mktemp("target"), tokenizer=make_tokenizer())
+    prompts = [[t % VOCAB for t in p] for p in random_prompts([6] * 40, seed=1)]
+    answers = [[t % VOCAB for t in p] for p in random_prompts([30] * 40, seed=2)]
+    write_shard(folder / "s.npz", prompts=prompts, answers=answers, vocab_size=VOCAB)
+    return folder
+
+
+def test_ablations_train_measure_and_keep(tiny, tmp_path, monkeypatch):
+    base = {"rows": 2, "length": 64, "anchors": 4, "layers": 1, "rank": 4, "mask_token_id": MASK}
+    plan = {
+        "base": base,
+        "runs": [
+            {"name": "a", "steps": 2},
+            {"name": "b", "steps_of": "a", "settings": {"variant": "dflash", "rank": None}},
+            {"name": "c", "best_of": ["a", "b"], "steps": 2, "keep": True},
+        ],
+    }
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    monkeypatch.setattr(ablations, "PART_BYTES", 20_000)
+    arguments = [
+        "ablations", str(tmp_path / "plan.yaml"), "--target", str(tiny), "--data",
+        str(tiny / "s.npz"), "--held-out", "2", "--out", str(tmp_path / "r.jsonl"), "--keep",
+        str(tmp_path / "kept"),
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    ablations.main()
+    records = read_records(tmp_path / "r.jsonl")
+    assert [r["steps"] for r in records] == [2, 2, 2]
+    assert set(records[0]["tokens_per_cycle"]["held-out"]) == {"on", "off"}
+    assert set(records[1]["tokens_per_cycle"]["held-out"]) == {"on"}
+    best = max(records[:2], key=lambda r: r["tokens_per_cycle"]["held-out"]["on"])
+    assert records[2]["settings"] == best["settings"]
+    parts = sorted((tmp_path / "kept" / "c" / "parts").iterdir())
+    assert all(path.stat().st_size <= 20_000 for path in parts)
+    assert any(path.suffix == ".1" for path in parts), "a matrix was cut in pieces"
+
+
+def test_training_speed_leaves_a_record(tmp_path, monkeypatch):
+    arguments = [
+        "training_speed", "tiny", "--steps", "8", "--out", str(tmp_path / "r.jsonl"), "--set",
+        "rows=2", "length=64", "anchors=4", "layers=1", "rank=4",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    training_speed.main()
+    (record,) = read_records(tmp_path / "r.jsonl")
+    assert record["tera_operations_per_step"] > 0
+    assert sum(record["stage_share"].values()) == pytest.approx(1, abs=0.01)
+    assert record["conversations_per_second"] > 0

@@ -1,0 +1,132 @@
+"""Full-precision weights under a half-precision model."""
+
+import pytest
+import torch
+from torch import nn
+
+from domino_spec.training.masters import Masters
+from domino_spec.training.optimiser import Optimiser
+
+
+def weights(values, dtype=torch.bfloat16):
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.tensor(values, dtype=dtype))
+    return module, Masters(module.named_parameters())
+
+
+def test_small_steps_add_up_where_half_precision_would_round_each_away():
+    step = 1e-3  # at 1.0 bfloat16 knows 1.0078 and 0.9961, nothing between
+    module, masters = weights([1.0])
+    optimiser = torch.optim.SGD(masters.parameters, lr=step)
+    plain = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    rounding = torch.optim.SGD([plain], lr=step)
+    for _ in range(100):
+        for parameter in (module.weight, plain):
+            parameter.grad = torch.ones(1, dtype=torch.bfloat16)
+        masters.take_gradients()
+        optimiser.step()
+        rounding.step()
+        masters.give_weights()
+        masters.clear()
+    assert plain.item() == 1.0, "without masters nothing is learnt: the test is not blind"
+    assert masters.parameters[0].item() == pytest.approx(0.9, abs=1e-5)
+    assert module.weight.item() == pytest.approx(0.9, abs=0.004)
+    assert module.weight.dtype == torch.bfloat16
+    assert masters.parameters[0].dtype == torch.float32
+
+
+def test_the_model_gets_the_rounded_masters():
+    module, masters = weights([1.0, -2.0, 3.0])
+    with torch.no_grad():
+        masters.parameters[0] += torch.tensor([1e-4, 0.3, -0.7])
+    masters.give_weights()
+    assert module.weight.equal(masters.parameters[0].bfloat16())
+
+
+def test_gradients_are_summed_in_full_precision():
+    module, masters = weights([1.0])
+    small = 2**-9
+    for value in (1.0, *[small] * 64):
+        module.weight.grad = torch.tensor([value], dtype=torch.bfloat16)
+        masters.take_gradients()
+        assert module.weight.grad is None
+    assert masters.parameters[0].grad.dtype == torch.float32
+    assert masters.parameters[0].grad.item() == 1.0 + 64 * small
+    rounded = torch.tensor(1.0, dtype=torch.bfloat16)
+    for _ in range(64):
+        rounded += small
+    assert rounded == 1.0, "in half precision they would be lost"
+
+
+def test_gradients_are_cut_to_a_norm_as_a_whole():
+    module = nn.Module()
+    module.a = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    module.b = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    masters = Masters(module.named_parameters())
+    module.a.grad = torch.tensor([3.0, 0.0], dtype=torch.bfloat16)
+    module.b.grad = torch.tensor([4.0], dtype=torch.bfloat16)
+    masters.take_gradients()
+    assert masters.clip(1.0).item() == pytest.approx(5.0)
+    gradients = [p.grad.tolist() for p in masters.parameters]
+    assert gradients == [pytest.approx([0.6, 0.0], rel=1e-4), pytest.approx([0.8], rel=1e-4)]
+    assert masters.clip(2.0).item() == pytest.approx(1.0, rel=1e-4), "short ones stay"
+    assert masters.parameters[1].grad.item() == pytest.approx(0.8, rel=1e-4)
+    masters.clear()
+    assert all(p.grad is None for p in masters.parameters)
+
+
+def test_a_full_precision_model_is_its_own_master():
+    module, masters = weights([1.0], dtype=torch.float32)
+    assert masters.parameters[0] is module.weight
+    module.weight.grad = torch.ones(1)
+    masters.take_gradients()
+    assert module.weight.grad is not None
+
+
+def test_frozen_weights_are_left_out():
+    module = nn.Linear(2, 2)
+    module.bias.requires_grad_(False)
+    assert Masters(module.named_parameters()).names == ["weight"]
+
+
+def test_a_state_keeps_what_half_precision_cannot():
+    module, masters = weights([1.0])
+    with torch.no_grad():
+        masters.parameters[0].fill_(1.001)
+    state = masters.state_dict()
+    other, again = weights([5.0])
+    again.load_state_dict(state)
+    assert again.parameters[0].item() == masters.parameters[0].item() == pytest.approx(1.001)
+    assert other.weight.item() == 1.0
+    with torch.no_grad():
+        masters.parameters[0].fill_(9.0)
+    assert state["weight"].item() == pytest.approx(1.001), "a state is a copy"
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_optimisers_state_comes_back_exactly(name):
+    def built():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+        masters = Masters(module.named_parameters())
+        return masters, Optimiser(
+            masters.names, masters.parameters, name=name, betas=(0.9, 0.95), weight_decay=0.01
+        )
+
+    def step(masters, optimiser, seed):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in masters.parameters:
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        optimiser.step(1e-2)
+
+    masters, optimiser = built()
+    for seed in range(3):
+        step(masters, optimiser, seed)
+    other, resumed = built()
+    other.load_state_dict(masters.state_dict())
+    resumed.load_state_dict(optimiser.state_dict())
+    for pair in ((masters, optimiser), (other, resumed)):
+        step(*pair, seed=9)
+    for one, two in zip(masters.parameters, other.parameters, strict=True):
+        assert one.equal(two)
+    assert len(optimiser.parts) == (2 if name == "muon" else 1)
