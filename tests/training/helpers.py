@@ -10,7 +10,7 @@ import torch
 
 from domino_spec.data import Batch, Corpus, load_corpus, write_shard
 from domino_spec.targets import LoadedTarget
-from domino_spec.training import TrainConfig, World
+from domino_spec.training import Observer, Run, TrainConfig, World, prepare
 from domino_spec.training.blocks import Blocks, plan_blocks
 from tests.support.pair import MASK, SIZE, bigram_target, successor
 
@@ -90,3 +90,51 @@ class Reports:
 
     def close(self) -> None:
         pass
+
+
+def ready(
+    out: Path,
+    corpus: Corpus,
+    loaded: LoadedTarget,
+    *observers: Observer,
+    resume: bool = False,
+    **changes: Any,
+) -> Run:
+    """A run on bigrams, prepared."""
+    return prepare(
+        bigram_config(out, **changes),
+        world=ALONE,
+        loaded=loaded,
+        corpus=corpus,
+        observers=observers,
+        resume=resume,
+    )
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """All that a run has learnt."""
+    return {
+        "weights": run.trainer.masters.state_dict(),
+        "optimiser": run.trainer.optimiser.state_dict(),
+    }
+
+
+def assert_same(one: Any, two: Any, path: str = "") -> None:
+    """Bit for bit."""
+    assert type(one) is type(two), path
+    if isinstance(one, torch.Tensor):
+        assert one.equal(two), path
+    elif isinstance(one, dict):
+        assert one.keys() == two.keys(), path
+        for key in one:
+            assert_same(one[key], two[key], f"{path}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(two), path
+        for index, pair in enumerate(zip(one, two, strict=True)):
+            assert_same(*pair, path=f"{path}[{index}]")
+    else:
+        assert one == two, path
+
+
+def weights_of(run: Run) -> dict[str, torch.Tensor]:
+    return run.trainer.masters.state_dict()

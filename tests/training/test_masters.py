@@ -90,7 +90,7 @@ def test_frozen_weights_are_left_out():
 
 
 def test_a_state_keeps_what_half_precision_cannot():
-    module, masters = weights([1.0])
+    _, masters = weights([1.0])
     with torch.no_grad():
         masters.parameters[0].fill_(1.001)
     state = masters.state_dict()

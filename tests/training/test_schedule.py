@@ -1,5 +1,7 @@
 """λ, the learning rate and total variation over a run."""
 
+from itertools import pairwise
+
 import pytest
 
 from domino_spec.errors import ConfigError
@@ -47,7 +49,7 @@ def test_the_rate_warms_up_and_ends_as_a_cosine():
     rates = [found.rate(step) for step in range(201)]
     assert rates[:10] == pytest.approx([1e-3 * (step + 1) / 10 for step in range(10)])
     assert max(rates) == rates[9] == rates[10] == pytest.approx(1e-3)
-    assert all(high > low for high, low in zip(rates[10:], rates[11:], strict=False))
+    assert all(high > low for high, low in pairwise(rates[10:]))
     assert rates[105] == pytest.approx(0.5e-3), "the middle of the cosine"
     assert rates[200] == pytest.approx(0.0, abs=1e-12)
     assert rates[199] > 0, "the last step still learns"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from domino_spec.training.observers import TensorBoard
 
 _LITTLE = 1.1  # tokens a cycle; 1 is what an untrained drafter gives
+_A_MOMENT = 3.0  # torchrun ends all at the first failure: the one that speaks must come first
 
 
 def train(
@@ -107,7 +109,8 @@ def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: b
             run = prepare(
                 config, world=world, observers=observers, resume=resume, notice=voice.status
             )
-            _introduce(voice, run, alone=world.alone)
+            if world.leads:
+                _introduce(voice, run, alone=world.alone)
             view.begin(run.config, run.trainer.step)
             with view:
                 outcome, folder = train(run)
@@ -146,6 +149,7 @@ def _only_the_first_speaks(leads: bool) -> Iterator[None]:
         try:
             yield
         except DominoError:
+            time.sleep(_A_MOMENT)
             raise typer.Exit(1) from None
 
 
@@ -227,7 +231,7 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
     elif folder is None:
         _say(voice, f"stopped at step {outcome.step} of {run.config.steps}; go on with: {again}")
     else:
-        told = "" if rate is None else f": {tokens_a_cycle(outcome.last)} tokens a cycle held out"
+        told = "" if rate is None else f"; tokens a cycle, held out: {tokens_a_cycle(outcome.last)}"
         _say(voice, f"the drafter is in {folder}{told}")
         target = shlex.quote(run.config.target)
         voice.note(f"try it: domino chat {target} --draft {shlex.quote(str(folder))}")

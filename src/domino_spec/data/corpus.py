@@ -73,9 +73,12 @@ class Corpus:
         chosen[rest] = True  # only prompts with more answers than there is room for are left
         return self._part(~chosen), self._part(chosen)
 
-    def token_counts(self, vocab_size: int) -> npt.NDArray[np.int64]:
-        """How often each token id is learnt, [vocab_size]."""
-        counts = np.bincount(self._flat.tokens[self._flat.supervised], minlength=vocab_size)
+    def token_counts(self, vocab_size: int, *, learnt: bool = True) -> npt.NDArray[np.int64]:
+        """How often each token id is learnt, or stands anywhere, [vocab_size]."""
+        tokens = self._flat.tokens
+        counts = np.bincount(
+            tokens[self._flat.supervised] if learnt else tokens, minlength=vocab_size
+        )
         if len(counts) > vocab_size:
             raise DataError(
                 f"the corpus holds the token id {len(counts) - 1}; expected ids below {vocab_size}."

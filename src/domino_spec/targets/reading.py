@@ -68,11 +68,13 @@ def _read_apart(target: Target, tokens: Tensor, documents: Tensor, taps: Sequenc
     parts = []
     for row, numbers in zip(tokens, documents, strict=True):
         lengths = numbers.unique_consecutive(return_counts=True)[1].tolist()
-        parts += [read(target, part.unsqueeze(0), taps=taps) for part in row.split(lengths)]
-    rows = len(tokens)
+        for document in row.split(lengths):
+            reading = read(target, document.unsqueeze(0), taps=taps)
+            parts.append((reading.taps[0], reading.hidden[0]))
+    taps_of, hidden_of = zip(*parts, strict=True)
     return Reading(
-        taps=torch.cat([part.taps[0] for part in parts]).unflatten(0, (rows, -1)),
-        hidden=torch.cat([part.hidden[0] for part in parts]).unflatten(0, (rows, -1)),
+        taps=torch.cat(taps_of).view(*tokens.shape, -1),
+        hidden=torch.cat(hidden_of).view(*tokens.shape, -1),
     )
 
 

@@ -79,7 +79,9 @@ def chunk_gradients(
     loss = lam * loss_base + (1 - lam) * loss_final
     by_final = weight * (1 - lam) * by_final
     by_base = weight * lam * (log_base.exp() - truth) + by_final
-    by_added = None if added is None else (by_final * corrected.unsqueeze(1)).to(dtype)
+    by_added = None
+    if correction is not None:  # the drafter's type, which need not be the target's
+        by_added = (by_final * corrected.unsqueeze(1)).to(correction.dtype)
     return weights * loss, hit_base, hit_final, by_base.to(dtype), by_added
 
 

@@ -100,7 +100,8 @@ def draw_curves(log: Path, picture: Path) -> None:
             values = [r["accuracy"][draft] for r in trained]
             accuracy.plot(steps, values, label=f"draft {draft + 1}")
     accuracy.set(xlabel="step", title="Accuracy, teacher forced", ylim=(0, 1))
-    accuracy.legend(fontsize=8)
+    if trained:
+        accuracy.legend(fontsize=8)
     if evaluated:
         at = [r["step"] for r in evaluated]
         cycle.plot(at, [r["tokens_per_cycle"] for r in evaluated], marker="o", label="head on")

@@ -232,7 +232,8 @@ def _drafter(
     counts = training.token_counts(target.vocab_size)
     mask = config.mask_token_id
     if mask is None:
-        mask = choose_mask_token(target, tokenizer, counts)
+        everywhere = training.token_counts(target.vocab_size, learnt=False)
+        mask = choose_mask_token(target, tokenizer, everywhere)
     config = dataclasses.replace(config, mask_token_id=mask)
     shape = drafter_config(config, target, mask_token_id=mask)
     if config.init is not None:

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+import torch
+import yaml
+
+from domino_spec.cli import train as train_module
+from domino_spec.cli import training_options, training_settings
+from domino_spec.cli.training_options import LearningOptions, ShapeOptions
+from domino_spec.cli.training_view import LineView
+from domino_spec.training import __main__ as training_main
+from domino_spec.training import config as training_config
+from domino_spec.training.observers import read_log
+from tests.cli import tiny
+
+TINY = ("--length", 64, "--rows", 2, "--anchors", 4, "--size", "small")
+FAST = (*TINY, "--eval-every", 0, "--no-tensorboard")
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory):
+    """Conversations, and a row that is none."""
+    path = tmp_path_factory.mktemp("data") / "talks.jsonl"
+    draw = random.Random(0)
+    words = " ".join(tiny.LINES).split()
+    rows = []
+    for index in range(30):
+        question, answer = (" ".join(draw.choices(words, k=k)) for k in (4, 12))
+        messages = [
+            {"role": "user", "content": f"{question} {index}"},
+            {"role": "assistant", "content": answer},
+        ]
+        rows.append(json.dumps({"messages": messages}))
+    path.write_text("\n".join(rows) + "\n{broken\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train(domino, target, talks, tmp_path):
+    def run(*arguments, out="run", basics=(target, "--data", talks)):
+        return domino("train", *basics, "--out", tmp_path / out, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Send a signal to ourselves at the first report."""
+    report = LineView.report
+
+    def arm(number):
+        def report_once(self, step, values):
+            report(self, step, values)
+            monkeypatch.setattr(LineView, "report", report)
+            os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(LineView, "report", report_once)
+
+    return arm
+
+
+def lines(result):
+    """Every line of stdout is JSON as the standard has it."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in result.stdout.splitlines()]
+
+
+def one_error(result) -> str:
+    assert result.exit_code == 1, result.output
+    assert "Traceback" not in result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, talks, tmp_path):
+    result = train(*TINY, "--steps", 4, "--log-every", 2, "--eval-every", 2)
+    assert result.exit_code == 0, result.output
+    drafter = tmp_path / "run" / "drafter"
+    assert result.stdout.startswith(f"the drafter is in {drafter}; tokens a cycle, held out: 1.")
+    assert "with the head off" in result.stdout
+    for part in (
+        "domino drafter: 0.1M parameters, 2 layers, taps 1, 2, 3, blocks of 16",
+        "30 conversations, ",
+        f"warning: 1 left out: it is not valid JSON (first: {talks}, line 31)",
+        "4 steps of 2 rows × 64 tokens, 4 blocks a row, soft labels, learning rate 0.001",
+        f"all settings: {tmp_path / 'run' / 'config.yaml'}",
+        "step 2/4: loss ",
+        "accuracy by draft |",
+        "conversations a second",
+        " left\n",
+        "step 4/4: tokens a cycle, held out 1.",
+        "learnt next to nothing",
+        f"try it: domino chat {target} --draft {drafter}",
+    ):
+        assert part in result.stderr, part
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert (saved["layers"], saved["gru_hidden_dim"], saved["mask_token_id"]) == (2, 64, tiny.MASK)
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"checkpoints", "config.yaml", "curves.png", "log.jsonl", "tensorboard"} < names
+
+    def document(*arguments):
+        answer = domino(*arguments, "--json")
+        assert answer.exit_code == 0, answer.output
+        return json.loads(answer.stdout)
+
+    told = document("info", drafter, "--target", target)
+    assert told["kind"] == "domino"
+    assert told["fit"]["verdict"] != "mismatch"
+    assert told["provenance"]["tokenizer_sha256"]
+    plain, fast = (
+        document("generate", target, "what is", "-n", 12, *flags)["generations"][0]["tokens"]
+        for flags in ((), ("--draft", drafter))
+    )
+    assert plain == fast
+    (found,) = document(
+        "eval", target, "--draft", drafter, "--data", talks, "--held-out", 3, "-n", 40
+    )["measurements"]
+    assert found["tokens_per_cycle"] >= 1
+    assert document("export", drafter, tmp_path / "public")["layout"] == "public"
+    assert document("info", tmp_path / "public")["kind"] == "domino"
+
+
+@pytest.mark.parametrize("variant", ["dflash", "markov"])
+def test_machines_get_json_lines_and_files_give_settings(train, target, talks, tmp_path, variant):
+    file = tmp_path / "run.yaml"
+    settings = {
+        "variant": variant,
+        "layers": 1,
+        "steps": 9,
+        "learning_rate": "1e-3",
+        "log_every": 1,
+    }
+    file.write_text(yaml.safe_dump({**settings, "target": target, "data": str(talks)}))
+    result = train("--config", file, *FAST, "--steps", 2, "--set", "clip=0.5", "--json", basics=())
+    assert result.exit_code == 0, result.output
+    first, *reports, last = lines(result)
+    config = first["config"]
+    assert (config["variant"], config["steps"], config["clip"]) == (variant, 2, 0.5)
+    assert config["learning_rate"] == 0.001
+    assert first["data"]["conversations"] == 30
+    assert first["first_step"] == 0
+    assert [report["step"] for report in reports] == [1, 2]
+    assert reports[0]["loss"] > 0
+    assert len(reports[0]["accuracy"]) == 16
+    assert last["finished"]
+    assert last["drafter"] == str(tmp_path / "run" / "drafter")
+    assert last["resume"] is last["signal"] is last["tokens_per_cycle"] is None
+    assert "1 left out" in last["warnings"][0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_and_resuming_needs_no_settings(train, signalled, tmp_path, number):
+    signalled(number)
+    stopped = train(*FAST, "--epochs", 2, "--log-every", 1, "--lr", 0.01)
+    assert stopped.exit_code == 128 + number, stopped.output
+    again = f"domino train --out {tmp_path / 'run'} --resume"
+    assert stopped.stdout.startswith("stopped at step 1 of ")
+    assert stopped.stdout.endswith(f"; go on with: {again}\n")
+    assert not (tmp_path / "run" / "drafter").exists()
+
+    refused = train("--resume", "--lr", 0.5, basics=())
+    assert "learning_rate was 0.01 and is 0.5" in one_error(refused)
+    resumed = train("--resume", "--no-tensorboard", "--log-every", 1, "--json", basics=())
+    assert resumed.exit_code == 0, resumed.output
+    first, *_, last = lines(resumed)
+    assert first["first_step"] == 1
+    assert first["config"]["learning_rate"] == 0.01
+    assert last["finished"]
+    steps = [report["step"] for report in read_log(tmp_path / "run" / "log.jsonl")]
+    assert steps == list(range(1, last["step"] + 1))
+    # The same command once more with --resume: nothing is left to do, nothing contradicts.
+    done = train(*FAST, "--epochs", 2, "--log-every", 1, "--lr", 0.01, "--resume")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"the drafter is in {tmp_path / 'run' / 'drafter'}\n"
+
+
+def test_machines_are_told_how_to_go_on(train, signalled):
+    signalled(signal.SIGTERM)
+    result = train(*FAST, "--steps", 3, "--log-every", 1, "--json")
+    assert result.exit_code == 143
+    last = lines(result)[-1]
+    assert (last["finished"], last["step"], last["drafter"]) == (False, 1, None)
+    assert last["resume"].endswith("--resume")
+
+
+def test_quiet_says_where_the_drafter_is(train, tmp_path):
+    result = train(*FAST, "--steps", 1, "-q", "--limit", 20)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"the drafter is in {tmp_path / 'run' / 'drafter'}\n"
+    assert result.stderr == ""
+
+
+def test_nothing_held_out_is_said(train):
+    result = train(*TINY, "--no-tensorboard", "--steps", 1, "--limit", 9)
+    assert result.exit_code == 0, result.output
+    assert "tokens a cycle are not measured: nothing could be held out" in result.stderr
+
+
+CASES = {
+    "nothing": ([], "needs the TARGET, --data and --out; give the TARGET, --data and --out"),
+    "no data": (["{target}", "--out", "{out}"], "give --data"),
+    "no folder": (["{target}", "--data", "{talks}"], "give --out"),
+    "unknown setting": (["{all}", "--set", "colour=red"], "no setting 'colour'"),
+    "no setting": (["{all}", "--set", "colour"], "expected name=value"),
+    "no file": (["{all}", "--config", "gone.yaml"], "gone.yaml cannot be read"),
+    "no target": (["gone", "--data", "{talks}", "--out", "{out}"], "no model at gone"),
+    "data gone": (["{target}", "--data", "gone.jsonl", "--out", "{out}"], "there is no gone.jsonl"),
+    "no number": (["{all}", "--set", "steps=many"], "steps is 'many'"),
+    "negative": (["{all}", "--steps", "-1"], "steps is -1; expected more than 0"),
+    "both": (["{all}", "--steps", "3", "--epochs", "1"], "contradict"),
+    "headless rank": (["{all}", "--variant", "dflash", "--rank", "8"], "has no head"),
+    "device": (["{all}", "--device", "gpu"], "device is 'gpu'"),
+    "no run": (["--out", "{out}", "--resume"], "holds no run to go on with"),
+    "no folder of a run": (["--resume"], "give --out"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_error_is_one_line_and_leaves_nothing(case, domino, target, talks, tmp_path):
+    arguments, expected = CASES[case]
+    names = {"target": target, "talks": talks, "out": tmp_path / "out"}
+    everything = ["{target}", "--data", "{talks}", "--out", "{out}"]
+    filled = [
+        part.format(**names)
+        for argument in arguments
+        for part in (everything if argument == "{all}" else [argument])
+    ]
+    assert expected in one_error(domino("train", *filled))
+    machine = domino("train", *filled, "--json")
+    assert expected in lines(machine)[-1]["error"]["message"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_a_run_is_not_trained_into(train):
+    assert train(*FAST, "--steps", 1, "-q").exit_code == 0
+    assert "already holds a run at step 1; resume it" in one_error(train(*FAST, "--steps", 1))
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [("tensorboard", "or train with --no-tensorboard"), ("yaml", "PyYAML is not installed")],
+)
+def test_what_is_not_installed_is_named_first(train, monkeypatch, missing, expected):
+    def found(name):
+        return None if name == missing else importlib.util.find_spec(name)
+
+    monkeypatch.setattr(training_settings, "find_spec", found)
+    line = one_error(train("--steps", 1))
+    assert expected in line
+    assert "pip install 'domino-spec[train]'" in line
+
+
+def test_full_memory_is_explained():
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    expected = pytest.raises(train_module.TrainingError, match="CUDA out of memory.*Halve rows")
+    with expected, train_module._explaining_memory():
+        raise full
+
+
+def gathered(tmp_path, flags=None, shape=None, learning=None, assignments=(), file=None):
+    path = None
+    if file is not None:
+        path = tmp_path / "settings.yaml"
+        path.write_text(yaml.safe_dump(file))
+    return training_settings.gather(
+        {"target": "t", "data": ["d"], "out": "o"} | (flags or {}),
+        (ShapeOptions(**(shape or {})), LearningOptions(**(learning or {}))),
+        config=path,
+        assignments=assignments,
+        resume=False,
+    )
+
+
+def test_flags_win_over_files_and_set_over_flags(tmp_path):
+    file = {"target": "other", "steps": 5, "gamma": 3.0, "target_layer_ids": [1, 2], "clip": 2.0}
+    found = gathered(
+        tmp_path,
+        file=file,
+        shape={"taps": 3, "size": training_options.Size.LARGE},
+        learning={"epochs": 2.0, "gamma": 4.0},
+        assignments=["gamma=5", "betas=[0.9, 0.99]"],
+    )
+    basics = {"target": "t", "data": ["d"], "out": "o"}
+    chosen = {"taps": 3, "size": "large", "epochs": 2.0, "gamma": 5, "betas": [0.9, 0.99]}
+    assert found == {**basics, **chosen, "clip": 2.0}
+    assert type(found["size"]) is str
+
+
+def test_unset_flags_say_nothing(tmp_path):
+    assert gathered(tmp_path, file={"steps": 5, "epochs": None})["steps"] == 5
+    assert set(gathered(tmp_path)) == {"target", "data", "out"}
+
+
+@pytest.mark.parametrize(
+    ("choices", "known"),
+    [
+        (training_options.Size, get_args(training_config.Size)),
+        (training_options.Variant, get_args(training_config.Variant)),
+        (training_options.Precision, get_args(training_config.Precision)),
+        (training_options.Labels, training_config._CHOICES["labels"]),
+        (training_options.OptimizerName, training_config._CHOICES["optimizer"]),
+    ],
+)
+def test_the_choices_are_trainings_own(choices, known):
+    assert tuple(choices) == known
+
+
+def test_help_explains_every_option_without_torch():
+    script = (
+        "import sys\nfrom domino_spec.cli.main import app\n"
+        "try:\n    app(['train', '--help'])\nexcept SystemExit as end:\n    assert not end.code\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[TARGET]" in done.stdout
+    options = [line.strip("│ ") for line in done.stdout.splitlines() if line.startswith("│ --")]
+    assert len(options) > 30
+    silent = [line for line in options if line.endswith(">")]  # nothing behind the type
+    assert not silent
+
+
+def test_of_several_processes_the_first_speaks(target, talks, tmp_path):
+    command = [
+        "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "domino_spec", "train", target,
+        "--data", talks, "--out", tmp_path / "run", *TINY, "--steps", 2, "--log-every", 1,
+        "--no-tensorboard", "--json",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    first, *reports, last = lines(done)
+    assert first["config"]["steps"] == 2
+    assert [report["step"] for report in reports] == [1, 2]
+    assert last["finished"]
+    assert done.stderr.count("1 left out") == 1
+    assert "several processes share the drafter" in done.stderr
+    assert (tmp_path / "run" / "drafter" / "model.safetensors").exists()
+
+
+def test_the_module_trains_from_a_file(target, talks, tmp_path, capsys):
+    file = tmp_path / "run.yaml"
+    settings = {"length": 64, "rows": 2, "anchors": 4, "size": "small", "eval_every": 0}
+    file.write_text(
+        yaml.safe_dump(
+            {**settings, "target": target, "data": [str(talks)], "out": str(tmp_path / "run")}
+        )
+    )
+    assert training_main.main([str(file), "steps=1"]) == 0
+    report, end = map(json.loads, capsys.readouterr().out.splitlines())
+    assert report["step"] == 1
+    assert end == {"finished": True, "step": 1, "drafter": str(tmp_path / "run" / "drafter")}
+    assert training_main.main([str(file), "steps=1", "--resume"]) == 0
+    for wrong, expected in (([], "usage"), ([str(file), "device=gpu"], "device is 'gpu'")):
+        with pytest.raises(training_main.ConfigError, match=expected):
+            training_main.main(wrong)

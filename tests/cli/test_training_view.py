@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from domino_spec.cli.training_view import LineView, LiveView, Pace, clock, finite, rows
+from domino_spec.cli.voice import Voice
+from domino_spec.training import TrainConfig
+
+CONFIG = TrainConfig(target="t", data=("d",), out="o", steps=40)
+REPORT = {
+    "loss": 3.14159, "lambda": 0.75, "learning_rate": 9e-4, "accuracy": [0.75, 0.5, 0.02],
+    "run_length": 1.5, "conversations_per_second": 1234.5, "seconds_per_step": 2.0,
+    "peak_memory_bytes": 12_300_000_000,
+}  # fmt: skip
+EVALUATION = {"tokens_per_cycle": 2.5, "tokens_per_cycle_head_off": 1.875}
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def shown(view: LiveView) -> str:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(view.render())
+    return console.file.getvalue()
+
+
+def live() -> tuple[LiveView, Voice]:
+    voice = Voice()
+    voice.err = Console(file=io.StringIO(), force_terminal=True, width=100)
+    return LiveView(voice), voice
+
+
+def test_the_panel_shows_the_numbers_that_matter():
+    view, _ = live()
+    view.begin(CONFIG, 0)
+    assert "the first report is to come" in shown(view)
+    view.report(10, REPORT)
+    view.report(10, EVALUATION)
+    view.report(20, {**REPORT, "loss": 2.0})
+    text = shown(view)
+    for part in (
+        "20/40", " left", "loss                      2.0000", "0.750", "9.00e-04",
+        "|▇▅▁| 75% … 2%", "right in a row            1.50", "1,234.5", "12.3 GB",
+        "2.50 (1.88 with the head off, at step 10)",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_the_panel_lives_and_leaves_its_last_state():
+    view, voice = live()
+    view.begin(CONFIG, 20)
+    with view:
+        view.report(40, REPORT)
+        view.close()
+    assert "40/40" in voice.err.file.getvalue()
+
+
+def test_lines(capsys):
+    view = LineView(Voice())
+    view.begin(CONFIG, 0)
+    view.report(10, REPORT)
+    view.report(10, EVALUATION)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("step 10/40: loss 3.1416 · λ 0.750 · learning rate 9.00e-04 · ")
+    assert first.endswith(" · 1:00 left")
+    assert second == "step 10/40: tokens a cycle, held out 2.50 (1.88 with the head off)"
+
+
+def test_json_has_no_nan(capsys):
+    view = LineView(Voice(as_json=True, quiet=True, json_lines=True))
+    view.report(1, {"loss": float("nan"), "accuracy": [float("inf"), 0.5]})
+    assert capsys.readouterr().out == '{"step": 1, "loss": null, "accuracy": [null, 0.5]}\n'
+    assert finite({"a": -float("inf"), "b": "x"}) == {"a": None, "b": "x"}
+
+
+def test_quiet_lines_are_none(capsys):
+    LineView(Voice(quiet=True)).report(1, REPORT)
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_time_left_counts_evaluations_but_not_the_start():
+    hands = Hands()
+    pace = Pace(100, 0, now=hands)
+    assert pace.left() is None
+    hands.time += 300  # compiling
+    pace.see(10, 1.0)
+    assert pace.left() == 90
+    hands.time += 5
+    assert pace.left() == 85
+    hands.time += 25  # ten steps and an evaluation: 3 s a step
+    pace.see(20, 1.0)
+    assert pace.left() == 240
+    assert pace.elapsed() == 330
+    hands.time += 1000
+    assert pace.left() == 0
+    pace.see(20, None)
+    pace.see(30, float("nan"))
+    assert pace.left() is not None
+
+
+def test_an_evaluation_before_any_report_tells_no_time():
+    pace = Pace(100, 0)
+    pace.see(10, None)
+    assert pace.left() is None
+
+
+def test_clock_and_empty_rows():
+    assert [clock(seconds) for seconds in (0.4, 65, 3661)] == ["0:00", "1:05", "1:01:01"]
+    assert rows({}) == []

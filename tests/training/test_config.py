@@ -1,0 +1,161 @@
+"""Settings: unknown names, wrong types, contradictions, YAML."""
+
+import dataclasses
+
+import pytest
+
+from domino_spec.errors import ConfigError
+from domino_spec.training import TrainConfig
+from domino_spec.training.config import parse_assignments, read_settings, save_config
+
+NEEDED = {"target": "t", "data": ["d.jsonl"], "out": "o"}
+
+
+def built(**values):
+    return TrainConfig.from_dict({**NEEDED, **values})
+
+
+def test_unknown_settings_are_rejected_by_name():
+    with pytest.raises(ConfigError, match="'laerning_rate', 'wings'.*learning_rate"):
+        built(laerning_rate=1e-3, wings=2)
+
+
+@pytest.mark.parametrize("name", ["target", "data", "out"])
+def test_what_is_missing_is_named(name):
+    with pytest.raises(ConfigError, match=f"needs {name}"):
+        TrainConfig.from_dict({k: v for k, v in NEEDED.items() if k != name})
+    with pytest.raises(ConfigError, match=name):
+        built(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("learning_rate", "1e-3", 1e-3),  # YAML reads it as text
+        ("learning_rate", 1, 1.0),
+        ("epochs", 3, 3.0),
+        ("steps", "1e3", 1000),
+        ("steps", 200.0, 200),
+        ("steps", "12", 12),
+        ("curriculum", False, False),
+        ("betas", [0.8, "0.9"], (0.8, 0.9)),
+        ("target_layer_ids", [1, 3], (1, 3)),
+        ("data", "one.jsonl", ("one.jsonl",)),
+        ("data", ["a", "b"], ("a", "b")),
+        ("rank", None, None),
+    ],
+)
+def test_what_is_meant_is_taken(name, value, wanted):
+    found = getattr(built(**{name: value}), name)
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 1.5),
+        ("steps", True),
+        ("steps", "many"),
+        ("steps", float("inf")),
+        ("steps", [1]),
+        ("learning_rate", "fast"),
+        ("learning_rate", True),
+        ("learning_rate", "nan"),
+        ("gamma", None),
+        ("seed", None),
+        ("curriculum", 1),
+        ("curriculum", "yes"),
+        ("out", 5),
+        ("data", [1, 2]),
+        ("data", {"a": 1}),
+        ("target_layer_ids", "19"),  # text, not the layers 1 and 9
+        ("target_layer_ids", [1.5]),
+        ("target_layer_ids", 5),
+        ("betas", [0.9]),
+        ("betas", [0.9, 1.0]),
+        ("size", "huge"),
+        ("variant", "eagle"),
+        ("labels", "smooth"),
+        ("optimizer", "sgd"),
+        ("dtype", "float16"),
+        ("compile", "yes"),
+        ("steps", 0),
+        ("rows", -1),
+        ("gamma", 0.0),
+        ("keep", 0),
+        ("learning_rate", 0),
+        ("accumulate", 0),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=name):
+        built(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"steps": 10, "epochs": 1}, "steps and epochs"),
+        ({"variant": "dflash", "rank": 8}, "no head"),
+        ({"labels": "hard", "sharpness": 2.0}, "sharpness"),
+    ],
+)
+def test_contradictions_are_errors(values, words):
+    with pytest.raises(ConfigError, match=words):
+        built(**values)
+
+
+def test_no_data_is_an_error():
+    with pytest.raises(ConfigError, match="no training data"):
+        TrainConfig(target="t", data=(), out="o")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {
+            "steps": 10, "learning_rate": 3e-5, "betas": [0.8, 0.99], "target_layer_ids": [1, 2],
+            "variant": "markov", "curriculum": False, "device": "cpu", "data": ["a", "ü.jsonl"],
+        },
+    ],
+)  # fmt: skip
+def test_settings_survive_a_file(tmp_path, values):
+    config = built(**values)
+    save_config(config, tmp_path / "config.yaml")
+    read = read_settings(tmp_path / "config.yaml")
+    assert TrainConfig.from_dict(read) == config
+    assert set(read) == {field.name for field in dataclasses.fields(TrainConfig)}, "every setting"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("- 1\n- 2\n", "list.*settings by name"), ("a: [1", "not YAML"), ("", "NoneType")],
+)
+def test_files_that_hold_no_settings(tmp_path, text, words):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        read_settings(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_settings(tmp_path / "none.yaml")
+
+
+def test_assignments_are_read_as_yaml_reads_them():
+    found = parse_assignments(
+        ["steps=5", "learning_rate=1e-3", "curriculum=false", "data=[a, b]", "init=", "out=a=b"]
+    )
+    assert found == {
+        "steps": 5, "learning_rate": "1e-3", "curriculum": False, "data": ["a", "b"],
+        "init": None, "out": "a=b",
+    }  # fmt: skip
+    config = TrainConfig.from_dict({**NEEDED, **found})
+    assert config.learning_rate == 1e-3
+    assert not config.curriculum
+
+
+@pytest.mark.parametrize(("text", "words"), [("steps", "name=value"), ("data=[a", "data=\\[a")])
+def test_assignments_that_are_none(text, words):
+    with pytest.raises(ConfigError, match=words):
+        parse_assignments([text])

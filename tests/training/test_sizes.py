@@ -1,0 +1,204 @@
+"""Defaults from the target's shape, the mask token, a reduced vocabulary."""
+
+import numpy as np
+import pytest
+import transformers as tf
+
+from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig
+from domino_spec.errors import ConfigError
+from domino_spec.targets import Target
+from domino_spec.training import TrainConfig
+from domino_spec.training.sizes import (
+    choose_draft_tokens,
+    choose_mask_token,
+    derive,
+    drafter_config,
+)
+from tests.cli.tiny import MASK as TINY_MASK
+from tests.cli.tiny import make_tokenizer
+from tests.support.families import CONTEXT, HIDDEN, LAYERS, VOCAB, make_target
+from tests.support.tokens import small_tokenizer
+
+
+def derived(target=None, **values):
+    config = TrainConfig.from_dict({"target": "t", "data": ["d"], "out": "o", **values})
+    return derive(config, target or make_target("llama"))
+
+
+def deep_target(layers=36, hidden=2560):
+    """The shape of a real model, without its weights."""
+    config = tf.Qwen3Config(
+        vocab_size=50, hidden_size=hidden, intermediate_size=9728, num_hidden_layers=layers,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+        max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
+    )  # fmt: skip
+    import torch
+
+    with torch.device("meta"):
+        return Target(tf.AutoModelForCausalLM.from_config(config), name="deep")
+
+
+@pytest.fixture(scope="module")
+def deep():
+    return deep_target()
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "taps", "rank", "gru"),
+    [("small", 2, 3, 64, 256), ("base", 5, 5, 256, 1024), ("large", 8, 7, 512, 2048)],
+)
+def test_the_dial_and_the_targets_shape(deep, size, layers, taps, rank, gru):
+    config = derived(deep, size=size)
+    assert (config.layers, config.taps, config.rank, config.gru_hidden_dim) == (
+        layers, taps, rank, gru,
+    )  # fmt: skip
+    assert len(config.target_layer_ids) == taps
+    assert (config.heads, config.kv_heads, config.head_dim) == (32, 8, 128)
+    assert config.intermediate_size == 9728
+    assert (config.length, config.rows, config.anchors) == (1024, 16, 128)
+    assert config.learning_rate == pytest.approx(1e-3 * (576 / 2560) ** 0.5)
+    assert config.prefix_len == 1
+
+
+def test_base_on_a_deep_target_is_the_published_shape(deep):
+    config = derived(deep)
+    assert config.target_layer_ids == (1, 9, 17, 25, 33)
+    shape = drafter_config(config, deep, mask_token_id=49)
+    assert shape.num_target_layers == 36
+    assert shape.block_size == 16
+    assert shape.shift_label
+    assert shape.rope_parameters["rope_theta"] == 1e6
+    assert shape.max_position_embeddings == 40960
+    assert shape.head == DominoHeadConfig(gru_hidden_dim=1024, emb_dim=256, pure_draft_prefix_len=1)
+
+
+def test_a_small_target_gets_a_small_drafter():
+    config = derived(size="large")
+    assert config.layers == LAYERS, "not deeper than its target"
+    assert config.taps == len(set(config.target_layer_ids)) <= LAYERS
+    assert config.rank == HIDDEN
+    assert config.gru_hidden_dim == 2 * HIDDEN
+    assert config.length == CONTEXT
+    assert config.learning_rate == 1e-3
+
+
+def test_shallow_targets_get_fewer_taps_unless_asked_for_more():
+    shallow = deep_target(layers=4, hidden=64)
+    config = derived(shallow, size="large")
+    assert 1 <= config.taps < 7
+    assert all(0 <= layer < 4 for layer in config.target_layer_ids)
+    with pytest.raises(ConfigError, match="7"):
+        derived(shallow, taps=7)
+
+
+def test_everything_can_be_set_by_hand():
+    values = {
+        "layers": 3, "intermediate_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 4,
+        "target_layer_ids": (0, 5), "length": 64, "rows": 3, "anchors": 5, "learning_rate": 0.1,
+        "rank": 7, "gru_hidden_dim": 9, "prefix_len": 0,
+    }  # fmt: skip
+    config = derived(**values)
+    assert {name: getattr(config, name) for name in values} == values
+    assert derive(config, make_target("llama")) == config, "deriving twice changes nothing"
+    shape = drafter_config(config, make_target("llama"), mask_token_id=96)
+    assert (shape.num_layers, shape.num_heads, shape.head_dim) == (3, 2, 4)
+    assert shape.head.pure_draft_prefix_len == 0
+
+
+def test_variants():
+    target = make_target("llama")
+    plain = derived(variant="dflash")
+    assert (plain.rank, plain.gru_hidden_dim, plain.prefix_len) == (None, None, None)
+    assert drafter_config(plain, target, mask_token_id=96).head is None
+    markov = derived(variant="markov", rank=5)
+    head = drafter_config(markov, target, mask_token_id=96).head
+    assert head == MarkovHeadConfig(emb_dim=5, pure_draft_prefix_len=0)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "granite", "gpt_oss"])
+def test_families_that_say_things_differently(family):
+    target = make_target(family)
+    shape = drafter_config(derived(target, size="small"), target, mask_token_id=96)
+    assert shape.hidden_size == HIDDEN
+    assert shape.vocab_size == VOCAB
+    assert shape.num_heads % shape.num_kv_heads == 0
+
+
+def test_a_mask_outside_the_vocabulary_is_refused():
+    with pytest.raises(ConfigError, match="mask_token_id"):
+        drafter_config(derived(), make_target("llama"), mask_token_id=VOCAB)
+
+
+# The mask token.
+
+
+class Vocabulary:
+    """A target of which only the size counts."""
+
+    def __init__(self, size):
+        self.vocab_size = size
+
+
+def test_the_mask_is_a_row_behind_the_tokenizers_last():
+    tokenizer = make_tokenizer()
+    size = len(tokenizer) + 10
+    found = choose_mask_token(Vocabulary(size), tokenizer, np.zeros(size, dtype=np.int64))
+    assert found == len(tokenizer)
+
+
+def test_the_mask_is_an_unused_special_token():
+    tokenizer = make_tokenizer()  # its specials: end, user, assistant, system, mask
+    counts = np.zeros(len(tokenizer), dtype=np.int64)
+    assert choose_mask_token(Vocabulary(len(tokenizer)), tokenizer, counts) == TINY_MASK
+
+
+def test_a_special_token_of_the_text_or_the_template_is_no_mask():
+    tokenizer = make_tokenizer()
+    size = len(tokenizer)
+    counts = np.zeros(size, dtype=np.int64)
+    counts[TINY_MASK] = 3
+    tokenizer.chat_template = "<|user|><|assistant|>"
+    found = choose_mask_token(Vocabulary(size), tokenizer, counts)
+    assert tokenizer.convert_ids_to_tokens(found) == "<|system|>"
+    tokenizer.chat_template = "<|user|><|assistant|><|system|>"
+    with pytest.raises(ConfigError, match="mask_token_id"):
+        choose_mask_token(Vocabulary(size), tokenizer, counts)
+
+
+def test_a_tokenizers_own_mask_token():
+    tokenizer = make_tokenizer()
+    tokenizer.mask_token = "<|system|>"
+    found = choose_mask_token(Vocabulary(len(tokenizer)), tokenizer, np.zeros(len(tokenizer)))
+    assert found == tokenizer.convert_tokens_to_ids("<|system|>")
+
+
+def test_without_a_tokenizer_a_mask_must_be_named():
+    with pytest.raises(ConfigError, match="no unused token.*mask_token_id"):
+        choose_mask_token(Vocabulary(50), None, np.zeros(50, dtype=np.int64))
+
+
+def test_ends_and_padding_are_never_the_mask():
+    tokenizer = small_tokenizer()
+    size = len(tokenizer)
+    counts = np.ones(size, dtype=np.int64)
+    counts[tokenizer.all_special_ids] = 0
+    # The template puts role marks together, so that only the text shows them.
+    counts[tokenizer.convert_tokens_to_ids(["<|user|>", "<|system|>"])] = 1
+    with pytest.raises(ConfigError, match="no unused token"):
+        choose_mask_token(Vocabulary(size), tokenizer, counts)
+
+
+# A reduced vocabulary.
+
+
+def test_the_tokens_used_most_in_the_targets_order():
+    counts = np.array([5, 0, 9, 9, 1, 5, 0])
+    assert choose_draft_tokens(counts, 1).tolist() == [2]
+    assert choose_draft_tokens(counts, 3).tolist() == [0, 2, 3]
+    assert choose_draft_tokens(counts, 4).tolist() == [0, 2, 3, 5]
+    assert choose_draft_tokens(counts, 6).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_reduced_vocabulary_is_smaller():
+    with pytest.raises(ConfigError, match="draft_vocab is 7"):
+        choose_draft_tokens(np.zeros(7, dtype=np.int64), 7)

@@ -1,0 +1,251 @@
+"""Runs on a target that is a bigram table: what is learnt, saved and drawn."""
+
+import pytest
+import torch
+
+from domino_spec import DominoDecoder
+from domino_spec.checkpoints import load_drafter, save_drafter
+from domino_spec.data import PackedBatches
+from domino_spec.errors import ConfigError, TrainingError
+from domino_spec.evaluation import continue_prompts, simulate
+from domino_spec.training import train
+from domino_spec.training.feed import Feed
+from tests.support.pair import SIZE
+from tests.training.helpers import Reports, assert_same, ready, state_of, weights_of
+
+QUICK = {"steps": 3, "save_every": 0, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory, corpus, loaded):
+    """A run long enough to learn something."""
+    reports = Reports()
+    run = ready(
+        tmp_path_factory.mktemp("learnt") / "run", corpus, loaded, reports,
+        steps=60, learning_rate=1e-2, eval_every=20, log_every=10, save_every=0,
+    )  # fmt: skip
+    before = run.evaluate()
+    outcome, folder = train(run)
+    return run, reports, before, outcome, folder
+
+
+def test_the_loss_falls_and_tokens_a_cycle_rise(learnt):
+    _, reports, before, outcome, _ = learnt
+    losses = [values["loss"] for _, values in reports.trained]
+    assert losses[-1] < 0.5 * losses[0]
+    accuracy = [values["accuracy"] for _, values in reports.trained]
+    assert accuracy[-1][0] > 0.95
+    assert sum(accuracy[-1]) > sum(accuracy[0]) + 1
+    found = [values["tokens_per_cycle"] for _, values in reports.evaluated]
+    assert [step for step, _ in reports.evaluated] == [20, 40, 60]
+    assert before["tokens_per_cycle"] < 2.0 < 3.5 < found[-1]
+    assert found[-1] >= found[0]
+    assert outcome.finished
+    assert outcome.step == 60
+    assert outcome.signal is None
+
+
+def test_the_saved_drafter_decodes_as_the_simulation_said(learnt, loaded):
+    """Training, simulation and serving share one forward (mistake 10)."""
+    run, reports, _, _, folder = learnt
+    checkpoint = load_drafter(folder)
+    assert checkpoint.config == run.drafter.config
+    saved = dict(checkpoint.drafter.named_parameters())
+    for name, weight in weights_of(run).items():
+        assert saved[name].equal(weight), name
+    held_out = run.corpus.split(held_out=8, seed=0)[1]
+    prompts = [held_out[i].tokens[: held_out.first_supervised(i)].tolist() for i in range(4)]
+    decoder = DominoDecoder(loaded.target, checkpoint.drafter)
+    answers = [decoder.generate(prompt, max_new_tokens=20) for prompt in prompts]
+    made = continue_prompts(loaded.target, prompts, eos=(), max_new_tokens=20, batch_size=1)
+    assert [tuple(a.tokens) for a in answers] == list(made.answers)
+    committed = sum(len(a.tokens) - 1 for a in answers)
+    cycles = sum(a.stats.cycles for a in answers)
+    assert reports.evaluated[-1][1]["tokens_per_cycle"] == pytest.approx(committed / cycles)
+    simulated = simulate(checkpoint.drafter, loaded.target, made)
+    assert simulated.tokens_per_cycle == pytest.approx(committed / cycles)
+
+
+def test_what_a_run_reports(learnt):
+    _, reports, _, outcome, _ = learnt
+    assert [step for step, _ in reports.trained] == [10, 20, 30, 40, 50, 60]
+    first, last = reports.trained[0][1], reports.trained[-1][1]
+    assert first["lambda"] == pytest.approx(1 - 9 / 60, abs=1e-6)
+    assert last["lambda"] == pytest.approx(1 / 60, abs=1e-6)
+    assert len(first["accuracy"]) == len(first["base_accuracy"]) == 6
+    assert first["epoch"] < last["epoch"]
+    assert min(last["conversations_per_second"], last["seconds_per_step"], last["grad_norm"]) > 0
+    assert outcome.last["tokens_per_cycle"] == reports.evaluated[-1][1]["tokens_per_cycle"]
+
+
+VARIANTS = {
+    "domino": {},
+    "dflash": {"variant": "dflash"},
+    "markov": {"variant": "markov"},
+    "hard labels": {"labels": "hard"},
+    "sharper labels": {"sharpness": 2.0},
+    "total variation": {"tv_weight": 0.9, "tv_start": 0.0},
+    "reduced vocabulary": {"draft_vocab": 30},
+    "reduced vocabulary, hard": {"draft_vocab": 30, "labels": "hard"},
+    "no shift": {"shift_label": False},
+    "no curriculum": {"curriculum": False},
+    "no pure prefix": {"prefix_len": 0},
+    "muon": {"optimizer": "muon"},
+    "half precision": {"dtype": "bfloat16"},
+    "several forwards a step": {"accumulate": 2},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants_learn(variant, tmp_path, corpus, loaded):
+    reports = Reports()
+    options = {**QUICK, "steps": 8, "learning_rate": 1e-2, **VARIANTS[variant]}
+    run = ready(tmp_path, corpus, loaded, reports, **options)
+    before = weights_of(run)
+    outcome, folder = train(run)
+    assert outcome.finished
+    losses = [values["loss"] for _, values in reports.trained]
+    assert all(loss == loss for loss in losses)
+    if variant != "total variation":  # the loss itself changes on the way
+        assert losses[-1] < losses[0]
+    # A head's states are learnt once its zero output weight has moved.
+    for name, weight in weights_of(run).items():
+        assert not weight.equal(before[name]), f"{name} is not learnt"
+    reloaded = load_drafter(folder).drafter
+    assert reloaded.config == run.drafter.config
+    if "draft_vocab" in options:
+        assert reloaded.draft_tokens.equal(run.drafter.draft_tokens)
+        assert len(reloaded.draft_tokens) == 30 < SIZE
+
+
+def test_lambda_is_in_the_loss(tmp_path, corpus, loaded):
+    """At λ = 1 the head learns nothing yet; without a curriculum it does from the first step."""
+    for curriculum in (True, False):
+        run = ready(
+            tmp_path / str(curriculum), corpus, loaded, **{**QUICK, "steps": 1},
+            curriculum=curriculum,
+        )  # fmt: skip
+        before = weights_of(run)["head.embed_proj.2.weight"]
+        train(run)
+        moved = not weights_of(run)["head.embed_proj.2.weight"].equal(before)
+        assert moved is not curriculum
+
+
+def test_one_seed_is_one_run_and_another_is_another(tmp_path, corpus, loaded):
+    runs = []
+    for index, seed in enumerate((0, 0, 1)):
+        reports = Reports()
+        run = ready(tmp_path / str(index), corpus, loaded, reports, seed=seed, **QUICK)
+        torch.manual_seed(index)  # nobody's business
+        torch.rand(index + 1)
+        train(run)
+        runs.append((state_of(run), [values["loss"] for _, values in reports.trained]))
+    assert_same(runs[0], runs[1])
+    assert runs[0][1] != runs[2][1]
+    weights = runs[0][0]["weights"], runs[2][0]["weights"]
+    assert not weights[0]["backbone.fc.weight"].equal(weights[1]["backbone.fc.weight"])
+
+
+def test_accumulated_forwards_are_one_larger_step(tmp_path, corpus, loaded):
+    """Rows come in order and anchors are drawn for the step: 2 x 2 rows are 4 rows."""
+    found = []
+    for index, shape in enumerate(
+        ({"rows": 4}, {"rows": 2, "accumulate": 2}, {"rows": 1, "accumulate": 4}, {"rows": 2})
+    ):
+        reports = Reports()
+        run = ready(
+            tmp_path / str(index), corpus, loaded, reports, **{**QUICK, "steps": 4}, **shape
+        )
+        train(run)
+        losses = torch.tensor([values["loss"] for _, values in reports.trained])
+        found.append((losses, weights_of(run)))
+    whole = found[0]
+    for losses, weights in found[1:3]:
+        torch.testing.assert_close(losses, whole[0], atol=1e-5, rtol=1e-5)
+        for name, weight in weights.items():
+            torch.testing.assert_close(weight, whole[1][name], atol=2e-4, rtol=1e-3, msg=name)
+    assert (found[3][0] - whole[0]).abs().max() > 1e-3, "the test is blind"
+
+
+def test_a_step_divides_by_the_weight_of_all_its_parts(tmp_path, corpus, loaded):
+    """Parts with few labels count less: the sum of weights is the step's, not a part's."""
+    run = ready(tmp_path, corpus, loaded, rows=1, accumulate=3, **QUICK)
+    batches = PackedBatches(
+        run.corpus.split(held_out=8, seed=0)[0], rows=1, length=64, seed=0, pad_token=0
+    )
+    feed = Feed(
+        batches, run.trainer._plan, first_step=0, last_step=1, parts=3, seed=0, pin=False
+    )  # fmt: skip
+    (work,) = list(feed)
+    weights = {round(part.total_weight, 3) for part in work.parts}
+    assert len(work.parts) == 3
+    assert len(weights) > 1
+    anchors = [part.anchors.tolist() for part in work.parts]
+    assert anchors[0] != anchors[1]
+
+
+def test_total_steps_follow_from_epochs(tmp_path, corpus, loaded):
+    for epochs, accumulate in ((1, 1), (2.5, 1), (2, 3)):
+        run = ready(
+            tmp_path / f"{epochs}-{accumulate}", corpus, loaded, steps=None, epochs=epochs,
+            accumulate=accumulate,
+        )  # fmt: skip
+        batches = run.trainer._batches.batches_per_epoch
+        assert batches > 5
+        assert run.config.steps == run.trainer.schedule.total_steps
+        assert run.config.steps == -(-epochs * batches // accumulate)
+        assert run.config.epochs is None
+    run = ready(tmp_path / "default", corpus, loaded, steps=None)
+    assert run.config.steps == 3 * batches, "three epochs unless told otherwise"
+
+
+def test_every_conversation_but_those_held_out_is_learnt(tmp_path, corpus, loaded):
+    run = ready(tmp_path, corpus, loaded, held_out=8)
+    training = run.trainer._batches.corpus
+    assert len(training) == len(corpus) - 8
+    assert corpus.split(held_out=8, seed=0)[0].fingerprint == training.fingerprint
+
+
+def test_a_warm_start_takes_the_weights_along(learnt, tmp_path, corpus, loaded):
+    run, reports, _, _, folder = learnt
+    again = Reports()
+    warm = ready(tmp_path / "warm", corpus, loaded, again, init=str(folder), **QUICK)
+    assert_same(weights_of(warm), weights_of(run))
+    train(warm)
+    assert again.trained[0][1]["loss"] < 1.3 * reports.trained[-1][1]["loss"]
+    assert not weights_of(warm)["backbone.fc.weight"].equal(weights_of(run)["backbone.fc.weight"])
+
+
+def test_a_warm_start_from_a_reduced_vocabulary_keeps_its_tokens(tmp_path, corpus, loaded):
+    run = ready(tmp_path / "first", corpus, loaded, draft_vocab=30, **QUICK)
+    folder = save_drafter(run.drafter, tmp_path / "drafter")
+    warm = ready(tmp_path / "warm", corpus, loaded, draft_vocab=30, init=str(folder), **QUICK)
+    assert warm.drafter.draft_tokens.equal(run.drafter.draft_tokens)
+    assert train(warm)[0].finished
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rank": 6}, "head.*emb_dim"),
+        ({"layers": 2}, "num_layers 1 against 2"),
+        ({"shift_label": False}, "shift_label True against False"),
+        ({"variant": "dflash"}, "head"),
+        ({"block_size": 4}, "block_size 6 against 4"),
+    ],
+)
+def test_a_warm_start_from_another_drafter_is_refused(
+    learnt, tmp_path, corpus, loaded, changes, words
+):
+    with pytest.raises(TrainingError, match=words):
+        ready(tmp_path, corpus, loaded, init=str(learnt[4]), **changes)
+
+
+def test_the_target_is_left_alone(learnt, loaded):
+    assert not any(p.requires_grad for p in loaded.target.model.parameters())
+    assert all(p.grad is None for p in loaded.target.model.parameters())
+
+
+def test_without_a_tokenizer_a_mask_must_be_named(tmp_path, corpus, loaded):
+    with pytest.raises(ConfigError, match="mask_token_id"):
+        ready(tmp_path, corpus, loaded, mask_token_id=None)

@@ -1,0 +1,137 @@
+"""Two processes that share the drafter are one process with twice the rows."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from domino_spec.checkpoints import load_drafter
+from domino_spec.data import write_shard
+from domino_spec.errors import DataError
+from domino_spec.training import World
+from domino_spec.training.__main__ import main
+from domino_spec.training.observers import read_log
+from domino_spec.training.state import Checkpoints
+from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
+from tests.training.helpers import assert_same
+
+ROOT = Path(__file__).parents[2]
+STEPS = 5
+
+
+def conversations(path):
+    generator = np.random.default_rng(0)
+    lengths = generator.integers((2, 8), (6, 30), size=(60, 2)).tolist()
+    prompts, answers = (
+        [generator.integers(5, VOCAB, pair[part]).tolist() for pair in lengths] for part in (0, 1)
+    )
+    return write_shard(path, prompts=prompts, answers=answers, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The runs of two processes (`together.py`) and the same of one."""
+    folder = tmp_path_factory.mktemp("world")
+    settings = {
+        "target": str(save_target(folder / "target", tokenizer=make_tokenizer())),
+        "data": [str(conversations(folder / "data.npz"))],
+        "out": str(folder / "out"), "steps": STEPS, "length": 48, "rows": 2, "anchors": 6,
+        "block_size": 6, "mask_token_id": MASK, "layers": 1, "rank": 8, "gru_hidden_dim": 16,
+        "learning_rate": 3e-3, "log_every": 1, "eval_every": 0, "save_every": 2, "held_out": 4,
+        "device": "cpu",
+    }  # fmt: skip
+    (folder / "run.yaml").write_text(yaml.safe_dump(settings))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m tests.training.together"
+    ended = subprocess.run(
+        [sys.executable, *command.split(), str(folder)],
+        env=environment, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    run = str(folder / "run.yaml")
+    assert main([run, "rows=4", f"out={folder / 'one'}"]) == 0
+    reduced = ["draft_vocab=40", "labels=hard", "accumulate=2"]
+    assert main([run, "rows=2", *reduced, f"out={folder / 'one-reduced'}"]) == 0
+    assert main([run, "rows=4", "dtype=bfloat16", "steps=2", f"out={folder / 'one-half'}"]) == 0
+    return folder
+
+
+def curves(out, *names):
+    return torch.tensor([[line[name] for name in names] for line in read_log(out / "log.jsonl")])
+
+
+@pytest.mark.parametrize(("two", "one"), [("whole", "one"), ("reduced", "one-reduced")])
+def test_losses_and_weights_are_those_of_one_process(folder, two, one):
+    names = ("loss", "grad_norm", "lambda", "learning_rate")
+    found, wanted = (curves(folder / name, *names) for name in (two, one))
+    assert len(wanted) == STEPS
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    states = [Checkpoints(folder / name, keep=2).latest() for name in (two, one)]
+    for name, weight in states[1].weights.items():
+        torch.testing.assert_close(states[0].weights[name], weight, atol=1e-4, rtol=1e-4, msg=name)
+    for ours, theirs in zip(states[0].optimiser, states[1].optimiser, strict=True):
+        assert ours["state"].keys() == theirs["state"].keys()
+        for index, values in theirs["state"].items():
+            for name, value in values.items():
+                torch.testing.assert_close(
+                    ours["state"][index][name], value, atol=1e-5, rtol=1e-3, msg=name
+                )
+
+
+def test_counts_are_those_of_all_processes(folder):
+    names = ("accuracy", "base_accuracy", "epoch")
+    for found, wanted in zip(*(read_log(folder / n / "log.jsonl") for n in ("whole", "one"))):  # noqa: B905
+        assert [found[name] for name in names] == [wanted[name] for name in names]
+
+
+def test_half_precision_is_close(folder):
+    found, wanted = (curves(folder / name, "loss") for name in ("half", "one-half"))
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=1e-2)
+    state = Checkpoints(folder / "half", keep=2).latest()
+    assert all(weight.dtype == torch.float32 for weight in state.weights.values())
+    assert any(not w.equal(w.bfloat16().float()) for w in state.weights.values()), "masters"
+    assert load_drafter(folder / "half" / "drafter").drafter.dtype == torch.bfloat16
+
+
+def test_a_stopped_run_goes_on_exactly(folder):
+    """One process was told to stop; both stopped at that step, saved and went on."""
+    whole, stopped = (Checkpoints(folder / name, keep=2) for name in ("whole", "stopped"))
+    assert stopped.steps() == [4, 5]
+    assert curves(folder / "stopped", "loss").equal(curves(folder / "whole", "loss"))
+    assert_same(stopped.latest().weights, whole.latest().weights)
+    assert_same(stopped.latest().optimiser, whole.latest().optimiser)
+
+
+def test_the_saved_drafter_is_whole(folder):
+    for place in ("drafter", "checkpoints/step-00000005"):
+        drafter = load_drafter(folder / "whole" / place).drafter
+        weights = Checkpoints(folder / "whole", keep=2).latest().weights
+        for name, parameter in drafter.named_parameters():
+            assert parameter.equal(weights[name]), name
+
+
+def test_the_log_has_one_author(folder):
+    lines = (folder / "whole" / "log.jsonl").read_text().splitlines()
+    assert len(lines) == STEPS
+
+
+def test_another_number_of_processes_cannot_go_on(folder):
+    with pytest.raises(DataError, match="belongs to world 2, but this run has 1"):
+        main([str(folder / "run.yaml"), f"out={folder / 'whole'}", "--resume"])
+
+
+def test_one_process_asks_nobody():
+    world = World()
+    assert world.leads
+    assert world.alone
+    assert world.sum(2.5) == 2.5
+    assert world.any(True) is True
+    assert world.any(False) is False
+    tensor = torch.ones(2)
+    assert world.sum_tensors(tensor) is tensor
+    world.wait()
