@@ -97,11 +97,18 @@ def collect(drafter: Drafter, target: Target, batches: PackedBatches, *, labels:
     return Features(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-def fit(features: Features, shape: torch.Size, *, epochs: int, rate: float, batch: int) -> Tensor:
-    """Adam on the softmax over candidates and a few random tokens, against the target's."""
-    weight = torch.zeros(shape, requires_grad=True)
-    weight.grad = torch.zeros(shape)
-    optimiser = torch.optim.AdamW([weight], lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+def fit(
+    features: Features, lm_head: Tensor, *, rank: int, epochs: int, rate: float, batch: int
+) -> Tensor:
+    """Adam on the softmax over candidates and a few random tokens, against the target's.
+
+    The weight is the target's lm_head times a small matrix plus a rest: what is true of all
+    tokens is learnt from all labels, the rest holds what is a token's own.
+    """
+    shared = torch.zeros(lm_head.shape[1], rank)
+    rest = torch.zeros(lm_head.shape[0], rank)
+    shared.grad, rest.grad = torch.zeros_like(shared), torch.zeros_like(rest)
+    optimiser = torch.optim.AdamW([shared, rest], lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
     count = len(features.weight)
     held_out = min(20_000, count // 10)
     steps = epochs * ((count - held_out) // batch)
@@ -113,22 +120,22 @@ def fit(features: Features, shape: torch.Size, *, epochs: int, rate: float, batc
             for group in optimiser.param_groups:
                 group["lr"] = rate * (1 - step / steps)
             part = order[start : start + batch]
-            assert weight.grad is not None
-            weight.grad.zero_()
-            total += _gradient(features, part, weight)
+            rest.grad.zero_()
+            total += _gradient(features, part, lm_head @ shared + rest, rest.grad)
+            torch.mm(lm_head.T, rest.grad, out=shared.grad)
             optimiser.step()
             step += 1
-        loss, accuracy = _check(features, torch.arange(held_out), weight.detach())
+        loss, accuracy = _check(features, torch.arange(held_out), lm_head @ shared + rest)
         print(
             f"epoch {epoch + 1}: loss {total * batch / len(order):.4f}, held out {loss:.4f}, "
             f"accuracy by draft {[round(a, 3) for a in accuracy[:8]]}",
             flush=True,
         )
-    return weight.detach()
+    return lm_head @ shared + rest
 
 
 @torch.no_grad()
-def _gradient(features: Features, part: Tensor, weight: Tensor) -> float:
+def _gradient(features: Features, part: Tensor, weight: Tensor, grad: Tensor) -> float:
     activation = features.activation[part].float()
     tokens = features.tokens[part].long()
     truth = features.teacher[part].float().softmax(-1)
@@ -144,8 +151,6 @@ def _gradient(features: Features, part: Tensor, weight: Tensor) -> float:
     by[:, : tokens.shape[1]] -= truth
     scale = features.weight[part] / features.weight[part].sum()
     by *= scale.unsqueeze(1)
-    grad = weight.grad
-    assert grad is not None
     update = by[:, : tokens.shape[1]].unsqueeze(-1) * activation.unsqueeze(1)
     grad.index_add_(0, tokens.flatten(), update.flatten(0, 1))
     grad.index_add_(0, random, by[:, tokens.shape[1] :].T @ activation)
@@ -185,10 +190,12 @@ def main() -> None:
     torch.manual_seed(0)
     drafter = load_drafter(arguments.drafter, dtype=torch.bfloat16).drafter
     assert drafter.head is not None
+    loaded = load_target(arguments.target, dtype=torch.float32, device="cpu")
+    lm_head = loaded.target.lm_head.weight.detach().clone()
+    assert isinstance(lm_head, Tensor)
     if arguments.features and arguments.features.is_file():
         features = Features(**torch.load(arguments.features))
     else:
-        loaded = load_target(arguments.target, dtype=torch.float32, device="cpu")
         loaded.target.model.to(torch.bfloat16)
         corpus = load_corpus(
             arguments.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
@@ -198,8 +205,9 @@ def main() -> None:
         features = collect(drafter, loaded.target, batches, labels=arguments.labels)
         if arguments.features:
             torch.save(vars(features), arguments.features)
+    rank = drafter.head.output_weight.shape[1]
     weight = fit(
-        features, drafter.head.output_weight.shape, epochs=arguments.epochs, rate=arguments.rate,
+        features, lm_head, rank=rank, epochs=arguments.epochs, rate=arguments.rate,
         batch=arguments.batch,
     )  # fmt: skip
     with torch.no_grad():

@@ -65,7 +65,8 @@ def resumed(out, corpus, loaded, **changes):
 
 def test_a_killed_run_goes_on_exactly(tmp_path, corpus, loaded, whole):
     out = tmp_path / "run"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
         [sys.executable, "-m", "tests.training.killed", str(out), "6"],
         env=environment, cwd=ROOT, timeout=120, capture_output=True, text=True, check=False,

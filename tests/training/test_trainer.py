@@ -8,8 +8,10 @@ from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import PackedBatches
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import continue_prompts, simulate
+from domino_spec.targets import read
 from domino_spec.training import train
-from domino_spec.training.feed import Feed
+from domino_spec.training.feed import Feed, step_noise
+from domino_spec.training.loss import Mixture
 from tests.support.pair import SIZE
 from tests.training.helpers import Reports, assert_same, ready, state_of, weights_of
 
@@ -182,6 +184,56 @@ def test_a_step_divides_by_the_weight_of_all_its_parts(tmp_path, corpus, loaded)
     assert len(weights) > 1
     anchors = [part.anchors.tolist() for part in work.parts]
     assert anchors[0] != anchors[1]
+
+
+def test_the_loop_is_the_textbooks(tmp_path, corpus, loaded):
+    """Three steps written out: gradients of one step alone, cut, one AdamW step at its rate."""
+    options = {**QUICK, "clip": 0.3, "weight_decay": 0.01, "steps": 4, "warmup_ratio": 0.5}
+    reports = Reports()
+    run = ready(tmp_path / "run", corpus, loaded, reports, **options)
+    train(run)
+    fresh = ready(tmp_path / "fresh", corpus, loaded, **options)
+    trainer, target = fresh.trainer, loaded.target
+    parameters = trainer.masters.parameters
+    optimiser = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01)
+    feed = Feed(
+        trainer._batches, trainer._plan, first_step=0, last_step=4, parts=1, seed=0, pin=False
+    )  # fmt: skip
+    losses, norms = [], []
+    for step, work in enumerate(feed):
+        (blocks,) = work.parts
+        reading = read(
+            target, blocks.tokens, taps=fresh.drafter.config.target_layer_ids,
+            positions=blocks.positions, documents=blocks.documents,
+        )  # fmt: skip
+        mixture = Mixture.of(base=1 - step / 4, variation=0.0, device=torch.device("cpu"))
+        weight = blocks.weights.sum()
+        terms = trainer.objective(target, reading, blocks, mixture=mixture, total_weight=weight)
+        gradients = torch.autograd.grad(terms.loss, parameters)
+        norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient * min(1.0, 0.3 / float(norm))
+        optimiser.param_groups[0]["lr"] = trainer.schedule.rate(step)
+        optimiser.step()
+        losses.append(float(terms.loss.detach()))
+        norms.append(float(norm))
+    assert min(norms) > 0.3, "the cut does something"
+    assert [values["loss"] for _, values in reports.trained] == pytest.approx(losses, rel=1e-5)
+    assert [values["grad_norm"] for _, values in reports.trained] == pytest.approx(norms, rel=1e-4)
+    for name, weight in weights_of(run).items():
+        torch.testing.assert_close(weight, weights_of(fresh)[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_noise_follows_from_seed_and_step_alone():
+    torch.manual_seed(3)
+    draws = {(seed, step): step_noise(seed, step, (4, 50)) for seed in (0, 1, 7) for step in (0, 1)}
+    torch.manual_seed(4)
+    for (seed, step), noise in draws.items():
+        assert step_noise(seed, step, (4, 50)).equal(noise)
+        others = [other for key, other in draws.items() if key != (seed, step)]
+        assert not any((noise == other).any() for other in others)
+        assert 0 <= noise.min() < 0.1
+        assert 0.9 < noise.max() < 1
 
 
 def test_total_steps_follow_from_epochs(tmp_path, corpus, loaded):

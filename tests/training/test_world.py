@@ -46,7 +46,8 @@ def folder(tmp_path_factory):
         "device": "cpu",
     }  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(settings))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    path = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m tests.training.together"
     ended = subprocess.run(
         [sys.executable, *command.split(), str(folder)],

@@ -1,0 +1,129 @@
+"""The feed, the start of a run, what a run is told beside its settings."""
+
+import threading
+from importlib import import_module
+
+import pytest
+import torch
+
+from domino_spec.drafter import Drafter
+from domino_spec.targets import read
+from domino_spec.training import train
+from domino_spec.training.feed import Feed
+from domino_spec.training.start import match_output_scale
+from domino_spec.training.trainer import Intervals
+from tests.support.families import drafter_config, make_target
+from tests.support.pair import MASK, SIZE
+from tests.training.helpers import Reports, assert_same, ready, state_of
+
+
+def feed_of(run, plan=None, **changes):
+    options = {"first_step": 0, "last_step": 5, "parts": 2, "seed": 0, "pin": False, **changes}
+    return Feed(run.trainer._batches, plan or run.trainer._plan, **options)
+
+
+def feeding():
+    return [thread for thread in threading.enumerate() if thread.name == "feed"]
+
+
+def test_a_feed_gives_every_step_with_its_position(tmp_path, corpus, loaded):
+    run = ready(tmp_path, corpus, loaded)
+    works = list(feed_of(run))
+    assert len(works) == 5
+    positions = [(work.position["epoch"], work.position["row"]) for work in works]
+    assert positions == sorted(set(positions)), "each step ends further on"
+    assert positions[0] == (0, 4), "two parts of two rows"
+
+
+def test_an_error_while_feeding_ends_the_run(tmp_path, corpus, loaded):
+    run = ready(tmp_path, corpus, loaded, log_every=1)
+    plan, calls = run.trainer._plan, []
+
+    def fails(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("bad row")
+        return plan(*arguments)
+
+    run.trainer._plan = fails
+    with pytest.raises(RuntimeError, match="bad row"):
+        train(run)
+    assert run.trainer.step == 2
+
+
+def test_a_feed_that_is_closed_stops_working(tmp_path, corpus, loaded):
+    feed = feed_of(ready(tmp_path, corpus, loaded), last_step=10_000)
+    next(iter(feed))
+    feed.close()
+    for thread in feeding():
+        thread.join(timeout=5)
+    assert not feeding()
+
+
+def test_a_run_outside_the_main_thread(tmp_path, corpus, loaded):
+    """Nobody can signal it there; it trains the same."""
+    runs = [ready(tmp_path / name, corpus, loaded, steps=3) for name in ("here", "there")]
+    train(runs[0])
+    thread = threading.Thread(target=train, args=(runs[1],))
+    thread.start()
+    thread.join()
+    assert_same(state_of(runs[1]), state_of(runs[0]))
+
+
+def test_a_fresh_drafter_starts_at_the_scale_of_the_targets_states(corpus):
+    class Two:
+        """Conversations whose tokens a model of this vocabulary knows."""
+
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            return corpus[index]
+
+    target = make_target("gemma2")
+    drafter = Drafter.fresh(drafter_config(), seed=0)
+    match_output_scale(drafter, target, Two())
+    states = [
+        read(target, torch.from_numpy(corpus[i].tokens).long().unsqueeze(0), taps=(0,)).hidden[0]
+        for i in range(2)
+    ]
+    wanted = torch.cat(states).square().mean(0).sqrt()
+    torch.testing.assert_close(drafter.backbone.norm.weight.detach(), wanted)
+
+
+def test_nothing_held_out_is_nothing_evaluated(tmp_path, corpus, loaded):
+    reports = Reports()
+    run = ready(tmp_path, corpus, loaded, reports, held_out=0, eval_every=1, steps=2)
+    assert run.evaluate is None
+    train(run)
+    assert not reports.evaluated
+
+
+def test_when_things_are_due():
+    intervals = Intervals(log=3, evaluate=0, save=5)
+    logged = [step for step in range(1, 11) if intervals.due(intervals.log, step, 10)]
+    assert logged == [3, 6, 9, 10], "and at the end"
+    assert not any(intervals.due(intervals.evaluate, step, 10) for step in range(1, 11))
+
+
+def test_a_tenth_of_the_run_unless_told_otherwise(tmp_path, corpus, loaded):
+    run = ready(tmp_path, corpus, loaded, steps=50, eval_every=None, save_every=None)
+    assert run.trainer._intervals == Intervals(log=4, evaluate=5, save=5)
+    run = ready(tmp_path, corpus, loaded, steps=50, eval_every=0, save_every=0)
+    assert run.trainer._intervals == Intervals(log=4, evaluate=0, save=50), "saved at the end"
+
+
+def test_the_mask_is_chosen_among_tokens_that_prompts_do_not_hold_either(
+    tmp_path, corpus, loaded, monkeypatch
+):
+    """Role marks stand in prompts alone; a template may put them together where nobody sees it."""
+    seen = []
+
+    def chosen(_target, _tokenizer, counts):
+        seen.append(counts)
+        return MASK
+
+    monkeypatch.setattr(import_module("domino_spec.training.prepare"), "choose_mask_token", chosen)
+    run = ready(tmp_path, corpus, loaded, mask_token_id=None)
+    training = run.trainer._batches.corpus
+    assert seen[0].sum() == training.lengths.sum() > training.token_counts(SIZE).sum()
