@@ -39,7 +39,9 @@ def bigram_target() -> Target:
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
         tie_word_embeddings=False, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
-    model = tf.AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the same model in every process
+        model = tf.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()

@@ -123,7 +123,7 @@ def test_the_mask_is_chosen_among_tokens_that_prompts_do_not_hold_either(
         seen.append(counts)
         return MASK
 
-    monkeypatch.setattr(import_module("domino_spec.training.prepare"), "choose_mask_token", chosen)
+    monkeypatch.setattr(import_module("domino_spec.training.start"), "choose_mask_token", chosen)
     run = ready(tmp_path, corpus, loaded, mask_token_id=None)
     training = run.trainer._batches.corpus
     assert seen[0].sum() == training.lengths.sum() > training.token_counts(SIZE).sum()

@@ -16,7 +16,15 @@ from domino_spec.training.config import read_settings
 from domino_spec.training.meters import Watch
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import STATE_FILE, Checkpoints
-from tests.training.helpers import Reports, assert_same, bigram_corpus, ready, state_of, weights_of
+from tests.training.helpers import (
+    Reports,
+    assert_same,
+    bigram_corpus,
+    loaded_bigrams,
+    ready,
+    state_of,
+    weights_of,
+)
 
 STEPS = 12  # saved every 4
 ROOT = Path(__file__).parents[2]
@@ -310,3 +318,12 @@ def test_where_and_how_a_run_is_watched_may_change(corpus, loaded, whole):
     run = ready(whole[0], corpus, loaded, resume=True, log_every=7, keep=1, save_every=3)
     assert isinstance(run.trainer, Trainer)
     assert run.trainer.step == STEPS
+
+
+def test_another_target_of_the_same_shape_is_refused(tmp_path, corpus):
+    train(ready(tmp_path, corpus, loaded_bigrams(), steps=4))
+    other = loaded_bigrams()
+    with torch.no_grad():
+        other.target.model.lm_head.weight.mul_(1.5)
+    with pytest.raises(TrainingError, match="target_weights was"):
+        ready(tmp_path, corpus, other, steps=4, resume=True)

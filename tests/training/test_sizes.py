@@ -18,6 +18,7 @@ from tests.cli.tiny import MASK as TINY_MASK
 from tests.cli.tiny import make_tokenizer
 from tests.support.families import CONTEXT, HIDDEN, LAYERS, VOCAB, make_target
 from tests.support.tokens import small_tokenizer
+from tests.training.helpers import bigram_config
 
 
 def derived(target=None, **values):
@@ -202,3 +203,10 @@ def test_the_tokens_used_most_in_the_targets_order():
 def test_a_reduced_vocabulary_is_smaller():
     with pytest.raises(ConfigError, match="draft_vocab is 7"):
         choose_draft_tokens(np.zeros(7, dtype=np.int64), 7)
+
+
+def test_rows_longer_than_the_targets_context_are_refused(tmp_path):
+    target = make_target("llama")
+    limit = target.context_length
+    with pytest.raises(ConfigError, match=f"length is {limit + 1}, the target's context {limit}"):
+        derive(bigram_config(tmp_path, length=limit + 1), target)

@@ -24,6 +24,12 @@ class TrainConfig:
     target: str
     data: tuple[str, ...]
     out: str
+    revision: str | None = None
+    """The target's revision on the hub."""
+    trust_remote_code: bool = False
+    """Whether the target's own code may run."""
+    thinking: bool | None = None
+    """Whether the chat template is told to think; unset: its own default."""
 
     # The drafter.
     size: Size = "base"

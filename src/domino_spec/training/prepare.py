@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from domino_spec.api.facts import target_facts
-from domino_spec.checkpoints import Provenance, load_drafter, save_drafter
+from domino_spec.checkpoints import Provenance, save_drafter
 from domino_spec.data import Batch, Corpus, PackedBatches, load_corpus
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import ConfigError, TrainingError
-from domino_spec.targets import LoadedTarget, Target, load_target
+from domino_spec.evaluation import fingerprint
+from domino_spec.targets import LoadedTarget, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Blocks, plan_blocks
 from domino_spec.training.config import TrainConfig, save_config
@@ -28,13 +29,8 @@ from domino_spec.training.objective import Objective
 from domino_spec.training.observers import LOG_FILE, JsonlLog
 from domino_spec.training.optimiser import Optimiser
 from domino_spec.training.schedule import Schedule
-from domino_spec.training.sizes import (
-    choose_draft_tokens,
-    choose_mask_token,
-    derive,
-    drafter_config,
-)
-from domino_spec.training.start import match_output_scale
+from domino_spec.training.sizes import derive
+from domino_spec.training.start import start_drafter
 from domino_spec.training.state import Checkpoints, RunState, check_same_run, drafter_from
 from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
 from domino_spec.training.world import World, shard
@@ -77,10 +73,17 @@ def prepare(
             "it, or train into another folder."
         )
     dtype = _precision(config, world.device)
-    loaded = loaded or load_target(config.target, dtype=dtype, device=world.device)
+    loaded = loaded or load_target(
+        config.target,
+        revision=config.revision,
+        dtype=dtype,
+        device=world.device,
+        trust_remote_code=config.trust_remote_code,
+    )
     target, tokenizer = loaded.target, loaded.tokenizer
     for parameter in target.model.parameters():
         parameter.requires_grad_(False)
+    target_weights = fingerprint(target)  # while they are whole
     config = derive(config, target)
     rows, length = _known(config.rows), _known(config.length)
     if corpus is None:
@@ -90,10 +93,11 @@ def prepare(
             vocab_size=target.vocab_size,
             max_length=length,
             limit=config.limit,
+            chat_options=_chat_options(config),
         )
     training, held_out = split_held_out(corpus, config.held_out)
 
-    drafter, config = _drafter(config, target, tokenizer, training)
+    drafter, config = start_drafter(config, target, tokenizer, training)
     drafter.to(world.device, dtype if world.alone else torch.float32).train()
     quick = config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda")
     objective = Objective(
@@ -129,7 +133,11 @@ def prepare(
     )
     config = _with_steps(config, batches)
     acceleration = Acceleration(drafter, target) if quick else None
-    settings = {**config.to_dict(), "drafter": drafter.config.to_dict()}
+    settings = {
+        **config.to_dict(),
+        "drafter": drafter.config.to_dict(),
+        "target_weights": target_weights,
+    }
     provenance = _provenance(config, loaded)
     evaluate = held_out_evaluation(
         config, drafter, target, tokenizer, held_out, acceleration=acceleration, world=world
@@ -226,43 +234,6 @@ def _precision(config: TrainConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _drafter(
-    config: TrainConfig, target: Target, tokenizer: Any, training: Corpus
-) -> tuple[Drafter, TrainConfig]:
-    counts = training.token_counts(target.vocab_size)
-    mask = config.mask_token_id
-    if mask is None:
-        everywhere = training.token_counts(target.vocab_size, learnt=False)
-        mask = choose_mask_token(target, tokenizer, everywhere)
-    config = dataclasses.replace(config, mask_token_id=mask)
-    shape = drafter_config(config, target, mask_token_id=mask)
-    if config.init is not None:
-        return _warm_start(config, shape), config
-    tokens: Tensor | None = None
-    if config.draft_vocab is not None:
-        tokens = torch.from_numpy(choose_draft_tokens(counts, config.draft_vocab))
-    drafter = Drafter.fresh(shape, seed=config.seed, draft_tokens=tokens)
-    match_output_scale(drafter, target, training)
-    return drafter, config
-
-
-def _warm_start(config: TrainConfig, shape: DrafterConfig) -> Drafter:
-    assert config.init is not None
-    drafter = load_drafter(config.init, dtype=torch.float32).drafter
-    if drafter.config != shape:
-        stated, wanted = drafter.config.to_dict(), shape.to_dict()
-        different = [
-            f"{name} {stated[name]!r} against {wanted[name]!r}"
-            for name in stated
-            if stated[name] != wanted.get(name)
-        ]
-        raise TrainingError(
-            f"{config.init} is another drafter than these settings describe: "
-            f"{'; '.join(different)}. Set them alike, or start from random weights."
-        )
-    return drafter
-
-
 def _chunk(config: TrainConfig, drafter: DrafterConfig) -> int:
     """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
     fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
@@ -316,11 +287,18 @@ def _tenth(stated: int | None, steps: int) -> int:
 
 
 def _provenance(config: TrainConfig, loaded: LoadedTarget) -> Provenance:
-    facts = target_facts(loaded.target, loaded.tokenizer, loaded.revision)
+    facts = target_facts(
+        loaded.target, loaded.tokenizer, loaded.revision, chat_options=_chat_options(config)
+    )
     return Provenance(
         target_id=Path(config.target).name if Path(config.target).exists() else config.target,
         target_revision=facts.revision,
         tokenizer_sha256=facts.tokenizer_sha256,
         chat_template_sha256=facts.chat_template_sha256,
+        thinking=facts.thinking,
         training_length=config.length,
     )
+
+
+def _chat_options(config: TrainConfig) -> dict[str, Any]:
+    return {} if config.thinking is None else {"enable_thinking": config.thinking}

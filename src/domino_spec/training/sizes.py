@@ -44,7 +44,12 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
     hidden = target.hidden_size
     heads = config.heads or int(text.num_attention_heads)
     kv_heads = config.kv_heads or int(getattr(text, "num_key_value_heads", None) or heads)
-    length = config.length or min(1024, target.context_length or 1024)
+    context = target.context_length
+    length = config.length or min(1024, context or 1024)
+    if context is not None and length > context:
+        raise ConfigError(
+            f"length is {length}, the target's context {context}; pack rows of at most that."
+        )
     filled: dict[str, Any] = {
         "layers": config.layers or min(dial.layers, target.num_layers),
         "intermediate_size": config.intermediate_size or _intermediate(text, hidden),

@@ -1,14 +1,60 @@
-"""Where a fresh drafter starts: at the scale of the states that the target's lm_head is used to."""
+"""Where a drafter starts: from another's weights, or at random, at the target's own scale."""
 
 from __future__ import annotations
 
-import torch
+import dataclasses
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from domino_spec.checkpoints import load_drafter
 from domino_spec.data import Corpus
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.errors import TrainingError
 from domino_spec.targets import Target, read
+from domino_spec.training.config import TrainConfig
+from domino_spec.training.sizes import choose_draft_tokens, choose_mask_token, drafter_config
 
 _CONVERSATIONS = 16
+
+
+def start_drafter(
+    config: TrainConfig, target: Target, tokenizer: Any, training: Corpus
+) -> tuple[Drafter, TrainConfig]:
+    """Random weights, or those of `init`; and the configuration with its mask token."""
+    counts = training.token_counts(target.vocab_size)
+    mask = config.mask_token_id
+    if mask is None:
+        everywhere = training.token_counts(target.vocab_size, learnt=False)
+        mask = choose_mask_token(target, tokenizer, everywhere)
+    config = dataclasses.replace(config, mask_token_id=mask)
+    shape = drafter_config(config, target, mask_token_id=mask)
+    if config.init is not None:
+        return _warm_start(config, shape), config
+    tokens: Tensor | None = None
+    if config.draft_vocab is not None:
+        tokens = torch.from_numpy(choose_draft_tokens(counts, config.draft_vocab))
+    drafter = Drafter.fresh(shape, seed=config.seed, draft_tokens=tokens)
+    match_output_scale(drafter, target, training)
+    return drafter, config
+
+
+def _warm_start(config: TrainConfig, shape: DrafterConfig) -> Drafter:
+    assert config.init is not None
+    drafter = load_drafter(config.init, dtype=torch.float32).drafter
+    if drafter.config != shape:
+        stated, wanted = drafter.config.to_dict(), shape.to_dict()
+        different = [
+            f"{name} {stated[name]!r} against {wanted[name]!r}"
+            for name in stated
+            if stated[name] != wanted.get(name)
+        ]
+        raise TrainingError(
+            f"{config.init} is another drafter than these settings describe: "
+            f"{'; '.join(different)}. Set them alike, or start from random weights."
+        )
+    return drafter
 
 
 @torch.no_grad()
