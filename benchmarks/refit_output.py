@@ -98,7 +98,14 @@ def collect(drafter: Drafter, target: Target, batches: PackedBatches, *, labels:
 
 
 def fit(
-    features: Features, lm_head: Tensor, *, rank: int, epochs: int, rate: float, batch: int
+    features: Features,
+    lm_head: Tensor,
+    *,
+    rank: int,
+    epochs: int,
+    rate: float,
+    rest_share: float,
+    batch: int,
 ) -> Tensor:
     """Adam on the softmax over candidates and a few random tokens, against the target's.
 
@@ -108,7 +115,9 @@ def fit(
     shared = torch.zeros(lm_head.shape[1], rank)
     rest = torch.zeros(lm_head.shape[0], rank)
     shared.grad, rest.grad = torch.zeros_like(shared), torch.zeros_like(rest)
-    optimiser = torch.optim.AdamW([shared, rest], lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
+    # The rest has far more numbers than there are labels for: it moves slowly, or it overfits.
+    groups = [{"params": [shared], "share": 1.0}, {"params": [rest], "share": rest_share}]
+    optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
     count = len(features.weight)
     held_out = min(20_000, count // 10)
     steps = epochs * ((count - held_out) // batch)
@@ -118,7 +127,7 @@ def fit(
         total = 0.0
         for start in range(0, len(order) - batch + 1, batch):
             for group in optimiser.param_groups:
-                group["lr"] = rate * (1 - step / steps)
+                group["lr"] = group["share"] * rate * (1 - step / steps)
             part = order[start : start + batch]
             rest.grad.zero_()
             total += _gradient(features, part, lm_head @ shared + rest, rest.grad)
@@ -184,6 +193,7 @@ def main() -> None:
     parser.add_argument("--labels", type=int, default=2_000_000)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--rest-share", type=float, default=0.25, help="of the rate")
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--features", type=Path, help="keep what was collected here")
     arguments = parser.parse_args()
@@ -208,7 +218,7 @@ def main() -> None:
     rank = drafter.head.output_weight.shape[1]
     weight = fit(
         features, lm_head, rank=rank, epochs=arguments.epochs, rate=arguments.rate,
-        batch=arguments.batch,
+        rest_share=arguments.rest_share, batch=arguments.batch,
     )  # fmt: skip
     with torch.no_grad():
         drafter.head.output_weight.copy_(weight)
