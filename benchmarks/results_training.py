@@ -18,6 +18,7 @@ def training(records: Path, released: Path) -> str:
     """All sections that have records."""
     parts = [
         _acceptance(read_records(records / "acceptance.jsonl")),
+        _storage(read_records(records / "storage.jsonl")),
         _runs(read_records(records / "release.jsonl"), released),
         _speed(read_records(records / "training-speed.jsonl")),
         _flex(read_records(records / "flex.jsonl")),
@@ -56,6 +57,27 @@ def _acceptance(records: list[dict[str, Any]]) -> str:
         heads = ["drafter", "set", "T", "way", "drafts", "head", "tokens a cycle", "prompts used"]
         lines += [f"{group[0]['target']}. {circumstances(group)}", "", table(heads, rows), ""]
     return "\n".join(lines)
+
+
+def _storage(records: list[dict[str, Any]]) -> str:
+    sets = list(dict.fromkeys(r["set"] for r in records))
+    found = {(r["drafter"], r["set"]): f"{r['tokens_per_cycle']:.2f}" for r in records}
+    rows = [[d, *(found[d, s] for s in sets)] for d in dict.fromkeys(r["drafter"] for r in records)]
+    used = {r["set"]: r["used"] for r in records}
+    heads = ["main drafter stored as", *(f"{s} ({used[s]} prompts)" for s in sets)]
+    return "\n".join(
+        [
+            "### What packing costs",
+            "",
+            "The same measurement on the first 16 prompts of two sets, simulated. In 8 bits the "
+            "main drafter would be larger than the 24 MB it may take in this repository.",
+            "",
+            circumstances(records),
+            "",
+            table(heads, rows),
+            "",
+        ]
+    )
 
 
 def _runs(records: list[dict[str, Any]], released: Path) -> str:
