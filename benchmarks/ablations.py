@@ -205,6 +205,8 @@ def main() -> None:
         began = time.perf_counter()
         own = dict(entry.get("settings", {}))
         if "best_of" in entry:
+            if not arguments.held_out:
+                raise SystemExit("best_of needs --held-out: there is nothing to choose by.")
             winner = max(entry["best_of"], key=lambda name: score_of[name])
             own = {**settings_of[winner], **own}
         settings_of[entry["name"]] = own

@@ -51,7 +51,7 @@ def collect(drafter: Drafter, target: Target, batches: PackedBatches, *, labels:
     depth = drafter.config.max_depth
     while count < labels:
         batch = batches.next()
-        noise = step_noise(1, step, 0, tuple(batch.tokens.shape))
+        noise = step_noise(1, step, (batch.tokens.shape[0], batch.tokens.shape[1]))
         step += 1
         blocks = plan_blocks(batch, anchors=ANCHORS, depth=depth, gamma=GAMMA, noise=noise, chunk=1)
         reading = read(

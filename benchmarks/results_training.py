@@ -112,7 +112,9 @@ def _runs(records: list[dict[str, Any]], released: Path) -> str:
             "Seconds include compiling (the first report of each log); the speed is the median of "
             f"the later reports. The prototype reached {PROTOTYPE['soft']} conversations a second "
             f"with soft labels ({PROTOTYPE['hard']} with hard ones) on the same card and about the "
-            "same blocks a conversation.",
+            "same blocks a conversation (handed down, not a record here). *Right in a row* "
+            "counts among the tokens that can be drafted: of the CPU drafter's 8192 that says more "
+            "than it seems.",
             "",
             circumstances(records),
             "",
@@ -122,7 +124,9 @@ def _runs(records: list[dict[str, Any]], released: Path) -> str:
             "matrix was lost on the way from the GPU machine (one file over a size limit) and was "
             "fitted again on a CPU, everything else frozen, by `benchmarks.refit_output` (see "
             "`src/domino_spec/released/smollm2-135m-instruct/README.md`). The tokens a cycle above "
-            "on this page are measured on what is released.",
+            "on this page are measured on what is released. In `refit.log` the head's accuracy on "
+            "held-out labels ends below the run's own, so the fitted matrix is likely the worse "
+            "one; how much it costs was not measured.",
             "",
         ]
     )

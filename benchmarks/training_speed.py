@@ -1,7 +1,7 @@
 """Training speed: conversations a second, peak memory, share of the card's peak, where time goes.
 
-    python -m benchmarks.training_speed TARGET --data SHARDS... --labels soft
-    python -m benchmarks.training_speed qwen3-4b --rows 4 --length 3072 --anchors 256 --steps 20
+    python -m benchmarks.training_speed TARGET --data SHARDS... --set labels=soft
+    python -m benchmarks.training_speed qwen3-4b --steps 20 --set rows=4 length=3072 anchors=256
 
 A name of `SHAPES` instead of a target means that shape with random weights and random data.
 """

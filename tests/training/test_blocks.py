@@ -157,13 +157,6 @@ def test_lists_are_padded_to_whole_chunks_with_weights_of_zero(chunk):
     assert (blocks.weights[:count] > 0).all()
 
 
-def test_nothing_to_learn_is_an_empty_plan():
-    blocks = blocks_of(batch_of([[(5, 1)]], length=8, vocab=VOCAB), anchors=3, depth=4)
-    assert blocks.label_count == 0
-    assert len(blocks.slots) == 0
-    assert blocks.total_weight == 0
-
-
 def test_labels_that_a_reduced_vocabulary_does_not_know_weigh_nothing():
     found = batch()
     known = torch.arange(VOCAB) % 2 == 0
@@ -198,3 +191,13 @@ def test_other_noise_draws_other_anchors_and_the_same_noise_the_same():
     one = plan_blocks(found, noise=first, **options)
     assert plan_blocks(found, noise=first, **options).anchors.equal(one.anchors)
     assert not plan_blocks(found, noise=second, **options).anchors.equal(one.anchors)
+
+
+def test_a_batch_without_a_label_is_one_chunk_that_weighs_nothing():
+    """A prompt cut so that one answer token is left has no place for a block."""
+    batch = batch_of([[(9, 1)]], length=10, vocab=50)
+    blocks = blocks_of(batch, anchors=4, depth=3, chunk=8)
+    assert blocks.label_count == 0
+    assert blocks.total_weight == 0
+    assert len(blocks.slots) == 8
+    assert not blocks.weights.any()

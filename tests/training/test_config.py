@@ -159,3 +159,13 @@ def test_assignments_are_read_as_yaml_reads_them():
 def test_assignments_that_are_none(text, words):
     with pytest.raises(ConfigError, match=words):
         parse_assignments([text])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tv_weight", 5), ("save_every", -1), ("warmup_ratio", 3), ("diverge_factor", 0.5),
+     ("weight_decay", -1), ("tv_start", 2)],
+)  # fmt: skip
+def test_values_that_would_ruin_a_run_are_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        TrainConfig(target="t", data=("d",), out="o", **{name: value})

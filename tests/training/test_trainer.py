@@ -5,7 +5,7 @@ import torch
 
 from domino_spec import DominoDecoder
 from domino_spec.checkpoints import load_drafter, save_drafter
-from domino_spec.data import PackedBatches
+from domino_spec.data import PackedBatches, load_corpus, write_shard
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import continue_prompts, simulate
 from domino_spec.targets import read
@@ -301,3 +301,14 @@ def test_the_target_is_left_alone(learnt, loaded):
 def test_without_a_tokenizer_a_mask_must_be_named(tmp_path, corpus, loaded):
     with pytest.raises(ConfigError, match="mask_token_id"):
         ready(tmp_path, corpus, loaded, mask_token_id=None)
+
+
+def test_a_batch_without_labels_does_not_end_the_run(tmp_path, loaded):
+    """One answer token a row: no block fits, nothing is learnt, the rest goes on."""
+    path = tmp_path / "short.npz"
+    prompts, answers = [[1] * 9] * 30 + [[2] * 4] * 30, [[3]] * 30 + [[4, 5, 6, 7, 8]] * 30
+    write_shard(path, prompts=prompts, answers=answers, vocab_size=SIZE)
+    corpus = load_corpus([str(path)], tokenizer=None, vocab_size=SIZE)
+    run = ready(tmp_path / "run", corpus, loaded, rows=1, length=10, steps=20)
+    outcome, _ = train(run)
+    assert outcome.finished

@@ -137,6 +137,7 @@ def synth(
     """
     with speaking(as_json=as_json, quiet=quiet) as voice:
         from domino_spec.data.synth import SynthSettings, synthesise
+        from domino_spec.evaluation import fingerprint
 
         settings = SynthSettings(
             temperature=temperature,
@@ -163,7 +164,7 @@ def synth(
                 count=count,
                 batch_size=batch_size,
                 system=chat.system,
-                identity=_identity(target, decoder.facts()),
+                identity=_identity(fingerprint(decoder.target), decoder.facts()),
                 on_progress=tell,
             )
         _finish(voice, out, f"{done.prompts:,} prompts", done.dropped, done.to_dict())
@@ -215,6 +216,7 @@ def answer(
         from domino_spec.data.prompts import read_prompts
         from domino_spec.data.report import bad_lines
         from domino_spec.data.server import ServerAnswerer
+        from domino_spec.evaluation import fingerprint
 
         settings = AnswerSettings(
             max_new_tokens=max_new_tokens,
@@ -232,7 +234,7 @@ def answer(
         if server is None:
             decoder = load_decoder(voice, target, target_options, draft_options, chat)
             answerer, facts = LocalAnswerer(decoder, batch_size=batch_size), decoder.facts()
-            who = "the target"
+            who, model = "the target", fingerprint(decoder.target)
         else:
             facts, tokenizer = _without_weights(target, target_options, chat)
             answerer = asked = ServerAnswerer(
@@ -243,7 +245,7 @@ def answer(
                 api_key=os.environ.get(api_key_env),
                 concurrency=concurrency,
             )
-            who = f"a server's {asked.model}"
+            who, model = f"a server's {asked.model}", target
         voice.note(_ahead(estimate(read, answerer, settings)))
         with Ticker(voice) as ticker:
             done = answer_prompts(
@@ -252,7 +254,7 @@ def answer(
                 out,
                 settings,
                 vocab_size=facts.vocab_size,
-                identity={**_identity(target, facts), "answered_by": who},
+                identity={**_identity(model, facts), "answered_by": who},
                 on_progress=lambda progress: ticker.say(_so_far(progress)),
             )
         said = f"{done.answered:,} answers to {done.prompts:,} prompts"
@@ -298,6 +300,7 @@ def _without_weights(
 
 
 def _identity(target: str, facts: TargetFacts) -> dict[str, Any]:
+    """What a folder keeps to: the target by its weights, or by its name where a server has it."""
     return {
         "target": target,
         "tokenizer_sha256": facts.tokenizer_sha256,

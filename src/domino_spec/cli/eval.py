@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _PROMPTS = "Prompts"
 _DRAFTER = "Drafter"
 _HOW = "Measurement"
-_SPLIT_SEED = 0  # what training splits with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,8 @@ class PromptOptions:
     held_out: Annotated[
         int | None,
         typer.Option(
-            help="Of --data only as many as training holds out.", rich_help_panel=_PROMPTS
+            help="Of --data only what training holds out: this many, at most a tenth.",
+            rich_help_panel=_PROMPTS,
         ),
     ] = None
     limit: Annotated[
@@ -213,6 +213,7 @@ def _prompt_sets(
 ) -> list[PromptSet]:
     from domino_spec.data import load_corpus
     from domino_spec.evaluation import corpus_prompts, encode_turns
+    from domino_spec.training.evaluate import split_held_out
 
     target, tokenizer, chat = decoder.target, decoder.tokenizer, decoder.chat_options
     longest = protocol.longest_for(target)
@@ -225,7 +226,7 @@ def _prompt_sets(
             source.data, tokenizer=tokenizer, vocab_size=target.vocab_size, chat_options=chat
         )
         if source.held_out is not None:
-            _, corpus = corpus.split(held_out=source.held_out, seed=_SPLIT_SEED)
+            _, corpus = split_held_out(corpus, source.held_out)
         sets.append(corpus_prompts("data", corpus, longest=longest, limit=source.limit))
     return sets
 

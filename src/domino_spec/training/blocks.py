@@ -106,7 +106,8 @@ def plan_blocks(
     row = slots // (depth * places.shape[1])
     label_index = row * length + index.flatten()[slots]
     weights = torch.exp(-drafts / gamma)
-    padding = -len(slots) % chunk
+    # A batch may hold no label at all; it is then one chunk that weighs nothing.
+    padding = -len(slots) % chunk if len(slots) else chunk
 
     def padded(values: Tensor) -> Tensor:
         return torch.cat((values, values.new_zeros(padding)))

@@ -123,6 +123,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} is {value}; expected more than 0.")
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                upper = "or more" if most == math.inf else f"to {most:g}"
+                raise ConfigError(f"{name} is {value}; expected {least:g} {upper}.")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas are {list(self.betas)}; expected two from 0 to below 1.")
         if not self.data:
@@ -171,6 +176,20 @@ _POSITIVE = (
     "accumulate", "anchors", "block_size", "chunk_bytes", "clip", "draft_vocab", "epochs", "gamma",
     "keep", "layers", "learning_rate", "length", "log_every", "rows", "sharpness", "steps",
 )  # fmt: skip
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "curriculum_ratio": (0.0, 1.0),
+    "diverge_factor": (1.0, math.inf),
+    "eval_every": (0, math.inf),
+    "eval_prompts": (0, math.inf),
+    "eval_tokens": (1, math.inf),
+    "held_out": (0, math.inf),
+    "min_lr_ratio": (0.0, 1.0),
+    "save_every": (0, math.inf),
+    "tv_start": (0.0, 1.0),
+    "tv_weight": (0.0, 1.0),
+    "warmup_ratio": (0.0, 1.0),
+    "weight_decay": (0.0, math.inf),
+}
 
 
 def _typed(field: dataclasses.Field[Any], value: Any) -> Any:

@@ -72,6 +72,11 @@ def prepare(
             f"{checkpoints.folder} already holds a run at step {checkpoints.steps()[-1]}; resume "
             "it, or train into another folder."
         )
+    if (out / DRAFTER_FOLDER / "config.json").is_file() and not resume:
+        raise TrainingError(
+            f"{out / DRAFTER_FOLDER} holds the drafter of a finished run; train into another "
+            "folder, or move it away."
+        )
     dtype = _precision(config, world.device)
     loaded = loaded or load_target(
         config.target,

@@ -109,11 +109,12 @@ def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -
 def choose_mask_token(target: Target, tokenizer: Any | None, counts: np.ndarray) -> int:
     """A token that text never holds: behind the tokenizer's last, or a special never used."""
     if tokenizer is not None:
-        if len(tokenizer) < target.vocab_size:
-            return len(tokenizer)
+        behind = max(tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        if behind < target.vocab_size and not counts[behind]:
+            return behind
         named = {getattr(tokenizer, f"{n}_token_id", None) for n in ("bos", "eos", "pad", "unk")}
         own = getattr(tokenizer, "mask_token_id", None)
-        if own is not None:
+        if own is not None and not counts[own]:
             return int(own)
         template = str(getattr(tokenizer, "chat_template", None) or "")
         for token in sorted(tokenizer.all_special_ids, reverse=True):

@@ -17,6 +17,11 @@ from domino_spec.training.config import TrainConfig
 from domino_spec.training.sizes import choose_draft_tokens, choose_mask_token, drafter_config
 
 _CONVERSATIONS = 16
+# What a drafter to start from brings along: nobody can set it, and training does not change it.
+_ITS_OWN = {
+    "causal_window", "layer_types", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
+    "sliding_window",
+}  # fmt: skip
 
 
 def start_drafter(
@@ -25,9 +30,14 @@ def start_drafter(
     """Random weights, or those of `init`; and the configuration with its mask token."""
     counts = training.token_counts(target.vocab_size)
     mask = config.mask_token_id
+    everywhere = training.token_counts(target.vocab_size, learnt=False)
     if mask is None:
-        everywhere = training.token_counts(target.vocab_size, learnt=False)
         mask = choose_mask_token(target, tokenizer, everywhere)
+    elif 0 <= mask < target.vocab_size and everywhere[mask]:
+        raise TrainingError(
+            f"mask_token_id is {mask}, which the data hold {everywhere[mask]:,} times; the mask "
+            "must be a token that text never holds."
+        )
     config = dataclasses.replace(config, mask_token_id=mask)
     shape = drafter_config(config, target, mask_token_id=mask)
     if config.init is not None:
@@ -43,13 +53,13 @@ def start_drafter(
 def _warm_start(config: TrainConfig, shape: DrafterConfig) -> Drafter:
     assert config.init is not None
     drafter = load_drafter(config.init, dtype=torch.float32).drafter
-    if drafter.config != shape:
-        stated, wanted = drafter.config.to_dict(), shape.to_dict()
-        different = [
-            f"{name} {stated[name]!r} against {wanted[name]!r}"
-            for name in stated
-            if stated[name] != wanted.get(name)
-        ]
+    stated, wanted = drafter.config.to_dict(), shape.to_dict()
+    different = [
+        f"{name} {stated[name]!r} against {wanted[name]!r}"
+        for name in stated
+        if name not in _ITS_OWN and stated[name] != wanted.get(name)
+    ]
+    if different:
         raise TrainingError(
             f"{config.init} is another drafter than these settings describe: "
             f"{'; '.join(different)}. Set them alike, or start from random weights."
