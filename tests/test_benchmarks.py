@@ -1,23 +1,28 @@
 """The scripts that make records run, on a tiny model, as they run on a real one."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
-from benchmarks import ablations, training_speed
+from benchmarks import ablations, refit_output, training_speed
 
+from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import write_shard
+from domino_spec.drafter import Drafter
 from domino_spec.records import read_records
-from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
+from tests.cli.tiny import MASK, VOCAB, drafter_config, make_tokenizer, save_target
 from tests.support.families import random_prompts
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
     folder = save_target(tmp_path_factory.mktemp("target"), tokenizer=make_tokenizer())
-    prompts = [[t % VOCAB for t in p] for p in random_prompts([6] * 40, seed=1)]
-    answers = [[t % VOCAB for t in p] for p in random_prompts([30] * 40, seed=2)]
+    # Text never holds the mask.
+    prompts = [[t if t != MASK else 5 for t in p] for p in random_prompts([6] * 40, seed=1)]
+    answers = [[t if t != MASK else 5 for t in p] for p in random_prompts([30] * 40, seed=2)]
     write_shard(folder / "s.npz", prompts=prompts, answers=answers, vocab_size=VOCAB)
     return folder
 
@@ -63,3 +68,23 @@ def test_training_speed_leaves_a_record(tmp_path, monkeypatch):
     assert record["tera_operations_per_step"] > 0
     assert sum(record["stage_share"].values()) == pytest.approx(1, abs=0.01)
     assert record["conversations_per_second"] > 0
+
+
+def test_an_output_weight_is_fitted_again(tiny, tmp_path, monkeypatch):
+    """From a head whose output is zero to one that names more of the target's tokens."""
+    config = replace(drafter_config(), block_size=8)
+    save_drafter(Drafter.fresh(config, seed=0), tmp_path / "bare")
+    monkeypatch.setattr(refit_output, "LENGTH", 64)
+    monkeypatch.setattr(refit_output, "ANCHORS", 8)
+    arguments = [
+        "refit", str(tmp_path / "bare"), str(tmp_path / "fitted"), "--target", str(tiny), "--data",
+        str(tiny / "s.npz"), "--labels", "400", "--epochs", "2", "--batch", "64",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    refit_output.main()
+    before, after = (load_drafter(tmp_path / name).drafter for name in ("bare", "fitted"))
+    assert not before.head.output_weight.any()
+    assert after.head.output_weight.any()
+    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
+        if "embed_proj.2" not in name:
+            assert torch.equal(old.bfloat16(), new.bfloat16()), name
