@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from domino_spec.checkpoints import released
 from domino_spec.cli import demo as demo_module
 from domino_spec.demo import models
+from domino_spec.demo.run import Comparison, median_ratio
 from domino_spec.errors import TargetError
 from tests.cli import tiny
 
@@ -130,3 +132,13 @@ def test_another_drafter_or_target_is_not_replaced_by_a_released_one(
     assert f"drafting with {draft}" in named.stderr
     other = domino("demo", "--target", target, "--prompts", 1, "-n", 6)
     assert "an untrained drafter" in other.stderr
+
+
+def test_one_stalled_prompt_does_not_make_a_speed_up():
+    def taking(plain: float, domino: float) -> Comparison:
+        runs = [SimpleNamespace(run=SimpleNamespace(seconds=s)) for s in (plain, domino)]
+        return Comparison(*runs)
+
+    comparisons = [taking(73.0, 2.0), taking(1.0, 1.0), taking(1.0, 2.0)]
+    assert median_ratio(comparisons) == 1.0
+    assert median_ratio([]) == 0.0

@@ -17,7 +17,7 @@ from domino_spec.cli.render import shortened
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.demo.models import released_drafter, smollm2, untrained_drafter
 from domino_spec.demo.prompts import PROMPTS
-from domino_spec.demo.run import Comparison, compare, total_ratio, warm_up
+from domino_spec.demo.run import Comparison, compare, median_ratio, warm_up
 from domino_spec.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def demo(
                     "device": str(decoder.target.device),
                     "dtype": str(decoder.target.dtype).removeprefix("torch."),
                     "identical": identical,
-                    "ratio": total_ratio(comparisons),
+                    "ratio": median_ratio(comparisons),
                     "prompts": [
                         {"prompt": text, **comparison.to_dict()}
                         for text, comparison in zip(texts, comparisons, strict=True)
@@ -135,8 +135,8 @@ def _print_table(
     voice.out.print(table)
     same_count = sum(comparison.identical for comparison in comparisons)
     voice.out.print(
-        f"{same_count} of {len(comparisons)} answers identical · {total_ratio(comparisons):.2f}× "
-        f"overall · one run on this machine ({decoder.target.device}), not a benchmark",
+        f"{same_count} of {len(comparisons)} answers identical · {median_ratio(comparisons):.2f}× "
+        f"(median) · one run on this machine ({decoder.target.device}), not a benchmark",
         soft_wrap=True,
     )
 

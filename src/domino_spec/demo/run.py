@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -70,8 +71,6 @@ def compare(decoder: DominoDecoder, prompt: Prompt, *, max_new_tokens: int) -> C
     return Comparison(plain, domino)
 
 
-def total_ratio(comparisons: Sequence[Comparison]) -> float:
-    """Plain seconds over Domino seconds, all prompts together."""
-    domino = sum(comparison.domino.run.seconds for comparison in comparisons)
-    plain = sum(comparison.plain.run.seconds for comparison in comparisons)
-    return plain / domino if domino else 0.0
+def median_ratio(comparisons: Sequence[Comparison]) -> float:
+    """The middle one of the ratios: a machine that stalls once must not make a speed-up."""
+    return median(comparison.ratio for comparison in comparisons) if comparisons else 0.0
