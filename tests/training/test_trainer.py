@@ -6,14 +6,24 @@ import torch
 from domino_spec import DominoDecoder
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import PackedBatches, load_corpus, write_shard
-from domino_spec.errors import ConfigError, TrainingError
+from domino_spec.errors import ConfigError, DataError, TrainingError
 from domino_spec.evaluation import continue_prompts, simulate
-from domino_spec.targets import read
-from domino_spec.training import train
+from domino_spec.targets import LoadedTarget, read
+from domino_spec.training import prepare, train
 from domino_spec.training.feed import Feed, step_noise
 from domino_spec.training.loss import Mixture
+from tests.support.families import VOCAB, make_target
 from tests.support.pair import SIZE
-from tests.training.helpers import Reports, assert_same, ready, state_of, weights_of
+from tests.support.tokens import small_tokenizer
+from tests.training.helpers import (
+    ALONE,
+    Reports,
+    assert_same,
+    bigram_config,
+    ready,
+    state_of,
+    weights_of,
+)
 
 QUICK = {"steps": 3, "save_every": 0, "log_every": 1}
 
@@ -312,3 +322,17 @@ def test_a_batch_without_labels_does_not_end_the_run(tmp_path, loaded):
     run = ready(tmp_path / "run", corpus, loaded, rows=1, length=10, steps=20)
     outcome, _ = train(run)
     assert outcome.finished
+
+
+def test_columns_may_be_called_otherwise(tmp_path):
+    """What `data check` reads with its flags, training reads with its settings."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"body": "the quick brown fox"}\n' * 30, encoding="utf-8")
+    target = LoadedTarget(
+        target=make_target("llama"), tokenizer=small_tokenizer(), source="llama", revision=None
+    )
+    own = {"data": [str(path)], "steps": 1, "mask_token_id": VOCAB - 1}
+    config = bigram_config(tmp_path / "run", text_field="body", **own)
+    assert prepare(config, world=ALONE, loaded=target).corpus.report.conversations > 0
+    with pytest.raises(DataError):
+        prepare(bigram_config(tmp_path / "other", **own), world=ALONE, loaded=target)

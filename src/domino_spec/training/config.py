@@ -56,6 +56,10 @@ class TrainConfig:
     """A drafter to start from instead of random weights (a warm start: no optimiser state)."""
 
     # Data and blocks.
+    messages_field: str | None = None
+    """The column of conversations that are not called as usual."""
+    text_field: str | None = None
+    """The same for texts."""
     length: int | None = None
     """Tokens in a packed row."""
     rows: int | None = None

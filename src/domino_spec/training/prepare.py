@@ -98,6 +98,8 @@ def prepare(
             vocab_size=target.vocab_size,
             max_length=length,
             limit=config.limit,
+            messages_field=config.messages_field,
+            text_field=config.text_field,
             chat_options=_chat_options(config),
         )
     training, held_out = split_held_out(corpus, config.held_out)
