@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from domino_spec.api.facts import target_facts
-from domino_spec.checkpoints import Provenance, save_drafter
+from domino_spec.checkpoints import Provenance
 from domino_spec.data import Batch, Corpus, PackedBatches, load_corpus
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import fingerprint
-from domino_spec.targets import LoadedTarget, load_target
+from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Blocks, plan_blocks
 from domino_spec.training.config import TrainConfig, save_config
 from domino_spec.training.evaluate import held_out_evaluation, split_held_out
+from domino_spec.training.keeper import DRAFTER_FOLDER, Keeper
 from domino_spec.training.loss import chunk_gradients
 from domino_spec.training.masters import Masters
 from domino_spec.training.meters import Watch
@@ -31,12 +32,11 @@ from domino_spec.training.optimiser import Optimiser
 from domino_spec.training.schedule import Schedule
 from domino_spec.training.sizes import derive
 from domino_spec.training.start import start_drafter
-from domino_spec.training.state import Checkpoints, RunState, check_same_run, drafter_from
+from domino_spec.training.state import Checkpoints, check_same_run
 from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
 from domino_spec.training.world import World, shard
 
 CONFIG_FILE = "config.yaml"
-DRAFTER_FOLDER = "drafter"
 _DEFAULT_EPOCHS = 3.0
 _BYTES_A_LOGIT = 16  # logits, correction, teacher and two gradients in half precision, and slack
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,16 +67,8 @@ def prepare(
     """Load, derive what was left open, and be ready to train."""
     out = Path(config.out)
     checkpoints = Checkpoints(out, keep=config.keep)
-    if checkpoints.steps() and not resume:
-        raise TrainingError(
-            f"{checkpoints.folder} already holds a run at step {checkpoints.steps()[-1]}; resume "
-            "it, or train into another folder."
-        )
-    if (out / DRAFTER_FOLDER / "config.json").is_file() and not resume:
-        raise TrainingError(
-            f"{out / DRAFTER_FOLDER} holds the drafter of a finished run; train into another "
-            "folder, or move it away."
-        )
+    if not resume:
+        _refuse_a_used_folder(out, checkpoints)
     dtype = _precision(config, world.device)
     loaded = loaded or load_target(
         config.target,
@@ -86,103 +78,46 @@ def prepare(
         trust_remote_code=config.trust_remote_code,
     )
     target, tokenizer = loaded.target, loaded.tokenizer
-    for parameter in target.model.parameters():
-        parameter.requires_grad_(False)
+    target.model.requires_grad_(False)
     target_weights = fingerprint(target)  # while they are whole
     config = derive(config, target)
-    rows, length = _known(config.rows), _known(config.length)
-    if corpus is None:
-        corpus = load_corpus(
-            config.data,
-            tokenizer=tokenizer,
-            vocab_size=target.vocab_size,
-            max_length=length,
-            limit=config.limit,
-            messages_field=config.messages_field,
-            text_field=config.text_field,
-            chat_options=_chat_options(config),
-        )
+    corpus = corpus or _corpus(config, loaded)
     training, held_out = split_held_out(corpus, config.held_out)
-
     drafter, config = start_drafter(config, target, tokenizer, training)
-    drafter.to(world.device, dtype if world.alone else torch.float32).train()
-    quick = config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda")
-    objective = Objective(
-        drafter,
-        labels=config.labels,
-        sharpness=config.sharpness,
-        chunk=_chunk(config, drafter.config),
-        gradients=compiled_gradients() if quick else chunk_gradients,
-    )
-    if not world.alone:
-        if config.optimizer == "muon":
-            raise ConfigError("muon needs whole matrices; train on several GPUs with adamw.")
-        if target.batch_refusal:  # read document by document: processes would lose step
-            raise TrainingError(f"{target.batch_refusal} Train on it in one process.")
-        shard(objective, target, world, dtype=dtype)
-    masters = Masters(drafter.named_parameters())
-    optimiser = Optimiser(
-        masters.names,
-        masters.parameters,
-        name=config.optimizer,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
-    )
-    pad = getattr(tokenizer, "pad_token_id", None)
-    batches = PackedBatches(
-        training,
-        rows=rows,
-        length=length,
-        seed=config.seed,
-        pad_token=pad if isinstance(pad, int) else 0,
-        rank=world.rank,
-        world=world.size,
-    )
+    batches = _batches(config, training, tokenizer, world)
     config = _with_steps(config, batches)
-    acceleration = Acceleration(drafter, target) if quick else None
-    settings = {
-        **config.to_dict(),
-        "drafter": drafter.config.to_dict(),
-        "target_weights": target_weights,
-    }
-    provenance = _provenance(config, loaded)
-    evaluate = held_out_evaluation(
-        config, drafter, target, tokenizer, held_out, acceleration=acceleration, world=world
+    quick = config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda")
+    objective, masters, optimiser = _learner(
+        config, drafter, target, world=world, dtype=dtype, quick=quick
     )
-
+    acceleration = Acceleration(drafter, target) if quick else None
+    keeper = Keeper(
+        out=out,
+        checkpoints=checkpoints,
+        drafter=drafter,
+        masters=masters,
+        optimiser=optimiser,
+        world=world,
+        dtype=dtype,
+        settings={
+            **config.to_dict(),
+            "drafter": drafter.config.to_dict(),
+            "target_weights": target_weights,
+        },
+        provenance=_provenance(config, loaded),
+    )
     state = checkpoints.latest() if resume else None
     if state is not None:  # before anything of the run is written over
-        check_same_run(state.settings, settings)
+        check_same_run(state.settings, keeper.settings)
         batches.load_state_dict(state.data)
-
-    def save(trainer: Trainer) -> Path | None:
-        weights = masters.state_dict()
-        optimiser_state = optimiser.state_dict()
-        if not world.leads:
-            return None
-        state = RunState(
-            step=trainer.step,
-            weights=weights,
-            optimiser=optimiser_state,
-            data=trainer.position,
-            settings=settings,
-        )
-        whole_drafter = drafter_from(weights, drafter.config, drafter.draft_tokens)
-        return checkpoints.save(state, whole_drafter, dtype=dtype, provenance=provenance)
-
-    def finish() -> Path | None:
-        weights = masters.state_dict()
-        if not world.leads:
-            return None
-        whole_drafter = drafter_from(weights, drafter.config, drafter.draft_tokens)
-        return save_drafter(whole_drafter, out / DRAFTER_FOLDER, provenance=provenance, dtype=dtype)
-
     own: list[Observer] = []
     if world.leads:
         out.mkdir(parents=True, exist_ok=True)
         save_config(config, out / CONFIG_FILE)
         own = [JsonlLog(out / LOG_FILE, fresh=not resume), *observers]
-    steps = _known(config.steps)
+    evaluate = held_out_evaluation(
+        config, drafter, target, tokenizer, held_out, acceleration=acceleration, world=world
+    )
     trainer = Trainer(
         target=target,
         objective=objective,
@@ -195,20 +130,14 @@ def prepare(
         accumulate=config.accumulate,
         clip=config.clip,
         seed=config.seed,
-        intervals=Intervals(
-            log=config.log_every,
-            evaluate=_tenth(config.eval_every, steps),
-            save=_tenth(config.save_every, steps) or steps,
-        ),
+        intervals=_intervals(config),
         watch=Watch(config.diverge_factor),
         observers=own,
         evaluate=evaluate,
-        save=save,
+        save=keeper.save,
     )
     if state is not None:
-        masters.load_state_dict(state.weights)
-        optimiser.load_state_dict(state.optimiser)
-        trainer.step, trainer.saved_at = state.step, checkpoints.path(state.step)
+        keeper.restore(state, trainer)
         notice(f"going on from step {state.step} of {config.steps}")
     return Run(
         config=config,
@@ -216,7 +145,7 @@ def prepare(
         corpus=corpus,
         drafter=drafter,
         evaluate=evaluate,
-        finish=finish,
+        finish=keeper.finish,
     )
 
 
@@ -239,6 +168,89 @@ def _precision(config: TrainConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         return _PRECISIONS[config.dtype]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def _refuse_a_used_folder(out: Path, checkpoints: Checkpoints) -> None:
+    if checkpoints.steps():
+        raise TrainingError(
+            f"{checkpoints.folder} already holds a run at step {checkpoints.steps()[-1]}; resume "
+            "it, or train into another folder."
+        )
+    if (out / DRAFTER_FOLDER / "config.json").is_file():
+        raise TrainingError(
+            f"{out / DRAFTER_FOLDER} holds the drafter of a finished run; train into another "
+            "folder, or move it away."
+        )
+
+
+def _corpus(config: TrainConfig, loaded: LoadedTarget) -> Corpus:
+    return load_corpus(
+        config.data,
+        tokenizer=loaded.tokenizer,
+        vocab_size=loaded.target.vocab_size,
+        max_length=config.length,
+        limit=config.limit,
+        messages_field=config.messages_field,
+        text_field=config.text_field,
+        chat_options=_chat_options(config),
+    )
+
+
+def _batches(config: TrainConfig, training: Corpus, tokenizer: Any, world: World) -> PackedBatches:
+    pad = getattr(tokenizer, "pad_token_id", None)
+    return PackedBatches(
+        training,
+        rows=_known(config.rows),
+        length=_known(config.length),
+        seed=config.seed,
+        pad_token=pad if isinstance(pad, int) else 0,
+        rank=world.rank,
+        world=world.size,
+    )
+
+
+def _learner(
+    config: TrainConfig,
+    drafter: Drafter,
+    target: Target,
+    *,
+    world: World,
+    dtype: torch.dtype,
+    quick: bool,
+) -> tuple[Objective, Masters, Optimiser]:
+    """The drafter where it is trained, in this type, perhaps spread over processes."""
+    drafter.to(world.device, dtype if world.alone else torch.float32).train()
+    objective = Objective(
+        drafter,
+        labels=config.labels,
+        sharpness=config.sharpness,
+        chunk=_chunk(config, drafter.config),
+        gradients=compiled_gradients() if quick else chunk_gradients,
+    )
+    if not world.alone:
+        if config.optimizer == "muon":
+            raise ConfigError("muon needs whole matrices; train on several GPUs with adamw.")
+        if target.batch_refusal:  # read document by document: processes would lose step
+            raise TrainingError(f"{target.batch_refusal} Train on it in one process.")
+        shard(objective, target, world, dtype=dtype)
+    masters = Masters(drafter.named_parameters())
+    optimiser = Optimiser(
+        masters.names,
+        masters.parameters,
+        name=config.optimizer,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+    )
+    return objective, masters, optimiser
+
+
+def _intervals(config: TrainConfig) -> Intervals:
+    steps = _known(config.steps)
+    return Intervals(
+        log=config.log_every,
+        evaluate=_tenth(config.eval_every, steps),
+        save=_tenth(config.save_every, steps) or steps,
+    )
 
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig) -> int:

@@ -1,0 +1,64 @@
+"""Writes a run down: checkpoints to go on from, and at the end the drafter itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from domino_spec.checkpoints import Provenance, save_drafter
+from domino_spec.drafter import Drafter
+from domino_spec.training.masters import Masters
+from domino_spec.training.optimiser import Optimiser
+from domino_spec.training.state import Checkpoints, RunState, drafter_from
+from domino_spec.training.trainer import Trainer
+from domino_spec.training.world import World
+
+DRAFTER_FOLDER = "drafter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """Knows all that is saved. Every process calls it, since each may hold a part."""
+
+    out: Path
+    checkpoints: Checkpoints
+    drafter: Drafter
+    masters: Masters
+    optimiser: Optimiser
+    world: World
+    dtype: torch.dtype
+    settings: dict[str, Any]
+    provenance: Provenance
+
+    def save(self, trainer: Trainer) -> Path | None:
+        """A checkpoint of this step; None where another process writes it."""
+        weights, optimiser = self.masters.state_dict(), self.optimiser.state_dict()
+        if not self.world.leads:
+            return None
+        state = RunState(
+            step=trainer.step,
+            weights=weights,
+            optimiser=optimiser,
+            data=trainer.position,
+            settings=self.settings,
+        )
+        drafter = drafter_from(weights, self.drafter.config, self.drafter.draft_tokens)
+        return self.checkpoints.save(state, drafter, dtype=self.dtype, provenance=self.provenance)
+
+    def finish(self) -> Path | None:
+        """The trained drafter in the public layout."""
+        weights = self.masters.state_dict()
+        if not self.world.leads:
+            return None
+        drafter = drafter_from(weights, self.drafter.config, self.drafter.draft_tokens)
+        folder = self.out / DRAFTER_FOLDER
+        return save_drafter(drafter, folder, provenance=self.provenance, dtype=self.dtype)
+
+    def restore(self, state: RunState, trainer: Trainer) -> None:
+        """Go on exactly where a checkpoint was written."""
+        self.masters.load_state_dict(state.weights)
+        self.optimiser.load_state_dict(state.optimiser)
+        trainer.step, trainer.saved_at = state.step, self.checkpoints.path(state.step)
