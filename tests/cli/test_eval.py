@@ -40,7 +40,10 @@ def test_simulated_and_decoded_agree(domino, target, draft, prompts):
     assert "/" not in simulated["target"]
 
 
-def test_the_table_has_a_line_a_drafter_and_set(domino, target, draft, dflash, prompts, tmp_path):
+def test_the_table_has_a_line_a_drafter_and_set(
+    domino, target, draft, dflash, prompts, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "160")  # a narrow terminal folds the headings
     other = tmp_path / "other.jsonl"
     other.write_text('{"turns": ["the quick brown fox"]}\n', encoding="utf-8")
     result = domino(
