@@ -20,8 +20,8 @@ _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 class Acceleration:
     """Compiled forms of a drafter's and a target's layers, for the one shape that training has.
 
-    Layers of one kind share what is compiled. Hooks stay outside, so taps still work. Decoding
-    in between, with its many shapes, runs `suspended`.
+    Layers of one kind share what is compiled. Hooks stay outside, so taps still work. The forms
+    are in place only while `active`; decoding in between, with its many shapes, runs `suspended`.
     """
 
     def __init__(self, drafter: Drafter, target: Target) -> None:
@@ -33,22 +33,27 @@ class Acceleration:
             self._add(layer.self_attn, "keys_values")
         for layer in target.layers:
             self._add(layer, "forward")
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The compiled forms for a while."""
         self._apply()
+        try:
+            yield
+        finally:
+            self._remove()
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """The plain forms for a while."""
-        for module, name, _ in self._forms:
-            module.__dict__.pop(name, None)
-        self._drafter.backbone.attention = "dense"
+        """The plain forms again, inside `active`."""
+        self._remove()
         try:
             yield
         finally:
             self._apply()
 
     def _add(self, module: nn.Module, name: str, wrap: _Wrap | None = None) -> None:
-        # The class's own function: what an earlier run left on the object does not count.
-        compiled = _compiled(getattr(type(module), name).__get__(module))
+        compiled = _compiled(getattr(module, name))
         self._forms.append((module, name, wrap(compiled) if wrap else compiled))
 
     def _apply(self) -> None:
@@ -57,6 +62,11 @@ class Acceleration:
         # FlexAttention has no backward pass on a CPU.
         on_gpu = self._drafter.device.type == "cuda"
         self._drafter.backbone.attention = "flex" if on_gpu else "dense"
+
+    def _remove(self) -> None:
+        for module, name, _ in self._forms:
+            module.__dict__.pop(name, None)
+        self._drafter.backbone.attention = "dense"
 
 
 def _learning(layer: Callable[..., Any]) -> Callable[..., Any]:

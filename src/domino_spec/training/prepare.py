@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,6 +51,7 @@ class Run:
     trainer: Trainer
     corpus: Corpus
     drafter: Drafter
+    acceleration: Acceleration | None
     evaluate: Callable[[], dict[str, Any]] | None
     finish: Callable[[], Path | None]
 
@@ -144,6 +146,7 @@ def prepare(
         trainer=trainer,
         corpus=corpus,
         drafter=drafter,
+        acceleration=acceleration,
         evaluate=evaluate,
         finish=keeper.finish,
     )
@@ -151,7 +154,8 @@ def prepare(
 
 def train(run: Run) -> tuple[Outcome, Path | None]:
     """Run to the end; a finished run leaves its drafter in the public layout."""
-    outcome = run.trainer.run()
+    with run.acceleration.active() if run.acceleration else nullcontext():
+        outcome = run.trainer.run()
     return outcome, run.finish() if outcome.finished else None
 
 
