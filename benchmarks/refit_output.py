@@ -58,14 +58,13 @@ def collect(drafter: Drafter, target: Target, batches: PackedBatches, *, labels:
             target, blocks.tokens, taps=drafter.config.target_layer_ids,
             positions=blocks.positions, documents=blocks.documents,
         )  # fmt: skip
-        hidden = drafter.draft_hidden(
+        hidden = drafter.block_hidden(
             target,
-            anchor_tokens=blocks.tokens.gather(1, blocks.anchors),
-            anchors=blocks.positions.gather(1, blocks.anchors),
-            context=drafter.context(reading.taps, blocks.positions),
-            context_positions=blocks.positions,
-            anchor_documents=blocks.documents.gather(1, blocks.anchors),
-            context_documents=blocks.documents,
+            taps=reading.taps,
+            tokens=blocks.tokens,
+            anchors=blocks.anchors,
+            positions=blocks.positions,
+            documents=blocks.documents,
         ).flatten(0, 2)
         states = drafter.prefix_states(target, blocks.tokens, blocks.anchors).flatten(0, 2)
         # Late drafts weigh little: every second one is enough, counted twice.

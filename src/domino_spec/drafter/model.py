@@ -173,14 +173,13 @@ class Drafter(nn.Module):
         """
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        hidden = self.draft_hidden(
+        hidden = self.block_hidden(
             target,
-            anchor_tokens=tokens.gather(1, anchors),
-            anchors=positions.gather(1, anchors),
-            context=self.context(taps, positions),
-            context_positions=positions,
-            anchor_documents=None if documents is None else documents.gather(1, anchors),
-            context_documents=documents,
+            taps=taps,
+            tokens=tokens,
+            anchors=anchors,
+            positions=positions,
+            documents=documents,
         )
         base = self.base_logits(target, hidden)
         if self.head is None:
@@ -189,6 +188,30 @@ class Drafter(nn.Module):
         corrected = base + self.head.correction(self.head.project_hidden(hidden), states)
         prefix = self.head.prefix_len
         return base, torch.cat((base[:, :, :prefix], corrected[:, :, prefix:]), dim=2)
+
+    def block_hidden(
+        self,
+        target: TargetVocabulary,
+        *,
+        taps: Tensor,
+        tokens: Tensor,
+        anchors: Tensor,
+        positions: Tensor,
+        documents: Tensor | None,
+    ) -> Tensor:
+        """Hidden states behind each draft of blocks in known sequences, shaped as `draft_hidden`'s.
+
+        Anchors are indices into the sequence; `documents` are given where rows pack several.
+        """
+        return self.draft_hidden(
+            target,
+            anchor_tokens=tokens.gather(1, anchors),
+            anchors=positions.gather(1, anchors),
+            context=self.context(taps, positions),
+            context_positions=positions,
+            anchor_documents=None if documents is None else documents.gather(1, anchors),
+            context_documents=documents,
+        )
 
     def prefix_states(self, target: TargetVocabulary, tokens: Tensor, anchors: Tensor) -> Tensor:
         """Head states over the true prefix of each draft, [rows, anchors, max_depth, state]."""

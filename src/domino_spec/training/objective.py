@@ -73,7 +73,14 @@ class Objective(nn.Module):
         """Teacher forced: backbone over all blocks, head over the true prefixes, one loss."""
         drafter = self.drafter
         with record_function("step: backbone"):
-            hidden = self._hidden(target, reading, blocks)  # [rows, anchors, depth, hidden]
+            hidden = drafter.block_hidden(
+                target,
+                taps=reading.taps,
+                tokens=blocks.tokens,
+                anchors=blocks.anchors,
+                positions=blocks.positions,
+                documents=blocks.documents if blocks.packed else None,
+            )  # [rows, anchors, depth, hidden]
             depth = hidden.shape[2]
             kept = hidden.flatten(0, 2).index_select(0, blocks.slots)  # [labels, hidden]
         activation = output_weight = None
@@ -89,18 +96,6 @@ class Objective(nn.Module):
                 kept, activation, output_weight, job
             )
         return StepTerms(loss=loss, **_accuracy(base_hits, final_hits, blocks, depth))
-
-    def _hidden(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Tensor:
-        documents = blocks.documents if blocks.packed else None
-        return self.drafter.draft_hidden(
-            target,
-            anchor_tokens=blocks.tokens.gather(1, blocks.anchors),
-            anchors=blocks.positions.gather(1, blocks.anchors),
-            context=self.drafter.context(reading.taps, blocks.positions),
-            context_positions=blocks.positions,
-            anchor_documents=None if documents is None else documents.gather(1, blocks.anchors),
-            context_documents=documents,
-        )
 
     def _job(
         self,
