@@ -12,9 +12,12 @@ from rich.table import Table
 
 from domino_spec.cli.loading import load_decoders
 from domino_spec.cli.options import (
+    CandidatesOption,
     ChatOptions,
+    DepthOption,
     DraftOptions,
     JsonOption,
+    ShiftLabelOption,
     TargetArgument,
     TargetOptions,
 )
@@ -71,25 +74,9 @@ class EvaluatedOptions:
             rich_help_panel=_DRAFTER,
         ),
     ]
-    shift_label: Annotated[
-        bool | None,
-        typer.Option(
-            "--shift-label/--no-shift-label",
-            help="The alignment of a checkpoint that does not state it.",
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = None
-    depth: Annotated[
-        int | None,
-        typer.Option(help="Drafts a cycle; unset: block size - 1.", rich_help_panel=_DRAFTER),
-    ] = None
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            help="Let the head choose among this many base candidates; unset: all.",
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = None
+    shift_label: ShiftLabelOption = None
+    depth: DepthOption = None
+    candidates: CandidatesOption = None
     head: Annotated[
         bool,
         typer.Option(

@@ -109,6 +109,27 @@ class TargetOptions:
         }
 
 
+ShiftLabelOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--shift-label/--no-shift-label",
+        help="The alignment of a checkpoint that does not state it.",
+        rich_help_panel=_DRAFTER,
+    ),
+]
+DepthOption = Annotated[
+    int | None,
+    typer.Option(help="Drafts a cycle; unset: block size - 1.", rich_help_panel=_DRAFTER),
+]
+CandidatesOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Let the head choose among this many base candidates; unset: all.",
+        rich_help_panel=_DRAFTER,
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
     """Which drafter, and how much it drafts."""
@@ -124,25 +145,9 @@ class DraftOptions:
     draft_revision: Annotated[
         str | None, typer.Option(help="The drafter's hub revision.", rich_help_panel=_DRAFTER)
     ] = None
-    shift_label: Annotated[
-        bool | None,
-        typer.Option(
-            "--shift-label/--no-shift-label",
-            help="The alignment of a checkpoint that does not state it.",
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = None
-    depth: Annotated[
-        int | None,
-        typer.Option(help="Drafts a cycle; unset: block size - 1.", rich_help_panel=_DRAFTER),
-    ] = None
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            help="Let the head choose among this many base candidates; unset: all.",
-            rich_help_panel=_DRAFTER,
-        ),
-    ] = None
+    shift_label: ShiftLabelOption = None
+    depth: DepthOption = None
+    candidates: CandidatesOption = None
 
 
 @dataclass(frozen=True, kw_only=True)

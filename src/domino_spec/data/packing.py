@@ -30,16 +30,6 @@ class Batch:
     supervised: Tensor  # bool [rows, length]
     conversations: int
 
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch elsewhere."""
-        return Batch(
-            tokens=self.tokens.to(device, non_blocking=non_blocking),
-            documents=self.documents.to(device, non_blocking=non_blocking),
-            positions=self.positions.to(device, non_blocking=non_blocking),
-            supervised=self.supervised.to(device, non_blocking=non_blocking),
-            conversations=self.conversations,
-        )
-
 
 def plan_epoch(
     lengths: npt.NDArray[np.int64], *, length: int, seed: int, epoch: int
