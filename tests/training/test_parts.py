@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from domino_spec.drafter import Drafter
+from domino_spec.errors import TrainingError
 from domino_spec.targets import read
 from domino_spec.training import train
 from domino_spec.training.feed import Feed
@@ -127,3 +128,9 @@ def test_the_mask_is_chosen_among_tokens_that_prompts_do_not_hold_either(
     run = ready(tmp_path, corpus, loaded, mask_token_id=None)
     training = run.trainer._batches.corpus
     assert seen[0].sum() == training.lengths.sum() > training.token_counts(SIZE).sum()
+
+
+def test_a_mask_that_the_data_hold_is_refused(tmp_path, corpus, loaded):
+    common = int(corpus[0].tokens[0])
+    with pytest.raises(TrainingError, match=f"mask_token_id is {common}, which the data hold"):
+        ready(tmp_path, corpus, loaded, mask_token_id=common)
