@@ -2,47 +2,37 @@
 
     python -m benchmarks.ablations PLAN.yaml --target TARGET --data SHARDS... --sets FILES...
 
-A plan holds `base` settings and a list of `runs`, each with a name, its own `settings` and either
-`seconds` (the steps that fit are found by a short trial), `steps`, or `steps_of` an earlier run.
-`best_of` names earlier runs: the settings of the one that did best on held-out conversations are
-taken over. Runs that say `keep` leave their drafter and log behind.
+What a plan holds is told in `ablation_plan`. Trials find the seconds a step while nothing else
+runs; with `--rates` they are kept, so that several processes (`--only` some runs each) can then
+train side by side, each run with the steps its seconds would have bought it alone.
 Tokens a cycle are simulated: exactly what greedy decoding would give.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
+from benchmarks.ablation_plan import Entry, Plan, own_settings
+from benchmarks.ablation_sets import HELD_OUT, Sets, held_out_set, load_sets
 from domino_spec.api import DominoDecoder
-from domino_spec.api.prompts import end_tokens
 from domino_spec.checkpoints import save_drafter
 from domino_spec.data import Corpus, load_corpus
 from domino_spec.drafter import Drafter
-from domino_spec.evaluation import (
-    Continuations,
-    PromptSet,
-    Protocol,
-    continue_prompts,
-    measure_simulated,
-)
-from domino_spec.evaluation.prompts import encode_turns, read_turns
-from domino_spec.records import append_record, environment
+from domino_spec.evaluation import Protocol, measure_simulated
+from domino_spec.records import append_record, environment, read_records
 from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import TrainConfig, World, prepare, train
-from domino_spec.training.evaluate import split_held_out
 
 TRIAL_STEPS = 30
 PART_BYTES = 15 * 10**6
-HELD_OUT = "held-out"
-Sets = list[tuple[PromptSet, Continuations]]
 
 
 class Speed:
@@ -118,49 +108,6 @@ def measure(drafter: Drafter, loaded: LoadedTarget, sets: Sets) -> dict[str, Any
     return found
 
 
-def load_sets(files: Sequence[str], folder: str | None, loaded: LoadedTarget, limit: int) -> Sets:
-    """Prompts and the target's answers, made once."""
-    sets = []
-    eos = end_tokens(loaded.target, loaded.tokenizer)
-    for file in files:
-        longest = Protocol().longest_for(loaded.target)
-        prompts = encode_turns(Path(file).stem, read_turns(file), loaded.tokenizer, longest=longest)
-        if limit:
-            prompts = PromptSet.of(prompts.name, prompts.prompts[:limit], longest=longest)
-        kept = sorted(Path(folder).glob(f"{prompts.name}-*.npz")) if folder else []
-        continuations = Continuations.load(kept[0]) if kept else None
-        if continuations is not None and limit:
-            continuations = continuations.select(range(len(prompts.prompts)))
-        if continuations is None or continuations.prompts != prompts.prompts:
-            continuations = continue_prompts(
-                loaded.target,
-                prompts.prompts,
-                eos=eos,
-                max_new_tokens=Protocol().max_new_tokens,
-                batch_size=64,
-            )
-        sets.append((prompts, continuations))
-    return sets
-
-
-def held_out_set(
-    corpus: Corpus, loaded: LoadedTarget, count: int
-) -> tuple[PromptSet, Continuations]:
-    """Prompts of the conversations that every run keeps from its training."""
-    kept = split_held_out(corpus, TrainConfig.held_out)[1]
-    prompts = [
-        kept[i].tokens[: kept.first_supervised(i)].tolist()
-        for i in range(min(count, len(kept)))
-        if kept.first_supervised(i)
-    ]
-    eos = end_tokens(loaded.target, loaded.tokenizer)
-    tokens = min(256, (loaded.target.context_length or 10**6) - max(map(len, prompts)))
-    answers = continue_prompts(
-        loaded.target, prompts, eos=eos, max_new_tokens=tokens, batch_size=64
-    )
-    return PromptSet.of(HELD_OUT, prompts, longest=10**6), answers
-
-
 def split_files(folder: Path, limit: int) -> None:
     """Cut what is larger (one matrix can be) into pieces; `cat FILE.*` joins them again."""
     for path in sorted(folder.iterdir()):
@@ -172,79 +119,70 @@ def split_files(folder: Path, limit: int) -> None:
         path.unlink()
 
 
-def main() -> None:
-    """Every run of the plan, one record each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("--target", required=True)
-    parser.add_argument("--data", nargs="+", required=True)
-    parser.add_argument("--sets", nargs="*", default=[])
-    parser.add_argument("--continuations", help="folder of the target's answers, made before")
-    parser.add_argument("--held-out", type=int, default=0, help="conversations to measure on too")
-    parser.add_argument("--limit", type=int, default=0, help="prompts a set")
-    parser.add_argument("--out", type=Path, default=Path("records/ablations.jsonl"))
-    parser.add_argument("--keep", type=Path, help="folder for the drafters of runs that say keep")
-    arguments = parser.parse_args()
-    torch._dynamo.config.recompile_limit = 64
+@dataclass
+class Study:
+    """A plan, and what all of its runs share."""
 
-    plan = yaml.safe_load(arguments.plan.read_text(encoding="utf-8"))
-    device = default_device()
-    loaded = load_target(
-        arguments.target, device=device, dtype=torch.bfloat16 if device.type == "cuda" else None
-    )
-    corpus = load_corpus(
-        arguments.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
-    )
-    sets = load_sets(arguments.sets, arguments.continuations, loaded, arguments.limit)
-    if arguments.held_out:
-        sets.append(held_out_set(corpus, loaded, arguments.held_out))
-    steps_of: dict[str, int] = {}
-    settings_of: dict[str, dict[str, Any]] = {}
-    score_of: dict[str, float] = {}
-    for number, entry in enumerate(plan["runs"]):
+    plan: Plan
+    arguments: argparse.Namespace
+    loaded: LoadedTarget
+    corpus: Corpus
+    sets: Sets
+
+    def settings(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Everything a run is told but its budget."""
+        shared = {"eval_every": 0, "save_every": 0, **self.plan.base}
+        return {"target": self.arguments.target, "data": self.arguments.data, **shared, **own}
+
+    def rates(self) -> dict[str, float]:
+        """Seconds a step of the runs whose budget is seconds."""
+        path: Path | None = self.arguments.rates
+        if path is not None and path.exists():
+            kept: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+            return kept
+        found = {}
+        for entry in self.plan.timed():
+            began = time.perf_counter()
+            with tempfile.TemporaryDirectory() as folder:
+                settings = self.settings(entry.settings)
+                rate = trial(settings, self.loaded, self.corpus, Path(folder))
+            found[entry.label] = rate
+            took = time.perf_counter() - began
+            print(f"trial of {entry.label}: {rate:.4f} s a step ({took:.0f} s)", flush=True)
+        if path is not None:
+            path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        return found
+
+    def run(self, entry: Entry, rates: dict[str, float]) -> None:
+        """Train, measure, put on record."""
         began = time.perf_counter()
-        own = dict(entry.get("settings", {}))
-        if "best_of" in entry:
-            if not arguments.held_out:
-                raise SystemExit("best_of needs --held-out: there is nothing to choose by.")
-            winner = max(entry["best_of"], key=lambda name: score_of[name])
-            own = {**settings_of[winner], **own}
-        settings_of[entry["name"]] = own
-        settings = {
-            "target": arguments.target, "data": arguments.data, "eval_every": 0, "save_every": 0,
-            **plan.get("base", {}), **own,
-        }  # fmt: skip
-        print(f"{entry['name']}: {own}", flush=True)
+        arguments = self.arguments
+        files = [f for f in (*arguments.earlier, arguments.out) if f.exists()]
+        earlier = {record["label"]: record for f in files for record in read_records(f)}
+        own = own_settings(entry, earlier, HELD_OUT)
+        steps = self.plan.steps(entry, rates)
+        print(f"{entry.label}: {steps} steps of {own}", flush=True)
+        settings = {"log_every": max(1, steps // 8)} | self.settings(own) | {"steps": steps}
         with tempfile.TemporaryDirectory() as folder:
-            if "seconds" in entry:
-                rate = trial(settings, loaded, corpus, Path(folder) / "trial")
-                steps = max(10, round(entry["seconds"] / rate))
-            else:
-                steps = entry.get("steps") or steps_of[entry["steps_of"]]
-            steps_of[entry["name"]] = steps
-            settings |= {"steps": steps, "log_every": max(1, steps // 8)}
-            out = Path(folder) / "run"
-            if entry.get("keep") and arguments.keep:
-                out = arguments.keep / entry["name"]
-            drafter, config, speed, seconds = train_one(settings, loaded, corpus, out)
-            if entry.get("keep") and arguments.keep:
-                save_drafter(
-                    drafter, out / "parts", dtype=torch.bfloat16, max_shard_bytes=PART_BYTES
-                )
-                split_files(out / "parts", PART_BYTES)
-        found = measure(drafter, loaded, sets)
-        score_of[entry["name"]] = found.get(HELD_OUT, {}).get("on", 0.0)
-        budget = {k: entry[k] for k in ("seconds", "steps", "steps_of") if k in entry}
+            keep = arguments.keep / entry.name if entry.keep and arguments.keep else None
+            out = keep or Path(folder)
+            drafter, config, speed, seconds = train_one(settings, self.loaded, self.corpus, out)
+            if keep is not None:
+                parts = keep / "parts"
+                save_drafter(drafter, parts, dtype=torch.bfloat16, max_shard_bytes=PART_BYTES)
+                split_files(parts, PART_BYTES)
+        found = measure(drafter, self.loaded, self.sets)
         append_record(
             arguments.out,
             {
-                "plan": arguments.plan.name,
-                "number": number,
-                "name": entry["name"],
-                "budget": budget,
+                "plan": self.plan.name,
+                "name": entry.name,
+                "label": entry.label,
+                "budget": entry.budget,
                 "settings": own,
-                "base": plan.get("base", {}),
+                "base": self.plan.base,
                 "steps": config.steps,
+                "seconds_a_step_alone": rates.get(entry.rate_of or entry.label),
                 "training_seconds": round(seconds, 1),
                 "conversations_per_second": round(speed.mean("conversations_per_second"), 1),
                 "parameters": sum(p.numel() for p in drafter.parameters()),
@@ -255,10 +193,52 @@ def main() -> None:
                 "environment": environment(),
             },
         )
-        total = time.perf_counter() - began
-        took = f"{seconds:.0f} s of {total:.0f} s"
-        print(f"{entry['name']}: {steps} steps, {took}: {found}", flush=True)
-        del drafter
+        took = f"{seconds:.0f} s of {time.perf_counter() - began:.0f} s"
+        print(f"{entry.label}: {steps} steps, {took}: {found}", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--data", nargs="+", required=True)
+    parser.add_argument("--sets", nargs="*", default=[])
+    parser.add_argument("--continuations", help="folder of the target's answers; kept there")
+    parser.add_argument("--limit", type=int, default=0, help="prompts a set")
+    parser.add_argument("--rates", type=Path, help="file of the trials' seconds a step")
+    parser.add_argument("--trials-only", action="store_true")
+    parser.add_argument("--only", nargs="+", help="labels of the runs to do")
+    parser.add_argument("--earlier", nargs="*", type=Path, default=[], help="records for best_of")
+    parser.add_argument("--out", type=Path, default=Path("records/ablations.jsonl"))
+    parser.add_argument("--keep", type=Path, help="folder for the drafters of runs that say keep")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Every run of the plan, one record each."""
+    arguments = parse()
+    torch._dynamo.config.recompile_limit = 64
+    plan = Plan.read(arguments.plan)
+    device = default_device()
+    loaded = load_target(
+        arguments.target, device=device, dtype=torch.bfloat16 if device.type == "cuda" else None
+    )
+    corpus = load_corpus(
+        arguments.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
+    )
+    sets: Sets = []
+    if not arguments.trials_only:
+        sets = load_sets(arguments.sets, arguments.continuations, loaded, arguments.limit)
+        held_out = int(plan.base.get("held_out", TrainConfig.held_out))
+        sets.append(held_out_set(corpus, loaded, held_out, arguments.continuations))
+    study = Study(plan=plan, arguments=arguments, loaded=loaded, corpus=corpus, sets=sets)
+    rates = study.rates()
+    if arguments.trials_only:
+        return
+    chosen = [plan.find(label) for label in arguments.only or []] or plan.entries
+    for entry in chosen:
+        study.run(entry, rates)
 
 
 if __name__ == "__main__":
