@@ -18,7 +18,7 @@ from domino_spec.checkpoints import load_drafter, save_drafter
 
 
 def main() -> None:
-    """Write `(1 - share) × TRAINED + share × START` in bfloat16, with TRAINED's log and settings."""
+    """Write (1 - share) × TRAINED + share × START in bfloat16, with TRAINED's log and settings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trained", type=Path)
     parser.add_argument("start", type=Path)
