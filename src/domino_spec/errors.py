@@ -33,3 +33,7 @@ class DataError(DominoError, ValueError):
 
 class TrainingError(DominoError, RuntimeError):
     """A training run that cannot start, go on or be trusted."""
+
+
+class ExportError(DominoError, ValueError):
+    """A drafter that the asked form of checkpoint cannot express."""

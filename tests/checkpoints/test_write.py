@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from domino_spec.checkpoints import load_drafter, save_drafter, save_packed, staging, write
+from domino_spec.checkpoints import folder as writing
+from domino_spec.checkpoints import load_drafter, save_drafter, save_packed, staging
 from domino_spec.errors import CheckpointError, ConfigError
 
 from .helpers import assert_same_drafter, tiny_drafter
@@ -23,8 +24,8 @@ def crash(*_args: Any, **_kwargs: Any) -> None:
 STEPS = pytest.mark.parametrize(
     ("module", "step"),
     [
-        (write, "save_file"),
-        (write, "write_json"),
+        (writing, "save_file"),
+        (writing, "write_json"),
         (staging, "_sync"),
         (staging, "_keep_other_files"),
     ],
@@ -51,7 +52,7 @@ def test_a_crash_between_shards_leaves_the_old_checkpoint(
 ) -> None:
     old = tiny_drafter(seed=0)
     folder = save_drafter(old, tmp_path / "drafter", max_shard_bytes=4000)
-    written, save_file = [], write.save_file
+    written, save_file = [], writing.save_file
 
     def save_some(part: Any, path: Path, **options: Any) -> None:
         written.append(path)
@@ -59,7 +60,7 @@ def test_a_crash_between_shards_leaves_the_old_checkpoint(
             raise Crash
         save_file(part, path, **options)
 
-    monkeypatch.setattr(write, "save_file", save_some)
+    monkeypatch.setattr(writing, "save_file", save_some)
     with pytest.raises(Crash):
         save_drafter(tiny_drafter(seed=1), folder, max_shard_bytes=4000)
     assert_same_drafter(load_drafter(folder).drafter, old)

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+import transformers as tf
+from safetensors.torch import load_file
 
-from domino_spec.checkpoints import Provenance, describe, load_drafter, released, save_packed
+from domino_spec.checkpoints import (
+    Provenance,
+    describe,
+    load_drafter,
+    released,
+    save_drafter,
+    save_packed,
+)
+from domino_spec.checkpoints.exports import FORMS
 from domino_spec.decoding import DominoProposer
 from domino_spec.drafter import Drafter
 from tests.cli import tiny
@@ -90,8 +101,88 @@ def test_types(domino, draft, tmp_path, dtype, stored):
     assert describe(tmp_path / "out").dtypes == (stored,)
 
 
+@pytest.mark.parametrize("to", ["hf", "sglang", "speculators", "vllm", "vllm-dspark"])
+def test_forms_for_other_engines(domino, packed, tmp_path, to):
+    """Bit for bit the same drafter, whatever the form."""
+    out = tmp_path / to
+    result = domino("export", packed, out, "--to", to, "--json")
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    assert values["form"] == to
+    assert values["layout"] == ("speculators" if to == "speculators" else "public")
+    checkpoint = load_drafter(out)
+    assert checkpoint.config == load_drafter(packed).config
+    assert checkpoint.provenance.target_id == "org/target"
+    found, expected = weights(out), weights(packed)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_help_names_every_form(domino):
+    text = " ".join(domino("export", "--help").stdout.replace("│", " ").split())
+    assert all(f" {name} (" in text for name in FORMS)
+
+
+def test_the_line_says_what_a_folder_is_for(domino, draft, tmp_path):
+    assert (
+        "public layout for vllm, " in domino("export", draft, tmp_path / "a", "--to", "vllm").stdout
+    )
+    line = domino("export", draft, tmp_path / "b", "--to", "speculators").stdout
+    assert "speculators layout, " in line
+
+
+@pytest.fixture
+def reduced(tmp_path_factory):
+    """A drafter that proposes five tokens, in float32."""
+    config = replace(tiny.drafter_config(), draft_vocab_size=5)
+    drafter = Drafter.untrained(config)
+    drafter.draft_tokens = torch.tensor([7, 3, 250, 40, 299])
+    return save_drafter(drafter, tmp_path_factory.mktemp("reduced") / "drafter")
+
+
+@pytest.mark.parametrize("to", ["speculators", "vllm"])
+def test_lm_head_rows_come_from_the_target(domino, reduced, target, tmp_path, to):
+    out = tmp_path / "out"
+    options = ("--to", to, "--target", target, "--dtype", "float32")
+    result = domino("export", reduced, out, *options)
+    assert result.exit_code == 0, result.output
+    stored = load_file(out / "model.safetensors")["lm_head.weight"]
+    lm_head = tf.AutoModelForCausalLM.from_pretrained(target).lm_head.weight
+    tokens = load_drafter(out).drafter.draft_tokens
+    assert tokens.tolist() == [7, 3, 250, 40, 299]
+    assert torch.equal(stored, lm_head[tokens])
+
+
 CASES = {
     "unknown form": (["{draft}", "{out}", "--to", "gguf"], "--to is 'gguf'; expected one of: hf"),
+    "packed for an engine": (
+        ["{draft}", "{out}", "--pack", "8", "--to", "vllm"],
+        "--pack 8 and --to vllm were both given",
+    ),
+    "a type SGLang cannot run": (
+        ["{draft}", "{out}", "--to", "sglang", "--dtype", "float16"],
+        "stored as float16; SGLang runs a Domino head in bfloat16 only",
+    ),
+    "a target nobody needs": (
+        ["{draft}", "{out}", "--to", "vllm", "--target", "{target}"],
+        "--to vllm of this drafter stores nothing of a target; drop it",
+    ),
+    "a target and packed": (
+        ["{draft}", "{out}", "--pack", "8", "--target", "{target}"],
+        "--pack 8 stores nothing of a target",
+    ),
+    "a reduced vocabulary without its target": (
+        ["{reduced}", "{out}", "--to", "vllm"],
+        "Name its target (--target TARGET)",
+    ),
+    "a reduced vocabulary and another target": (
+        ["{reduced}", "{out}", "--to", "vllm", "--target", "{wide}"],
+        "hidden size 32, expected 64",
+    ),
+    "a reduced vocabulary in SGLang": (
+        ["{reduced}", "{out}", "--to", "sglang"],
+        "5 of 300 tokens; SGLang serves the target's whole vocabulary only",
+    ),
     "packed and typed": (
         ["{draft}", "{out}", "--pack", "8", "--dtype", "float32"],
         "--pack 8 and --dtype float32 were both given",
@@ -104,11 +195,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_error_is_one_line_and_writes_nothing(case, domino, draft, target, tmp_path):
+def test_an_error_is_one_line_and_writes_nothing(
+    case, domino, draft, reduced, target, wide_target, tmp_path
+):
     (tmp_path / "file").write_text("")
     arguments, expected = CASES[case]
     out = tmp_path / "out"
     names = {"draft": draft, "target": target, "out": out, "file": tmp_path / "file"}
+    names |= {"reduced": reduced, "wide": wide_target}
     result = domino("export", *(argument.format(**names) for argument in arguments))
     assert result.exit_code == 1
     (line,) = errors_of(result)

@@ -1,5 +1,6 @@
-"""Checkpoints: public, speculators and packed layouts in, public and packed out; what fits."""
+"""Checkpoints: layouts in, forms out, what a drafter fits."""
 
+from domino_spec.checkpoints.exports import export_drafter, find_form
 from domino_spec.checkpoints.fit import Check, TargetFacts, check_fit, require_fit
 from domino_spec.checkpoints.packing import Packing
 from domino_spec.checkpoints.provenance import (
@@ -23,6 +24,8 @@ __all__ = [
     "chat_template_fingerprint",
     "check_fit",
     "describe",
+    "export_drafter",
+    "find_form",
     "load_drafter",
     "released_folder",
     "released_names",

@@ -7,9 +7,13 @@ from collections.abc import Iterable
 OFFSETS = "d2t"
 """Map of a reduced vocabulary: target id minus draft id, for each draft id."""
 
+MEMBERS = "t2d"
+"""Which target ids a reduced vocabulary holds; the map says it too."""
+LM_HEAD = "lm_head.weight"
+"""A copy of the target's rows; engines want it with a reduced vocabulary."""
+
 TARGET_COPIES = frozenset(
-    {"embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight"}
-    | {"t2d"}
+    {"embed_tokens.weight", LM_HEAD, "verifier_lm_head.weight", "verifier_norm.weight", MEMBERS}
 )
 """What the speculators layout repeats from the target; a drafter uses the target's own."""
 
@@ -21,7 +25,8 @@ _HEAD_MODULES = {
     "markov_w1.": "Markov",
     "markov_w2.": "Markov",
 }
-_HEAD_CONTAINERS = ("logit_head.", "logits_correction.")
+SPECULATORS_HEAD = "logits_correction."
+_HEAD_CONTAINERS = ("logit_head.", SPECULATORS_HEAD)
 _MODEL = "model."
 
 

@@ -43,6 +43,7 @@ _PROJECTORS_OF = {
 _READ = {
     "block_size",
     "causal",
+    "causal_window",
     "emb_dim",
     "gru_hidden_dim",
     "mask_token_id",
@@ -96,6 +97,16 @@ def read_public(values: Mapping[str, Any], overrides: Overrides) -> DrafterConfi
         ),
         head=head,
     )
+
+
+def read_head(values: Mapping[str, Any]) -> tuple[HeadConfig | None, bool]:
+    """Only the head and whether labels are shifted: what an engine with its own backbone needs."""
+    top = Fields(values)
+    section = top.nested(SECTION)
+    head = _read_head(top, section)
+    stated = boolean(section["shift_label"], top["shift_label"])
+    label = section["shift_label"].label
+    return head, Overrides().alignment(stated, label=label, has_head=head is not None)
 
 
 def write_public(config: DrafterConfig, *, dtype: str) -> dict[str, Any]:
@@ -177,7 +188,8 @@ def _read_head(top: Fields, section: Fields) -> HeadConfig | None:
 
 
 def _read_causal(section: Fields, layer_types: tuple[str, ...]) -> bool:
-    causal = default(boolean(section["causal"]), False)
+    # The second name is ours, for engines whose `causal` would cover full layers too.
+    causal = default(boolean(section["causal"], section["causal_window"]), False)
     if causal and SLIDING_ATTENTION not in layer_types:
         raise ConfigError(
             f"{section['causal'].label} is true but no layer is {SLIDING_ATTENTION!r}; full layers "

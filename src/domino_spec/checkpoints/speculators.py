@@ -1,4 +1,4 @@
-"""The speculators layout of DFlash and Domino checkpoints: its config.json, read only."""
+"""The speculators layout of DFlash and Domino checkpoints: its config.json, read."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import torch
 from domino_spec.checkpoints.headers import FLOAT_DTYPES, INTEGER_BYTES, TensorHeader, listed
 from domino_spec.checkpoints.layouts import SPECULATORS
 from domino_spec.checkpoints.names import (
+    LM_HEAD,
     OFFSETS,
     TARGET_COPIES,
     head_kind,
@@ -64,7 +65,7 @@ def plan_tensors(
                 "of them. Remove the other."
             )
         found[public] = headers[stored]
-    ignored = {public for public in found if layout == SPECULATORS and public in TARGET_COPIES}
+    ignored = _target_copies(config, layout) & set(found)
     stored_weights = {p: h for p, h in found.items() if p not in ignored | {OFFSETS}}
     expected = {
         to_public(name): tuple(parameter.shape)
@@ -83,6 +84,14 @@ def plan_tensors(
         offsets=offsets,
         ignored=tuple(sorted(found[public].name for public in ignored)),
     )
+
+
+def _target_copies(config: DrafterConfig, layout: str) -> frozenset[str]:
+    """Stored tensors that are the target's own, and so left aside."""
+    if layout == SPECULATORS:
+        return TARGET_COPIES
+    # As vLLM wants it beside a reduced vocabulary.
+    return frozenset({LM_HEAD}) if config.draft_vocab_size is not None else frozenset()
 
 
 def _require_names(weights: Mapping[str, Weight], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domino_spec.cli.options import Dtype, JsonOption
-from domino_spec.cli.voice import speaking
+from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import InputError
 
 if TYPE_CHECKING:
+    import torch
+
     from domino_spec.checkpoints import Checkpoint
 
 _TO_HF = "hf"
-_KNOWN = {_TO_HF: "the public layout of DFlash and Domino checkpoints"}
+_PACKED = "packed"
+_HELP = (
+    "The form to write: hf (the public layout), sglang (what SGLang serves), speculators (that "
+    "project's layout) or vllm (what vLLM serves with our plugin)."
+)
 
 
 class Pack(StrEnum):
@@ -37,9 +43,15 @@ def export(
     ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     *,
-    to: Annotated[
-        str, typer.Option(help="The form to write; hf is the public layout of DFlash and Domino.")
-    ] = _TO_HF,
+    to: Annotated[str, typer.Option(help=_HELP)] = _TO_HF,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET",
+            help="The drafter's target; speculators and vllm store its lm_head rows beside a "
+            "reduced vocabulary.",
+        ),
+    ] = None,
     dtype: Annotated[
         Dtype | None,
         typer.Option(help="Type of the weights; auto keeps the stored one; unset: bfloat16."),
@@ -64,7 +76,7 @@ def export(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a drafter in the public layout, for any engine that reads it, or packed."""
+    """Write a drafter for other engines, in the form they read, or packed."""
     with speaking(as_json=as_json) as voice:
         _check(to, dtype, pack, out, force)
         from domino_spec.checkpoints import describe, load_drafter
@@ -76,30 +88,41 @@ def export(
             shift_label=shift_label,
             num_target_layers=num_target_layers,
         )
-        folder = _write(checkpoint, out, dtype, pack)
+        if pack is not None:
+            folder = _write_packed(checkpoint, out, pack, target)
+        else:
+            folder = _write(voice, checkpoint, out, to, dtype, target)
         written = describe(folder)
+        form = to if pack is None else _PACKED
         if as_json:
             voice.document(
                 {
                     "source": checkpoint.source,
                     "folder": str(folder),
+                    "form": form,
                     "layout": written.layout,
                     "dtypes": list(written.dtypes),
                     "bytes": written.byte_count,
                 }
             )
             return
+        made_for = f" for {form}" if form not in (_TO_HF, _PACKED, written.layout) else ""
         voice.out.print(
-            f"wrote {folder}: {written.layout} layout, {written.tensor_count} tensors, "
+            f"wrote {folder}: {written.layout} layout{made_for}, {written.tensor_count} tensors, "
             f"{written.byte_count / 1e6:,.1f} MB, {', '.join(written.dtypes)}",
             soft_wrap=True,
         )
 
 
 def _check(to: str, dtype: Dtype | None, pack: Pack | None, out: Path, force: bool) -> None:
-    if to not in _KNOWN:
-        known = ", ".join(f"{name} ({meaning})" for name, meaning in _KNOWN.items())
-        raise InputError(f"--to is {to!r}; expected one of: {known}.")
+    from domino_spec.checkpoints import find_form
+
+    find_form(to)
+    if pack is not None and to != _TO_HF:
+        raise InputError(
+            f"--pack {pack.value} and --to {to} were both given, but no other engine reads packed "
+            "weights; drop one of them."
+        )
     if pack is not None and dtype is not None:
         raise InputError(
             f"--pack {pack.value} and --dtype {dtype.value} were both given, but packed weights "
@@ -111,14 +134,58 @@ def _check(to: str, dtype: Dtype | None, pack: Pack | None, out: Path, force: bo
         )
 
 
-def _write(checkpoint: Checkpoint, out: Path, dtype: Dtype | None, pack: Pack | None) -> Path:
+def _write_packed(checkpoint: Checkpoint, out: Path, pack: Pack, target: str | None) -> Path:
+    from domino_spec.checkpoints import save_packed
+
+    _refuse_idle_target(target, f"--pack {pack.value}")
+    return save_packed(
+        checkpoint.drafter, out, bits=int(pack.value), provenance=checkpoint.provenance
+    )
+
+
+def _write(
+    voice: Voice,
+    checkpoint: Checkpoint,
+    out: Path,
+    to: str,
+    dtype: Dtype | None,
+    target: str | None,
+) -> Path:
     import torch
 
-    from domino_spec.checkpoints import save_drafter, save_packed
+    from domino_spec.checkpoints import export_drafter, find_form
 
-    drafter, provenance = checkpoint.drafter, checkpoint.provenance
-    if pack is not None:
-        return save_packed(drafter, out, bits=int(pack.value), provenance=provenance)
+    drafter, form = checkpoint.drafter, find_form(to)
     chosen = torch.bfloat16 if dtype is None else dtype.resolved()
     stored = drafter.dtype if isinstance(chosen, str) else chosen
-    return save_drafter(drafter, out, dtype=stored, provenance=provenance)
+    form.check(drafter.config, stored)
+    rows = None
+    if not form.wants_lm_head(drafter.config):
+        _refuse_idle_target(target, f"--to {to} of this drafter")
+    elif target is not None:
+        voice.status(f"loading target {target} for its lm_head")
+        rows = _lm_head_rows(checkpoint, target)
+    return export_drafter(
+        drafter, out, to=to, dtype=stored, provenance=checkpoint.provenance, lm_head=rows
+    )
+
+
+def _refuse_idle_target(target: str | None, form: str) -> None:
+    if target is not None:
+        raise InputError(
+            f"--target {target} was given, but {form} stores nothing of a target; drop it."
+        )
+
+
+def _lm_head_rows(checkpoint: Checkpoint, source: str) -> torch.Tensor:
+    """The rows as the target's own files have them."""
+    from domino_spec.api.facts import target_facts
+    from domino_spec.checkpoints import require_fit
+    from domino_spec.targets import load_target
+
+    loaded = load_target(source, dtype="auto", device="cpu")
+    facts = target_facts(loaded.target, loaded.tokenizer, loaded.revision)
+    require_fit(checkpoint.config, checkpoint.provenance, facts)
+    tokens = checkpoint.drafter.draft_tokens
+    assert tokens is not None
+    return loaded.target.lm_head_rows(tokens)

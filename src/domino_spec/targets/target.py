@@ -108,6 +108,22 @@ class Target:
         logits = self.finish_logits(self.lm_head(hidden))
         return logits if tokens is None else logits[..., tokens]
 
+    def lm_head_rows(self, tokens: Tensor) -> Tensor:
+        """The lm_head's weights for these tokens, where they alone make the logits."""
+        extras = {
+            "a quantised, adapted or off-loaded lm_head": not self._lm_head_is_plain(),
+            "an lm_head with a bias": getattr(self.lm_head, "bias", None) is not None,
+            f"logits multiplied by {self.logit_scale:g}": self.logit_scale != 1.0,
+            f"logits capped at {self.logit_softcap}": self.logit_softcap is not None,
+        }
+        found = [extra for extra, present in extras.items() if present]
+        if found:
+            raise TargetError(
+                f"{self.name} has {' and '.join(found)}, which rows of its lm_head do not hold; "
+                "expected logits that are the product with plain weights alone."
+            )
+        return self._lm_head_rows(tokens.to(self.device))[0].detach()
+
     def _as_lm_head_takes(self, hidden: Tensor) -> Tensor:
         weight = getattr(self.lm_head, "weight", None)
         if isinstance(weight, Tensor) and weight.is_floating_point() and not weight.is_meta:

@@ -1,0 +1,95 @@
+"""The public layout for vLLM with our plugin: `--speculative-config` with method dflash or dspark.
+
+A Domino drafter is named `DominoDraftModel`, so that a vLLM without the plugin refuses it; a
+drafter without a head is `DFlashDraftModel`, which vLLM serves by itself. The dspark form differs
+in its config alone: vLLM chooses that speculator by the architecture's name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from domino_spec.checkpoints.exports.form import Form, Source, lm_head_rows
+from domino_spec.checkpoints.folder import public_tensors, write_folder
+from domino_spec.checkpoints.names import LM_HEAD
+from domino_spec.checkpoints.public import DOMINO_ARCHITECTURE, SECTION, write_public
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig
+from domino_spec.errors import ExportError
+
+DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
+
+
+def check(config: DrafterConfig, dtype: torch.dtype) -> None:  # noqa: ARG001
+    """Refuse what vLLM would serve as something else without a word."""
+    if config.head is None and config.shift_label:
+        raise ExportError(
+            "the drafter has no head and shifted labels (slot 0 predicts the first draft); vLLM "
+            "reads a drafter without a head from slot 1 on, and almost no draft would be accepted. "
+            "Train it without shift, or with a Domino head."
+        )
+
+
+def check_dspark(config: DrafterConfig, dtype: torch.dtype) -> None:  # noqa: ARG001
+    """The speculator asks a head for a correction after every token."""
+    if config.head is None:
+        raise ExportError(
+            "the drafter has no head, and vLLM's dspark method asks one for a correction after "
+            "every token. Write it for the dflash method (--to vllm)."
+        )
+
+
+def write(source: Source, folder: Path) -> Path:
+    """Write what vLLM loads as a draft model for its dflash method."""
+    check(source.config, source.dtype)
+    return _write(source, folder, {})
+
+
+def write_dspark(source: Source, folder: Path) -> Path:
+    """The same for its dspark method, which wants to know whether slot 0 gives a draft."""
+    check_dspark(source.config, source.dtype)
+    shift = source.config.shift_label
+    changes = {
+        "architectures": [DSPARK_ARCHITECTURE],
+        "sample_from_anchor": shift,  # from vLLM 0.27 on
+        "dspark_bonus_anchor": not shift,  # before
+    }
+    return _write(source, folder, changes)
+
+
+def _write(source: Source, folder: Path, changes: dict[str, Any]) -> Path:
+    drafter, shape = source.drafter, source.config
+    config = write_public(shape, dtype=source.dtype_name)
+    tensors = public_tensors(drafter)
+    if isinstance(shape.head, DominoHeadConfig):
+        config["architectures"] = [DOMINO_ARCHITECTURE]
+    if shape.causal_window and len(set(shape.layer_types)) > 1:
+        # vLLM's `causal` covers full layers too; left out, only its sliding ones are causal.
+        config[SECTION]["causal_window"] = config[SECTION].pop("causal")
+    if shape.draft_vocab_size is not None:
+        tensors[LM_HEAD] = lm_head_rows(source, "vLLM")
+        config["has_own_lm_head"] = True
+    return write_folder(
+        folder,
+        tensors=tensors,
+        config=config | changes,
+        dtype=source.dtype,
+        provenance=source.provenance,
+    )
+
+
+VLLM = Form(
+    description="what vLLM with our plugin serves with --speculative-config, method dflash",
+    check=check,
+    write=write,
+    stores_lm_head=True,
+)
+
+VLLM_DSPARK = Form(
+    description="the same for method dspark, whose sampled drafts see each other (V2 runner)",
+    check=check_dspark,
+    write=write_dspark,
+    stores_lm_head=True,
+)
