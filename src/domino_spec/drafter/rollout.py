@@ -4,14 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from domino_spec.drafter.model import Drafter, TargetVocabulary
+from domino_spec.drafter.heads import Head
+from domino_spec.drafter.model import TargetVocabulary
 
 Choose = Callable[[int, Tensor, Tensor | None], Tensor]
 """(draft index, logits [rows, k], their token ids [rows, k] or None for all) -> column [rows]."""
+
+
+class Rolled(Protocol):
+    """What a rollout needs of a drafter; engines that own the backbone bring only this."""
+
+    @property
+    def head(self) -> Head | None:
+        """None leaves the base logits as they are."""
+
+    @property
+    def draft_tokens(self) -> Tensor | None:
+        """Target ids of a reduced vocabulary."""
+
+    def embed(self, target: TargetVocabulary, tokens: Tensor) -> Tensor:
+        """The target's embeddings, in the head's own type."""
+
+    def base_logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
+        """The backbone's own guess, [..., output vocabulary]."""
 
 
 def greedy(_index: int, logits: Tensor, _tokens: Tensor | None) -> Tensor:
@@ -20,7 +40,7 @@ def greedy(_index: int, logits: Tensor, _tokens: Tensor | None) -> Tensor:
 
 
 def rollout(
-    drafter: Drafter,
+    drafter: Rolled,
     target: TargetVocabulary,
     *,
     hidden: Tensor,  # [rows, depth, hidden]

@@ -1,0 +1,77 @@
+"""What a draft model's configuration says about its head, checked against what is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from domino_spec.checkpoints.public import ARCHITECTURES, SECTION, read_head
+from domino_spec.drafter import HeadConfig
+from domino_spec.errors import ConfigError
+
+_PREFIX = "DFlash"
+_PLAIN = (None, "dflash")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A drafter's head and how its block is laid out."""
+
+    head: HeadConfig | None
+    shift_label: bool
+    block_size: int
+
+    def slots(self, drafts: int, *, anchor_predicts: bool) -> int:
+        """Slots of a block that gives so many drafts."""
+        return drafts if anchor_predicts else drafts + 1
+
+    def check_depth(self, drafts: int, *, anchor_predicts: bool) -> str | None:
+        """Refuse more slots than the drafter was trained with; a warning for fewer."""
+        slots = self.slots(drafts, anchor_predicts=anchor_predicts)
+        wanted = drafts + self.block_size - slots
+        if slots > self.block_size:
+            raise ConfigError(
+                f"num_speculative_tokens is {drafts}, which makes blocks of {slots} slots; the "
+                f"drafter was trained with {self.block_size}. Set it to {wanted}."
+            )
+        if slots < self.block_size:
+            return (
+                f"num_speculative_tokens is {drafts}, which makes blocks of {slots} slots; the "
+                f"drafter was trained with {self.block_size} and drafts best with {wanted}."
+            )
+        return None
+
+
+def read_settings(config: Any) -> Settings | None:
+    """The settings of a draft model's configuration; None for a plain DFlash drafter."""
+    values = config.to_dict()
+    section = values.get(SECTION) or {}
+    names = [_own_name(name) for name in values.get("architectures") or ()]
+    named = any(name in ARCHITECTURES[1:] for name in names)
+    plain = section.get("projector_type") in _PLAIN and not section.get("shift_label")
+    if plain and not named:
+        return None
+    head, shift_label = read_head(_known(values, section, names))
+    block_size = values.get("block_size") or section.get("block_size")
+    if not isinstance(block_size, int):
+        raise ConfigError(
+            f"config.json lacks block_size (found {block_size!r}); set it to the slots a block was "
+            "trained with."
+        )
+    return Settings(head=head, shift_label=shift_label, block_size=block_size)
+
+
+def _own_name(architecture: str) -> str:
+    """The name in the checkpoint: vLLM may have put a prefix before it."""
+    bare = architecture.removeprefix(_PREFIX)
+    return bare if bare in ARCHITECTURES else architecture
+
+
+def _known(
+    values: Mapping[str, Any], section: Mapping[str, Any], names: list[str]
+) -> dict[str, Any]:
+    """Only what describes the head; the rest is for vLLM to read."""
+    ours = [name for name in names if name in ARCHITECTURES]
+    kept = {n: values[n] for n in ("emb_dim", "shift_label") if values.get(n) is not None}
+    return {"architectures": ours, SECTION: dict(section), **kept}
