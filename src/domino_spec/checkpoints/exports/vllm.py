@@ -15,11 +15,14 @@ import torch
 from domino_spec.checkpoints.exports.form import Form, Source, lm_head_rows
 from domino_spec.checkpoints.folder import public_tensors, write_folder
 from domino_spec.checkpoints.names import LM_HEAD
-from domino_spec.checkpoints.public import DOMINO_ARCHITECTURE, SECTION, write_public
+from domino_spec.checkpoints.public import (
+    DOMINO_ARCHITECTURE,
+    DSPARK_ARCHITECTURE,
+    SECTION,
+    write_public,
+)
 from domino_spec.drafter import DominoHeadConfig, DrafterConfig
 from domino_spec.errors import ExportError
-
-DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
 
 
 def check(config: DrafterConfig, dtype: torch.dtype) -> None:  # noqa: ARG001

@@ -115,10 +115,14 @@ def anchor_predicts(config: Any) -> bool:
 
 
 def _check_layout(settings: Settings, config: Any) -> None:
-    if settings.shift_label == anchor_predicts(config):
+    """Both fields must be right: each version of vLLM reads one and does not know the other."""
+    sample = bool(getattr(config, _ANCHOR_FIELDS[0], True))
+    bonus = bool(getattr(config, _ANCHOR_FIELDS[1], False))
+    shift = settings.shift_label
+    if (sample, bonus) == (shift, not shift):
         return
     raise ConfigError(
-        f"shift_label is {settings.shift_label} but {' / '.join(_ANCHOR_FIELDS)} in config.json "
-        f"make slot {0 if anchor_predicts(config) else 1} the first draft. Write the folder again "
+        f"shift_label is {shift}, so config.json must say {_ANCHOR_FIELDS[0]} {shift} and "
+        f"{_ANCHOR_FIELDS[1]} {not shift}; it says {sample} and {bonus}. Write the folder again "
         "with `domino export SOURCE OUT --to vllm-dspark`."
     )

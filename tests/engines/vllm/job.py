@@ -1,0 +1,87 @@
+"""One vLLM engine in a process of its own: a JSON job on standard input, a JSON result last.
+
+A job has `target`, `speculative` (or null for plain decoding), `prompts` (token ids), `sampling`,
+`engine` (more arguments of `LLM`), and `record`, which also returns every block that was drafted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+_MARK = "RESULT "
+_COUNTERS = {
+    "cycles": "vllm:spec_decode_num_drafts",
+    "drafted": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+}
+
+
+def run_job(*, environment: dict[str, str] | None = None, **job: Any) -> dict[str, Any]:
+    """Run a job in another process and return its result; what it said is shown if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(environment or {})},
+        timeout=600,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    if done.returncode or not lines:
+        raise AssertionError(f"the job failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
+    return result | {"log": done.stdout + done.stderr}
+
+
+def main() -> None:
+    """Do what standard input says."""
+    from vllm import LLM, SamplingParams
+
+    job = json.load(sys.stdin)
+    blocks: list[list[int]] = []
+    if job.get("record"):
+        _record(blocks)
+    plain: dict[str, Any] = {"skip_tokenizer_init": True, "enforce_eager": True}
+    engine = LLM(
+        job["target"],
+        speculative_config=job.get("speculative"),
+        disable_log_stats=False,
+        **{**plain, "dtype": "float32", "max_model_len": 256, **job.get("engine", {})},
+    )
+    sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 32, **job.get("sampling", {})})
+    prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    answers = []
+    for _ in range(job.get("rounds", 1)):
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+        answers.append([[list(one.token_ids) for one in output.outputs] for output in outputs])
+    metrics = {metric.name: getattr(metric, "value", None) for metric in engine.get_metrics()}
+    counts = {name: metrics.get(metric) or 0 for name, metric in _COUNTERS.items()}
+    print(_MARK + json.dumps({"answers": answers, "blocks": blocks, **counts}), flush=True)
+
+
+def _record(blocks: list[list[int]]) -> None:
+    """Keep each block: its anchor, then its drafts."""
+    from domino_spec.engines.vllm.dflash import DominoForDFlash
+
+    compute = DominoForDFlash.compute_logits
+
+    def recording(self: Any, hidden: Any) -> Any:
+        logits = compute(self, hidden)
+        drafts = logits.argmax(dim=-1).view(-1, self.drafts)
+        anchors = self._tokens.view(-1)[:: self.drafts + 1][: len(drafts)]
+        blocks.extend([int(a), *map(int, row)] for a, row in zip(anchors, drafts, strict=True))
+        return logits
+
+    DominoForDFlash.compute_logits = recording
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""What our own code drafts behind each token of a known text."""
+
+import torch
+
+from domino_spec.drafter import Drafter, rollout
+from domino_spec.targets import Target, read
+
+
+def reference_blocks(
+    target: Target, drafter: Drafter, tokens: list[int], *, first: int, depth: int
+) -> list[list[int]]:
+    """For each token from `first` on: the token as anchor, then our drafts behind it."""
+    text = torch.tensor([tokens])
+    anchors = torch.arange(first, len(tokens))
+    hidden = drafter.block_hidden(
+        target,
+        taps=read(target, text, taps=drafter.config.target_layer_ids).taps,
+        tokens=text,
+        anchors=anchors.unsqueeze(0),
+        positions=torch.arange(len(tokens)).unsqueeze(0),
+        documents=None,
+    )
+    anchor_tokens = text[0, anchors]
+    drafts = rollout(drafter, target, hidden=hidden[0, :, :depth], anchor_tokens=anchor_tokens)
+    return torch.cat((anchor_tokens.unsqueeze(1), drafts), dim=1).tolist()

@@ -1,0 +1,360 @@
+"""Both routes on vLLM's V2 model runner, its Triton kernels interpreted: about 20 s a test.
+
+Run with the Python of an environment that has vLLM's CPU build; see `v2_on_cpu`.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from domino_spec.checkpoints import save_drafter
+from domino_spec.drafter import DominoHeadConfig, DraftContext, Drafter, rollout
+from domino_spec.targets import Target, load_target
+from tests.engines.vllm.pairs import (
+    HIDDEN,
+    VOCAB,
+    save_bigram_target,
+    save_knowing_drafter,
+    save_random_drafter,
+    successor,
+)
+
+pytest.importorskip("vllm")
+
+ROOT = Path(__file__).parents[3]
+BLOCK = 8
+PROMPTS = [[1, 2, 3], [5] * 9, [7], list(range(10, 30))]
+SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+
+
+def run_v2(
+    target: Path,
+    drafter: Path,
+    *,
+    method: str,
+    drafts: int,
+    prompts: list[list[int]] = PROMPTS,
+    max_tokens: int = 33,
+    temperature: float = 0.0,
+    timeout: float = 300.0,
+    max_num_seqs: int = 8,
+    **speculative: object,
+) -> dict[str, Any]:
+    """Answer prompts in a process of its own."""
+    job = {
+        "target": str(target),
+        "speculative": {
+            "method": method,
+            "model": str(drafter),
+            "num_speculative_tokens": drafts,
+            **speculative,
+        },
+        "prompts": prompts,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "max_num_seqs": max_num_seqs,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engines.vllm.v2_job"],
+        cwd=ROOT,
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert {block["speculator"] for block in result["blocks"]} == {SPECULATORS[method]}
+    print(f"{method}: {result['accepted']} of {result['drafted']} drafts accepted")
+    return result
+
+
+def for_dspark(folder: Path, **fields: object) -> Path:
+    """Say in config.json what vLLM's DSpark speculator wants to read."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | {"architectures": ["Qwen3DSparkModel"], **fields}
+    path.write_text(json.dumps(config))
+    return folder
+
+
+NO_SHIFT = {"sample_from_anchor": False, "dspark_bonus_anchor": True}
+
+
+def table_answers(prompts: list[list[int]], count: int) -> list[list[int]]:
+    """What the bigram table says."""
+    after = successor().tolist()
+    answers = []
+    for prompt in prompts:
+        token, answer = prompt[-1], []
+        for _ in range(count):
+            token = after[token]
+            answer.append(token)
+        answers.append(answer)
+    return answers
+
+
+def change_lm_head(target: Path, change: Any) -> None:
+    """Rewrite the saved target's output weights."""
+    path = target / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = change(tensors["lm_head.weight"]).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.fixture
+def bigram(tmp_path: Path) -> Path:
+    return save_bigram_target(tmp_path / "target")
+
+
+# A drafter that knows the target: whatever vLLM throws away, we have put in the wrong place -------
+
+
+@pytest.mark.parametrize(("shift_label", "prefix_len"), [(True, 1), (False, 0)])
+def test_dflash_accepts_every_draft(
+    tmp_path: Path, bigram: Path, shift_label: bool, prefix_len: int
+) -> None:
+    drafter = save_knowing_drafter(
+        tmp_path / "draft", shift_label=shift_label, prefix_len=prefix_len
+    )
+    result = run_v2(bigram, drafter, method="dflash", drafts=BLOCK - 1)
+    assert result["answers"] == table_answers(PROMPTS, 33)
+    assert result["accepted"] == result["drafted"] == 4 * 4 * 7
+
+
+@pytest.mark.parametrize(
+    ("shift_label", "prefix_len", "drafts", "fields"),
+    [
+        (True, 1, BLOCK, {}),
+        (False, 0, BLOCK - 1, NO_SHIFT),
+    ],
+    ids=["shift", "no-shift"],
+)
+def test_dspark_accepts_every_draft(
+    tmp_path: Path,
+    bigram: Path,
+    shift_label: bool,
+    prefix_len: int,
+    drafts: int,
+    fields: dict[str, object],
+) -> None:
+    drafter = save_knowing_drafter(
+        tmp_path / "draft", shift_label=shift_label, prefix_len=prefix_len
+    )
+    for_dspark(drafter, **fields)
+    count = 1 + 4 * (drafts + 1)
+    result = run_v2(bigram, drafter, method="dspark", drafts=drafts, max_tokens=count)
+    assert result["answers"] == table_answers(PROMPTS, count)
+    assert result["accepted"] == result["drafted"] == 4 * 4 * drafts
+
+
+def test_dspark_refuses_a_layout_that_only_other_versions_read(
+    tmp_path: Path, bigram: Path
+) -> None:
+    drafter = save_knowing_drafter(tmp_path / "draft", shift_label=False, prefix_len=0)
+    for_dspark(drafter, dspark_bonus_anchor=True)
+    with pytest.raises(AssertionError, match="must say sample_from_anchor False"):
+        run_v2(bigram, drafter, method="dspark", drafts=BLOCK - 1)
+
+
+# Sampled drafts ------------------------------------------------------------------------------
+
+
+def test_dspark_samples_what_it_knows(tmp_path: Path, bigram: Path) -> None:
+    change_lm_head(bigram, lambda weight: 4.0 * weight)  # nothing but the table has a chance
+    drafter = save_knowing_drafter(tmp_path / "draft", shift_label=True, prefix_len=1)
+    result = run_v2(
+        bigram,
+        for_dspark(drafter),
+        method="dspark",
+        drafts=BLOCK,
+        max_tokens=28,
+        temperature=1.0,
+        draft_sample_method="probabilistic",
+    )
+    assert result["answers"] == table_answers(PROMPTS, 28)
+    assert result["accepted"] == result["drafted"] == 4 * 3 * BLOCK
+
+
+SAMPLES = 200
+
+
+@pytest.mark.parametrize("method", ["dflash", "dspark"])
+def test_sampled_answers_follow_the_target(tmp_path: Path, bigram: Path, method: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    soft = torch.randn(VOCAB, HIDDEN, generator=generator) * 1.5 * HIDDEN**-0.5
+    change_lm_head(bigram, lambda _: soft)
+    _, drafter = save_random_drafter(tmp_path / "sharp", seed=3)
+    assert drafter.head is not None
+    with torch.no_grad():  # a flat drafter: half of its drafts are accepted, often of rare tokens
+        drafter.backbone.norm.weight.mul_(0.5)
+        drafter.head.output_weight.mul_(1 / 16)
+    folder = save_drafter(drafter, tmp_path / "draft", dtype=torch.float32)
+    if method == "dspark":
+        for_dspark(folder)
+    result = run_v2(
+        bigram,
+        folder,
+        method=method,
+        drafts=2,
+        prompts=[[3, 1]] * SAMPLES,
+        max_tokens=3,
+        temperature=1.0,
+        max_num_seqs=SAMPLES,
+        draft_sample_method="probabilistic",
+    )
+    assert 0.1 < result["accepted"] / result["drafted"] < 0.9  # both ways to a token are taken
+
+    answers = torch.tensor(result["answers"])
+    after = next_token_probabilities(load_target(bigram).target)
+    second = torch.bincount(answers[:, 1], minlength=VOCAB)
+    expected = SAMPLES * after[1] @ after
+    before, drawn = answers[:, :-1].flatten(), answers[:, 1:].flatten()
+    quarter = likelihood_quarters(after)[before]  # [steps, VOCAB]
+    steps = torch.bincount(quarter.gather(1, drawn.unsqueeze(1)).squeeze(1), minlength=4)
+    expected_steps = (
+        torch.zeros(4).double().index_add(0, quarter.flatten(), after[before].flatten())
+    )
+    chances = chance_of(second, expected), chance_of(steps, expected_steps)
+    print(f"chance of the second tokens {chances[0]:.3f}, of all steps {chances[1]:.3f}")
+    assert min(chances) > 1e-3
+    # The same measure sees a wrong distribution: that of the tokens one step earlier.
+    assert chance_of(second, SAMPLES * after[1]) < 1e-6
+
+
+def next_token_probabilities(target: Target) -> torch.Tensor:
+    """Of each token, given each: the layers do nothing, so one token is context enough."""
+    tokens = torch.arange(VOCAB).unsqueeze(1)
+    logits = target.forward(tokens, target.new_cache(VOCAB)).logits[:, 0]
+    return logits.double().softmax(dim=-1)
+
+
+def likelihood_quarters(after: torch.Tensor) -> torch.Tensor:
+    """For each token, which quarter of each row's mass it is in, the likeliest tokens first.
+
+    Few cells for all steps together: a residual that is drawn wrongly favours rare tokens.
+    """
+    ranked, order = after.sort(descending=True)
+    quarters = (4 * ranked.cumsum(dim=-1)).clamp(max=3.999).long()
+    return torch.empty_like(order).scatter(1, order, quarters)
+
+
+def chance_of(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    """The p-value of a chi-square test; cells that expect fewer than 5 are one."""
+    large = expected >= 5
+    observed = torch.cat((counts[large], counts[~large].sum().unsqueeze(0))).double()
+    wanted = torch.cat((expected[large], expected[~large].sum().unsqueeze(0))).double()
+    distance = ((observed - wanted) ** 2 / wanted.clamp(min=1e-9)).sum()
+    freedom = torch.tensor(float(len(wanted) - 1), dtype=torch.double)
+    return float(torch.special.gammaincc(freedom / 2, distance / 2))
+
+
+# Random drafters: the drafts must be those of our own decoder, block by block -----------------
+
+
+@pytest.mark.parametrize(
+    ("method", "drafts", "shift_label", "prefix_len", "candidates", "vocabulary"),
+    [
+        ("dflash", BLOCK - 1, True, 1, None, None),
+        ("dflash", BLOCK - 1, False, 2, None, 40),
+        ("dspark", BLOCK, True, 1, None, None),
+        ("dspark", BLOCK - 1, False, 0, None, 40),
+        ("dspark", BLOCK, True, 2, 16, None),
+    ],
+    ids=["dflash", "dflash-no-shift-reduced", "dspark", "dspark-no-shift-reduced", "dspark-topk"],
+)
+def test_drafts_are_ours(
+    tmp_path: Path,
+    method: str,
+    drafts: int,
+    shift_label: bool,
+    prefix_len: int,
+    candidates: int | None,
+    vocabulary: int | None,
+) -> None:
+    folder, drafter = save_random_drafter(
+        tmp_path / "draft",
+        seed=3,
+        shift_label=shift_label,
+        head=DominoHeadConfig(
+            emb_dim=VOCAB, gru_hidden_dim=VOCAB, pure_draft_prefix_len=prefix_len
+        ),
+        draft_vocab_size=vocabulary,
+    )
+    if drafter.draft_tokens is not None:
+        generator = torch.Generator().manual_seed(1)
+        drafter.draft_tokens.copy_(torch.randperm(VOCAB, generator=generator)[:vocabulary])
+        folder = save_drafter(drafter, tmp_path / "reduced", dtype=torch.float32)
+    if method == "dspark":
+        fields = {} if shift_label else NO_SHIFT
+        for_dspark(folder, **fields, **({"dspark_draft_topk": candidates} if candidates else {}))
+    saved = save_random_target(tmp_path / "target")
+    result = run_v2(saved, folder, method=method, drafts=drafts, max_tokens=6)
+    target = load_target(saved).target
+    compared = 0
+    for prompt, answer in enumerate(result["answers"]):
+        tokens = PROMPTS[prompt] + answer
+        assert answer == greedy_answer(target, PROMPTS[prompt], len(answer))
+        blocks = {b["position"]: b for b in result["blocks"] if b["prompt"] == prompt}
+        for position, block in blocks.items():
+            if position >= len(tokens):  # drafted behind the end before vLLM saw the end
+                continue
+            assert block["anchor"] == tokens[position]
+            expected = our_drafts(target, drafter, tokens[: position + 1], drafts, candidates)
+            assert block["drafts"] == expected, (prompt, position)
+            compared += 1
+    print(f"{compared} blocks of {drafts} drafts are equal to ours")
+    assert compared >= 4 * 4
+
+
+def save_random_target(folder: Path) -> Path:
+    """A Llama whose layers do something: taps, positions and context all show in its drafts."""
+    torch.manual_seed(7)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
+        tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5)
+        model.model.embed_tokens.weight.normal_()
+    model.to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def greedy_answer(target: Target, prompt: list[int], count: int) -> list[int]:
+    """Plain decoding, without any cache."""
+    tokens = list(prompt)
+    for _ in range(count):
+        output = target.forward(torch.tensor([tokens]), target.new_cache(1), keep=[len(tokens) - 1])
+        tokens.append(int(output.logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def our_drafts(
+    target: Target, drafter: Drafter, tokens: list[int], depth: int, candidates: int | None
+) -> list[int]:
+    """What our decoder drafts behind the last of these tokens."""
+    before, anchor = torch.tensor([tokens[:-1]]), torch.tensor(tokens[-1:])
+    length = before.shape[1]
+    taps = target.forward(before, target.new_cache(1), taps=drafter.config.target_layer_ids).taps
+    assert taps is not None
+    context = DraftContext(1)
+    with torch.no_grad():
+        context.append(drafter.context(taps, torch.arange(length).unsqueeze(0)), [length])
+        hidden = drafter.decode_hidden(target, anchor, context, depth)
+        drafts = rollout(
+            drafter, target, hidden=hidden, anchor_tokens=anchor, candidates=candidates
+        )
+    row: list[int] = drafts[0].tolist()
+    return row

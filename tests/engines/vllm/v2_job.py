@@ -1,0 +1,86 @@
+"""One vLLM run on the V2 runner: a JSON job on standard input, a JSON result on the last line.
+
+A job names the `target` folder, vLLM's `speculative` configuration, the `prompts` as token ids and
+how to answer them (`max_tokens`, `temperature`). The result has the answers, vLLM's own counts of
+drafts and, for each block, what the speculator drafted and behind which token.
+"""
+
+import json
+import sys
+from typing import Any
+
+from tests.engines.vllm import v2_on_cpu
+
+COUNTS = {
+    "vllm:spec_decode_num_draft_tokens": "drafted",
+    "vllm:spec_decode_num_accepted_tokens": "accepted",
+}
+
+
+def main() -> None:
+    """Read, run, print."""
+    job = json.load(sys.stdin)
+    v2_on_cpu.install()
+    from vllm import LLM, SamplingParams
+
+    blocks = record_blocks()
+    llm = LLM(
+        job["target"],
+        speculative_config=job["speculative"],
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=job.get("max_num_seqs", 8),
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        disable_log_stats=False,  # they hold the counts of drafts
+        seed=0,
+    )
+    params = [
+        SamplingParams(
+            temperature=job["temperature"],
+            max_tokens=job["max_tokens"],
+            ignore_eos=True,
+            detokenize=False,
+            seed=index,
+        )
+        for index in range(len(job["prompts"]))
+    ]
+    prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    counts = {m.name: m.value for m in llm.get_metrics() if m.name in COUNTS}
+    result = {
+        "answers": [list(output.outputs[0].token_ids) for output in outputs],
+        "blocks": blocks,
+        **{COUNTS[name]: value for name, value in counts.items()},
+    }
+    print("\n" + json.dumps(result), flush=True)
+
+
+def record_blocks() -> list[dict[str, Any]]:
+    """Write down every block that the V2 runner's speculator, of either route, proposes."""
+    from vllm.v1.worker.gpu.spec_decode.dflash.speculator import DFlashSpeculator
+
+    blocks: list[dict[str, Any]] = []
+    propose = DFlashSpeculator.propose
+
+    def recorded(self: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        drafts = propose(self, input_batch, *args, **kwargs)
+        for row, request in enumerate(input_batch.req_ids[: input_batch.num_reqs]):
+            anchor = row * self.num_query_per_req
+            blocks.append(
+                {
+                    "speculator": type(self).__name__,
+                    "prompt": int(request.split("-")[0]),
+                    "anchor": int(self.input_buffers.input_ids[anchor]),
+                    "position": int(self.input_buffers.positions[anchor]),
+                    "drafts": drafts[row].tolist(),
+                }
+            )
+        return drafts
+
+    DFlashSpeculator.propose = recorded
+    return blocks
+
+
+if __name__ == "__main__":
+    main()
