@@ -29,6 +29,7 @@ def training(records: Path, released: Path) -> str:
     parts = [
         _acceptance(read_records(records / "acceptance.jsonl")),
         _storage(read_records(records / "storage.jsonl")),
+        _candidates(read_records(records / "candidates.jsonl")),
         _runs(
             read_records(records / "release.jsonl"),
             read_records(records / "refit.jsonl")[0],
@@ -90,6 +91,35 @@ def _storage(records: list[dict[str, Any]]) -> str:
             "main drafter would be larger than the 24 MB it may take in this repository.",
             "",
             circumstances(records),
+            "",
+            table(heads, rows),
+            "",
+        ]
+    )
+
+
+def _candidates(records: list[dict[str, Any]]) -> str:
+    drafters = dict.fromkeys(r["drafter"] for r in records)
+    found = {
+        (r["drafter"], r["candidates"], r["head"]): f"{r['tokens_per_cycle']:.2f}" for r in records
+    }
+    ways = [(None, True), (32, True), (None, False)]
+    rows = [[drafter, *(found[drafter, *way] for way in ways)] for drafter in drafters]
+    whole = [r for r in records if r["candidates"] is None]
+    few = [r for r in records if r["candidates"] is not None]
+    heads = ["main drafter", "whole vocabulary", "best 32 of the base logits", "head off"]
+    return "\n".join(
+        [
+            "### What is left with few candidates",
+            "",
+            f"The first 16 prompts of gsm8k ({records[0]['used']} used), simulated. A rollout over "
+            "the best candidates of the base logits is cheaper; the warm start, whose λ was 0 for "
+            "most of its run, forgot how to rank them. So the released drafter is an average of "
+            "the weights: 60% of the warm start and 40% of what it started from.",
+            "",
+            circumstances(whole),
+            "",
+            circumstances(few),
             "",
             table(heads, rows),
             "",

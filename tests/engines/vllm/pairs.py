@@ -1,4 +1,7 @@
-"""A target that is a table of bigrams, and drafters that know it: every draft must be accepted."""
+"""A target that is a table of bigrams, and drafters that know it: every draft must be accepted.
+
+As `tests.support.pair`, in sizes that an engine's kernels take.
+"""
 
 from dataclasses import replace
 from pathlib import Path
