@@ -7,7 +7,13 @@ from domino_spec.targets import Target, read
 
 
 def reference_blocks(
-    target: Target, drafter: Drafter, tokens: list[int], *, first: int, depth: int
+    target: Target,
+    drafter: Drafter,
+    tokens: list[int],
+    *,
+    first: int,
+    depth: int,
+    candidates: int | None = None,
 ) -> list[list[int]]:
     """For each token from `first` on: the token as anchor, then our drafts behind it."""
     text = torch.tensor([tokens])
@@ -21,5 +27,12 @@ def reference_blocks(
         documents=None,
     )
     anchor_tokens = text[0, anchors]
-    drafts = rollout(drafter, target, hidden=hidden[0, :, :depth], anchor_tokens=anchor_tokens)
-    return torch.cat((anchor_tokens.unsqueeze(1), drafts), dim=1).tolist()
+    drafts = rollout(
+        drafter,
+        target,
+        hidden=hidden[0, :, :depth],
+        anchor_tokens=anchor_tokens,
+        candidates=candidates,
+    )
+    blocks: list[list[int]] = torch.cat((anchor_tokens.unsqueeze(1), drafts), dim=1).tolist()
+    return blocks

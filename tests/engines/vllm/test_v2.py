@@ -3,6 +3,7 @@
 Run with the Python of an environment that has vLLM's CPU build; see `v2_on_cpu`.
 """
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 
 from domino_spec.checkpoints import save_drafter
-from domino_spec.drafter import DominoHeadConfig, DraftContext, Drafter, rollout
+from domino_spec.drafter import DominoHeadConfig
 from domino_spec.targets import Target, load_target
 from tests.engines.vllm.pairs import (
     HIDDEN,
@@ -25,8 +25,12 @@ from tests.engines.vllm.pairs import (
     save_random_drafter,
     successor,
 )
+from tests.engines.vllm.reference import reference_blocks
 
 pytest.importorskip("vllm")
+pytest.importorskip("triton")
+if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
+    pytest.skip("vLLM's CPU build only: others run these kernels compiled", allow_module_level=True)
 
 ROOT = Path(__file__).parents[3]
 BLOCK = 8
@@ -295,41 +299,25 @@ def test_drafts_are_ours(
     if method == "dspark":
         fields = {} if shift_label else NO_SHIFT
         for_dspark(folder, **fields, **({"dspark_draft_topk": candidates} if candidates else {}))
-    saved = save_random_target(tmp_path / "target")
+    saved = save_bigram_target(tmp_path / "target", lively=True)
     result = run_v2(saved, folder, method=method, drafts=drafts, max_tokens=6)
     target = load_target(saved).target
     compared = 0
     for prompt, answer in enumerate(result["answers"]):
         tokens = PROMPTS[prompt] + answer
         assert answer == greedy_answer(target, PROMPTS[prompt], len(answer))
+        first = len(PROMPTS[prompt])
+        ours = reference_blocks(
+            target, drafter, tokens, first=first, depth=drafts, candidates=candidates
+        )
         blocks = {b["position"]: b for b in result["blocks"] if b["prompt"] == prompt}
         for position, block in blocks.items():
             if position >= len(tokens):  # drafted behind the end before vLLM saw the end
                 continue
-            assert block["anchor"] == tokens[position]
-            expected = our_drafts(target, drafter, tokens[: position + 1], drafts, candidates)
-            assert block["drafts"] == expected, (prompt, position)
+            assert [block["anchor"], *block["drafts"]] == ours[position - first], (prompt, position)
             compared += 1
     print(f"{compared} blocks of {drafts} drafts are equal to ours")
     assert compared >= 4 * 4
-
-
-def save_random_target(folder: Path) -> Path:
-    """A Llama whose layers do something: taps, positions and context all show in its drafts."""
-    torch.manual_seed(7)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=512,
-        tie_word_embeddings=False, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, parameter.shape[1] ** -0.5)
-        model.model.embed_tokens.weight.normal_()
-    model.to(torch.float32).save_pretrained(folder)
-    return folder
 
 
 def greedy_answer(target: Target, prompt: list[int], count: int) -> list[int]:
@@ -339,22 +327,3 @@ def greedy_answer(target: Target, prompt: list[int], count: int) -> list[int]:
         output = target.forward(torch.tensor([tokens]), target.new_cache(1), keep=[len(tokens) - 1])
         tokens.append(int(output.logits[0, -1].argmax()))
     return tokens[len(prompt) :]
-
-
-def our_drafts(
-    target: Target, drafter: Drafter, tokens: list[int], depth: int, candidates: int | None
-) -> list[int]:
-    """What our decoder drafts behind the last of these tokens."""
-    before, anchor = torch.tensor([tokens[:-1]]), torch.tensor(tokens[-1:])
-    length = before.shape[1]
-    taps = target.forward(before, target.new_cache(1), taps=drafter.config.target_layer_ids).taps
-    assert taps is not None
-    context = DraftContext(1)
-    with torch.no_grad():
-        context.append(drafter.context(taps, torch.arange(length).unsqueeze(0)), [length])
-        hidden = drafter.decode_hidden(target, anchor, context, depth)
-        drafts = rollout(
-            drafter, target, hidden=hidden, anchor_tokens=anchor, candidates=candidates
-        )
-    row: list[int] = drafts[0].tolist()
-    return row

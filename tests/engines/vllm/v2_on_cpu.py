@@ -1,96 +1,46 @@
 """vLLM's V2 model runner on a machine without a GPU, for tests only: call `install` before vLLM.
 
-The runner's own kernels are Triton kernels and it orders its copies with CUDA streams. Here the
-kernels run in Triton's interpreter, which is NumPy, and streams and events are objects that do
-nothing: on a CPU every step is over when its call returns. vLLM itself is left as it is.
+vLLM's CPU worker has a V2 runner, and stand-ins for CUDA's streams and events, but the runner's own
+kernels are written in Triton, which cannot compile for CPUs. Here they run in Triton's interpreter,
+which is NumPy: slow and exact. The few stubs below are all it lacks; vLLM is left as it is.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
-from types import ModuleType
+import sys
 from typing import Any
 
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, where the stubs are
     "VLLM_CPU_CI_ENV": "1",  # no warm-up run
-    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "HF_HUB_OFFLINE": "1",
     "TRITON_INTERPRET": "1",  # read when a kernel is decorated: before vLLM is imported
-    "TRITON_DEFAULT_BACKEND": "cpu",
 }
 
 
 def install() -> None:
     """Set the environment and put every stub in place."""
+    if "triton" in sys.modules:
+        raise RuntimeError("Triton is imported already: its own functions were made to compile.")
     os.environ.update(ENVIRONMENT)
     _triton_backend()
     _comparisons()
     _log1p()
-    _cuda_streams()
-    _accelerator()
 
 
 def _triton_backend() -> None:
     """A Triton backend named cpu: vLLM's CPU build takes Triton for usable only if there is one.
 
-    It compiles nothing, since interpreted kernels never ask it to.
+    It is empty, since interpreted kernels are neither compiled nor launched by a driver.
     """
     from triton.backends import Backend, backends
-    from triton.backends.compiler import BaseBackend, GPUTarget
+    from triton.backends.compiler import BaseBackend
     from triton.backends.driver import DriverBase
 
-    class Compiler(BaseBackend):
-        """Stands for the compiler of Triton's CPU branch."""
-
-        @staticmethod
-        def supports_target(target: GPUTarget) -> bool:
-            return target.backend == "cpu"
-
-        def hash(self) -> str:
-            return "interpreter"
-
-        def parse_options(self, options: dict[str, Any]) -> object:
-            return options
-
-        def add_stages(self, *_: object) -> None:
-            raise NotImplementedError("the interpreter compiles nothing")
-
-        def load_dialects(self, context: object) -> None:
-            pass
-
-        def get_module_map(self) -> dict[str, ModuleType]:
-            return {}
-
-    class Driver(DriverBase):
-        """Stands for its driver: one device, the CPU, with one stream."""
-
-        @classmethod
-        def is_active(cls) -> bool:
-            return True
-
-        def map_python_to_cpp_type(self, ty: str) -> str:
-            return ty
-
-        def get_current_target(self) -> GPUTarget:
-            return GPUTarget("cpu", 0, 1)
-
-        def get_active_torch_device(self) -> Any:
-            import torch
-
-            return torch.device("cpu")
-
-        def get_benchmarker(self) -> Any:
-            raise NotImplementedError("nothing is tuned in the interpreter")
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, _device: int) -> int:
-            return 0
-
-    backends["cpu"] = Backend(Compiler, Driver)
+    backends["cpu"] = Backend(BaseBackend, DriverBase)
 
 
 def _comparisons() -> None:
@@ -123,44 +73,3 @@ def _log1p() -> None:
         return tl.tensor(TensorHandle(result, value.handle.dtype), value.type)
 
     libdevice.log1p = log1p
-
-
-class _Order:
-    """Stands for a CUDA stream or event: waiting for work that is already done."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        import torch
-
-        self.device = torch.device("cpu")
-
-    def query(self) -> bool:
-        """All is done."""
-        return True
-
-    def elapsed_time(self, _end: object) -> float:
-        """No time is taken."""
-        return 0.0
-
-    def _nothing(self, *_: object, **__: object) -> None:
-        pass
-
-    record = wait = synchronize = wait_stream = wait_event = record_event = _nothing
-
-
-def _cuda_streams() -> None:
-    """Streams and events that order nothing; a stream is always the one current stream."""
-    import torch
-
-    current = _Order()
-    torch.cuda.Stream = torch.cuda.Event = torch.Event = _Order  # type: ignore[misc, assignment]
-    torch.cuda.stream = lambda _stream: nullcontext()  # type: ignore[assignment]
-    torch.cuda.current_stream = lambda *_: current  # type: ignore[assignment]
-    torch.cuda.set_stream = lambda _stream: None  # type: ignore[assignment]
-
-
-def _accelerator() -> None:
-    """Calls to an accelerator that is not there."""
-    import torch
-
-    torch.accelerator.synchronize = lambda *_: None  # type: ignore[assignment]
-    torch.accelerator.empty_cache = lambda *_: None  # type: ignore[assignment]
