@@ -48,7 +48,7 @@ CANNOT = {
         "reduced dflash": "5 of 48 tokens; SGLang serves the target's whole vocabulary",
     },
     "speculators": {"markov": "a markov head; the speculators layout.*--to hf"},
-    "vllm": {"dflash with shift": "no head and shifted labels.*vLLM reads.*Train it without"},
+    "vllm": {"dflash with shift": "no head and shifted labels.*without our plugin.*--to hf"},
     "vllm-dspark": dict.fromkeys(
         ("dflash", "dflash with shift", "reduced dflash"), "no head.*dspark.*--to vllm"
     ),

@@ -8,7 +8,7 @@ import torch
 from domino_spec.checkpoints.public import write_public
 from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig, rollout
 from domino_spec.engines.vllm.served import ServedHead
-from domino_spec.engines.vllm.settings import Settings, read_settings
+from domino_spec.engines.vllm.settings import Settings, read_settings, refuse_unserved
 from domino_spec.engines.vllm.versions import problem
 from domino_spec.errors import CheckpointError, ConfigError
 from tests.engines.vllm.pairs import HIDDEN, VOCAB, knowing_drafter
@@ -56,6 +56,26 @@ def test_a_markov_head_is_read_too():
     values |= {"architectures": ["DFlashMarkovDraftModel"], "dflash_config": section}
     settings = read_settings(config_of(values))
     assert settings == Settings(head=MarkovHeadConfig(emb_dim=8), shift_label=False, block_size=8)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [{"embedding_multiplier": 12.0}, {"logits_scaling": 8.0}, {"final_logit_softcapping": 30.0}],
+)
+def test_targets_that_scale_what_the_drafter_borrows_are_refused(target):
+    with pytest.raises(ConfigError, match=next(iter(target))):
+        refuse_unserved(SimpleNamespace(**target), SimpleNamespace())
+    refuse_unserved(SimpleNamespace(logit_scale=1.0, embedding_multiplier=1), SimpleNamespace())
+
+
+def test_causal_full_layers_are_refused():
+    mixed = SimpleNamespace(
+        dflash_config={"causal": True}, layer_types=["full_attention", "sliding_attention"]
+    )
+    with pytest.raises(ConfigError, match="--to vllm"):
+        refuse_unserved(SimpleNamespace(), mixed)
+    mixed.layer_types = ["sliding_attention"] * 2
+    refuse_unserved(SimpleNamespace(), mixed)
 
 
 @pytest.mark.parametrize(("anchor", "right"), [(False, 7), (True, 8)])
@@ -117,6 +137,8 @@ def test_the_rollout_is_our_own_and_reduced_drafts_spread_over_the_whole_vocabul
         module, None, hidden=torch.zeros(2, 3, HIDDEN), anchor_tokens=torch.tensor([1, 5])
     )
     assert drafts.shape == (2, 3)
+    with pytest.raises(CheckpointError, match="d2t must say which; found none"):
+        served(draft_vocab_size=VOCAB).take(stored().items())
     small = served(draft_vocab_size=4)
     small.draft_tokens.copy_(torch.tensor([3, 9, 10, 40]))
     whole = small.spread(torch.arange(4.0).view(1, 4))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from domino_spec.checkpoints import export_drafter
 from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig
 from domino_spec.targets import load_target
 from tests.engines.vllm.job import run_job
@@ -17,6 +18,7 @@ from tests.engines.vllm.reference import reference_blocks
 pytest.importorskip("vllm", reason="needs the engines' environment: make test-engines")
 
 BLOCK = 8
+HEAD = DominoHeadConfig(emb_dim=24, gru_hidden_dim=32, pure_draft_prefix_len=1)
 PROMPTS = [[1, 2, 3], [5] * 9, [7, 11], list(range(20))]
 
 
@@ -52,6 +54,25 @@ def test_without_its_head_it_is_always_wrong(target, tmp_path):
     assert result["answers"][0] == [[table_answer(prompt, 32)] for prompt in PROMPTS]
 
 
+def test_our_export_for_vllm_with_its_own_rows_of_a_reduced_vocabulary(tmp_path):
+    """The form that stores the target's lm_head rows drafts what our own rollout drafts."""
+    saved = str(save_bigram_target(tmp_path / "target", lively=True))
+    loaded = load_target(saved, device="cpu", dtype=torch.float32).target
+    _, drafter = save_random_drafter(tmp_path / "plain", seed=3, head=HEAD, draft_vocab_size=40)
+    tokens = torch.randperm(64, generator=torch.Generator().manual_seed(1))[:40]
+    drafter.draft_tokens.copy_(tokens)
+    folder = export_drafter(
+        drafter, tmp_path / "draft", to="vllm", dtype=torch.float32,
+        lm_head=loaded.lm_head_rows(tokens),
+    )  # fmt: skip
+    prompt = [9, 4, 17, 30, 2]
+    result = run_job(target=saved, speculative=speculative(folder), prompts=[prompt], record=True)
+    text = prompt + result["answers"][0][0][0]
+    ours = reference_blocks(loaded, drafter, text, first=len(prompt), depth=BLOCK - 1)
+    assert len(result["blocks"]) > 10
+    assert all(block in ours for block in result["blocks"])
+
+
 def test_chunked_prefill_and_prefix_caching_change_nothing(target, tmp_path):
     draft = save_knowing_drafter(tmp_path / "draft", shift_label=True, prefix_len=1)
     prompts = [[*range(1, 60), *range(40)], [*range(1, 60), *range(20), 3, 9], [2, 4]]
@@ -76,7 +97,6 @@ def test_more_drafts_than_the_block_has_slots_are_refused(target, tmp_path):
         run_job(target=target, speculative=speculative(draft, 8), prompts=PROMPTS)
 
 
-HEAD = DominoHeadConfig(emb_dim=24, gru_hidden_dim=32, pure_draft_prefix_len=1)
 CASES = {
     "shift": {"head": HEAD},
     "no shift": {"head": HEAD, "shift_label": False},

@@ -14,12 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from domino_spec.checkpoints import save_drafter
+from domino_spec.checkpoints import export_drafter, save_drafter
 from domino_spec.drafter import DominoHeadConfig
 from domino_spec.targets import Target, load_target
 from tests.engines.vllm.pairs import (
     HIDDEN,
     VOCAB,
+    knowing_drafter,
     save_bigram_target,
     save_knowing_drafter,
     save_random_drafter,
@@ -134,25 +135,15 @@ def test_dflash_accepts_every_draft(
 
 
 @pytest.mark.parametrize(
-    ("shift_label", "prefix_len", "drafts", "fields"),
-    [
-        (True, 1, BLOCK, {}),
-        (False, 0, BLOCK - 1, NO_SHIFT),
-    ],
+    ("shift_label", "prefix_len", "drafts"),
+    [(True, 1, BLOCK), (False, 0, BLOCK - 1)],
     ids=["shift", "no-shift"],
 )
-def test_dspark_accepts_every_draft(
-    tmp_path: Path,
-    bigram: Path,
-    shift_label: bool,
-    prefix_len: int,
-    drafts: int,
-    fields: dict[str, object],
+def test_dspark_accepts_every_draft_of_our_export(
+    tmp_path: Path, bigram: Path, shift_label: bool, prefix_len: int, drafts: int
 ) -> None:
-    drafter = save_knowing_drafter(
-        tmp_path / "draft", shift_label=shift_label, prefix_len=prefix_len
-    )
-    for_dspark(drafter, **fields)
+    knowing = knowing_drafter(shift_label=shift_label, prefix_len=prefix_len)
+    drafter = export_drafter(knowing, tmp_path / "draft", to="vllm-dspark", dtype=torch.float32)
     count = 1 + 4 * (drafts + 1)
     result = run_v2(bigram, drafter, method="dspark", drafts=drafts, max_tokens=count)
     assert result["answers"] == table_answers(PROMPTS, count)

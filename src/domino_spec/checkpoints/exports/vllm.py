@@ -29,9 +29,9 @@ def check(config: DrafterConfig, dtype: torch.dtype) -> None:  # noqa: ARG001
     """Refuse what vLLM would serve as something else without a word."""
     if config.head is None and config.shift_label:
         raise ExportError(
-            "the drafter has no head and shifted labels (slot 0 predicts the first draft); vLLM "
-            "reads a drafter without a head from slot 1 on, and almost no draft would be accepted. "
-            "Train it without shift, or with a Domino head."
+            "the drafter has no head and shifted labels (slot 0 predicts the first draft); a vLLM "
+            "without our plugin would take it for a plain drafter, read it from slot 1 on, and "
+            "accept almost nothing. Export it --to hf and serve it with the plugin only."
         )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
@@ -22,7 +21,7 @@ from vllm.platforms import current_platform
 
 from domino_spec.drafter.rollout import rollout
 from domino_spec.engines.vllm.served import ServedHead, Weights
-from domino_spec.engines.vllm.settings import Settings, read_settings
+from domino_spec.engines.vllm.settings import Settings, read_settings, refuse_unserved
 from domino_spec.errors import ConfigError
 
 logger = init_logger(__name__)
@@ -40,6 +39,7 @@ class ServedDomino(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         settings = read_settings(self.config)
         assert speculative is not None
         assert settings is not None, "plain DFlash drafters are vLLM's own"
+        refuse_unserved(vllm_config.model_config.hf_text_config, self.config)
         self.settings: Settings = settings
         self.drafts = int(speculative.num_speculative_tokens)
         warning = settings.check_depth(self.drafts, anchor_predicts=self.anchor_predicts)
@@ -111,8 +111,9 @@ class DominoForDFlash(ServedDomino):
         if odd or blocks * slots > len(self._tokens):
             raise ConfigError(
                 f"vLLM asked for {hidden_states.shape[0]} drafts behind {len(self._tokens)} slots; "
-                f"expected {self.drafts} for each block of {slots}. A changing number of "
-                "speculative tokens is not supported with Domino."
+                f"expected {self.drafts} for each block of {slots}. Either max_num_seqs × {slots} "
+                "is more than max_num_batched_tokens (lower the one or raise the other), or the "
+                "number of speculative tokens changes, which is not supported with Domino."
             )
         block = self._hidden[: blocks * slots].view(blocks, slots, -1)
         hidden = block[:, : self.drafts] if self.settings.shift_label else block[:, 1:]
@@ -124,16 +125,20 @@ class DominoForDFlash(ServedDomino):
         return self.compute_logits(hidden_states).argmax(dim=-1)
 
     def _rolled_out(self, hidden: Tensor, anchors: Tensor) -> Tensor:
-        kept: list[Tensor] = []
+        made: Tensor | None = None  # [blocks, drafts, output vocabulary]
 
-        def choose(_index: int, logits: Tensor, _tokens: Tensor | None) -> Tensor:
-            kept.append(logits)
+        def choose(index: int, logits: Tensor, _tokens: Tensor | None) -> Tensor:
+            nonlocal made
+            if made is None:
+                made = logits.new_empty(len(logits), self.drafts, logits.shape[-1])
+            made[:, index] = logits
             return logits.argmax(dim=-1)
 
         # The embedding and the lm_head are vLLM's, behind the served head: no target is needed.
         roll = partial(rollout, self.served, cast("Any", None))
         roll(hidden=hidden, anchor_tokens=anchors, choose=choose)
-        return torch.stack(kept, dim=1)  # [blocks, drafts, output vocabulary]
+        assert made is not None
+        return made
 
 
 def _refuse_stale_graphs(vllm_config: VllmConfig) -> None:

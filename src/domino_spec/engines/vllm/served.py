@@ -82,11 +82,22 @@ class ServedHead(nn.Module):
         names = public_names(stored)
         own = {names[n]: stored[n] for n in stored if head_kind(names[n]) is not None}
         self._load(own)
-        if OFFSETS in stored and self.draft_tokens is not None:
-            offsets = stored[OFFSETS].to(self.draft_tokens)
-            self.draft_tokens.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)
+        self._map({names[n]: stored[n] for n in stored}.get(OFFSETS))
         rest = [(names[n], stored[n]) for n in stored if names[n] not in own]
         return rest, set(names.values())
+
+    def _map(self, offsets: Tensor | None) -> None:
+        """Which of the target's tokens can be drafted."""
+        if self.draft_tokens is None:
+            return
+        if offsets is None or len(offsets) != len(self.draft_tokens):
+            found = "none" if offsets is None else f"{len(offsets)} entries"
+            raise CheckpointError(
+                f"the drafter proposes {len(self.draft_tokens)} of the target's {self.vocab_size} "
+                f"tokens, so its {OFFSETS} must say which; found {found}. Is it another target's?"
+            )
+        offsets = offsets.to(self.draft_tokens)
+        self.draft_tokens.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         wanted = {} if self.head is None else dict(self.head.named_parameters())

@@ -12,6 +12,10 @@ from domino_spec.errors import ConfigError
 
 _PREFIX = "DFlash"
 _PLAIN = (None, "dflash")
+_FACTORS = (
+    "embedding_multiplier", "scale_emb", "logits_scaling", "logit_scale", "dim_model_base",
+    "final_logit_softcapping",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,36 @@ def read_settings(config: Any) -> Settings | None:
             "trained with."
         )
     return Settings(head=head, shift_label=shift_label, block_size=block_size)
+
+
+def refuse_unserved(target: Any, draft: Any) -> None:
+    """What vLLM would serve as something else without a word: the drafts would just be wrong.
+
+    The drafter borrows the target's embedding and lm_head as the target itself sees them; the
+    plugin takes vLLM's tables, which leave such factors out.
+    """
+    factors = {
+        name: getattr(target, name)
+        for name in _FACTORS
+        if getattr(target, name, None) not in (None, 1, 1.0)
+    }
+    if factors:
+        raise ConfigError(
+            f"the target scales its embeddings or logits ({_stated(factors)}); the plugin does "
+            "not, and drafts would be wrong. Serve it without a drafter, or use domino-spec's own "
+            "decoder, which does."
+        )
+    section = getattr(draft, SECTION, None) or {}
+    kinds = set(getattr(draft, "layer_types", None) or ())
+    if section.get("causal") and len(kinds) > 1:
+        raise ConfigError(
+            f"{SECTION}.causal is true beside layers of {len(kinds)} kinds; vLLM would make the "
+            "full ones causal too. Write the folder with `domino export SOURCE OUT --to vllm`."
+        )
+
+
+def _stated(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _own_name(architecture: str) -> str:

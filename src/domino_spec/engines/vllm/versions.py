@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 SUPPORTED = ((0, 26), (0, 32))
-"""The first and the last minor version, both tested."""
+"""The first and the last minor version (which of them ran where: docs/serving.md)."""
 
 
 def problem(version: str) -> str | None:
