@@ -16,12 +16,12 @@ PROTOTYPE = {"soft": 233, "hard": 312}
 
 MISSING = """## Not measured yet
 
-Hard labels, late total variation, Muon and a higher learning rate at equal seconds: the process that
-was to train them ended with Muon, which failed at about step 500 of 623 with a CUDA launch failure
-that nobody has explained (two processes shared the card; at step 462 it was ahead of plain Domino at
-step 522, 0.78 drafts right in a row against 0.69). So the default of soft labels still rests on the
-prototype's experience, not on a record here. The released drafters at temperature 0.7, and all sets on
-the real decoder: what is above is simulated, which a test holds equal to decoding.
+Hard labels, late total variation, Muon and a higher learning rate at equal seconds: the process
+that was to train them ended with Muon, which failed at about step 500 of 623 with a CUDA launch
+failure that nobody has explained (two processes shared the card; at step 462 it was ahead of plain
+Domino at step 522, 0.78 drafts right in a row against 0.69). So the default of soft labels still
+rests on the prototype's experience, not on a record here. All sets in full on the real decoder: the
+full sets above are simulated, which a test holds equal to decoding; mt-bench at temperature 0.7.
 """
 
 
