@@ -21,7 +21,7 @@ that was to train them ended with Muon, which failed at about step 500 of 623 wi
 failure that nobody has explained (two processes shared the card; at step 462 it was ahead of plain
 Domino at step 522, 0.78 drafts right in a row against 0.69). So the default of soft labels still
 rests on the prototype's experience, not on a record here. All sets in full on the real decoder: the
-full sets above are simulated, which a test holds equal to decoding; mt-bench at temperature 0.7.
+full sets above are simulated, which a test holds equal to decoding.
 """
 
 
