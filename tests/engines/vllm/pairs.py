@@ -118,6 +118,8 @@ def save_random_drafter(folder: Path, *, seed: int, **changes: object) -> tuple[
         for parameter in drafter.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+            else:
+                parameter.uniform_(0.5, 1.5, generator=generator)  # norms: each layer its own
         if drafter.head is not None:
             drafter.head.output_weight.mul_(8.0)
     return save_drafter(drafter, folder, dtype=torch.float32), drafter

@@ -12,11 +12,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
+from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM, DFlashQwen3Model
 from vllm.platforms import current_platform
 
 from domino_spec.drafter.rollout import rollout
@@ -27,9 +28,24 @@ from domino_spec.errors import ConfigError
 logger = init_logger(__name__)
 
 
+class Backbone(DFlashQwen3Model):  # type: ignore[misc]
+    """vLLM's backbone, right on a CPU too.
+
+    vLLM norms the context keys of all layers in one call, with one row of weights a layer. Its CPU
+    kernel takes the first row for all of them, without a word.
+    """
+
+    def _normalize_context_k(self, all_k: Tensor) -> Tensor:
+        if not current_platform.is_cpu():
+            return cast("Tensor", super()._normalize_context_k(all_k))
+        normed = [layer.self_attn.k_norm(k) for layer, k in zip(self.layers, all_k, strict=True)]
+        return torch.stack(normed)  # [layers, tokens, heads, head size]
+
+
 class ServedDomino(DFlashQwen3ForCausalLM):  # type: ignore[misc]
     """vLLM's DFlash drafter with a head beside it: what both routes share."""
 
+    model_cls = Backbone
     anchor_predicts = False
     """Whether slot 0 gives a draft and the block has no slot more than drafts."""
 
