@@ -18,24 +18,13 @@ import torch
 import transformers
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.shapes import SHAPES, target_config
 from benchmarks.training_flops import BF16_PEAK, step_flops
 from domino_spec.data import Corpus, load_corpus, write_shard
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, Target, default_device, load_target, probe_target
 from domino_spec.training import Run, TrainConfig, World, prepare, train
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-4b": {
-        "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728,
-        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "tie_word_embeddings": True,
-    },
-    "tiny": {
-        "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-        "tie_word_embeddings": True,
-    },
-}  # fmt: skip
 STAGES = ("target", "backbone", "head", "loss", "backward", "optimiser")
 
 
@@ -67,7 +56,7 @@ class Watcher:
 
 def random_target(shape: str, device: torch.device) -> LoadedTarget:
     """A target of this shape whose weights nobody trained."""
-    config = transformers.Qwen3Config(**SHAPES[shape], eos_token_id=None, bos_token_id=None)
+    config = target_config(shape)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)

@@ -47,37 +47,46 @@ def check_dspark(config: DrafterConfig, dtype: torch.dtype) -> None:  # noqa: AR
 def write(source: Source, folder: Path) -> Path:
     """Write what vLLM loads as a draft model for its dflash method."""
     check(source.config, source.dtype)
-    return _write(source, folder, {})
+    return _write(source, folder, served_config(source.config, dtype=source.dtype_name))
 
 
 def write_dspark(source: Source, folder: Path) -> Path:
-    """The same for its dspark method, which wants to know whether slot 0 gives a draft."""
+    """The same for its dspark method."""
     check_dspark(source.config, source.dtype)
-    shift = source.config.shift_label
-    changes = {
-        "architectures": [DSPARK_ARCHITECTURE],
-        "sample_from_anchor": shift,  # from vLLM 0.27 on
-        "dspark_bonus_anchor": not shift,  # before
-    }
-    return _write(source, folder, changes)
+    config = served_config(source.config, dtype=source.dtype_name)
+    return _write(source, folder, config | dspark_fields(source.config))
 
 
-def _write(source: Source, folder: Path, changes: dict[str, Any]) -> Path:
-    drafter, shape = source.drafter, source.config
-    config = write_public(shape, dtype=source.dtype_name)
-    tensors = public_tensors(drafter)
+def served_config(shape: DrafterConfig, *, dtype: str) -> dict[str, Any]:
+    """The config.json that vLLM with our plugin reads, for a drafter of this shape."""
+    config = write_public(shape, dtype=dtype)
     if isinstance(shape.head, DominoHeadConfig):
         config["architectures"] = [DOMINO_ARCHITECTURE]
     if shape.causal_window and len(set(shape.layer_types)) > 1:
         # vLLM's `causal` covers full layers too; left out, only its sliding ones are causal.
         config[SECTION]["causal_window"] = config[SECTION].pop("causal")
     if shape.draft_vocab_size is not None:
-        tensors[LM_HEAD] = lm_head_rows(source, "vLLM")
         config["has_own_lm_head"] = True
+    return config
+
+
+def dspark_fields(shape: DrafterConfig) -> dict[str, Any]:
+    """What the dspark method wants besides: its name, and whether slot 0 gives a draft."""
+    return {
+        "architectures": [DSPARK_ARCHITECTURE],
+        "sample_from_anchor": shape.shift_label,  # from vLLM 0.27 on
+        "dspark_bonus_anchor": not shape.shift_label,  # before
+    }
+
+
+def _write(source: Source, folder: Path, config: dict[str, Any]) -> Path:
+    tensors = public_tensors(source.drafter)
+    if source.config.draft_vocab_size is not None:
+        tensors[LM_HEAD] = lm_head_rows(source, "vLLM")
     return write_folder(
         folder,
         tensors=tensors,
-        config=config | changes,
+        config=config,
         dtype=source.dtype,
         provenance=source.provenance,
     )
