@@ -116,6 +116,15 @@ def test_the_fingerprint_tells_tokenizers_apart() -> None:
     assert len(prints) == 4
 
 
+def test_the_same_rules_stored_otherwise_are_the_same() -> None:
+    wordy = tokenizer()
+    wordy.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    assert wordy.backend_tokenizer.to_str() != tokenizer().backend_tokenizer.to_str()
+    assert tokenizer_fingerprint(wordy) == tokenizer_fingerprint(tokenizer())
+
+
 def test_a_tokenizer_without_a_fast_backend() -> None:
     class Slow:
         def __init__(self, vocabulary: dict[str, int]) -> None:

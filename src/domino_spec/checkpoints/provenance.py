@@ -15,6 +15,16 @@ FORMAT_VERSION = 1
 CONFIG_KEY = "domino_spec"
 
 
+_SAMPLED_ENTRIES = 256
+_PROBES = (
+    "Hello, world! It's 12:34 on 2026-01-31; pi is 3.14159 and 1000000 is a million.",
+    "def f(x):\n\treturn {'a': [1, 2]}  # four spaces:    \n\n\n    end\r\n",
+    "Ünïcödé: naïve café, straße, e\u0301 against \u00e9, \ufb01, Ａ, ½, ①.",
+    "日本語のテキスト、中文文本，한국어, русский текст, العربية, हिन्दी, ไทย.",
+    "👩‍👩‍👧‍👦 🏳️‍🌈 😀\u200b\u00a0 \t end  ",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """Facts that the tensors cannot tell. None means unknown, never "does not matter"."""
@@ -69,14 +79,19 @@ class Provenance:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A hash of what text becomes which ids; truncation and padding settings do not count."""
-    behaviour: dict[str, Any] = {"vocabulary": sorted(tokenizer.get_vocab().items())}
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None and hasattr(backend, "to_str"):
-        rules = json.loads(backend.to_str())
-        behaviour["rules"] = {
-            name: rule for name, rule in rules.items() if name not in ("truncation", "padding")
-        }
+    """A hash of which text becomes which ids.
+
+    Of what the tokenizer does, not of how it is stored: libraries write the same rules in other
+    words from one version to the next.
+    """
+    vocabulary = tokenizer.get_vocab()
+    behaviour: dict[str, Any] = {"vocabulary": sorted(vocabulary.items())}
+    if hasattr(tokenizer, "encode"):
+        entries = sorted(vocabulary)
+        some = entries[:: max(1, len(entries) // _SAMPLED_ENTRIES)]
+        probes = [*_PROBES, "".join(some), *some]
+        behaviour["ids"] = [tokenizer.encode(text, add_special_tokens=False) for text in probes]
+        behaviour["whole"] = tokenizer.encode(_PROBES[0])
     return _sha256(_canonical(behaviour))
 
 
