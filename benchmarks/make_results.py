@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_serving import serving
 from benchmarks.results_training import training
 from benchmarks.tables import circumstances, table
 from domino_spec.records import read_records
@@ -34,6 +35,7 @@ def page() -> str:
         [
             HEAD,
             training(RECORDS, RELEASED),
+            serving(read_records(RECORDS / "vllm.jsonl")),
             exactness(read_records(RECORDS / "exactness.jsonl")),
             gpu_exactness(gpu),
         ]
