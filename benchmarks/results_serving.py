@@ -36,7 +36,7 @@ def serving(records: list[dict[str, Any]]) -> str:
             "",
             "At this size vLLM's own bookkeeping on the host takes most of a step (2 ms for a "
             "model whose weights are read in 0.06 ms), so these ratios say more about it than "
-            "about drafting; single cells move by a quarter from run to run. With 32 requests dspark "
+            "about drafting; cells scatter (one measurement each). With 32 requests dspark "
             "falls behind plain decoding: 32 × 17 tokens are more than the largest graph vLLM "
             "captures by default (512), so it runs without one. With `max_cudagraph_capture_size` "
             "of at least requests × (drafts + 1), as below, it does not fall behind.",
