@@ -154,43 +154,43 @@ def test_lm_head_rows_come_from_the_target(domino, reduced, target, tmp_path, to
 
 
 CASES = {
-    "unknown form": (["{draft}", "{out}", "--to", "gguf"], "--to is 'gguf'; expected one of: hf"),
+    "unknown form": ("{draft} {out} --to gguf", "--to is 'gguf'; expected one of: hf"),
     "packed for an engine": (
-        ["{draft}", "{out}", "--pack", "8", "--to", "vllm"],
+        "{draft} {out} --pack 8 --to vllm",
         "--pack 8 and --to vllm were both given",
     ),
     "a type SGLang cannot run": (
-        ["{draft}", "{out}", "--to", "sglang", "--dtype", "float16"],
+        "{draft} {out} --to sglang --dtype float16",
         "stored as float16; SGLang runs a Domino head in bfloat16 only",
     ),
     "a target nobody needs": (
-        ["{draft}", "{out}", "--to", "vllm", "--target", "{target}"],
+        "{draft} {out} --to vllm --target {target}",
         "--to vllm of this drafter stores nothing of a target; drop it",
     ),
     "a target and packed": (
-        ["{draft}", "{out}", "--pack", "8", "--target", "{target}"],
+        "{draft} {out} --pack 8 --target {target}",
         "--pack 8 stores nothing of a target",
     ),
     "a reduced vocabulary without its target": (
-        ["{reduced}", "{out}", "--to", "vllm"],
+        "{reduced} {out} --to vllm",
         "Name its target (--target TARGET)",
     ),
     "a reduced vocabulary and another target": (
-        ["{reduced}", "{out}", "--to", "vllm", "--target", "{wide}"],
+        "{reduced} {out} --to vllm --target {wide}",
         "hidden size 32, expected 64",
     ),
     "a reduced vocabulary in SGLang": (
-        ["{reduced}", "{out}", "--to", "sglang"],
+        "{reduced} {out} --to sglang",
         "5 of 300 tokens; SGLang serves the target's whole vocabulary only",
     ),
     "packed and typed": (
-        ["{draft}", "{out}", "--pack", "8", "--dtype", "float32"],
+        "{draft} {out} --pack 8 --dtype float32",
         "--pack 8 and --dtype float32 were both given",
     ),
-    "no drafter": (["./nothing", "{out}"], "no file or folder"),
-    "a target": (["{target}", "{out}"], "not a DFlash or Domino drafter"),
-    "a file in the way": (["{draft}", "{file}"], "is a file"),
-    "a checkpoint in the way": (["{draft}", "{draft}"], "already holds a checkpoint"),
+    "no drafter": ("./nothing {out}", "no file or folder"),
+    "a target": ("{target} {out}", "not a DFlash or Domino drafter"),
+    "a file in the way": ("{draft} {file}", "is a file"),
+    "a checkpoint in the way": ("{draft} {draft}", "already holds a checkpoint"),
 }
 
 
@@ -203,7 +203,7 @@ def test_an_error_is_one_line_and_writes_nothing(
     out = tmp_path / "out"
     names = {"draft": draft, "target": target, "out": out, "file": tmp_path / "file"}
     names |= {"reduced": reduced, "wide": wide_target}
-    result = domino("export", *(argument.format(**names) for argument in arguments))
+    result = domino("export", *(argument.format(**names) for argument in arguments.split()))
     assert result.exit_code == 1
     (line,) = errors_of(result)
     assert expected in line

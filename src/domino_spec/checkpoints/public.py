@@ -36,6 +36,7 @@ DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
 SECTION = "dflash_config"
 _DOMINO_PROJECTORS = (DominoHeadConfig.kind, "causal_v5")
 _MARKOV_PROJECTORS = (MarkovHeadConfig.kind,)
+HEAD_PROJECTORS = (*_DOMINO_PROJECTORS, *_MARKOV_PROJECTORS)
 _PLAIN_PROJECTORS = (None, "dflash")
 _PROJECTORS_OF = {
     DOMINO_ARCHITECTURE: _DOMINO_PROJECTORS,
@@ -155,7 +156,7 @@ def _refuse_unknown(section: Fields) -> None:
 def _read_head(top: Fields, section: Fields) -> HeadConfig | None:
     stated = section["projector_type"]
     projector = text(stated)
-    known = (*_PLAIN_PROJECTORS, *_DOMINO_PROJECTORS, *_MARKOV_PROJECTORS)
+    known = (*_PLAIN_PROJECTORS, *HEAD_PROJECTORS)
     if projector not in known:
         raise ConfigError(
             f"{stated.label} is {projector!r}; expected 'domino' (or the older 'causal_v5') for a "

@@ -1,7 +1,8 @@
 """One vLLM engine in a process of its own: a JSON job on standard input, a JSON result last.
 
 A job has `target`, `speculative` (or null for plain decoding), `prompts` (token ids), `sampling`,
-`engine` (more arguments of `LLM`), and `record`, which also returns every block that was drafted.
+`engine` (more arguments of `LLM`), `supported` (versions that the plugin is to take for supported),
+and `record`, which also returns every block that was drafted.
 """
 
 import json
@@ -9,6 +10,8 @@ import os
 import subprocess
 import sys
 from typing import Any
+
+from domino_spec.engines.vllm import versions
 
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -46,9 +49,8 @@ def main() -> None:
     from vllm import LLM, SamplingParams
 
     job = json.load(sys.stdin)
-    blocks: list[list[int]] = []
-    if job.get("record"):
-        _record(blocks)
+    if "supported" in job:
+        versions.SUPPORTED = tuple(map(tuple, job["supported"]))
     plain: dict[str, Any] = {"skip_tokenizer_init": True, "enforce_eager": True}
     engine = LLM(
         job["target"],
@@ -56,6 +58,8 @@ def main() -> None:
         disable_log_stats=False,
         **{**plain, "dtype": "float32", "max_model_len": 256, **job.get("engine", {})},
     )
+    if job.get("record"):
+        engine.collective_rpc(_record)
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 32, **job.get("sampling", {})})
     prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
     answers = []
@@ -64,14 +68,17 @@ def main() -> None:
         answers.append([[list(one.token_ids) for one in output.outputs] for output in outputs])
     metrics = {metric.name: getattr(metric, "value", None) for metric in engine.get_metrics()}
     counts = {name: metrics.get(metric) or 0 for name, metric in _COUNTERS.items()}
-    print(_MARK + json.dumps({"answers": answers, "blocks": blocks, **counts}), flush=True)
+    ranks = engine.collective_rpc(_recorded) if job.get("record") else [[]]
+    assert all(blocks == ranks[0] for blocks in ranks), "every rank drafts the same"
+    print(_MARK + json.dumps({"answers": answers, "blocks": ranks[0], **counts}), flush=True)
 
 
-def _record(blocks: list[list[int]]) -> None:
-    """Keep each block: its anchor, then its drafts."""
+def _record(worker: Any) -> None:
+    """Keep each block that a worker drafts: its anchor, then its drafts."""
     from domino_spec.engines.vllm.dflash import DominoForDFlash
 
     compute = DominoForDFlash.compute_logits
+    blocks: list[list[int]] = []
 
     def recording(self: Any, hidden: Any) -> Any:
         logits = compute(self, hidden)
@@ -81,6 +88,12 @@ def _record(blocks: list[list[int]]) -> None:
         return logits
 
     DominoForDFlash.compute_logits = recording
+    worker.drafted_blocks = blocks
+
+
+def _recorded(worker: Any) -> list[list[int]]:
+    blocks: list[list[int]] = worker.drafted_blocks
+    return blocks
 
 
 if __name__ == "__main__":

@@ -61,6 +61,14 @@ def _enliven(model: torch.nn.Module) -> None:
                 parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
 
 
+def table_answer(prompt: list[int], length: int) -> list[int]:
+    """What the bigram table says behind a prompt."""
+    after, answer = successor().tolist(), []
+    for _ in range(length):
+        answer.append(after[(prompt + answer)[-1]])
+    return answer
+
+
 def embeddings() -> Tensor:
     """Each token a direction of its own, and one that all share."""
     table = torch.zeros(VOCAB, HIDDEN)
@@ -110,7 +118,10 @@ def save_knowing_drafter(
 
 
 def save_random_drafter(folder: Path, *, seed: int, **changes: object) -> tuple[Path, Drafter]:
-    """Random weights of a scale at which context and prefix change the drafts."""
+    """Random weights of a scale at which context and prefix change the drafts.
+
+    A reduced vocabulary is a random one too, in no order.
+    """
     shape = replace(knowing_drafter(shift_label=True, prefix_len=1).config, **changes)
     drafter = Drafter.untrained(shape, seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -122,4 +133,7 @@ def save_random_drafter(folder: Path, *, seed: int, **changes: object) -> tuple[
                 parameter.uniform_(0.5, 1.5, generator=generator)  # norms: each layer its own
         if drafter.head is not None:
             drafter.head.output_weight.mul_(8.0)
+    if drafter.draft_tokens is not None:
+        order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))
+        drafter.draft_tokens.copy_(order[: len(drafter.draft_tokens)])
     return save_drafter(drafter, folder, dtype=torch.float32), drafter

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engines.vllm.job import run_job
-from tests.engines.vllm.pairs import save_bigram_target, save_knowing_drafter, successor
+from tests.engines.vllm.pairs import save_bigram_target, save_knowing_drafter, table_answer
 
 pytest.importorskip("vllm", reason="needs the engines' environment: make test-engines")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -42,14 +42,7 @@ def test_every_draft_is_accepted(tmp_path, method, shift):
             "kv_cache_memory_bytes": 1 << 30,
         },
     )
-    assert [answer[0] for answer in result["answers"][0]] == [_table(p[-1]) for p in PROMPTS]
+    assert [answer[0] for answer in result["answers"][0]] == [
+        table_answer(p, TOKENS) for p in PROMPTS
+    ]
     assert result["accepted"] == result["drafted"] > 0
-
-
-def _table(token: int) -> list[int]:
-    after = successor().tolist()
-    answer = []
-    for _ in range(TOKENS):
-        token = after[token]
-        answer.append(token)
-    return answer

@@ -24,7 +24,7 @@ from tests.engines.vllm.pairs import (
     save_bigram_target,
     save_knowing_drafter,
     save_random_drafter,
-    successor,
+    table_answer,
 )
 from tests.engines.vllm.reference import reference_blocks
 
@@ -94,16 +94,7 @@ NO_SHIFT = {"sample_from_anchor": False, "dspark_bonus_anchor": True}
 
 
 def table_answers(prompts: list[list[int]], count: int) -> list[list[int]]:
-    """What the bigram table says."""
-    after = successor().tolist()
-    answers = []
-    for prompt in prompts:
-        token, answer = prompt[-1], []
-        for _ in range(count):
-            token = after[token]
-            answer.append(token)
-        answers.append(answer)
-    return answers
+    return [table_answer(prompt, count) for prompt in prompts]
 
 
 def change_lm_head(target: Path, change: Any) -> None:
@@ -283,10 +274,6 @@ def test_drafts_are_ours(
         ),
         draft_vocab_size=vocabulary,
     )
-    if drafter.draft_tokens is not None:
-        generator = torch.Generator().manual_seed(1)
-        drafter.draft_tokens.copy_(torch.randperm(VOCAB, generator=generator)[:vocabulary])
-        folder = save_drafter(drafter, tmp_path / "reduced", dtype=torch.float32)
     if method == "dspark":
         fields = {} if shift_label else NO_SHIFT
         for_dspark(folder, **fields, **({"dspark_draft_topk": candidates} if candidates else {}))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from domino_spec.checkpoints.folder import dtype_name
+from domino_spec.checkpoints.folder import dtype_name, write_folder
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import ExportError
@@ -34,6 +35,14 @@ class Source:
     def dtype_name(self) -> str:
         """The type as config.json spells it."""
         return dtype_name(self.dtype)
+
+    def write(
+        self, folder: Path, *, tensors: Mapping[str, Tensor], config: Mapping[str, Any]
+    ) -> Path:
+        """Write a form's tensors and config, in the source's type and with its provenance."""
+        return write_folder(
+            folder, tensors=tensors, config=config, dtype=self.dtype, provenance=self.provenance
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

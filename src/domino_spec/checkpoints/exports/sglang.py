@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from domino_spec.checkpoints.exports.form import Form, Source
-from domino_spec.checkpoints.folder import public_tensors, write_folder
+from domino_spec.checkpoints.folder import public_tensors
 from domino_spec.checkpoints.public import DFLASH_ARCHITECTURE, write_public
 from domino_spec.drafter import DominoHeadConfig, DrafterConfig
 from domino_spec.drafter.config import SLIDING_ATTENTION
@@ -66,13 +66,7 @@ def write(source: Source, folder: Path) -> Path:
     if SLIDING_ATTENTION in source.config.layer_types and not source.config.causal_window:
         # Left out, its sliding layers are causal and its full ones are not.
         config["is_causal"] = False
-    return write_folder(
-        folder,
-        tensors=public_tensors(source.drafter),
-        config=config,
-        dtype=source.dtype,
-        provenance=source.provenance,
-    )
+    return source.write(folder, tensors=public_tensors(source.drafter), config=config)
 
 
 SGLANG = Form(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from domino_spec.checkpoints.exports.form import Form, Source, lm_head_rows
-from domino_spec.checkpoints.folder import public_tensors, write_folder
+from domino_spec.checkpoints.folder import public_tensors
 from domino_spec.checkpoints.names import LM_HEAD, MEMBERS, SPECULATORS_HEAD, is_head
 from domino_spec.checkpoints.public import DFLASH_ARCHITECTURE, DOMINO_ARCHITECTURE
 from domino_spec.checkpoints.speculators import TYPE_FIELD
@@ -43,13 +43,7 @@ def write(source: Source, folder: Path) -> Path:
         members = torch.zeros(shape.vocab_size, dtype=torch.bool)
         members[drafter.draft_tokens.cpu()] = True
         tensors[MEMBERS] = members
-    return write_folder(
-        folder,
-        tensors=tensors,
-        config=_written(source),
-        dtype=source.dtype,
-        provenance=source.provenance,
-    )
+    return source.write(folder, tensors=tensors, config=_written(source))
 
 
 def _written(source: Source) -> dict[str, Any]:

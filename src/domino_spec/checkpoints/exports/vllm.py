@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from domino_spec.checkpoints.exports.form import Form, Source, lm_head_rows
-from domino_spec.checkpoints.folder import public_tensors, write_folder
+from domino_spec.checkpoints.folder import public_tensors
 from domino_spec.checkpoints.names import LM_HEAD
 from domino_spec.checkpoints.public import (
     DOMINO_ARCHITECTURE,
@@ -83,13 +83,7 @@ def _write(source: Source, folder: Path, config: dict[str, Any]) -> Path:
     tensors = public_tensors(source.drafter)
     if source.config.draft_vocab_size is not None:
         tensors[LM_HEAD] = lm_head_rows(source, "vLLM")
-    return write_folder(
-        folder,
-        tensors=tensors,
-        config=config,
-        dtype=source.dtype,
-        provenance=source.provenance,
-    )
+    return source.write(folder, tensors=tensors, config=config)
 
 
 VLLM = Form(

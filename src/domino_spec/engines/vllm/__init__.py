@@ -27,13 +27,16 @@ _SHARED = {"DFlashDraftModel": _DFLASH, "Qwen3DSparkModel": _DSPARK}
 
 
 def register() -> None:
-    """Add the models; outside the supported versions only ones that say so when they are used."""
+    """Add the models; outside the supported versions only what refuses them when they are used."""
     import vllm
     from vllm import ModelRegistry
 
     if problem(vllm.__version__) is None:
         models = _OURS | _SHARED
     else:
+        from domino_spec.engines.vllm.refusal import guard
+
         models = dict.fromkeys(_OURS, _REFUSAL)
+        guard(ModelRegistry, _SHARED)
     for architecture, path in models.items():
         ModelRegistry.register_model(architecture, path)

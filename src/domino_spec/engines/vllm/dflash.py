@@ -29,15 +29,13 @@ logger = init_logger(__name__)
 
 
 class Backbone(DFlashQwen3Model):  # type: ignore[misc]
-    """vLLM's backbone, right on a CPU too.
+    """vLLM's backbone, right on a CPU.
 
     vLLM norms the context keys of all layers in one call, with one row of weights a layer. Its CPU
     kernel takes the first row for all of them, without a word.
     """
 
     def _normalize_context_k(self, all_k: Tensor) -> Tensor:
-        if not current_platform.is_cpu():
-            return cast("Tensor", super()._normalize_context_k(all_k))
         normed = [layer.self_attn.k_norm(k) for layer, k in zip(self.layers, all_k, strict=True)]
         return torch.stack(normed)  # [layers, tokens, heads, head size]
 
@@ -45,9 +43,19 @@ class Backbone(DFlashQwen3Model):  # type: ignore[misc]
 class ServedDomino(DFlashQwen3ForCausalLM):  # type: ignore[misc]
     """vLLM's DFlash drafter with a head beside it: what both routes share."""
 
-    model_cls = Backbone
+    model_cls = Backbone if current_platform.is_cpu() else DFlashQwen3Model
+    plain_cls = DFlashQwen3ForCausalLM
+    """vLLM's own class for drafters of the same name that have no head."""
     anchor_predicts = False
     """Whether slot 0 gives a draft and the block has no slot more than drafts."""
+
+    def __new__(cls, *, vllm_config: VllmConfig, prefix: str = "") -> Any:
+        """Drafters without a head stay vLLM's own."""
+        speculative = vllm_config.speculative_config
+        assert speculative is not None
+        if read_settings(speculative.draft_model_config.hf_config) is None:
+            return cls.plain_cls(vllm_config=vllm_config, prefix=prefix)
+        return super().__new__(cls)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -95,14 +103,6 @@ class ServedDomino(DFlashQwen3ForCausalLM):  # type: ignore[misc]
 
 class DominoForDFlash(ServedDomino):
     """A Domino, Markov or shifted DFlash drafter for vLLM's DFlash proposer and speculator."""
-
-    def __new__(cls, *, vllm_config: VllmConfig, prefix: str = "") -> Any:
-        """Plain DFlash drafters carry the same name: they stay vLLM's own."""
-        speculative = vllm_config.speculative_config
-        assert speculative is not None
-        if read_settings(speculative.draft_model_config.hf_config) is None:
-            return DFlashQwen3ForCausalLM(vllm_config=vllm_config, prefix=prefix)
-        return super().__new__(cls)
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         _refuse_stale_graphs(vllm_config)

@@ -16,7 +16,7 @@ from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
 
 from domino_spec.drafter.heads import Head
 from domino_spec.engines.vllm.dflash import ServedDomino
-from domino_spec.engines.vllm.settings import Settings, read_settings
+from domino_spec.engines.vllm.settings import Settings
 from domino_spec.errors import ConfigError
 
 _ANCHOR_FIELDS = ("sample_from_anchor", "dspark_bonus_anchor")
@@ -25,13 +25,7 @@ _ANCHOR_FIELDS = ("sample_from_anchor", "dspark_bonus_anchor")
 class DominoForDSpark(ServedDomino):
     """A Domino drafter that speaks the DSpark speculator's language."""
 
-    def __new__(cls, *, vllm_config: VllmConfig, prefix: str = "") -> Any:
-        """DSpark's own drafters carry the same name: they stay vLLM's own."""
-        speculative = vllm_config.speculative_config
-        assert speculative is not None
-        if read_settings(speculative.draft_model_config.hf_config) is None:
-            return Qwen3DSparkForCausalLM(vllm_config=vllm_config, prefix=prefix)
-        return super().__new__(cls)
+    plain_cls = Qwen3DSparkForCausalLM
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         speculative = vllm_config.speculative_config
