@@ -114,6 +114,15 @@ class Row:
                 break
         return accepted
 
+    def take(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Commit tokens that were chosen elsewhere, up to the one that ends the row."""
+        before = len(self.generated)
+        for token in tokens:
+            if self.finish_reason:
+                break
+            self._append(token)
+        return tuple(self.generated[before:])
+
     def _append(self, token: int) -> None:
         self._seen.append(token)
         self.generated.append(token)
