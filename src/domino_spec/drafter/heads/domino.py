@@ -38,6 +38,11 @@ class DominoHead(Head):
         return weight  # [rank, hidden + state]
 
     @property
+    def state_weight(self) -> Tensor:
+        """W1's state part, [rank, state]: a view with the whole matrix's rows."""
+        return self._first[:, self.hidden_size :]
+
+    @property
     def output_weight(self) -> Tensor:
         """W2, [output vocabulary, rank]."""
         weight = self.embed_proj[2].weight
@@ -65,7 +70,7 @@ class DominoHead(Head):
 
     def activation(self, projected: Tensor, state: Tensor) -> Tensor:
         """SiLU(W1 · [hidden ; state]) from the hoisted hidden part, [..., rank]."""
-        return F.silu(projected + F.linear(state, self._first[:, self.hidden_size :]))
+        return F.silu(projected + F.linear(state, self.state_weight))
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:

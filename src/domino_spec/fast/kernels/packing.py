@@ -1,0 +1,71 @@
+"""Weights in the order in which a CPU's matrix product wants them, so that no call reorders them.
+
+For a handful of rows a BLAS spends more time reordering the weights than multiplying. oneDNN can do
+that once, beforehand; PyTorch's compiler does the same when it freezes a model. A packed copy is
+held beside the model's own weights.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Packed:
+    """One matrix [N, K], packed."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.shape = weight.shape
+        self.dtype = weight.dtype
+        self.device = weight.device
+        self.nbytes = weight.numel() * weight.element_size()
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias."""
+        done: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+        return done
+
+
+Weight = Tensor | Packed
+
+
+def packed(weight: Weight) -> Weight:
+    """Packed where this machine can, the weight itself elsewhere."""
+    if isinstance(weight, Packed) or weight.device.type != "cpu" or not can_pack(weight.dtype):
+        return weight
+    return Packed(weight)
+
+
+def product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias, whatever form the weight has."""
+    return weight.product(x, bias) if isinstance(weight, Packed) else F.linear(x, weight, bias)
+
+
+_able: dict[torch.dtype, bool] = {}
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of PyTorch packs this type here, and multiplies correctly then."""
+    if dtype not in _able:
+        _able[dtype] = _try(dtype)
+    return _able[dtype]
+
+
+def _try(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 32, generator=generator).to(dtype)
+    try:
+        found = Packed(weight)
+        for rows in (1, 3, 16):
+            x = torch.randn(rows, 32, generator=generator).to(dtype)
+            torch.testing.assert_close(
+                found.product(x, None).float(), F.linear(x.float(), weight.float()),
+                rtol=0.03, atol=0.1 if dtype != torch.float32 else 1e-4,
+            )  # fmt: skip
+    except (RuntimeError, AttributeError, NotImplementedError, AssertionError):
+        return False
+    return True

@@ -1,0 +1,38 @@
+"""Memory that the programs of one launch share: partial results, and counters of arrivals.
+
+Some kernels spread one result over several programs. Each writes its part here and then counts
+itself in; the last to arrive finishes the work, always in the same order, and sets the counter
+back to zero. So one launch does the work of two, and every launch finds its counters at zero.
+
+Launches of one stream run one after the other and may share; two streams must not use the same
+scratch at a time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Key = tuple[torch.device, torch.dtype, int, int]
+
+_kept: dict[Key, tuple[Tensor, Tensor]] = {}
+
+
+def scratch(
+    device: torch.device, *, parts: int, counters: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Room for this many partial results, and counters at zero.
+
+    Kept for ever: a captured graph holds the address. What is first asked for during a capture is
+    not kept, for its zeros are written by that graph alone (and by every replay of it).
+    """
+    key = (device, dtype, parts, counters)
+    found = _kept.get(key)
+    if found is None:
+        found = (
+            torch.empty(parts, device=device, dtype=dtype),
+            torch.zeros(counters, device=device, dtype=torch.int32),
+        )
+        if not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            _kept[key] = found
+    return found

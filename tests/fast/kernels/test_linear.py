@@ -1,0 +1,194 @@
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from domino_spec.fast.kernels import linear as module
+from domino_spec.fast.kernels.linear import linear, linear_twin, plan
+from tests.fast.kernels.interpreter import mend
+from tests.fast.kernels.offline import ROOM, Case, Needs, needs
+
+mend()
+EPS = 1e-6
+SHAPES = [  # rows, N, K, gated: whole and ragged tiles, one and several parts
+    (1, 32, 256, False),
+    (5, 40, 200, False),
+    (16, 24, 2048, False),
+    (17, 20, 2200, False),
+    (3, 96, 200, True),
+    (2, 40, 4296, True),
+    (64, 32, 128, True),
+]
+EXTRAS = [(), ("norm",), ("norm", "bias", "residual"), ("residual",), ("bias",)]
+
+
+def tensors(
+    shape: tuple[int, int, int, bool], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """Rows of very different sizes, as hidden states have."""
+    m, n, k, gated = shape
+    make = torch.Generator().manual_seed(m + n + k)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=make)
+
+    made = {
+        "x": normal(m, k) * torch.logspace(-1, 2, m)[:, None],
+        "weight": normal(n, k) / k**0.5,
+        "norm": 1 + normal(k) / 4,
+        "bias": normal(n),
+        "residual": normal(m, n // 2 if gated else n),
+    }
+    return {name: value.to(device, dtype) for name, value in made.items()}
+
+
+def exact(given: dict[str, Tensor], gated: bool) -> Tensor:
+    """The formula in float64."""
+    wide = {name: value.double() for name, value in given.items()}
+    x = wide["x"]
+    if "norm" in wide:
+        x = x / (x.pow(2).mean(dim=1, keepdim=True) + EPS).sqrt() * wide["norm"]
+    result = x @ wide["weight"].T + wide.get("bias", 0.0)
+    if gated:
+        gate, up = result.chunk(2, dim=1)
+        result = gate * torch.sigmoid(gate) * up
+    return result + wide.get("residual", 0.0)
+
+
+def error(result: Tensor, truth: Tensor) -> Tensor:
+    """Of each row, relative to its size."""
+    return (result.double() - truth).norm(dim=1) / truth.norm(dim=1)
+
+
+@pytest.mark.parametrize("extras", EXTRAS, ids="+".join)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float32_is_the_formula(
+    shape: tuple[int, int, int, bool], extras: tuple[str, ...], device: torch.device
+) -> None:
+    drawn = tensors(shape, torch.float32, device)
+    given = {name: drawn[name] for name in ("x", "weight", *extras)}
+    truth = exact(given, shape[3])
+    for run in (linear, linear_twin):
+        assert error(run(**given, eps=EPS, gated=shape[3]), truth).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("extras", EXTRAS[:3], ids="+".join)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_half_precision_is_the_formula_rounded(
+    shape: tuple[int, int, int, bool],
+    extras: tuple[str, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Both round what the product sees, its sums and what follows: five times at most.
+
+    Each rounding is off by eps / 2 at most, and by less on average: 2 eps for a row in all.
+    """
+    drawn = tensors(shape, dtype, device)
+    given = {name: drawn[name] for name in ("x", "weight", *extras)}
+    result = linear(**given, eps=EPS, gated=shape[3])
+    twin = linear_twin(**given, eps=EPS, gated=shape[3])
+    truth = exact(given, shape[3])
+    assert result.dtype == dtype
+    for mine in (result, twin):
+        assert error(mine, truth).max() < 2 * torch.finfo(dtype).eps
+    if "norm" not in extras:  # the same roundings of sums added up in another order
+        unequal = (result != twin).float().mean()
+        assert unequal < 0.05
+        torch.testing.assert_close(result, twin, rtol=4 * torch.finfo(dtype).eps, atol=1e-3)
+
+
+def test_twin_norms_as_transformers_does() -> None:
+    drawn = tensors((4, 8, 96, False), torch.bfloat16, torch.device("cpu"))
+    norm = Qwen3RMSNorm(96, eps=EPS).to(torch.bfloat16)
+    norm.weight.data = drawn["norm"]
+    expected = F.linear(norm(drawn["x"]), drawn["weight"])
+    got = linear_twin(drawn["x"], drawn["weight"], norm=drawn["norm"], eps=EPS)
+    assert torch.equal(got, expected)
+
+
+def test_float16_norm_survives_products_out_of_range(device: torch.device) -> None:
+    drawn = tensors((2, 8, 256, False), torch.float16, device)
+    given = {"x": drawn["x"].clone(), "weight": drawn["weight"], "norm": drawn["norm"] * 20}
+    given["x"][:, 7] = 30000.0  # one of the huge activations that transformers have
+    assert error(linear(**given, eps=EPS), exact(given, False)).max() < 2e-3
+
+
+def test_counters_are_left_at_zero_and_results_repeat(device: torch.device) -> None:
+    shape = (4, 24, 4096, False)
+    assert plan(*shape[:3], gated=False, dtype=torch.float32).split > 1
+    drawn = tensors(shape, torch.float32, device)
+    first = linear(drawn["x"], drawn["weight"], norm=drawn["norm"])
+    for _ in range(2):
+        assert torch.equal(linear(drawn["x"], drawn["weight"], norm=drawn["norm"]), first)
+
+
+def test_many_rows_and_crossed_strides_go_to_the_twin(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    monkeypatch.delattr(module, "_launch")
+    x, weight = torch.ones(65, 32, device=device), torch.ones(32, 16, device=device)
+    assert linear(x, weight.T.contiguous()).shape == (65, 16)
+    assert linear(x[:2], weight.T).shape == (2, 16)
+
+
+def test_rows_may_lie_apart(device: torch.device) -> None:
+    drawn = tensors((8, 16, 64, False), torch.float32, device)
+    x, weight = drawn["x"][::2], drawn["weight"]
+    residual = drawn["residual"][::2]
+    torch.testing.assert_close(
+        linear(x, weight, residual=residual), linear_twin(x, weight, residual=residual)
+    )
+
+
+def test_plan_keeps_what_was_measured() -> None:
+    def cut(n: int, k: int, gated: bool = False) -> tuple[int, int, int]:
+        made = plan(16, n, k, gated=gated, dtype=torch.bfloat16)
+        return made.columns, made.stages, made.split
+
+    assert cut(6144, 4096) == (64, 6, 1)
+    assert cut(4096, 4096) == (32, 6, 1)
+    assert cut(24576, 4096, True) == (32, 4, 1)
+    assert cut(4096, 12288) == (32, 6, 2)
+    assert cut(151936, 4096) == (64, 4, 1)
+
+
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+TENSORS = ("x", "weight", "norm", "bias", "residual", "out")
+NUMBERS = ("width", "x_stride", "weight_stride", "residual_stride")
+
+
+def compile_case(m: int, n: int, k: int, extras: str, dtype: torch.dtype = torch.bfloat16) -> Case:
+    flags = {name: name in extras for name in ("norm", "bias", "residual", "gated")}
+    cut = plan(m, n, k, gated=flags["gated"], dtype=dtype)
+    types = {
+        **dict.fromkeys(TENSORS, POINTERS[dtype]),
+        **{"parts": "*fp32", "arrivals": "*i32", "m": "i32"},
+        **dict.fromkeys(NUMBERS, "i32"),
+        "eps": "fp32",
+    }
+    settings = module.constants(cut, dtype, k, **flags)
+    return Case(module.__name__, "_linear_kernel", types, settings, aligned=NUMBERS)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        compile_case(16, 6144, 4096, "norm"),
+        compile_case(16, 4096, 4096, "residual"),
+        compile_case(16, 24576, 4096, "norm gated"),
+        compile_case(16, 2560, 9728, "residual"),
+        compile_case(16, 151936, 4096, "norm"),
+        compile_case(16, 3072, 576, "norm gated"),
+        compile_case(64, 6144, 4096, "norm bias"),
+        compile_case(64, 24576, 4096, "norm gated", torch.float16),
+        compile_case(64, 960, 576, "norm", torch.float32),
+    ],
+    ids=lambda case: f"{case.constants['K']}x{case.constants['COLUMNS']}",
+)
+def test_compiles_for_the_h200(case: Case) -> None:
+    found: Needs = needs([case])[0]
+    assert found.shared <= ROOM
+    assert found.spills == 0

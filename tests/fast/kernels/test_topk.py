@@ -1,0 +1,109 @@
+import time
+
+import pytest
+import torch
+from torch import Tensor
+
+from domino_spec.fast.kernels import topk as module
+from domino_spec.fast.kernels.keys import pack_twin, unpack_twin
+from domino_spec.fast.kernels.topk import top_candidates, top_candidates_twin
+from tests.fast.kernels.interpreter import mend
+from tests.fast.kernels.offline import ROOM, Case, needs
+
+mend()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of 64: the interpreter sorts slowly."""
+    monkeypatch.setattr(module, "CHUNK", 64)
+
+
+def by_sorting(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """A stable sort keeps the lowest of equal ids first."""
+    values, ids = logits.float().sort(dim=1, descending=True, stable=True)
+    return values[:, :k].to(logits.dtype), ids[:, :k]
+
+
+def draw(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Logits with many ties, infinities and zeros of both signs."""
+    make = torch.Generator().manual_seed(rows * vocabulary)
+    logits = (torch.randn(rows, vocabulary, generator=make) * 4).round() / 2
+    logits[torch.rand(logits.shape, generator=make) < 0.1] = -torch.inf
+    logits[torch.rand(logits.shape, generator=make) < 0.1] *= -1.0
+    logits[:, -1] = torch.inf
+    return logits.to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "vocabulary", "k"), [(1, 40, 5), (3, 64, 1), (2, 170, 32)])
+@pytest.mark.usefixtures("small")
+def test_candidates_are_the_stable_sorts(
+    rows: int, vocabulary: int, k: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    logits = draw(rows, vocabulary, dtype, device)
+    values, ids = by_sorting(logits, k)
+    for run in (top_candidates, top_candidates_twin):
+        got_values, got_ids = run(logits, k)
+        assert got_values.dtype == dtype
+        assert torch.equal(got_ids, ids)
+        assert torch.equal(got_values, values)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_row_with_less_than_k_possible_tokens(device: torch.device) -> None:
+    logits = torch.full((1, 100), -torch.inf, device=device)
+    logits[0, 99] = -3.0
+    for run in (top_candidates, top_candidates_twin):
+        assert run(logits, 4)[1].tolist() == [[99, 0, 1, 2]]
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_may_lie_apart_and_calls_repeat(device: torch.device) -> None:
+    logits = draw(4, 120, torch.float32, device)[::2, 5:100]
+    for _ in range(2):
+        assert torch.equal(top_candidates(logits, 8)[1], by_sorting(logits, 8)[1])
+
+
+def test_more_candidates_than_tokens_are_refused(device: torch.device) -> None:
+    with pytest.raises(ValueError, match="9 candidates of 8"):
+        top_candidates(torch.zeros(1, 8, device=device), 9)
+
+
+def test_keys_order_as_scores_do() -> None:
+    scores = torch.tensor([-torch.inf, -3e38, -1.0, -1e-45, 0.0, 1e-45, 1.0, torch.inf])
+    keys = pack_twin(scores, torch.full((8,), 151_935))
+    assert (keys.diff() > 0).all()
+    values, ids = unpack_twin(keys)
+    assert torch.equal(values, scores)
+    assert (ids == 151_935).all()
+    signs = pack_twin(torch.tensor([0.0, -0.0]), torch.tensor([7, 7]))
+    assert signs[0] == signs[1]
+
+
+def test_twin_is_quick_enough_for_cpus() -> None:
+    logits = torch.randn(15, 49152)
+    top_candidates_twin(logits, 16)
+    begin = time.perf_counter()
+    top_candidates_twin(logits, 16)
+    assert time.perf_counter() - begin < 0.5
+
+
+@pytest.mark.parametrize(("vocabulary", "kept"), [(151_936, 32), (49_152, 16)])
+def test_compiles_for_the_h200(vocabulary: int, kept: int) -> None:
+    types = {
+        "logits": "*bf16",
+        "values": "*bf16",
+        "ids": "*i64",
+        "parts": "*i64",
+        "arrivals": "*i32",
+        "stride": "i32",
+        "vocabulary": "i32",
+        "k": "i32",
+    }
+    chunks = -(-vocabulary // module.CHUNK)
+    settings = {"CHUNK": module.CHUNK, "KEPT": kept, "CHUNKS": chunks}
+    case = Case(module.__name__, "_top_kernel", types, settings, ("stride", "vocabulary"), warps=8)
+    found = needs([case])[0]
+    assert found.shared <= ROOM
+    assert found.spills == 0
