@@ -1,0 +1,44 @@
+"""Keys and values in slots: allocated once, never moved; a roll-back is a shorter length."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class SlotCache:
+    """For each layer keys and values [slots, kv heads, capacity, head_dim].
+
+    Row r of a batch lives in a slot and owns its first `lengths[slot]` positions. A forward writes
+    behind them; what is not kept is written over by the next.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (layers, 2, slots, kv_heads, capacity, head_dim)
+        # Zeros, not garbage: a masked NaN would still poison a product.
+        self._states = torch.zeros(shape, dtype=dtype, device=device)
+        self.capacity = capacity
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values."""
+        return self._states[index, 0], self._states[index, 1]
+
+    @property
+    def element_size(self) -> int:
+        """Bytes of one number."""
+        return self._states.element_size()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        return self._states.numel() * self._states.element_size()

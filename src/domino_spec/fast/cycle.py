@@ -1,0 +1,72 @@
+"""One cycle, whole on the device: draft, verify, accept, commit. Nothing waits for the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from domino_spec.fast.draft import LeanDrafter
+from domino_spec.fast.rows import Rows
+from domino_spec.fast.slots import Slots
+from domino_spec.fast.target import LeanTarget
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What kind of cycle it is; each kind is captured once."""
+
+    depth: int
+    """Drafts verified; 0 is plain decoding."""
+    sampled: bool = False
+    """Whether some row draws its tokens."""
+    filtered: bool = False
+    """Whether some row cuts tokens off before it draws."""
+
+
+class Cycle:
+    """Target, drafter and slots, and what one turn does to them."""
+
+    def __init__(self, target: LeanTarget, drafter: LeanDrafter | None, slots: Slots) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.slots = slots
+        self.forced: Tensor | None = None
+        """Accepted drafts to pretend, cycle by cycle (benchmarks only)."""
+        self._turn = torch.zeros((), dtype=torch.long, device=slots.device)
+
+    @torch.no_grad()
+    def run(self, slots: Tensor, plan: Plan) -> Tensor:
+        """For each row how many drafts were accepted, then the tokens chosen: [rows, depth + 2].
+
+        The first `accepted + 1` of the tokens are committed.
+        """
+        state = self.slots
+        starts, anchors = state.lengths[slots], state.anchors[slots]
+        draws = state.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
+        rows = Rows(slots, starts, plan.depth + 1)
+        block = anchors.unsqueeze(1)
+        if plan.depth:
+            assert self.drafter is not None
+            drafts = self.drafter.propose(anchors, rows, plan.depth, draws)
+            block = torch.cat((block, drafts), dim=1)
+        taps = () if self.drafter is None else self.drafter.taps
+        states, tapped = self.target.forward(block, rows, taps)
+        logits = self.target.logits(states).view(*block.shape, -1)
+        chosen = draws.choose(logits, starts + 1)
+        accepted = self._accepted(chosen, block[:, 1:])
+        if self.drafter is not None:
+            self.drafter.observe(tapped, rows)
+        state.lengths[slots] = starts + accepted + 1
+        state.anchors[slots] = chosen.gather(1, accepted.unsqueeze(1)).squeeze(1)
+        state.lengths[state.spare :].zero_()  # nobody's row must not grow
+        return torch.cat((accepted.unsqueeze(1), chosen), dim=1)
+
+    def _accepted(self, chosen: Tensor, drafts: Tensor) -> Tensor:
+        """How many leading drafts are what the target chose, [rows]."""
+        if self.forced is not None and drafts.shape[1]:
+            turn = self._turn.remainder(len(self.forced)).view(1)
+            self._turn.add_(1)
+            return self.forced.index_select(0, turn).clamp(max=drafts.shape[1]).repeat(len(drafts))
+        return (chosen[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)

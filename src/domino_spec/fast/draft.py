@@ -1,0 +1,172 @@
+"""The lean drafter: its context in slots, a block a row, and the head's rollout."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from domino_spec.drafter import Drafter
+from domino_spec.drafter.config import SLIDING_ATTENTION
+from domino_spec.fast.cache import SlotCache
+from domino_spec.fast.families import Shape, rotary_table
+from domino_spec.fast.host_layer import write
+from domino_spec.fast.kernels.linear import linear
+from domino_spec.fast.kernels.packing import Weight, packed
+from domino_spec.fast.kernels.rollout import roll_out
+from domino_spec.fast.kernels.rotate import store
+from domino_spec.fast.kernels.runtime import on_host
+from domino_spec.fast.kernels.topk import top_candidates
+from domino_spec.fast.layer import run_layer
+from domino_spec.fast.rows import Rows
+from domino_spec.fast.sampling import Draws
+from domino_spec.fast.target import LeanTarget
+from domino_spec.fast.weights import adopt_layer, nbytes
+
+
+class LeanDrafter:
+    """A drafter's weights and the keys and values of the tokens its target has verified."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: LeanTarget,
+        *,
+        slots: int,
+        capacity: int,
+        candidates: int | None = None,
+        pack: bool = False,
+    ) -> None:
+        config = drafter.config
+        drafter.to(target.device, target.dtype).eval()
+        self.config = config
+        self.head = drafter.head
+        self.target = target
+        self.candidates = candidates
+        self.taps = config.target_layer_ids
+        self.shape = Shape(
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            windows=tuple(
+                config.sliding_window if kind == SLIDING_ATTENTION else None
+                for kind in config.layer_types
+            ),
+        )
+        backbone = drafter.backbone
+        self.fc: Weight = backbone.fc.weight.detach()
+        self.hidden_norm = backbone.hidden_norm.weight.detach()
+        self.norm = backbone.norm.weight.detach()
+        self.layers = [adopt_layer(layer) for layer in backbone.layers]
+        queries = config.num_heads * config.head_dim
+        # Of context tokens only keys and values are wanted: the rows behind the queries'.
+        self.kv: list[Weight] = [_rows_from(weights.qkv, queries) for weights in self.layers]
+        self.rotary = rotary_table(backbone.rotary, capacity, target.device)
+        self.draft_tokens = drafter.draft_tokens
+        self.lm_head, self.lm_head_bias = target.lm_head, target.lm_head_bias
+        if self.draft_tokens is not None:  # the rows of a reduced vocabulary, gathered once
+            self.lm_head = self.lm_head[self.draft_tokens]
+            if self.lm_head_bias is not None:
+                self.lm_head_bias = self.lm_head_bias[self.draft_tokens]
+        self.output: Weight = target.output if self.draft_tokens is None else self.lm_head
+        if pack:
+            self.fc, self.output = packed(self.fc), packed(self.output)
+            self.kv = [packed(weight) for weight in self.kv]
+            self.layers = [weights.packed() for weights in self.layers]
+        self.cache = SlotCache(
+            layers=len(self.layers),
+            slots=slots,
+            kv_heads=config.num_kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=target.dtype,
+            device=target.device,
+        )
+
+    def observe(self, taps: Tensor, rows: Rows) -> None:
+        """Context keys and values of new tokens [rows * count, taps * hidden], behind the starts.
+
+        All of a verified block go in; what was not accepted is written over by the next block.
+        """
+        feature = linear(taps, self.fc)
+        batch = rows.slots.shape[0]
+        for index, weights in enumerate(self.layers):
+            projected = linear(
+                feature, self.kv[index], norm=self.hidden_norm, eps=self.shape.eps
+            ).view(batch, rows.count, -1)
+            if on_host(projected):
+                key, value = projected.view(batch, rows.count, -1, self.shape.head_dim).chunk(
+                    2, dim=2
+                )
+                host = rows.on_host(self.rotary, projected.dtype)
+                cache = self.cache.layer(index)
+                write(cache, key, value, host, weights.k_norm, self.shape.eps)
+                continue
+            store(
+                projected, *self.rotary, *self.cache.layer(index), rows.slots, rows.starts,
+                k_norm=weights.k_norm, eps=self.shape.eps,
+            )  # fmt: skip
+
+    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
+        """Drafts [rows, depth] behind each row's anchor [rows]."""
+        hidden = self.hidden(anchors, rows)[:, :depth]
+        return self.roll_out(hidden, anchors, rows, draws)
+
+    def hidden(self, anchors: Tensor, rows: Rows) -> Tensor:
+        """The backbone over a block a row: states behind each draft, [rows, max depth, hidden]."""
+        config = self.config
+        batch, block = anchors.shape[0], config.block_size
+        tokens = anchors.new_full((batch, block), config.mask_token_id)
+        tokens[:, 0] = anchors
+        states = self.target.embedding[tokens.flatten()]
+        inside = Rows(rows.slots, rows.starts, block)
+        for index, weights in enumerate(self.layers):
+            window = self.shape.windows[index]
+            states = run_layer(
+                states,
+                weights,
+                self.cache.layer(index),
+                self.rotary,
+                inside,
+                self.shape,
+                causal=window is not None and config.causal_window,
+                window=window,
+            )
+        states = F.rms_norm(states, (self.shape.hidden,), self.norm, self.shape.eps)
+        return states.view(batch, block, -1)[:, config.first_slot :]
+
+    def roll_out(self, hidden: Tensor, anchors: Tensor, rows: Rows, draws: Draws) -> Tensor:
+        """Base logits of all drafts, then the head, one draft after the other.
+
+        What the target would cut off is not cut off here: such a draft is simply refused.
+        """
+        batch, depth, _ = hidden.shape
+        flat = linear(hidden.flatten(0, 1), self.output, bias=self.lm_head_bias)
+        columns = None
+        if self.candidates is not None and self.candidates < flat.shape[1]:
+            flat, columns = top_candidates(flat, self.candidates)
+            columns = columns.view(batch, depth, -1)
+        return roll_out(
+            self.head,
+            embedding=self.target.embedding,
+            hidden=hidden,
+            anchor_tokens=anchors,
+            base=flat.view(batch, depth, -1),
+            columns=columns,
+            draft_tokens=self.draft_tokens,
+            temperature=draws.temperature,
+            seeds=draws.seeds,
+            positions=rows.starts + 1,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """What a cycle reads of the drafter's own weights: each once."""
+        own = [self.fc, *(self.head.parameters() if self.head is not None else ())]
+        return sum(weights.nbytes for weights in self.layers) + nbytes(own)
+
+
+def _rows_from(weight: Weight, start: int) -> Tensor:
+    assert isinstance(weight, Tensor)
+    return weight[start:]

@@ -1,0 +1,78 @@
+"""How rows choose tokens on the device: greedily, or by noise that belongs to seed and position.
+
+Sampling is arg max of logits / temperature + Gumbel noise, which draws from the softmax. The noise
+of a token is a hash of the row's seed, the position and the token, so that a position's draw is the
+same whoever computes it and however many tokens a forward verifies: a seed gives the same text with
+a drafter and without. Drafts are drawn with the same noise, which makes them agree with the target
+far more often than independent draws would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.fast.kernels.choose import choose, restrict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """How each row of a batch chooses. None stands for a batch in which no row needs it."""
+
+    temperature: Tensor | None = None  # [rows]; 0 is greedy
+    seeds: Tensor | None = None  # [rows]
+    top_k: Tensor | None = None  # [rows]; 0 is off
+    top_p: Tensor | None = None  # [rows]; 1 is off
+    min_p: Tensor | None = None  # [rows]; 0 is off
+
+    def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [rows, n] from logits [rows, n, vocabulary]; positions [rows] of the first."""
+        rows, count, vocabulary = logits.shape
+        flat = logits.reshape(-1, vocabulary)
+        if self.temperature is None:
+            return choose(flat).view(rows, count)
+        each = _each(self, count)
+        assert each.temperature is not None
+        if each.top_k is not None:
+            assert each.top_p is not None
+            assert each.min_p is not None
+            flat = restrict(
+                flat,
+                temperature=each.temperature,
+                top_k=each.top_k,
+                top_p=each.top_p,
+                min_p=each.min_p,
+            )
+        places = positions.unsqueeze(1) + torch.arange(count, device=positions.device)
+        return choose(
+            flat, temperature=each.temperature, seeds=each.seeds, positions=places.flatten()
+        ).view(rows, count)
+
+
+def _each(draws: Draws, count: int) -> Draws:
+    """The same for `count` tokens a row."""
+    return replace(
+        draws,
+        **{
+            name: value.repeat_interleave(count)
+            for name, value in vars(draws).items()
+            if value is not None
+        },
+    )
+
+
+def why_not_on_device(params: SamplingParams) -> str | None:
+    """What in a request needs the reference loop, in words; None if nothing does."""
+    if params.processors:
+        return "it has logits processors of its own"
+    if params.repetition_penalty != 1.0:
+        return "it has a repetition penalty"
+    return None
+
+
+def needs_filter(params: SamplingParams) -> bool:
+    """Whether some tokens are cut off before drawing."""
+    return params.samples and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)

@@ -1,0 +1,106 @@
+"""The lean target: embedding, layers over slots, taps, logits, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from domino_spec.errors import TargetError
+from domino_spec.fast.cache import SlotCache
+from domino_spec.fast.families import read_shape, rotary_table, why_not_lean
+from domino_spec.fast.kernels.linear import linear
+from domino_spec.fast.kernels.packing import Weight, packed
+from domino_spec.fast.layer import run_layer
+from domino_spec.fast.rows import Rows
+from domino_spec.fast.weights import adopt_layer, nbytes
+from domino_spec.targets import Target
+
+
+class LeanTarget:
+    """A target's weights and its cache in slots."""
+
+    def __init__(self, target: Target, *, slots: int, capacity: int, pack: bool = False) -> None:
+        reason = why_not_lean(target)
+        if reason is not None:
+            raise TargetError(f"{target.name} cannot run on the lean forward: {reason}.")
+        self.shape = read_shape(target.config)
+        self.device, self.dtype = target.device, target.dtype
+        self.vocab_size = target.vocab_size
+        embedding, lm_head = (
+            cast("nn.Embedding", target.embedding),
+            cast("nn.Linear", target.lm_head),
+        )
+        self.embedding = embedding.weight.detach()
+        self.lm_head = lm_head.weight.detach()
+        self.lm_head_bias = None if lm_head.bias is None else lm_head.bias.detach()
+        self.output: Weight = packed(self.lm_head) if pack else self.lm_head
+        self.layers = [adopt_layer(layer) for layer in target.layers]
+        if pack:
+            self.layers = [weights.packed() for weights in self.layers]
+        decoder = target.model.get_decoder()
+        self.norm = decoder.norm.weight.detach()
+        self.rotary = rotary_table(decoder.rotary_emb, capacity, self.device)
+        self.cache = SlotCache(
+            layers=len(self.layers),
+            slots=slots,
+            kv_heads=self.shape.kv_heads,
+            capacity=capacity,
+            head_dim=self.shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+
+    def forward(
+        self, tokens: Tensor, rows: Rows, taps: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor]:
+        """States behind the last layer [rows * count, hidden], and tapped ones side by side.
+
+        `tokens` is [rows, count]; they go into the cache behind each row's start.
+        """
+        states = self.embedding[tokens.flatten()]
+        tapped = states.new_empty(len(states), len(taps), self.shape.hidden)
+        wanted = {layer: place for place, layer in enumerate(taps)}
+        for index, weights in enumerate(self.layers):
+            states = run_layer(
+                states,
+                weights,
+                self.cache.layer(index),
+                self.rotary,
+                rows,
+                self.shape,
+                causal=True,
+                window=self.shape.windows[index],
+            )
+            if index in wanted:
+                tapped[:, wanted[index]] = states
+        return states, tapped.flatten(1)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, hidden] before the last norm -> [n, vocabulary]."""
+        norm = {"norm": self.norm, "eps": self.shape.eps}
+        return linear(states, self.output, bias=self.lm_head_bias, **norm)
+
+    @property
+    def nbytes(self) -> int:
+        """What one forward of one token reads of the weights."""
+        return sum(weights.nbytes for weights in self.layers) + nbytes([self.lm_head])
+
+    @torch.no_grad()
+    def prefill(
+        self, tokens: Sequence[int], slot: int, taps: Sequence[int], *, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        """Read a prompt into an empty slot; logits [vocabulary] of its last token and all taps."""
+        kept = []
+        ids = torch.tensor([list(tokens)], device=self.device)
+        place = torch.tensor([slot], device=self.device)
+        for start in range(0, len(tokens), chunk):
+            part = ids[:, start : start + chunk]
+            starts = torch.tensor([start], device=self.device)
+            count = part.shape[1]
+            rows = Rows(place, starts, count, longest=start + count)
+            states, tapped = self.forward(part, rows, taps)
+            kept.append(tapped)
+        return self.logits(states[-1:])[0], torch.cat(kept)
