@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from benchmarks.shapes import drafter_config, target_config
 from domino_spec.checkpoints import load_drafter
 from domino_spec.checkpoints.exports import export_drafter
 from domino_spec.checkpoints.exports.vllm import dspark_fields, served_config
+from domino_spec.fast.shapes import drafter_config, target_config
 from domino_spec.targets import load_target
 
 METHODS = {"dflash": "vllm", "dspark": "vllm-dspark"}
@@ -42,14 +43,14 @@ def write_draft(source: str, folder: Path, *, method: str, dtype: torch.dtype) -
 def write_shape(shape: str, folder: Path) -> Path:
     """A target of this shape without weights, for vLLM's `load_format: dummy`."""
     config = target_config(shape)
-    config.architectures = ["Qwen3ForCausalLM"]
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(folder)
     return folder
 
 
 def write_draft_shape(shape: str, folder: Path, *, method: str) -> Path:
     """Its drafter, again without weights."""
-    drafter = drafter_config(shape)
+    drafter = drafter_config(target_config(shape))
     config = served_config(drafter, dtype="bfloat16")
     if method == "dspark":
         config |= dspark_fields(drafter)

@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.shapes import SHAPES, target_config
 from benchmarks.training_flops import BF16_PEAK, step_flops
 from domino_spec.data import Corpus, load_corpus, write_shard
+from domino_spec.fast.shapes import SHAPES, random_target
 from domino_spec.records import append_record, environment
-from domino_spec.targets import LoadedTarget, Target, default_device, load_target, probe_target
+from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import Run, TrainConfig, World, prepare, train
 
 STAGES = ("target", "backbone", "head", "loss", "backward", "optimiser")
@@ -54,14 +53,10 @@ class Watcher:
         pass
 
 
-def random_target(shape: str, device: torch.device) -> LoadedTarget:
+def random_loaded(shape: str, device: torch.device) -> LoadedTarget:
     """A target of this shape whose weights nobody trained."""
-    config = target_config(shape)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    with torch.device(device):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
-    target = Target(model.eval(), name=f"{shape} shape, random weights")
-    probe_target(target)
+    target = random_target(shape, device=device, dtype=dtype)
     return LoadedTarget(target=target, tokenizer=None, source=shape, revision=None)
 
 
@@ -154,7 +149,7 @@ def main() -> None:
     device = default_device()
     made_up = arguments.target in SHAPES
     if made_up:
-        loaded = random_target(arguments.target, device)
+        loaded = random_loaded(arguments.target, device)
         corpus = random_corpus(
             loaded.target.vocab_size, length=int(changes.get("length", 1024)), count=64
         )

@@ -1,0 +1,197 @@
+"""Where a cycle's time goes, held against the time that its bytes take to come from memory."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.fast.cycle import Plan
+from domino_spec.fast.engine import Engine
+from domino_spec.fast.rows import Rows
+from domino_spec.fast.sampling import Draws
+from domino_spec.fast.weights import nbytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a cycle."""
+
+    name: str
+    seconds: float
+    bytes: int
+    """Each weight once, and the keys and values of the context."""
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second of a kernel that reads and writes much; both are counted.
+
+    Not a mere copy: captured in a graph, that goes to the copy engines, which are slower.
+    """
+    size = (4 << 30) if device.type == "cuda" else (1 << 28)
+    source = torch.empty(size // 4, dtype=torch.float32, device=device).fill_(1.0)
+    goal = torch.empty_like(source)
+    return 2 * size / seconds_of(lambda: torch.neg(source, out=goal), device)
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device, *, repeats: int = 20) -> float:
+    """The median time of a call; on a GPU captured first, so that launches cost nothing."""
+    if device.type != "cuda":
+        call()
+        return statistics.median(_clocked(call) for _ in range(min(repeats, 7)))
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for _ in range(3):
+        graph.replay()
+    spent = []
+    for _ in range(repeats):
+        start, end = _event(), _event()
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        spent.append(start.elapsed_time(end) / 1e3)
+    return float(statistics.median(spent))
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _clocked(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class Bench:
+    """An engine whose first slots pretend to hold `context` tokens."""
+
+    def __init__(self, engine: Engine, *, context: int) -> None:
+        self.engine = engine
+        self.context = context
+        self.device = engine.target.device
+
+    def rows(self, batch: int, count: int) -> Rows:
+        """The first slots, with `count` new tokens each."""
+        slots = torch.arange(batch, device=self.device)
+        return Rows(slots, self.engine.slots.lengths[slots].clone(), count)
+
+    def reset(self) -> None:
+        """Every slot holds `context` tokens again."""
+        self.engine.slots.lengths.fill_(self.context)
+        self.engine.slots.anchors.fill_(1)
+
+    def cycle_seconds(self, batch: int, depth: int) -> float:
+        """A whole cycle of so many drafts; 0 is plain decoding."""
+        self.reset()
+        slots = torch.arange(batch, device=self.device)
+        return seconds_of(lambda: self.engine.cycle.run(slots, Plan(depth)), self.device)
+
+    def stages(self, batch: int, depth: int) -> list[Stage]:
+        """The parts of a cycle, each timed alone."""
+        target, drafter = self.engine.target, self.engine.drafter
+        assert drafter is not None
+        self.reset()
+        rows = self.rows(batch, depth + 1)
+        anchors = torch.ones(batch, dtype=torch.long, device=self.device)
+        block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
+        hidden = drafter.hidden(anchors, rows)[:, :depth].clone()
+        states, tapped = (part.clone() for part in target.forward(block, rows, drafter.taps))
+        head = nbytes([target.lm_head])
+        correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
+        layers = sum(weights.nbytes for weights in target.layers)
+        draft_layers = sum(weights.nbytes for weights in drafter.layers)
+
+        def verify() -> Tensor:
+            logits = target.logits(states).view(batch, depth + 1, -1)
+            return Draws().choose(logits, rows.starts)
+
+        timed: Sequence[tuple[str, Callable[[], Any], int]] = (
+            ("draft backbone", lambda: drafter.hidden(anchors, rows),
+             draft_layers + self.kv_bytes(batch, drafter)),
+            ("draft logits and rollout",
+             lambda: drafter.roll_out(hidden, anchors, rows, Draws()),
+             nbytes([drafter.lm_head]) + correction),
+            ("verify", lambda: target.forward(block, rows, drafter.taps),
+             layers + self.kv_bytes(batch, target)),
+            ("logits and choice", verify, head),
+            ("context for the drafter", lambda: drafter.observe(tapped, rows),
+             nbytes([drafter.fc])),
+        )  # fmt: skip
+        with torch.no_grad():
+            return [
+                Stage(name=name, seconds=seconds_of(call, self.device), bytes=size)
+                for name, call, size in timed
+            ]
+
+    def kv_bytes(self, batch: int, part: Any) -> int:
+        """Keys and values that a forward reads."""
+        shape = part.shape
+        one = 2 * len(part.layers) * shape.kv_heads * shape.head_dim * part.cache.element_size
+        return int(batch * self.context * one)
+
+    def floor_bytes(self, batch: int, *, drafts: bool) -> int:
+        """What a plain step, or a cycle, cannot do without."""
+        target, drafter = self.engine.target, self.engine.drafter
+        size = target.nbytes + self.kv_bytes(batch, target)
+        if drafts and drafter is not None:
+            size += drafter.nbytes + nbytes([drafter.lm_head]) + self.kv_bytes(batch, drafter)
+        return size
+
+    def paced(self, batch: int, depth: int, accepted: Sequence[int], *, cycles: int) -> float:
+        """Tokens a second of the engine itself, host and all, with acceptance forced."""
+        self.reset()
+        engine = self.engine
+        engine.cycle.forced = torch.tensor(list(accepted), device=self.device)
+        slots, plan, tokens = list(range(batch)), Plan(depth), 0
+        try:
+            engine.runner.start(slots, plan)()  # captured
+            self.reset()
+            flights = []
+            start = time.perf_counter()
+            for _ in range(cycles):
+                flights.append(engine.runner.start(slots, plan))
+                if len(flights) > int(engine.ahead):
+                    tokens += int(flights.pop(0)()[:, 0].sum()) + batch
+            for flight in flights:
+                tokens += int(flight()[:, 0].sum()) + batch
+            return tokens / (time.perf_counter() - start)
+        finally:
+            engine.cycle.forced = None
+
+
+def geometric(tokens_per_cycle: float, depth: int) -> float:
+    """The chance of each draft, given those before it, that makes so many tokens a cycle."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle, depth) < tokens_per_cycle else (low, middle)
+    return (low + high) / 2
+
+
+def expected(chance: float, depth: int) -> float:
+    """Tokens a cycle of `depth` drafts."""
+    return sum(chance**i for i in range(depth + 1))
+
+
+def accepted_pattern(chance: float, depth: int, *, length: int = 64) -> list[int]:
+    """Accepted drafts, cycle by cycle: the same shares as chance would give, well mixed."""
+    counts = []
+    for index in range(length):
+        drawn = (index + 0.5) / length
+        counts.append(sum(drawn < chance**i for i in range(1, depth + 1)))
+    step = next(s for s in range(length // 2 + 3, length) if length % s and s % 2)
+    return [counts[index * step % length] for index in range(length)]

@@ -1,0 +1,103 @@
+"""What the measurements are made of."""
+
+import pytest
+import torch
+
+from domino_spec.errors import InputError
+from domino_spec.fast.engine import Engine
+from domino_spec.fast.measure import (
+    Bench,
+    accepted_pattern,
+    bandwidth,
+    expected,
+    geometric,
+    seconds_of,
+)
+from domino_spec.fast.shapes import (
+    SHAPES,
+    drafter_config,
+    random_drafter,
+    random_target,
+    target_config,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def bench():
+    target = random_target("tiny", device=CPU, dtype=torch.float32)
+    engine = Engine(target, random_drafter(target), slots=2, capacity=256, candidates=32)
+    return Bench(engine, context=64)
+
+
+@pytest.mark.parametrize("wanted", [1.5, 4.2, 7.17, 15.0])
+def test_a_pattern_commits_as_many_tokens_as_it_should(wanted):
+    chance = geometric(wanted, 15)
+    assert expected(chance, 15) == pytest.approx(wanted)
+    pattern = accepted_pattern(chance, 15, length=512)
+    assert sum(pattern) / len(pattern) + 1 == pytest.approx(wanted, rel=0.01)
+    assert max(pattern) <= 15
+    halves = (pattern[:256], pattern[256:])
+    assert abs(sum(halves[0]) - sum(halves[1])) < 256, "well mixed"
+
+
+def test_floors_of_qwen3_8b_are_those_counted_by_hand():
+    with torch.device("meta"):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(target_config("qwen3-8b"), dtype=torch.bfloat16)
+    layers = sum(p.numel() for p in model.model.layers.parameters())
+    head = model.lm_head.weight.numel()
+    context = 36 * 2 * 8 * 128 * 1024
+    assert 2 * (layers + head + context) / 1e9 == pytest.approx(15.29, abs=0.01)
+
+
+def test_stages_name_every_part_and_their_bytes_add_up(bench):
+    stages = bench.stages(1, 15)
+    assert [stage.name for stage in stages] == [
+        "draft backbone", "draft logits and rollout", "verify", "logits and choice",
+        "context for the drafter",
+    ]  # fmt: skip
+    assert all(stage.seconds > 0 for stage in stages)
+    assert sum(stage.bytes for stage in stages) == bench.floor_bytes(1, drafts=True)
+    plain = bench.floor_bytes(1, drafts=False)
+    assert plain == stages[2].bytes + stages[3].bytes
+
+
+def test_forced_acceptance_commits_what_it_is_told(bench):
+    engine = bench.engine
+    bench.reset()
+    engine.cycle.forced = torch.tensor([3, 0, 15])
+    from domino_spec.fast.cycle import Plan
+
+    slots = torch.tensor([0, 1])
+    try:
+        counts = [engine.cycle.run(slots, Plan(15))[:, 0].tolist() for _ in range(4)]
+    finally:
+        engine.cycle.forced = None
+    assert counts == [[3, 3], [0, 0], [15, 15], [3, 3]]
+    assert engine.slots.lengths[:2].tolist() == [64 + 4 + 1 + 16 + 4] * 2
+
+
+def test_paced_counts_tokens_a_second(bench):
+    assert bench.paced(2, 15, [3, 5], cycles=4) > 0
+    assert bench.engine.cycle.forced is None
+
+
+def test_seconds_and_bandwidth_are_positive():
+    assert seconds_of(lambda: torch.ones(4), CPU) > 0
+    assert bandwidth(CPU) > 1e8
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_has_a_drafter(shape):
+    config = target_config(shape)
+    drafter = drafter_config(config)
+    assert drafter.vocab_size == config.vocab_size
+    assert drafter.num_target_layers == config.num_hidden_layers
+
+
+def test_an_unknown_shape_is_refused_by_name():
+    with pytest.raises(InputError, match="no shape is called 'gpt-7'; expected one of qwen3-0.6b"):
+        target_config("gpt-7")
