@@ -1,12 +1,8 @@
-"""Without a GPU, kernels run in Triton's interpreter; that must be said before they are made."""
-
-import os
+"""Without a GPU, kernels run in Triton's interpreter (tests/conftest.py chooses it)."""
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton", reason="kernels need Triton; pip install 'domino-spec[dev]'")
 
 from triton.runtime import interpreter
