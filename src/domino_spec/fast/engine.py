@@ -97,6 +97,11 @@ class Engine:
         return len(self._seats)
 
     @property
+    def busy(self) -> bool:
+        """Whether a row is running, or a cycle's report is still to come."""
+        return bool(self._seats or self._flights)
+
+    @property
     def free(self) -> int:
         """Slots without a row."""
         return len(self._free)
@@ -190,7 +195,7 @@ class Engine:
     def run(self, rows: Sequence[tuple[Row, SamplingParams, int]]) -> Iterator[Commit]:
         """Decode all rows, as many at a time as there are slots."""
         waiting = deque(rows)
-        while waiting or self._seats or self._flights:
+        while waiting or self.busy:
             while waiting and self._free:
                 row, params, seed = waiting.popleft()
                 yield self.admit(row, params, seed=seed)
