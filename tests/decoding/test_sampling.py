@@ -9,7 +9,14 @@ import torch
 import transformers as tf
 
 from domino_spec import DominoGenerate
-from domino_spec.decoding import DominoProposer, Row, SamplingParams, decode, make_sampler
+from domino_spec.decoding import (
+    DominoProposer,
+    NoDrafts,
+    Row,
+    SamplingParams,
+    decode,
+    make_sampler,
+)
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
 from domino_spec.decoding.stopping import at_length
 from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
@@ -117,6 +124,8 @@ PARAMS = {
     "top-k and min-p": {"temperature": 1.3, "top_k": 7, "min_p": 0.05},
     "penalty": {"temperature": 1.0, "repetition_penalty": 1.5},
     "match": {"temperature": 0.9, "top_p": 0.8, "accept": "match"},
+    "coupled": {"temperature": 0.9, "top_p": 0.8, "accept": "coupled"},
+    "coupled, penalty": {"temperature": 1.0, "repetition_penalty": 1.5, "accept": "coupled"},
 }
 
 
@@ -227,6 +236,27 @@ def test_sampled_drafts_are_accepted_more_often_when_the_drafter_agrees():
         draft, q = sampler.draft(p.log(), None)
         choice, _ = sampler.choose(torch.zeros(1, 1, dtype=torch.long), p.log(), draft, q)
         assert choice == Choice(draft, True)
+
+
+def test_coupled_drafts_of_a_drafter_that_agrees_are_all_accepted():
+    p = torch.tensor([0.4, 0.3, 0.2, 0.1])
+    params = SamplingParams(temperature=0.7, seed=0, accept="coupled")
+    sampler = make_sampler(params, row=0, device=p.device)
+    for position in range(1, 200):
+        draft = sampler.coupled_draft(p.log(), None, position)
+        seen = torch.zeros(1, position, dtype=torch.long)
+        assert sampler.choose(seen, p.log(), draft, None)[0] == Choice(draft, True)
+
+
+def test_coupled_draws_give_the_same_text_with_a_drafter_and_without(small):
+    target, drafter = small
+    params = {"max_new_tokens": 20, "temperature": 0.9, "top_k": 9, "accept": "coupled"}
+    for seed in (1, 2**40):
+        texts = [
+            run(target, proposer, [[5, 9], [7]], seed=seed, **params)[0]
+            for proposer in (NoDrafts(), DominoProposer(drafter, target, depth=4))
+        ]
+        assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize(

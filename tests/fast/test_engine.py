@@ -119,6 +119,25 @@ def test_a_seed_gives_the_same_text_with_a_drafter_and_without(params):
     assert other != plain
 
 
+@pytest.mark.parametrize("params", SAMPLED, ids=str)
+@pytest.mark.parametrize("candidates", [None, 8])
+def test_sampled_tokens_and_drafts_are_the_reference_loops(params, candidates):
+    """Coupled draws are the same numbers everywhere: exactness can be told token by token."""
+    target, drafter = make_target("qwen3"), random_drafter(drafter_config(draft_vocab_size=40))
+    expected, counts, blocks = run_reference(
+        target, drafter, PROMPTS, depth=None, candidates=candidates, max_new_tokens=20, seed=11,
+        accept="coupled", **params,
+    )  # fmt: skip
+    engine = make_engine(target, drafter, candidates=candidates)
+    seeds = [11 + row for row in range(len(PROMPTS))]
+    found, own_counts, own_blocks = run_engine(
+        engine, PROMPTS, seeds=seeds, max_new_tokens=20, **params
+    )
+    assert found == expected
+    assert own_counts.cycles == counts.cycles
+    assert all(any(b[: len(e)] == e for b in own_blocks) for e in blocks)
+
+
 def test_each_row_samples_by_its_own_parameters():
     target = make_target("llama")
     each = [SamplingParams(max_new_tokens=20, **p) for p in ({}, *SAMPLED)]

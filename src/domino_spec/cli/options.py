@@ -53,10 +53,11 @@ class Dtype(StrEnum):
 
 
 class Accept(StrEnum):
-    """Rules for accepting a draft when sampling; both are exact."""
+    """Rules for accepting a draft when sampling; all are exact."""
 
     REJECTION = "rejection"
     MATCH = "match"
+    COUPLED = "coupled"
 
 
 @dataclass(frozen=True, kw_only=True)

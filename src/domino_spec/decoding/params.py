@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from transformers import (
     LogitsProcessor,
@@ -19,7 +19,7 @@ from transformers import (
 
 from domino_spec.errors import InputError
 
-AcceptRule = Literal["rejection", "match"]
+AcceptRule = Literal["rejection", "match", "coupled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,9 @@ class SamplingParams:
     processors: tuple[LogitsProcessor, ...] = ()
     """Any Transformers processors, run before temperature and the cut-offs."""
     accept: AcceptRule = "rejection"
-    """Both are exact. `rejection` draws drafts from q and accepts with min(1, p/q);
-    `match` drafts greedily and accepts while the target's own draw agrees."""
+    """All are exact. `rejection` draws drafts from q and accepts with min(1, p/q); `match` drafts
+    greedily and accepts while the target's own draw agrees; `coupled` draws drafts and target with
+    the same noise, so that a seed gives the same text with a drafter and without."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
@@ -58,8 +59,9 @@ class SamplingParams:
             "a positive number (1 is off)",
             positive=True,
         )
-        if self.accept not in ("rejection", "match"):
-            raise InputError(f"accept is {self.accept!r}; expected 'rejection' or 'match'.")
+        if self.accept not in get_args(AcceptRule):
+            rules = ", ".join(map(repr, get_args(AcceptRule)))
+            raise InputError(f"accept is {self.accept!r}; expected one of {rules}.")
 
     @property
     def samples(self) -> bool:

@@ -106,13 +106,16 @@ class DominoProposer:
             [] if row.sampler.draws_drafts else None for row in rows
         ]
 
-        def choose(_index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+        def choose(index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
             columns = logits.argmax(dim=-1)
             for row, kept in enumerate(drawn):
+                sampler, ids = rows[row].sampler, None if tokens is None else tokens[row]
                 if kept is not None:
-                    ids = None if tokens is None else tokens[row]
-                    columns[row], distribution = rows[row].sampler.draft(logits[row], ids)
+                    columns[row], distribution = sampler.draft(logits[row], ids)
                     kept.append(distribution)
+                elif sampler.couples:
+                    position = rows[row].ids.shape[1] + index
+                    columns[row] = sampler.coupled_draft(logits[row], ids, position)
             return columns
 
         tokens = rollout(

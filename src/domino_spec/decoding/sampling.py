@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from domino_spec.decoding.noise import gumbel, hashed
 from domino_spec.decoding.params import AcceptRule, SamplingParams
 
 
@@ -45,12 +46,17 @@ class Sampler:
         samples: bool,
         accept: AcceptRule = "rejection",
         generator: torch.Generator | None = None,
+        seed: int = 0,
+        temperature: float = 1.0,
     ) -> None:
         self.processors = processors
         self.warpers = warpers
         self.samples = samples
         self.draws_drafts = samples and accept == "rejection"
+        self.couples = samples and accept == "coupled"
         self.generator = generator
+        self._seed = seed
+        self._temperature = temperature
 
     @property
     def plain(self) -> bool:
@@ -69,6 +75,9 @@ class Sampler:
         if not self.samples:
             token = int(scores.argmax())
             return Choice(token, token == draft), scores
+        if self.couples:
+            token = int((scores + self._noise(ids.shape[1], _all_tokens(scores))).argmax())
+            return Choice(token, token == draft), scores
         probabilities = scores.softmax(dim=-1)
         if draft is None or drawn_from is None:
             token = self._draw(probabilities)
@@ -81,6 +90,15 @@ class Sampler:
         scores = self.warpers(None, logits.float().unsqueeze(0))[0]
         probabilities = scores.softmax(dim=-1)
         return self._draw(probabilities), DraftDistribution(probabilities, tokens)
+
+    def coupled_draft(self, logits: Tensor, tokens: Tensor | None, position: int) -> int:
+        """The column that a draft's logits [k] give with the noise the target will meet there."""
+        ids = _all_tokens(logits) if tokens is None else tokens
+        return int((logits.float() / self._temperature + self._noise(position, ids)).argmax())
+
+    def _noise(self, position: int, tokens: Tensor) -> Tensor:
+        place = tokens.new_tensor(position)
+        return gumbel(hashed(tokens.new_tensor(self._seed), place, tokens))
 
     def _accept_or_resample(self, p: Tensor, q: Tensor, draft: int) -> Choice:
         if self._uniform(p.device) * float(q[draft]) < float(p[draft]):
@@ -96,12 +114,16 @@ class Sampler:
         return float(torch.rand((), generator=self.generator, device=device))
 
 
+def _all_tokens(scores: Tensor) -> Tensor:
+    return torch.arange(scores.shape[-1], device=scores.device)
+
+
 def make_sampler(params: SamplingParams, *, row: int, device: torch.device) -> Sampler:
     """The sampler of one row of a run."""
     generator = None
+    seed = 0
     if params.samples:
-        seed = params.seed
-        seed = int(torch.randint(2**62, ()).item()) if seed is None else seed + row
+        seed = row_seed(params, row=row)
         generator = torch.Generator(device=device).manual_seed(seed)
     return Sampler(
         processors=params.all_processors(),
@@ -109,4 +131,13 @@ def make_sampler(params: SamplingParams, *, row: int, device: torch.device) -> S
         samples=params.samples,
         accept=params.accept,
         generator=generator,
+        seed=seed,
+        temperature=float(params.temperature),
     )
+
+
+def row_seed(params: SamplingParams, *, row: int) -> int:
+    """The seed of one row of a run: the given one and the row's number, or a fresh one."""
+    if params.seed is None:
+        return int(torch.randint(2**62, ()).item())
+    return params.seed + row
