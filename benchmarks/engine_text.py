@@ -147,8 +147,8 @@ def main() -> None:
             engines, Path(path).stem, prompts, temperature=temperature, options=options, eos=eos
         )
         append_record(options.out, common | result | {"environment": environment()})
-        print(f"{path} T={temperature}: {result['speed_up']:.2f}x, "
-              f"{result['tokens_per_cycle']:.2f} tokens a cycle, {result['used']} used")  # fmt: skip
+        pace, tokens = result["speed_up"], result["tokens_per_cycle"]
+        print(f"{path} T={temperature}: {pace:.2f}x, {tokens:.2f} a cycle, {result['used']} used")
 
 
 def _copy(loaded: LoadedTarget) -> Target:

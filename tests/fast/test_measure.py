@@ -13,6 +13,7 @@ from domino_spec.fast.measure import (
     geometric,
     seconds_of,
 )
+from domino_spec.fast.report import Request, measure_engine
 from domino_spec.fast.shapes import (
     SHAPES,
     drafter_config,
@@ -101,3 +102,24 @@ def test_every_shape_has_a_drafter(shape):
 def test_an_unknown_shape_is_refused_by_name():
     with pytest.raises(InputError, match="no shape is called 'gpt-7'; expected one of qwen3-0.6b"):
         target_config("gpt-7")
+
+
+def test_a_report_holds_all_it_names():
+    request = Request(
+        shape="tiny", dtype=torch.float32, device=CPU, context=48, candidates=32, batches=(1, 2),
+        tokens_per_cycle=(4.2,),
+    )  # fmt: skip
+    said = []
+    record = measure_engine(request, said.append)
+    assert {"plain", "cycle"} == record["reference"].keys()
+    assert record["cycle"]["bytes"] == sum(stage["bytes"] for stage in record["stages"])
+    assert record["plain"]["over_floor"] == pytest.approx(
+        record["plain"]["seconds"] * record["bandwidth"] / record["plain"]["bytes"]
+    )
+    assert [entry["rows"] for entry in record["batches"]] == [1, 2]
+    for entry in record["batches"]:
+        (gain,) = entry["gains"]
+        assert gain["gain"] >= gain["whole"]
+        assert gain["gain"] >= 1.0, "plain decoding is one of the depths"
+    assert [entry["rows"] for entry in record["loop"]] == [1, 2]
+    assert any("Transformers" in line for line in said)

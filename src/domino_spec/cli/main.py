@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from domino_spec import __version__
+from domino_spec.cli.bench import bench_app
 from domino_spec.cli.chat import chat
 from domino_spec.cli.data import data_app
 from domino_spec.cli.demo import demo
@@ -47,6 +48,7 @@ for _command in (generate, chat, info, train, export, demo):
     app.command()(grouped(_command))
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:

@@ -1,0 +1,176 @@
+"""The engine held against the memory's floor, as one record: `domino bench engine`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from domino_spec.decoding import DominoProposer, Row, SamplingParams, make_sampler
+from domino_spec.drafter import Drafter
+from domino_spec.fast.engine import Engine
+from domino_spec.fast.measure import Bench, accepted_pattern, bandwidth, expected, geometric
+from domino_spec.fast.policy import depths
+from domino_spec.fast.shapes import random_drafter, random_target
+from domino_spec.targets import Target
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to measure. Weights are random: time does not depend on them, acceptance is forced."""
+
+    shape: str
+    """A name of `shapes.SHAPES`, or the path of a config.json."""
+    dtype: torch.dtype
+    device: torch.device
+    context: int = 1024
+    candidates: int | None = None
+    batches: tuple[int, ...] = (1,)
+    tokens_per_cycle: tuple[float, ...] = (7.17, 4.2)
+    loop: bool = True
+    """Also the engine's own loop, host and all."""
+    reference: bool = True
+    """Also the Transformers loop."""
+
+
+def measure_engine(request: Request, say: Say) -> dict[str, Any]:
+    """Everything, in one run."""
+    began = time.perf_counter()
+    say(f"making {request.shape} with random weights")
+    target = random_target(request.shape, device=request.device, dtype=request.dtype)
+    drafter = random_drafter(target)
+    depth = drafter.config.default_depth
+    record: dict[str, Any] = {
+        "shape": request.shape,
+        "dtype": str(request.dtype).removeprefix("torch."),
+        "candidates": request.candidates,
+        "context": request.context,
+        "depth": depth,
+        "forced": list(request.tokens_per_cycle),
+    }
+    if request.reference:
+        say("timing the Transformers loop")
+        record["reference"] = reference_seconds(target, drafter, request.context)
+    engine = Engine(
+        target,
+        drafter,
+        slots=max(request.batches),
+        capacity=request.context + 128 * (depth + 1),
+        candidates=request.candidates,
+    )
+    bench = Bench(engine, context=request.context)
+    record["bandwidth"] = bandwidth(request.device)
+    say("timing one row")
+    record |= one_row(bench, record["bandwidth"])
+    record["first_cycle_seconds"] = time.perf_counter() - began
+    record["batches"] = []
+    for batch in request.batches:
+        say(f"timing {batch} rows at a time")
+        record["batches"].append(batch_gains(bench, batch, request.tokens_per_cycle))
+    if request.loop:
+        say("running the engine's own loop")
+        record["loop"] = [
+            pace
+            for batch in sorted({1, max(request.batches)})
+            for pace in loop_paces(bench, batch, request.tokens_per_cycle)
+        ]
+    if request.device.type == "cuda":
+        record["peak_memory"] = torch.cuda.max_memory_allocated(request.device)
+    return record
+
+
+def one_row(bench: Bench, speed: float) -> dict[str, Any]:
+    """Plain steps, cycles and their stages, each with its floor."""
+    depth = bench.engine.depth
+    found: dict[str, Any] = {}
+    for name, drafts in (("cycle", depth), ("plain", 0)):
+        size = bench.floor_bytes(1, drafts=bool(drafts))
+        found[name] = _held(bench.cycle_seconds(1, drafts), size, speed)
+    found["stages"] = [
+        {"name": stage.name, **_held(stage.seconds, stage.bytes, speed)}
+        for stage in bench.stages(1, depth)
+    ]
+    return found
+
+
+def _held(seconds: float, size: int, speed: float) -> dict[str, float]:
+    floor = size / speed
+    return {"seconds": seconds, "bytes": size, "floor": floor, "over_floor": seconds / floor}
+
+
+def batch_gains(bench: Bench, batch: int, wanted: Sequence[float]) -> dict[str, Any]:
+    """Seconds by depth, and the depth that gains most where a draft is as likely as forced."""
+    limit = bench.engine.depth
+    spent = {depth: bench.cycle_seconds(batch, depth) for depth in depths(limit)}
+    gains = []
+    for tokens in wanted:
+        chance = geometric(tokens, limit)
+        each = {depth: expected(chance, depth) / spent[depth] * spent[0] for depth in spent}
+        best = max(each, key=lambda depth: each[depth])
+        gains.append({"forced": tokens, "depth": best, "gain": each[best], "whole": each[limit]})
+    return {"rows": batch, "seconds": spent, "plain_per_second": batch / spent[0], "gains": gains}
+
+
+def loop_paces(bench: Bench, batch: int, wanted: Sequence[float]) -> list[dict[str, Any]]:
+    """Tokens a second of the engine itself, whole blocks, against its plain decoding."""
+    limit = bench.engine.depth
+    plain = bench.paced(batch, 0, [0], cycles=96)
+    found = []
+    for tokens in wanted:
+        pattern = accepted_pattern(geometric(tokens, limit), limit)
+        pace = bench.paced(batch, limit, pattern, cycles=64)
+        found.append({"rows": batch, "forced": tokens, "per_second": pace, "gain": pace / plain})
+    return found
+
+
+@torch.no_grad()
+def reference_seconds(target: Target, drafter: Drafter, context: int) -> dict[str, float]:
+    """A plain step and a cycle of the reference loop, through Transformers."""
+    depth = drafter.config.default_depth
+    prompt = torch.ones(1, context, dtype=torch.long)
+    cache, proposer = target.new_cache(1), DominoProposer(drafter, target, depth=depth)
+    drafter.to(target.device, target.dtype)
+    proposer.begin(1)
+    output = target.forward(prompt, cache, taps=proposer.taps, keep=[context - 1])
+    cache.commit([context])
+    proposer.observe(output.taps, [context])
+    row = Row(
+        0,
+        prompt[0].tolist(),
+        sampler=make_sampler(SamplingParams(), row=0, device=target.device),
+        stop_rules=[],
+        max_new_tokens=4,
+        device=target.device,
+    )
+    row.take([1])
+
+    def step(count: int) -> None:
+        block = torch.ones(1, count, dtype=torch.long)
+        target.forward(block, cache, taps=proposer.taps if count > 1 else ()).logits.argmax(-1)
+        cache.commit([0])
+
+    def cycle() -> None:
+        proposer.propose([row], depth)
+        step(depth + 1)
+
+    return {"plain": _clocked(lambda: step(1), target), "cycle": _clocked(cycle, target)}
+
+
+def _clocked(call: Callable[[], None], target: Target, *, repeats: int = 5) -> float:
+    def wait() -> float:
+        if target.device.type == "cuda":
+            torch.cuda.synchronize(target.device)
+        return time.perf_counter()
+
+    call()
+    spent = []
+    for _ in range(repeats):
+        start = wait()
+        call()
+        spent.append(wait() - start)
+    return sorted(spent)[repeats // 2]
