@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_engine import engine
 from benchmarks.results_serving import serving
 from benchmarks.results_training import training
 from benchmarks.tables import circumstances, table
@@ -35,6 +36,7 @@ def page() -> str:
         [
             HEAD,
             training(RECORDS, RELEASED),
+            engine(read_records(RECORDS / "engine-text.jsonl")),
             serving(read_records(RECORDS / "vllm.jsonl")),
             exactness(read_records(RECORDS / "exactness.jsonl")),
             gpu_exactness(gpu),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from domino_spec.errors import InputError
+from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.measure import (
     Bench,
@@ -69,21 +70,19 @@ def test_stages_name_every_part_and_their_bytes_add_up(bench):
 def test_forced_acceptance_commits_what_it_is_told(bench):
     engine = bench.engine
     bench.reset()
-    engine.cycle.forced = torch.tensor([3, 0, 15])
-    from domino_spec.fast.cycle import Plan
-
-    slots = torch.tensor([0, 1])
-    try:
-        counts = [engine.cycle.run(slots, Plan(15))[:, 0].tolist() for _ in range(4)]
-    finally:
-        engine.cycle.forced = None
+    engine.cycle.force([3, 0, 15])
+    slots, plan = torch.tensor([0, 1]), Plan(15, forced=True)
+    counts = [engine.cycle.run(slots, plan)[:, 0].tolist() for _ in range(4)]
     assert counts == [[3, 3], [0, 0], [15, 15], [3, 3]]
     assert engine.slots.lengths[:2].tolist() == [64 + 4 + 1 + 16 + 4] * 2
+    engine.cycle.force([2])
+    assert engine.cycle.run(slots, Plan(1, forced=True))[:, 0].tolist() == [1, 1]
+    with pytest.raises(InputError, match="the pattern has 0 cycles"):
+        engine.cycle.force([])
 
 
 def test_paced_counts_tokens_a_second(bench):
     assert bench.paced(2, 15, [3, 5], cycles=4) > 0
-    assert bench.engine.cycle.forced is None
 
 
 def test_seconds_and_bandwidth_are_positive():

@@ -51,9 +51,9 @@ def decode(
             proposer.observe(output.taps, kept)
         for row, commit in zip(rows, commits, strict=True):
             counts = {"accepted": commit.accepted, "committed": len(commit.tokens)}
-            offered = _offered(row, commit, depth)
-            row.stats.record(drafts=offered, **counts)
-            stats.rows.record(drafts=offered, **counts)
+            drafts = offered(row, commit, depth)
+            row.stats.record(drafts=drafts, **counts)
+            stats.rows.record(drafts=drafts, **counts)
 
 
 def _prefill(
@@ -95,7 +95,7 @@ def _commit(
     return commits
 
 
-def _offered(row: Row, commit: Commit, depth: int) -> int:
+def offered(row: Row, commit: Commit, depth: int) -> int:
     """How many drafts had a chance: those behind a row's end had none."""
     if commit.finish_reason and commit.accepted == len(commit.tokens):
         return commit.accepted

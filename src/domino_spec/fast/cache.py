@@ -37,8 +37,3 @@ class SlotCache:
     def element_size(self) -> int:
         """Bytes of one number."""
         return self._states.element_size()
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in use."""
-        return self._states.numel() * self._states.element_size()

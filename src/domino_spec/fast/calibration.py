@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import torch
 
+from domino_spec.errors import InputError
 from domino_spec.fast.engine import Engine
+from domino_spec.fast.kernels.runtime import SWITCH
 from domino_spec.fast.measure import Bench
 from domino_spec.fast.policy import DepthPolicy, depths
 
@@ -26,6 +29,10 @@ def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> Dept
     """Let an idle engine choose its depth from now on; None where it has no drafter."""
     if engine.drafter is None:
         return None
+    if engine.busy:
+        raise InputError(
+            f"{engine.running} rows are running; measuring would overwrite them. Call this first."
+        )
     batches = batches or [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= engine.slots.count]
     engine.policy = DepthPolicy(costs_of(engine, batches), engine.depth)
     return engine.policy
@@ -35,11 +42,13 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
     """From the file, or measured now and written there."""
     path = cache_folder() / "costs" / f"{_key(engine)}.json"
     found = _read(path)
-    missing = [batch for batch in batches if batch not in found]
+    wanted = set(depths(engine.depth))
+    missing = [batch for batch in batches if not wanted <= found.get(batch, {}).keys()]
+    for batch, costs in (measure_costs(engine, missing) if missing else {}).items():
+        found[batch] = found.get(batch, {}) | costs
     if missing:
-        found |= measure_costs(engine, missing)
         _write(path, found)
-    return found
+    return {batch: {d: found[batch][d] for d in sorted(wanted)} for batch in batches}
 
 
 def measure_costs(engine: Engine, batches: Sequence[int]) -> Costs:
@@ -69,6 +78,10 @@ def _key(engine: Engine) -> str:
         torch.get_num_threads() if device.type == "cpu" else 0,
         str(engine.target.dtype),
         vars(engine.target.shape),
+        engine.target.layers[0].nbytes,
+        engine.target.cache.capacity,
+        engine.packs,
+        os.environ.get(SWITCH, ""),
         engine.target.vocab_size,
         len(engine.target.layers),
         engine.drafter.config.to_dict(),
@@ -88,9 +101,16 @@ def _processor() -> str:
 def _read(path: Path) -> Costs:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        return {int(b): {int(d): float(s) for d, s in row.items()} for b, row in values.items()}
+        return {int(b): {int(d): _cost(s) for d, s in row.items()} for b, row in values.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}  # none yet, or not ours: it is measured again
+
+
+def _cost(value: Any) -> float:
+    seconds = float(value)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(value)
+    return seconds
 
 
 def _write(path: Path, costs: Costs) -> None:

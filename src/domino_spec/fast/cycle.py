@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from domino_spec.errors import InputError
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
+
+LONGEST_PATTERN = 1024
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Plan:
     """Whether some row draws its tokens."""
     filtered: bool = False
     """Whether some row cuts tokens off before it draws."""
+    forced: bool = False
+    """Whether acceptance is pretended (benchmarks only)."""
 
 
 class Cycle:
@@ -32,9 +38,20 @@ class Cycle:
         self.target = target
         self.drafter = drafter
         self.slots = slots
-        self.forced: Tensor | None = None
-        """Accepted drafts to pretend, cycle by cycle (benchmarks only)."""
-        self._turn = torch.zeros((), dtype=torch.long, device=slots.device)
+        # In place for ever: a captured graph keeps their addresses.
+        self._pattern = torch.zeros(LONGEST_PATTERN, dtype=torch.long, device=slots.device)
+        self._period = torch.ones(1, dtype=torch.long, device=slots.device)
+        self._turn = torch.zeros(1, dtype=torch.long, device=slots.device)
+
+    def force(self, accepted: Sequence[int]) -> None:
+        """What cycles whose plan says `forced` pretend to accept, one after the other."""
+        if not 0 < len(accepted) <= LONGEST_PATTERN:
+            raise InputError(
+                f"the pattern has {len(accepted)} cycles; expected 1 to {LONGEST_PATTERN}."
+            )
+        self._pattern[: len(accepted)] = torch.tensor(list(accepted), device=self.slots.device)
+        self._period.fill_(len(accepted))
+        self._turn.zero_()
 
     @torch.no_grad()
     def run(self, slots: Tensor, plan: Plan) -> Tensor:
@@ -55,7 +72,7 @@ class Cycle:
         states, tapped = self.target.forward(block, rows, taps)
         logits = self.target.logits(states).view(*block.shape, -1)
         chosen = draws.choose(logits, starts + 1)
-        accepted = self._accepted(chosen, block[:, 1:])
+        accepted = self._pretended(block) if plan.forced else _agreeing(chosen, block[:, 1:])
         if self.drafter is not None:
             self.drafter.observe(tapped, rows)
         state.lengths[slots] = starts + accepted + 1
@@ -63,10 +80,13 @@ class Cycle:
         state.lengths[state.spare :].zero_()  # nobody's row must not grow
         return torch.cat((accepted.unsqueeze(1), chosen), dim=1)
 
-    def _accepted(self, chosen: Tensor, drafts: Tensor) -> Tensor:
-        """How many leading drafts are what the target chose, [rows]."""
-        if self.forced is not None and drafts.shape[1]:
-            turn = self._turn.remainder(len(self.forced)).view(1)
-            self._turn.add_(1)
-            return self.forced.index_select(0, turn).clamp(max=drafts.shape[1]).repeat(len(drafts))
-        return (chosen[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
+    def _pretended(self, block: Tensor) -> Tensor:
+        """The next count of the pattern for every row, [rows]."""
+        count = self._pattern.index_select(0, self._turn.remainder(self._period))
+        self._turn.add_(1)
+        return count.clamp(max=block.shape[1] - 1).repeat(len(block))
+
+
+def _agreeing(chosen: Tensor, drafts: Tensor) -> Tensor:
+    """How many leading drafts are what the target chose, [rows]."""
+    return (chosen[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)

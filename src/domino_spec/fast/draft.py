@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 from torch import Tensor
 from torch.nn import functional as F
 
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.drafter.config import SLIDING_ATTENTION
+from domino_spec.errors import MismatchError
 from domino_spec.fast.cache import SlotCache
-from domino_spec.fast.families import Shape, rotary_table
+from domino_spec.fast.families import Shape, kernels_take, rotary_table
 from domino_spec.fast.host_layer import write
 from domino_spec.fast.kernels.linear import linear
 from domino_spec.fast.kernels.packing import Weight, packed
@@ -37,6 +40,9 @@ class LeanDrafter:
         pack: bool = False,
     ) -> None:
         config = drafter.config
+        _check_fit(config, target)
+        if (drafter.device, drafter.dtype) != (target.device, target.dtype):
+            drafter = copy.deepcopy(drafter)  # the caller's own stays as it is
         drafter.to(target.device, target.dtype).eval()
         self.config = config
         self.head = drafter.head
@@ -165,6 +171,26 @@ class LeanDrafter:
         """What a cycle reads of the drafter's own weights: each once."""
         own = [self.fc, *(self.head.parameters() if self.head is not None else ())]
         return sum(weights.nbytes for weights in self.layers) + nbytes(own)
+
+
+def _check_fit(config: DrafterConfig, target: LeanTarget) -> None:
+    """What the loop would only notice as unwritten memory or a crash."""
+    found = {
+        "target layers": (config.num_target_layers, len(target.layers)),
+        "hidden size": (config.hidden_size, target.shape.hidden),
+        "vocabulary": (config.vocab_size, target.vocab_size),
+    }
+    for name, (wanted, there) in found.items():
+        if wanted != there:
+            raise MismatchError(
+                f"{name}: the drafter was made for {wanted}, the target has {there}. Use the "
+                "target it was trained for."
+            )
+    if target.device.type == "cuda" and not kernels_take(config.head_dim):
+        raise MismatchError(
+            f"the drafter's heads are {config.head_dim} wide; the kernels want a power of two, 16 "
+            "or more. Use the reference loop."
+        )
 
 
 def _rows_from(weight: Weight, start: int) -> Tensor:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from domino_spec.decoding import Commit, Row, SamplingParams
+from domino_spec.decoding.loop import offered
+from domino_spec.decoding.sampling import row_seed
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
+from domino_spec.fast.checks import check_row, check_settings
 from domino_spec.fast.cycle import Cycle, Plan
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Runner
@@ -33,6 +38,8 @@ class Seat:
     row: Row
     params: SamplingParams
     cycles: int = 0
+    left: bool = False
+    """Whether the row has gone; a cycle started before may still report on it."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,15 @@ class Engine:
         one's report is read. Both are on where there is a GPU. `pack` keeps a copy of the weights
         in the order in which a CPU multiplies fastest; it is on where there is none.
         """
+        check_settings(
+            drafter,
+            target.device,
+            slots=slots,
+            capacity=capacity,
+            depth=depth,
+            candidates=candidates,
+            graphs=graphs,
+        )
         on_gpu = target.device.type == "cuda"
         self.depth = 0
         if drafter is not None:
@@ -73,11 +89,11 @@ class Engine:
         # A row may run a block past its end, and another one started ahead of its report.
         self.margin = 2 * (self.depth + 1) + (drafter.config.block_size if drafter else 0)
         sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
-        packs = not on_gpu if pack is None else pack
+        self.packs = not on_gpu if pack is None else pack
         self.capacity = capacity
-        self.target = LeanTarget(target, **sizes, pack=packs)
+        self.target = LeanTarget(target, **sizes, pack=self.packs)
         self.drafter = (
-            LeanDrafter(drafter, self.target, **sizes, candidates=candidates, pack=packs)
+            LeanDrafter(drafter, self.target, **sizes, candidates=candidates, pack=self.packs)
             if drafter is not None
             else None
         )
@@ -106,26 +122,25 @@ class Engine:
         """Slots without a row."""
         return len(self._free)
 
-    def admit(self, row: Row, params: SamplingParams, *, seed: int = 0) -> Commit:
-        """Read a row's prompt into a slot and choose its first token."""
-        needed = len(row.prompt) + row.max_new_tokens
-        if needed > self.capacity:
-            raise InputError(
-                f"the row needs {needed} tokens ({len(row.prompt)} of prompt and "
-                f"{row.max_new_tokens} new); a slot holds {self.capacity}. Shorten it, or make the "
-                "engine with a larger capacity."
-            )
+    def admit(self, row: Row, params: SamplingParams, *, seed: int | None = None) -> Commit:
+        """Read a row's prompt into a slot and choose its first token.
+
+        A row that samples draws from `seed`; None takes the parameters' own, or a fresh one.
+        """
+        check_row(row, params, capacity=self.capacity, vocab_size=self.target.vocab_size)
         if not self._free:
             raise InputError(f"all {self.slots.count} slots are taken; wait for a row to end.")
-        slot = self._free.pop()
-        try:
-            token = self._prefill(row, params, slot, seed)
-        except BaseException:
-            self._free.append(slot)
-            raise
-        seat = Seat(slot, row, params)
+        if seed is None:
+            seed = row_seed(params, row=row.index)
+        seat = Seat(self._free.pop(), row, params)
         self._seats.append(seat)
-        return self._take(seat, [token], accepted=0)
+        try:
+            with self._on_device():
+                token = self._prefill(row, params, seat.slot, seed)
+            return self._take(seat, [token], accepted=0)
+        except BaseException:
+            self.release(row)
+            raise
 
     @torch.no_grad()
     def _prefill(self, row: Row, params: SamplingParams, slot: int, seed: int) -> int:
@@ -157,24 +172,35 @@ class Engine:
         filtered = any(needs_filter(seat.params) for seat in seats)
         depth = self.depth if self.policy is None else self.policy.choose(len(seats))
         plan = Plan(depth, sampled=sampled, filtered=filtered)
-        report = self.runner.start([seat.slot for seat in seats], plan)
+        with self._on_device():
+            report = self.runner.start([seat.slot for seat in seats], plan)
         self._flights.append(Flight(seats, plan.depth, report))
 
     def _land(self) -> list[Commit]:
         flight = self._flights.popleft()
-        commits = []
-        for seat, (accepted, *tokens) in zip(flight.seats, flight.report().tolist(), strict=False):
+        commits, failure = [], None
+        for seat, (accepted, *tokens) in zip(flight.seats, flight.report().tolist(), strict=True):
             if seat.row.finish_reason is not None:
-                continue  # it ended while this cycle was under way
-            seat.cycles += 1
+                self.release(seat.row)  # somebody else ended it
+            if seat.left:
+                continue
             if self.policy is not None and flight.depth:
                 self.policy.acceptance.observe(accepted, flight.depth)
-            commit = self._take(seat, tokens[: accepted + 1], accepted=accepted)
-            drafts = _offered(seat.row, commit, flight.depth)
-            kept = {"accepted": commit.accepted, "committed": len(commit.tokens)}
-            seat.row.stats.record(drafts=drafts, **kept)
-            commits.append(commit)
+            try:
+                commits.append(self._commit(seat, tokens, accepted, flight.depth))
+            except Exception as error:
+                self.release(seat.row)
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return commits
+
+    def _commit(self, seat: Seat, tokens: Sequence[int], accepted: int, depth: int) -> Commit:
+        seat.cycles += 1
+        commit = self._take(seat, tokens[: accepted + 1], accepted=accepted)
+        kept = {"accepted": commit.accepted, "committed": len(commit.tokens)}
+        seat.row.stats.record(drafts=offered(seat.row, commit, depth), **kept)
+        return commit
 
     def _take(self, seat: Seat, tokens: Sequence[int], *, accepted: int) -> Commit:
         row = seat.row
@@ -186,24 +212,30 @@ class Engine:
 
     def release(self, row: Row) -> None:
         """Give a row's slot back, whether it has ended or not."""
-        for seat in self._seats:
+        for place, seat in enumerate(self._seats):
             if seat.row is row:
-                self._seats.remove(seat)
+                del self._seats[place]
                 self._free.append(seat.slot)
+                seat.left = True
                 return
 
-    def run(self, rows: Sequence[tuple[Row, SamplingParams, int]]) -> Iterator[Commit]:
-        """Decode all rows, as many at a time as there are slots."""
+    def run(self, rows: Sequence[tuple[Row, SamplingParams, int | None]]) -> Iterator[Commit]:
+        """Decode all rows (each with parameters and a seed), as many at a time as there are slots.
+
+        Who stops listening takes the rows out.
+        """
         waiting = deque(rows)
-        while waiting or self.busy:
-            while waiting and self._free:
-                row, params, seed = waiting.popleft()
-                yield self.admit(row, params, seed=seed)
-            yield from self.step()
+        try:
+            while waiting or self.busy:
+                while waiting and self._free:
+                    row, params, seed = waiting.popleft()
+                    yield self.admit(row, params, seed=seed)
+                yield from self.step()
+        finally:
+            for row, _, _ in rows:
+                self.release(row)
 
-
-def _offered(row: Row, commit: Commit, depth: int) -> int:
-    """How many drafts had a chance: those behind a row's end had none."""
-    if commit.finish_reason and commit.accepted == len(commit.tokens):
-        return commit.accepted
-    return min(depth, row.remaining + len(commit.tokens))
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Launches and captures go to the current GPU: it must be the target's."""
+        device = self.target.device
+        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -65,6 +65,8 @@ def why_not_lean(target: Target) -> str | None:
     if type(model) not in FAMILIES:
         names = ", ".join(family.__name__ for family in FAMILIES)
         return f"it is a {type(model).__name__}; the lean forward knows {names}"
+    if target.device.type not in ("cpu", "cuda"):
+        return f"it is on {target.device}; the lean forward runs on CPUs and CUDA"
     if getattr(config, "hidden_act", "silu") != "silu":
         return f"its activation is {config.hidden_act}, not silu"
     if (target.embedding_scale, target.logit_scale, target.logit_softcap) != (1.0, 1.0, None):
@@ -73,7 +75,15 @@ def why_not_lean(target: Target) -> str | None:
     kind = rope.get("rope_type", "default")
     if kind not in _STATIC_ROPE:
         return f"its rotary positions ({kind}) change with the length"
+    size = read_shape(config).head_dim
+    if target.device.type == "cuda" and not kernels_take(size):
+        return f"its heads are {size} wide; the kernels want a power of two, 16 or more"
     return _why_not_plain(target, model)
+
+
+def kernels_take(head_dim: int) -> bool:
+    """Whether attention's kernels can be compiled for heads so wide."""
+    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 def _why_not_plain(target: Target, model: Any) -> str | None:
@@ -87,6 +97,10 @@ def _why_not_plain(target: Target, model: Any) -> str | None:
             return f"its {name} is a {type(module).__name__} (quantised, adapted or off-loaded)"
         if name.startswith("layer") and ".mlp" in f".{name}" and module.bias is not None:
             return "its MLP has biases"
+    for layer in target.layers:
+        biases = [layer.get_submodule(name).bias is None for name in _PROJECTIONS[:3]]
+        if len(set(biases)) != 1:
+            return "some of its query, key and value projections have biases and some have none"
     if type(target.embedding) is not nn.Embedding:
         return f"its embedding is a {type(target.embedding).__name__}"
     places = {(p.device, p.dtype) for p in model.parameters()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domino_spec.errors import InputError
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.rows import Rows
@@ -80,6 +82,11 @@ class Bench:
     """An engine whose first slots pretend to hold `context` tokens."""
 
     def __init__(self, engine: Engine, *, context: int) -> None:
+        if engine.busy:
+            raise InputError(
+                f"{engine.running} rows are running; measuring would overwrite them. Measure an "
+                "idle engine."
+            )
         self.engine = engine
         self.context = context
         self.device = engine.target.device
@@ -153,24 +160,20 @@ class Bench:
 
     def paced(self, batch: int, depth: int, accepted: Sequence[int], *, cycles: int) -> float:
         """Tokens a second of the engine itself, host and all, with acceptance forced."""
-        self.reset()
         engine = self.engine
-        engine.cycle.forced = torch.tensor(list(accepted), device=self.device)
-        slots, plan, tokens = list(range(batch)), Plan(depth), 0
-        try:
-            engine.runner.start(slots, plan)()  # captured
-            self.reset()
-            flights = []
-            start = time.perf_counter()
-            for _ in range(cycles):
-                flights.append(engine.runner.start(slots, plan))
-                if len(flights) > int(engine.ahead):
-                    tokens += int(flights.pop(0)()[:, 0].sum()) + batch
-            for flight in flights:
-                tokens += int(flight()[:, 0].sum()) + batch
-            return tokens / (time.perf_counter() - start)
-        finally:
-            engine.cycle.forced = None
+        engine.cycle.force(accepted)
+        slots, plan, tokens = list(range(batch)), Plan(depth, forced=True), 0
+        engine.runner.start(slots, plan)()  # captured
+        self.reset()
+        flights = []
+        start = time.perf_counter()
+        for _ in range(cycles):
+            flights.append(engine.runner.start(slots, plan))
+            if len(flights) > int(engine.ahead):
+                tokens += int(flights.pop(0)()[:, 0].sum()) + batch
+        for flight in flights:
+            tokens += int(flight()[:, 0].sum()) + batch
+        return tokens / (time.perf_counter() - start)
 
 
 def geometric(tokens_per_cycle: float, depth: int) -> float:
@@ -193,5 +196,5 @@ def accepted_pattern(chance: float, depth: int, *, length: int = 64) -> list[int
     for index in range(length):
         drawn = (index + 0.5) / length
         counts.append(sum(drawn < chance**i for i in range(1, depth + 1)))
-    step = next(s for s in range(length // 2 + 3, length) if length % s and s % 2)
+    step = next(s for s in range(length // 2 + 1, 2 * length) if math.gcd(s, length) == 1)
     return [counts[index * step % length] for index in range(length)]

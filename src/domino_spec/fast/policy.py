@@ -65,7 +65,7 @@ class DepthPolicy:
             return best
         self._plain_in_a_row += 1
         if self._plain_in_a_row % _RETRY == 0:
-            return min(depth for depth in costs if depth)
+            return min((depth for depth in costs if depth), default=0)
         return 0
 
     def gain(self, rows: int) -> float:

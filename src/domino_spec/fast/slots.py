@@ -38,7 +38,7 @@ class Slots:
     def open(
         self, slot: int, *, length: int, anchor: int, params: SamplingParams, seed: int
     ) -> None:
-        """A row begins here, its prompt read and its first token chosen."""
+        """A row begins here: `length` tokens are in the caches, the anchor comes behind them."""
         self.lengths[slot] = length
         self.anchors[slot] = anchor
         self.seeds[slot] = seed

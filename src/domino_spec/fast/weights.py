@@ -69,6 +69,8 @@ def adopt_layer(layer: Any) -> LayerWeights:
 @torch.no_grad()
 def join(parameters: Sequence[Tensor]) -> Tensor:
     """One tensor of all rows; the parameters become views of it."""
+    if (whole := _already_joined(parameters)) is not None:
+        return whole
     joined = torch.cat([p.detach() for p in parameters])
     start = 0
     for parameter in parameters:
@@ -76,6 +78,23 @@ def join(parameters: Sequence[Tensor]) -> Tensor:
         parameter.data = rows  # the old storage goes as soon as nobody else holds it
         start += len(rows)
     return joined
+
+
+def _already_joined(parameters: Sequence[Tensor]) -> Tensor | None:
+    """The tensor of which these are views, one behind the other: an earlier engine's work."""
+    first, rows = parameters[0].detach(), 0
+    for parameter in parameters:
+        place = first.storage_offset() + rows * first.stride(0)
+        together = (
+            parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and parameter.storage_offset() == place
+            and parameter.stride() == first.stride()
+            and parameter.is_contiguous()
+        )
+        if not together:
+            return None
+        rows += len(parameter)
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
 def _joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
