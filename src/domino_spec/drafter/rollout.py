@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.drafter.heads import Head
+from domino_spec.drafter.heads.base import Embed
 from domino_spec.drafter.model import TargetVocabulary
 
 Choose = Callable[[int, Tensor, Tensor | None], Tensor]
@@ -54,13 +55,35 @@ def rollout(
     product; a step reads one token and makes one low-rank correction. With `candidates`, only
     each slot's best base candidates are corrected and can be drafted.
     """
-    head = drafter.head
     base = drafter.base_logits(target, hidden)  # [rows, depth, output vocabulary]
     columns: Tensor | None = None
     if candidates is not None and candidates < base.shape[-1]:
         base, columns = base.topk(candidates, dim=-1)  # both [rows, depth, candidates]
+    return roll(
+        drafter.head,
+        partial(drafter.embed, target),
+        hidden=hidden,
+        anchor_tokens=anchor_tokens,
+        base=base,
+        columns=columns,
+        draft_tokens=drafter.draft_tokens,
+        choose=choose,
+    )
+
+
+def roll(
+    head: Head | None,
+    embed: Embed,
+    *,
+    hidden: Tensor,  # [rows, depth, hidden]
+    anchor_tokens: Tensor,  # [rows]
+    base: Tensor,  # [rows, depth, k]
+    columns: Tensor | None,  # [rows, depth, k]: output tokens behind the base logits; None for all
+    draft_tokens: Tensor | None,
+    choose: Choose,
+) -> Tensor:
+    """The same from base logits that are already there."""
     if head is not None:
-        embed = partial(drafter.embed, target)
         projected = head.project_hidden(hidden)  # [rows, depth, ...]
         state = head.initial_state(hidden.shape[0], hidden)
 
@@ -73,7 +96,7 @@ def rollout(
             state = head.step(token, state, embed)
             if index >= head.prefix_len:
                 logits = logits + head.correction(projected[:, index], state, tried)
-        tokens = _target_tokens(tried, drafter.draft_tokens, logits)
+        tokens = _target_tokens(tried, draft_tokens, logits)
         column = choose(index, logits, tokens)
         token = column if tokens is None else tokens.gather(1, column.unsqueeze(1)).squeeze(1)
         drafts.append(token)

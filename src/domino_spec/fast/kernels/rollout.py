@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from domino_spec.decoding.noise import noised
 from domino_spec.drafter.heads import DominoHead, Head
+from domino_spec.drafter.rollout import greedy, roll
 from domino_spec.fast.kernels import rollout_candidates, rollout_vocabulary
 from domino_spec.fast.kernels.gumbel import Noise
 from domino_spec.fast.kernels.runtime import usable
@@ -64,29 +65,21 @@ def twin(
     draft_tokens: Tensor | None,
     noise: Noise | None,
 ) -> Tensor:
-    """`drafter.rollout.rollout` from base logits that are already there."""
-    rows, depth, _ = hidden.shape
-    tokens = columns
-    if draft_tokens is not None:
-        tokens = draft_tokens.expand(rows, depth, -1) if columns is None else draft_tokens[columns]
-    if head is not None:
-        projected = head.project_hidden(hidden)  # [rows, depth, ...]
-        state = head.initial_state(rows, hidden)
-    token, drafts = anchor_tokens, []
-    for index in range(depth):
-        logits = base[:, index]
-        if head is not None:
-            state = head.step(token, state, lambda read: F.embedding(read, embedding))
-            if index >= head.prefix_len:
-                tried = None if columns is None else columns[:, index]
-                logits = logits + head.correction(projected[:, index], state, tried)
-        ids = None if tokens is None else tokens[:, index]  # [rows, k]
-        if noise is not None:
-            named = (
-                torch.arange(logits.shape[1], device=logits.device)[None] if ids is None else ids
-            )
-            logits = noised(logits, named, noise.temperature, noise.seeds, noise.positions + index)
-        column = logits.argmax(dim=-1)
-        token = column if ids is None else ids.gather(1, column.unsqueeze(1)).squeeze(1)
-        drafts.append(token)
-    return torch.stack(drafts, dim=1)
+    """`drafter.rollout` itself, choosing with the noise."""
+
+    def drawn(index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+        assert noise is not None
+        everything = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
+        ids, places = everything if tokens is None else tokens, noise.positions + index
+        return noised(logits, ids, noise.temperature, noise.seeds, places).argmax(dim=-1)
+
+    return roll(
+        head,
+        lambda read: F.embedding(read, embedding),
+        hidden=hidden,
+        anchor_tokens=anchor_tokens,
+        base=base,
+        columns=columns,
+        draft_tokens=draft_tokens,
+        choose=greedy if noise is None else drawn,
+    )
