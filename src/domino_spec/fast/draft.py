@@ -12,14 +12,11 @@ from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import MismatchError
 from domino_spec.fast.cache import SlotCache
 from domino_spec.fast.families import Shape, kernels_take, rotary_table
-from domino_spec.fast.host_layer import write
 from domino_spec.fast.kernels.linear import linear
 from domino_spec.fast.kernels.packing import Weight, packed
 from domino_spec.fast.kernels.rollout import roll_out
-from domino_spec.fast.kernels.rotate import store
-from domino_spec.fast.kernels.runtime import on_host
 from domino_spec.fast.kernels.topk import top_candidates
-from domino_spec.fast.layer import run_layer
+from domino_spec.fast.layer import run_layer, store_context
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
 from domino_spec.fast.target import LeanTarget
@@ -96,23 +93,11 @@ class LeanDrafter:
         All of a verified block go in; what was not accepted is written over by the next block.
         """
         feature = linear(taps, self.fc)
-        batch = rows.slots.shape[0]
         for index, weights in enumerate(self.layers):
-            projected = linear(
-                feature, self.kv[index], norm=self.hidden_norm, eps=self.shape.eps
-            ).view(batch, rows.count, -1)
-            if on_host(projected):
-                key, value = projected.view(batch, rows.count, -1, self.shape.head_dim).chunk(
-                    2, dim=2
-                )
-                host = rows.on_host(self.rotary, projected.dtype)
-                cache = self.cache.layer(index)
-                write(cache, key, value, host, weights.k_norm, self.shape.eps)
-                continue
-            store(
-                projected, *self.rotary, *self.cache.layer(index), rows.slots, rows.starts,
-                k_norm=weights.k_norm, eps=self.shape.eps,
-            )  # fmt: skip
+            kv = linear(feature, self.kv[index], norm=self.hidden_norm, eps=self.shape.eps)
+            store_context(
+                kv, weights.k_norm, self.cache.layer(index), self.rotary, rows, self.shape
+            )
 
     def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
         """Drafts [rows, depth] behind each row's anchor [rows]."""

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.fast.families import Shape
-from domino_spec.fast.kernels.attention import mix
 from domino_spec.fast.kernels.packing import product
 from domino_spec.fast.rows import HostRows
 from domino_spec.fast.weights import LayerWeights
@@ -39,7 +38,9 @@ def run_host_layer(
         query = F.rms_norm(query, (shape.head_dim,), weights.q_norm, shape.eps)
     query = rows.rotated(query)
     write(cache, key, value, rows, weights.k_norm, shape.eps)
-    mixed = attend(query, cache, rows, shape, causal=causal, window=window)
+    mixed = rows.attend(
+        query, *cache, causal=causal, window=window, scale=shape.head_dim**-0.5
+    ).flatten(0, 1)
     states = states + product(mixed, weights.out, weights.out_bias)
     normed = F.rms_norm(states, (shape.hidden,), weights.post_norm, shape.eps)
     gate, up = product(normed, weights.gate_up, None).chunk(2, dim=-1)
@@ -62,32 +63,3 @@ def write(
         for row, (slot, start) in enumerate(rows.spans):
             room = max(min(rows.count, capacity - start), 0)
             states[slot, :, start : start + room] = new[row, :room].transpose(0, 1)
-
-
-def attend(
-    query: Tensor,  # [rows, count, heads, head_dim]
-    cache: tuple[Tensor, Tensor],
-    rows: HostRows,
-    shape: Shape,
-    *,
-    causal: bool,
-    window: int | None,
-) -> Tensor:
-    """[rows * count, heads * head_dim], row by row over views of the cache."""
-    keys, values = cache
-    mixed = []
-    for row, (slot, start) in enumerate(rows.spans):
-        end = min(start + rows.count, keys.shape[2])
-        first, seen = rows.seen(row, end, causal=causal, window=window)
-        mixed.append(
-            mix(
-                query[row : row + 1],
-                keys[slot : slot + 1, :, first:end],
-                values[slot : slot + 1, :, first:end],
-                seen,
-                shape.head_dim**-0.5,
-                empty=causal and start == 0 and window is None,
-            )
-        )
-    whole = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-    return whole.reshape(-1, shape.heads * shape.head_dim)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from domino_spec.fast.kernels.attention import visible
+from domino_spec.fast.kernels.attention import mix, visible
 
 
 @dataclass(frozen=True)
@@ -30,28 +30,42 @@ class Rows:
         return self._host[key]
 
 
-class HostRows:
-    """The same where lengths can be read for nothing: spans, angles and masks of all layers."""
+class Spans:
+    """Rows where lengths can be read for nothing: each attends over a view of its own cache."""
 
-    def __init__(self, rows: Rows, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
-        cos, sin = rotary
-        self.count = rows.count
-        self.spans = list(zip(rows.slots.tolist(), rows.starts.tolist(), strict=True))
-        steps = torch.arange(rows.count)
-        places = (rows.starts.unsqueeze(1) + steps).clamp(max=len(cos) - 1)  # [rows, count]
-        self.cos = cos[places].to(dtype).unsqueeze(2)  # [rows, count, 1, head_dim]
-        # Half of a head is turned by the negative sine: the sign is put in here.
-        half = cos.shape[1] // 2
-        signed = torch.cat((-sin[places][..., :half], sin[places][..., half:]), dim=-1)
-        self.sin = signed.to(dtype).unsqueeze(2)
+    def __init__(self, slots: Tensor, starts: Tensor, count: int) -> None:
+        self.count = count
+        self.spans = list(zip(slots.tolist(), starts.tolist(), strict=True))
         self._seen: dict[tuple[int, bool, int | None], tuple[int, Tensor | None]] = {}
 
-    def rotated(self, states: Tensor) -> Tensor:
-        """Rotary positions on [rows, count, heads, head_dim]."""
-        turned = states.roll(states.shape[-1] // 2, dims=-1)
-        return (states * self.cos).addcmul_(turned, self.sin)
+    def attend(
+        self,
+        query: Tensor,  # [rows, count, heads, head_dim]
+        keys: Tensor,  # [slots, kv heads, capacity, head_dim]
+        values: Tensor,
+        *,
+        causal: bool,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """[rows, count, heads * head_dim], by the rule of `kernels.attention.attend`."""
+        mixed = []
+        for row, (slot, start) in enumerate(self.spans):
+            end = min(start + self.count, keys.shape[2])
+            first, seen = self._sees(row, end, causal=causal, window=window)
+            mixed.append(
+                mix(
+                    query[row : row + 1],
+                    keys[slot : slot + 1, :, first:end],
+                    values[slot : slot + 1, :, first:end],
+                    seen,
+                    scale,
+                    empty=causal and start == 0 and end == self.count and window is None,
+                )
+            )
+        return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
 
-    def seen(
+    def _sees(
         self, row: int, end: int, *, causal: bool, window: int | None
     ) -> tuple[int, Tensor | None]:
         """The first place of the cache that a row's tokens see, and who sees which of the rest."""
@@ -65,3 +79,23 @@ class HostRows:
                 mask = visible(positions, torch.arange(first, end), causal, window)
             self._seen[key] = (first, mask)
         return self._seen[key]
+
+
+class HostRows(Spans):
+    """What all layers of a model need to know of its rows: spans, masks and angles."""
+
+    def __init__(self, rows: Rows, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
+        super().__init__(rows.slots, rows.starts, rows.count)
+        cos, sin = rotary
+        steps = torch.arange(rows.count)
+        places = (rows.starts.unsqueeze(1) + steps).clamp(max=len(cos) - 1)  # [rows, count]
+        self.cos = cos[places].to(dtype).unsqueeze(2)  # [rows, count, 1, head_dim]
+        # Half of a head is turned by the negative sine: the sign is put in here.
+        half = cos.shape[1] // 2
+        signed = torch.cat((-sin[places][..., :half], sin[places][..., half:]), dim=-1)
+        self.sin = signed.to(dtype).unsqueeze(2)
+
+    def rotated(self, states: Tensor) -> Tensor:
+        """Rotary positions on [rows, count, heads, head_dim]."""
+        turned = states.roll(states.shape[-1] // 2, dims=-1)
+        return (states * self.cos).addcmul_(turned, self.sin)

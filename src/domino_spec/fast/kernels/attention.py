@@ -1,9 +1,9 @@
 """Attention of new tokens over slot caches, whose rows have lengths of their own.
 
 A cache is [slots, kv heads, capacity, head_dim]; row r of a batch lives in slot slots[r] and had
-starts[r] tokens there before the new ones. A few tokens a row on a GPU go to `split_attention`;
-prompts there and everything on CPUs to PyTorch's own attention. What lies in a cache behind a
-row's end must be finite: it weighs nothing, but it is read.
+starts[r] tokens there before the new ones. A few tokens a row go to `split_attention`, prompts to
+PyTorch's own attention, for which what lies in a cache behind a row's end must be finite: it weighs
+nothing, but it is read. On CPUs, where lengths can be looked at, `fast.rows` attends row by row.
 """
 
 from __future__ import annotations
@@ -42,42 +42,9 @@ def attend(
     n, group = query.shape[1], query.shape[2] // keys.shape[1]
     if usable(query) and n <= MAX_TOKENS and n * group <= MAX_QUERIES:
         return launch(query, keys, values, slots, starts, causal=causal, window=window, scale=scale)
-    if query.is_cuda:
-        return batch_twin(
-            query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2]
-        )
-    return row_twin(query, keys, values, slots, starts, causal, window, scale)
-
-
-def row_twin(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    causal: bool,
-    window: int | None,
-    scale: float,
-) -> Tensor:
-    """Row by row over views of the cache: nothing is copied. For CPUs, where lengths are known."""
-    rows, n, heads, head_dim = query.shape
-    mixed = torch.empty_like(query)
-    for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
-        end = min(start + n, keys.shape[2])
-        first = 0 if window is None else min(max(start - window + 1, 0), end - 1)
-        seen = None
-        if window is not None or (causal and n > 1):
-            positions = torch.arange(start, start + n, device=query.device)
-            seen = visible(positions, torch.arange(first, end, device=query.device), causal, window)
-        mixed[row : row + 1] = mix(
-            query[row : row + 1],
-            keys[slot : slot + 1, :, first:end],
-            values[slot : slot + 1, :, first:end],
-            seen,
-            scale,
-            empty=causal and start == 0 and end == n and window is None,
-        )
-    return mixed.view(rows, n, heads * head_dim)
+    return batch_twin(
+        query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2]
+    )
 
 
 def batch_twin(

@@ -66,6 +66,6 @@ def _try(dtype: torch.dtype) -> bool:
                 found.product(x, None).float(), F.linear(x.float(), weight.float()),
                 rtol=0.03, atol=0.1 if dtype != torch.float32 else 1e-4,
             )  # fmt: skip
-    except (RuntimeError, AttributeError, NotImplementedError, AssertionError):
+    except (RuntimeError, AttributeError, AssertionError):  # no such operation here, or a wrong one
         return False
     return True
