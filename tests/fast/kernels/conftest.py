@@ -5,18 +5,9 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need Triton; pip install 'domino-spec[dev]'")
 
-from triton.runtime import interpreter
+from tests.fast.kernels.interpreter import mend
 
-_patch_tensor = interpreter._patch_lang_tensor
-
-
-def _patch_tensor_for_numpy(tensor, scope) -> None:
-    """NumPy 2.4 no longer makes an int of the arrays of one element that the interpreter holds."""
-    _patch_tensor(tensor, scope)
-    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-
-interpreter._patch_lang_tensor = _patch_tensor_for_numpy
+mend()
 
 
 @pytest.fixture(autouse=True)

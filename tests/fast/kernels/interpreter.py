@@ -1,4 +1,4 @@
-"""Mends of Triton 3.6's interpreter, which drops bits on the way to bfloat16 and lacks its dot."""
+"""Mends of Triton 3.6's interpreter: bfloat16's rounding and its dot, and loops under NumPy 2.4."""
 
 from typing import Any
 
@@ -7,15 +7,18 @@ import torch
 
 
 def mend() -> None:
-    """Round to nearest even, as GPUs do, and multiply bfloat16 matrices as numbers."""
+    """Round to nearest even, as GPUs do; multiply bfloat16 matrices as numbers; let tensors be
+    bounds of a range, which NumPy 2.4 forbids to arrays of one element."""
     if torch.cuda.is_available():
         return
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     if getattr(InterpreterBuilder, "mended", False):
         return
     cast_impl, create_dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
+    patch_tensor = interpreter._patch_lang_tensor
 
     def cast(self: Any, source: Any, kind: Any) -> Any:
         if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
@@ -29,6 +32,11 @@ def mend() -> None:
             a, b = (cast_impl(self, side, tl.float32) for side in (a, b))
         return create_dot(self, a, b, *rest)
 
+    def patch(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch
     for name in ("create_fp_ext", "create_fp_trunc"):
         setattr(InterpreterBuilder, name, cast)
     InterpreterBuilder.cast_impl = cast

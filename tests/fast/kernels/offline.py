@@ -77,7 +77,7 @@ def _compile(case: Case) -> Any:
     return triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": case.warps})
 
 
-def _usage(cubin: bytes) -> tuple[int, int]:
+def usage(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of local memory a thread."""
     from triton.backends import nvidia
 
@@ -88,10 +88,9 @@ def _usage(cubin: bytes) -> tuple[int, int]:
         text = subprocess.run(
             [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    registers, stack = (re.search(rf"{word}:(\d+)", text) for word in ("REG", "STACK"))
-    assert registers is not None
-    assert stack is not None
-    return int(registers[1]), int(stack[1])
+    found = {word: re.search(rf"{word}:(\d+)", text) for word in ("REG", "STACK", "LOCAL")}
+    registers, stack, local = (int(match[1]) for match in found.values() if match is not None)
+    return registers, stack + local
 
 
 def main() -> None:
@@ -99,7 +98,7 @@ def main() -> None:
     found = []
     for entry in json.load(sys.stdin):
         compiled = _compile(Case(**entry))
-        registers, spills = _usage(compiled.asm["cubin"])
+        registers, spills = usage(compiled.asm["cubin"])
         asm = {key: compiled.asm[key] for key in ("ttgir", "ptx")} if "--asm" in sys.argv else {}
         found.append(asdict(Needs(compiled.metadata.shared, registers, spills, asm)))
     json.dump(found, sys.stdout)

@@ -7,16 +7,13 @@ not run it. This needs a process that does not interpret kernels.
 
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-SHARED_MEMORY = 227 * 1024
+from tests.fast.kernels.offline import ROOM, usage
 
 
 def launched(module: str, function: str) -> dict[str, dict[str, int]]:
@@ -38,7 +35,7 @@ def launched(module: str, function: str) -> dict[str, dict[str, int]]:
 def assert_fits(found: dict[str, dict[str, int]]) -> None:
     """No kernel takes more shared memory than there is, or spills its registers."""
     for name, needs in found.items():
-        assert needs["shared"] <= SHARED_MEMORY, (name, needs)
+        assert needs["shared"] <= ROOM, (name, needs)
         assert needs["spills"] == 0, (name, needs)
 
 
@@ -76,21 +73,11 @@ def _compiling() -> Iterator[list[Any]]:
 
 
 def _needs(kernel: Any) -> dict[str, int]:
-    from triton.backends import nvidia
-
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        text = subprocess.run(
-            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    registers, spills = (int(*re.findall(rf"{word}:(\d+)", text)) for word in ("REG", "LOCAL"))
-    stack = int(*re.findall(r"STACK:(\d+)", text))
+    registers, spills = usage(kernel.asm["cubin"])
     return {
         "shared": kernel.metadata.shared,
         "registers": registers,
-        "spills": spills + stack,
+        "spills": spills,
         "warps": kernel.metadata.num_warps,
     }
 

@@ -17,10 +17,7 @@ from domino_spec.fast.kernels.choose import (
     choose_twin,
     restrict,
 )
-from tests.fast.kernels.interpreter import mend
 from tests.fast.kernels.offline import ROOM, Case, needs
-
-mend()
 
 
 @pytest.fixture(autouse=True)

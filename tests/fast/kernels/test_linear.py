@@ -6,10 +6,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from domino_spec.fast.kernels import linear as module
 from domino_spec.fast.kernels.linear import linear, linear_twin, plan
-from tests.fast.kernels.interpreter import mend
 from tests.fast.kernels.offline import ROOM, Case, Needs, needs
 
-mend()
 EPS = 1e-6
 SHAPES = [  # rows, N, K, gated: whole and ragged tiles, one and several parts
     (1, 32, 256, False),

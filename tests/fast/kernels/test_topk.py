@@ -7,10 +7,7 @@ from torch import Tensor
 from domino_spec.fast.kernels import topk as module
 from domino_spec.fast.kernels.keys import pack_twin, unpack_twin
 from domino_spec.fast.kernels.topk import top_candidates, top_candidates_twin
-from tests.fast.kernels.interpreter import mend
 from tests.fast.kernels.offline import ROOM, Case, needs
-
-mend()
 
 
 @pytest.fixture
