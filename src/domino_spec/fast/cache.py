@@ -34,6 +34,11 @@ class SlotCache:
         return self._states[index, 0], self._states[index, 1]
 
     @property
+    def layers(self) -> tuple[Tensor, Tensor]:
+        """All layers' keys and values, [layers, slots, kv heads, capacity, head_dim]."""
+        return self._states[:, 0], self._states[:, 1]
+
+    @property
     def element_size(self) -> int:
         """Bytes of one number."""
         return self._states.element_size()

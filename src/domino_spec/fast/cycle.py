@@ -10,6 +10,7 @@ from torch import Tensor
 
 from domino_spec.errors import InputError
 from domino_spec.fast.draft import LeanDrafter
+from domino_spec.fast.kernels.commit import commit
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
@@ -27,6 +28,8 @@ class Plan:
     """Whether some row draws its tokens."""
     filtered: bool = False
     """Whether some row cuts tokens off before it draws."""
+    alone: bool = False
+    """Whether these rows will never draft: the drafter is told nothing of their tokens."""
     forced: bool = False
     """Whether acceptance is pretended (benchmarks only)."""
 
@@ -68,25 +71,18 @@ class Cycle:
             assert self.drafter is not None
             drafts = self.drafter.propose(anchors, rows, plan.depth, draws)
             block = torch.cat((block, drafts), dim=1)
-        taps = () if self.drafter is None else self.drafter.taps
+        observer = None if plan.alone else self.drafter
+        taps = () if observer is None else observer.taps
         states, tapped = self.target.forward(block, rows, taps)
         logits = self.target.logits(states).view(*block.shape, -1)
-        chosen = draws.choose(logits, starts + 1)
-        accepted = self._pretended(block) if plan.forced else _agreeing(chosen, block[:, 1:])
-        if self.drafter is not None:
-            self.drafter.observe(tapped, rows)
-        state.lengths[slots] = starts + accepted + 1
-        state.anchors[slots] = chosen.gather(1, accepted.unsqueeze(1)).squeeze(1)
-        state.lengths[state.spare :].zero_()  # nobody's row must not grow
-        return torch.cat((accepted.unsqueeze(1), chosen), dim=1)
+        chosen = draws.choose(logits, starts)
+        if observer is not None:
+            observer.observe(tapped, rows)
+        pretended = self._pretended(block) if plan.forced else None
+        return commit(chosen, block, slots, state.lengths, state.anchors, pretended)
 
     def _pretended(self, block: Tensor) -> Tensor:
         """The next count of the pattern for every row, [rows]."""
         count = self._pattern.index_select(0, self._turn.remainder(self._period))
         self._turn.add_(1)
         return count.clamp(max=block.shape[1] - 1).repeat(len(block))
-
-
-def _agreeing(chosen: Tensor, drafts: Tensor) -> Tensor:
-    """How many leading drafts are what the target chose, [rows]."""
-    return (chosen[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import copy
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import MismatchError
 from domino_spec.fast.cache import SlotCache
 from domino_spec.fast.families import Shape, kernels_take, rotary_table
-from domino_spec.fast.kernels.linear import linear
+from domino_spec.fast.kernels.linear import linear, linear_then_norm, normed
 from domino_spec.fast.kernels.packing import Weight, packed
+from domino_spec.fast.kernels.pointwise import rms_norm
 from domino_spec.fast.kernels.rollout import roll_out
 from domino_spec.fast.kernels.topk import top_candidates
 from domino_spec.fast.layer import run_layer, store_context
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
 from domino_spec.fast.target import LeanTarget
-from domino_spec.fast.weights import adopt_layer, nbytes
+from domino_spec.fast.weights import adopt_layers, nbytes
 
 
 class LeanDrafter:
@@ -61,10 +62,11 @@ class LeanDrafter:
         self.fc: Weight = backbone.fc.weight.detach()
         self.hidden_norm = backbone.hidden_norm.weight.detach()
         self.norm = backbone.norm.weight.detach()
-        self.layers = [adopt_layer(layer) for layer in backbone.layers]
-        queries = config.num_heads * config.head_dim
+        self.layers, projections = adopt_layers(backbone.layers)
         # Of context tokens only keys and values are wanted: the rows behind the queries'.
-        self.kv: list[Weight] = [_rows_from(weights.qkv, queries) for weights in self.layers]
+        self.kv: Weight = projections[:, config.num_heads * config.head_dim :]
+        norms = [w.k_norm for w in self.layers if w.k_norm is not None]
+        self.k_norm = torch.stack(norms) if norms else None
         self.rotary = rotary_table(backbone.rotary, capacity, target.device)
         self.draft_tokens = drafter.draft_tokens
         self.lm_head, self.lm_head_bias = target.lm_head, target.lm_head_bias
@@ -75,7 +77,7 @@ class LeanDrafter:
         self.output: Weight = target.output if self.draft_tokens is None else self.lm_head
         if pack:
             self.fc, self.output = packed(self.fc), packed(self.output)
-            self.kv = [packed(weight) for weight in self.kv]
+            self.kv = packed(self.kv.flatten(0, 1))
             self.layers = [weights.packed() for weights in self.layers]
         self.cache = SlotCache(
             layers=len(self.layers),
@@ -92,12 +94,9 @@ class LeanDrafter:
 
         All of a verified block go in; what was not accepted is written over by the next block.
         """
-        feature = linear(taps, self.fc)
-        for index, weights in enumerate(self.layers):
-            kv = linear(feature, self.kv[index], norm=self.hidden_norm, eps=self.shape.eps)
-            store_context(
-                kv, weights.k_norm, self.cache.layer(index), self.rotary, rows, self.shape
-            )
+        feature = linear_then_norm(taps, self.fc, self.hidden_norm, self.shape.eps)
+        kv = linear(feature, self.kv)
+        store_context(kv, self.k_norm, self.cache.layers, self.rotary, rows, self.shape)
 
     def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
         """Drafts [rows, depth] behind each row's anchor [rows]."""
@@ -110,7 +109,8 @@ class LeanDrafter:
         batch, block = anchors.shape[0], config.block_size
         tokens = anchors.new_full((batch, block), config.mask_token_id)
         tokens[:, 0] = anchors
-        states = self.target.embedding[tokens.flatten()]
+        norms = [*(weights.input_norm for weights in self.layers), self.norm]
+        states = normed(self.target.embedding[tokens.flatten()], norms[0], self.shape.eps)
         inside = Rows(rows.slots, rows.starts, block)
         for index, weights in enumerate(self.layers):
             window = self.shape.windows[index]
@@ -123,9 +123,10 @@ class LeanDrafter:
                 self.shape,
                 causal=window is not None and config.causal_window,
                 window=window,
+                norm=norms[index + 1],
             )
-        states = F.rms_norm(states, (self.shape.hidden,), self.norm, self.shape.eps)
-        return states.view(batch, block, -1)[:, config.first_slot :]
+        hidden = rms_norm(states.rows, self.norm, self.shape.eps)
+        return hidden.view(batch, block, -1)[:, config.first_slot :]
 
     def roll_out(self, hidden: Tensor, anchors: Tensor, rows: Rows, draws: Draws) -> Tensor:
         """Base logits of all drafts, then the head, one draft after the other.
@@ -148,7 +149,7 @@ class LeanDrafter:
             draft_tokens=self.draft_tokens,
             temperature=draws.temperature,
             seeds=draws.seeds,
-            positions=rows.starts + 1,
+            positions=None if draws.temperature is None else rows.starts + 1,
         )
 
     @property
@@ -176,8 +177,3 @@ def _check_fit(config: DrafterConfig, target: LeanTarget) -> None:
             f"the drafter's heads are {config.head_dim} wide; the kernels want a power of two, 16 "
             "or more. Use the reference loop."
         )
-
-
-def _rows_from(weight: Weight, start: int) -> Tensor:
-    assert isinstance(weight, Tensor)
-    return weight[start:]

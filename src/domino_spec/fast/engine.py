@@ -154,7 +154,7 @@ class Engine:
         length = len(row.prompt)
         self.slots.open(slot, length=length, anchor=0, params=params, seed=seed)
         draws = self.slots.draws(place, sampled=params.samples, filtered=needs_filter(params))
-        chosen = draws.choose(logits.view(1, 1, -1), torch.tensor([length], device=device))
+        chosen = draws.choose(logits.view(1, 1, -1), torch.tensor([length - 1], device=device))
         self.slots.anchors[slot] = chosen[0, 0]
         return int(chosen)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from domino_spec.fast.families import Shape
 from domino_spec.fast.host_layer import run_host_layer, write
 from domino_spec.fast.kernels.attention import attend
-from domino_spec.fast.kernels.linear import linear
+from domino_spec.fast.kernels.linear import Normed, linear, linear_then_norm
 from domino_spec.fast.kernels.rotate import rotate_and_store, store
 from domino_spec.fast.kernels.runtime import on_host
 from domino_spec.fast.rows import Rows
@@ -15,7 +15,7 @@ from domino_spec.fast.weights import LayerWeights
 
 
 def run_layer(
-    states: Tensor,  # [rows * count, hidden]
+    states: Normed,  # [rows * count, hidden], by the layer's own norm
     weights: LayerWeights,
     cache: tuple[Tensor, Tensor],
     rotary: tuple[Tensor, Tensor],
@@ -24,15 +24,22 @@ def run_layer(
     *,
     causal: bool,
     window: int | None = None,
-) -> Tensor:
-    """Attention over cache and new tokens, then the MLP, each added to what came in."""
-    if on_host(states):
-        host = rows.on_host(rotary, states.dtype)
-        return run_host_layer(states, weights, cache, host, shape, causal=causal, window=window)
+    norm: Tensor,
+    out: Tensor | None = None,
+) -> Normed:
+    """Attention over cache and new tokens, then the MLP, each added to what came in.
+
+    `norm` is the one behind this layer: the next layer's, or the last one. `out` is where the
+    layer's states are wanted, if somebody taps them.
+    """
+    if on_host(states.rows):
+        host = rows.on_host(rotary, states.rows.dtype)
+        done = run_host_layer(
+            states.rows, weights, cache, host, shape, causal=causal, window=window
+        )
+        return Normed(done if out is None else out.copy_(done), norm, shape.eps)
     batch = rows.slots.shape[0]
-    qkv = linear(
-        states, weights.qkv, norm=weights.input_norm, eps=shape.eps, bias=weights.qkv_bias
-    ).view(batch, rows.count, -1)
+    qkv = linear(states, weights.qkv, bias=weights.qkv_bias).view(batch, rows.count, -1)
     keys, values = cache
     query = rotate_and_store(
         qkv, *rotary, keys, values, rows.slots, rows.starts,
@@ -42,25 +49,33 @@ def run_layer(
         query, keys, values, rows.slots, rows.starts,
         causal=causal, window=window, scale=shape.head_dim**-0.5, longest=rows.longest,
     )  # fmt: skip
-    states = linear(mixed.flatten(0, 1), weights.out, bias=weights.out_bias, residual=states)
-    gated = linear(states, weights.gate_up, norm=weights.post_norm, eps=shape.eps, gated=True)
-    return linear(gated, weights.down, residual=states)
+    states = linear_then_norm(
+        mixed.flatten(0, 1), weights.out, weights.post_norm, shape.eps,
+        bias=weights.out_bias, residual=states.rows,
+    )  # fmt: skip
+    gated = linear(states, weights.gate_up, gated=True)
+    return linear_then_norm(gated, weights.down, norm, shape.eps, residual=states.rows, out=out)
 
 
 def store_context(
-    kv: Tensor,  # [rows * count, 2 * kv heads * head_dim]: keys, values
-    k_norm: Tensor | None,
-    cache: tuple[Tensor, Tensor],
+    kv: Tensor,  # [rows * count, layers * 2 * kv heads * head_dim]: each layer's keys, values
+    k_norm: Tensor | None,  # [layers, head_dim]
+    cache: tuple[Tensor, Tensor],  # of all layers
     rotary: tuple[Tensor, Tensor],
     rows: Rows,
     shape: Shape,
 ) -> None:
-    """Keys and values alone into the cache: what a drafter's context is made of."""
-    whole = kv.view(rows.slots.shape[0], rows.count, -1)
-    if on_host(kv):
-        heads = whole.view(*whole.shape[:2], -1, shape.head_dim)
-        key, value = heads.chunk(2, dim=2)
-        write(cache, key, value, rows.on_host(rotary, kv.dtype), k_norm, shape.eps)
-    else:
-        place = (*rotary, *cache, rows.slots, rows.starts)
+    """Keys and values alone into all layers' caches: what a drafter's context is made of."""
+    keys, values = cache
+    layers = len(keys)
+    whole = kv.view(rows.slots.shape[0], rows.count, layers, -1)
+    if not on_host(kv):
+        place = (*rotary, keys, values, rows.slots, rows.starts)
         store(whole, *place, k_norm=k_norm, eps=shape.eps)
+        return
+    heads = whole.view(*whole.shape[:3], -1, shape.head_dim)
+    host = rows.on_host(rotary, kv.dtype)
+    for layer in range(layers):
+        key, value = heads[:, :, layer].chunk(2, dim=2)
+        norm = None if k_norm is None else k_norm[layer]
+        write((keys[layer], values[layer]), key, value, host, norm, shape.eps)

@@ -102,10 +102,17 @@ class Bench:
         self.engine.slots.anchors.fill_(1)
 
     def cycle_seconds(self, batch: int, depth: int) -> float:
-        """A whole cycle of so many drafts; 0 is plain decoding."""
+        """A whole cycle of so many drafts; at 0 the drafter still learns of the token."""
+        return self._seconds(batch, Plan(depth))
+
+    def plain_seconds(self, batch: int) -> float:
+        """A step of plain decoding, as an engine without a drafter takes it."""
+        return self._seconds(batch, Plan(0, alone=True))
+
+    def _seconds(self, batch: int, plan: Plan) -> float:
         self.reset()
         slots = torch.arange(batch, device=self.device)
-        return seconds_of(lambda: self.engine.cycle.run(slots, Plan(depth)), self.device)
+        return seconds_of(lambda: self.engine.cycle.run(slots, plan), self.device)
 
     def stages(self, batch: int, depth: int) -> list[Stage]:
         """The parts of a cycle, each timed alone."""
@@ -116,7 +123,7 @@ class Bench:
         anchors = torch.ones(batch, dtype=torch.long, device=self.device)
         block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
         hidden = drafter.hidden(anchors, rows)[:, :depth].clone()
-        states, tapped = (part.clone() for part in target.forward(block, rows, drafter.taps))
+        states, tapped = target.forward(block, rows, drafter.taps)
         head = nbytes([target.lm_head])
         correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
         layers = sum(weights.nbytes for weights in target.layers)
@@ -162,7 +169,8 @@ class Bench:
         """Tokens a second of the engine itself, host and all, with acceptance forced."""
         engine = self.engine
         engine.cycle.force(accepted)
-        slots, plan, tokens = list(range(batch)), Plan(depth, forced=True), 0
+        slots, tokens = list(range(batch)), 0
+        plan = Plan(depth, forced=True, alone=depth == 0)
         engine.runner.start(slots, plan)()  # captured
         self.reset()
         flights = []

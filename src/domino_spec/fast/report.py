@@ -88,9 +88,12 @@ def one_row(bench: Bench, speed: float) -> dict[str, Any]:
     """Plain steps, cycles and their stages, each with its floor."""
     depth = bench.engine.depth
     found: dict[str, Any] = {}
-    for name, drafts in (("cycle", depth), ("plain", 0)):
-        size = bench.floor_bytes(1, drafts=bool(drafts))
-        found[name] = _held(bench.cycle_seconds(1, drafts), size, speed)
+    for name, seconds in (
+        ("cycle", bench.cycle_seconds(1, depth)),
+        ("plain", bench.plain_seconds(1)),
+    ):
+        size = bench.floor_bytes(1, drafts=name == "cycle")
+        found[name] = _held(seconds, size, speed)
     found["stages"] = [
         {"name": stage.name, **_held(stage.seconds, stage.bytes, speed)}
         for stage in bench.stages(1, depth)
@@ -104,9 +107,13 @@ def _held(seconds: float, size: int, speed: float) -> dict[str, float]:
 
 
 def batch_gains(bench: Bench, batch: int, wanted: Sequence[float]) -> dict[str, Any]:
-    """Seconds by depth, and the depth that gains most where a draft is as likely as forced."""
+    """Seconds by depth, and the depth that gains most where a draft is as likely as forced.
+
+    Depth 0 is plain decoding without a drafter, against which gains are reckoned.
+    """
     limit = bench.engine.depth
-    spent = {depth: bench.cycle_seconds(batch, depth) for depth in depths(limit)}
+    spent = {0: bench.plain_seconds(batch)}
+    spent |= {depth: bench.cycle_seconds(batch, depth) for depth in depths(limit) if depth}
     gains = []
     for tokens in wanted:
         chance = geometric(tokens, limit)

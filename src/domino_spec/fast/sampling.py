@@ -28,8 +28,11 @@ class Draws:
     top_p: Tensor | None = None  # [rows]; 1 is off
     min_p: Tensor | None = None  # [rows]; 0 is off
 
-    def choose(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Tokens [rows, n] from logits [rows, n, vocabulary]; positions [rows] of the first."""
+    def choose(self, logits: Tensor, starts: Tensor) -> Tensor:
+        """Tokens [rows, n] from logits [rows, n, vocabulary] of tokens at `starts` and behind.
+
+        A choice stands one place behind the token it was made from.
+        """
         rows, count, vocabulary = logits.shape
         flat = logits.reshape(-1, vocabulary)
         if self.temperature is None:
@@ -46,7 +49,7 @@ class Draws:
                 top_p=each.top_p,
                 min_p=each.min_p,
             )
-        places = positions.unsqueeze(1) + torch.arange(count, device=positions.device)
+        places = starts.unsqueeze(1) + torch.arange(1, count + 1, device=starts.device)
         return choose(
             flat, temperature=each.temperature, seeds=each.seeds, positions=places.flatten()
         ).view(rows, count)

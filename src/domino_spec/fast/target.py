@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from domino_spec.errors import TargetError
 from domino_spec.fast.cache import SlotCache
 from domino_spec.fast.families import read_shape, rotary_table, why_not_lean
-from domino_spec.fast.kernels.linear import linear
+from domino_spec.fast.kernels.linear import Normed, linear, normed
 from domino_spec.fast.kernels.packing import Weight, packed
 from domino_spec.fast.layer import run_layer
 from domino_spec.fast.rows import Rows
@@ -55,13 +55,14 @@ class LeanTarget:
 
     def forward(
         self, tokens: Tensor, rows: Rows, taps: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Normed, Tensor]:
         """States behind the last layer [rows * count, hidden], and tapped ones side by side.
 
         `tokens` is [rows, count]; they go into the cache behind each row's start.
         """
-        states = self.embedding[tokens.flatten()]
-        tapped = states.new_empty(len(states), len(taps), self.shape.hidden)
+        norms = [*(weights.input_norm for weights in self.layers), self.norm]
+        states = normed(self.embedding[tokens.flatten()], norms[0], self.shape.eps)
+        tapped = states.rows.new_empty(len(states.rows), len(taps), self.shape.hidden)
         wanted = {layer: place for place, layer in enumerate(taps)}
         for index, weights in enumerate(self.layers):
             states = run_layer(
@@ -73,15 +74,14 @@ class LeanTarget:
                 self.shape,
                 causal=True,
                 window=self.shape.windows[index],
+                norm=norms[index + 1],
+                out=tapped[:, wanted[index]] if index in wanted else None,
             )
-            if index in wanted:
-                tapped[:, wanted[index]] = states
         return states, tapped.flatten(1)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """[n, hidden] before the last norm -> [n, vocabulary]."""
-        norm = {"norm": self.norm, "eps": self.shape.eps}
-        return linear(states, self.output, bias=self.lm_head_bias, **norm)
+    def logits(self, states: Normed) -> Tensor:
+        """[n, hidden], by the last norm -> [n, vocabulary]."""
+        return linear(states, self.output, bias=self.lm_head_bias)
 
     @property
     def nbytes(self) -> int:
@@ -103,4 +103,5 @@ class LeanTarget:
             rows = Rows(place, starts, count, longest=start + count)
             states, tapped = self.forward(part, rows, taps)
             kept.append(tapped)
-        return self.logits(states[-1:])[0], torch.cat(kept)
+        last = normed(states.rows[-1:], self.norm, self.shape.eps)
+        return self.logits(last)[0], torch.cat(kept)

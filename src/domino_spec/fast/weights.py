@@ -47,6 +47,14 @@ class LayerWeights:
         )
 
 
+def adopt_layers(layers: Iterable[Any]) -> tuple[list[LayerWeights], Tensor]:
+    """Layers whose query, key and value projections lie in one tensor [layers, rows, hidden]."""
+    layers = list(layers)
+    attentions = [layer.self_attn for layer in layers]
+    whole = join([p.weight for a in attentions for p in (a.q_proj, a.k_proj, a.v_proj)])
+    return [adopt_layer(layer) for layer in layers], whole.view(len(layers), -1, whole.shape[1])
+
+
 def adopt_layer(layer: Any) -> LayerWeights:
     """Take over a Llama-like layer of Transformers, or one of our drafter's."""
     attention, mlp = layer.self_attn, layer.mlp

@@ -4,8 +4,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from domino_spec.fast.kernels import linear as module
-from domino_spec.fast.kernels.linear import linear, linear_twin, plan
+from domino_spec.fast.kernels import few_rows, pointwise
+from domino_spec.fast.kernels.few_rows import plan
+from domino_spec.fast.kernels.linear import Normed, linear, linear_then_norm, linear_twin, normed
 from tests.fast.kernels.offline import ROOM, Case, Needs, needs
 
 EPS = 1e-6
@@ -13,10 +14,12 @@ SHAPES = [  # rows, N, K, gated: whole and ragged tiles, one and several parts
     (1, 32, 256, False),
     (5, 40, 200, False),
     (16, 24, 2048, False),
-    (17, 20, 2200, False),
+    (13, 20, 2200, False),
+    (17, 20, 200, False),
     (3, 96, 200, True),
     (2, 40, 4296, True),
-    (64, 32, 128, True),
+    (16, 64, 128, True),
+    (40, 32, 128, True),
 ]
 EXTRAS = [(), ("norm",), ("norm", "bias", "residual"), ("residual",), ("bias",)]
 
@@ -39,6 +42,13 @@ def tensors(
         "residual": normal(m, n // 2 if gated else n),
     }
     return {name: value.to(device, dtype) for name, value in made.items()}
+
+
+def fed(given: dict[str, Tensor]) -> dict[str, Tensor | Normed]:
+    """With the norm taken into x, as callers do."""
+    rest = {name: value for name, value in given.items() if name not in ("x", "norm")}
+    x = given["x"]
+    return {"x": normed(x, given["norm"], EPS) if "norm" in given else x, **rest}
 
 
 def exact(given: dict[str, Tensor], gated: bool) -> Tensor:
@@ -68,7 +78,7 @@ def test_float32_is_the_formula(
     given = {name: drawn[name] for name in ("x", "weight", *extras)}
     truth = exact(given, shape[3])
     for run in (linear, linear_twin):
-        assert error(run(**given, eps=EPS, gated=shape[3]), truth).max() < 1e-5
+        assert error(run(**fed(given), gated=shape[3]), truth).max() < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -86,8 +96,8 @@ def test_half_precision_is_the_formula_rounded(
     """
     drawn = tensors(shape, dtype, device)
     given = {name: drawn[name] for name in ("x", "weight", *extras)}
-    result = linear(**given, eps=EPS, gated=shape[3])
-    twin = linear_twin(**given, eps=EPS, gated=shape[3])
+    result = linear(**fed(given), gated=shape[3])
+    twin = linear_twin(**fed(given), gated=shape[3])
     truth = exact(given, shape[3])
     assert result.dtype == dtype
     for mine in (result, twin):
@@ -103,7 +113,7 @@ def test_twin_norms_as_transformers_does() -> None:
     norm = Qwen3RMSNorm(96, eps=EPS).to(torch.bfloat16)
     norm.weight.data = drawn["norm"]
     expected = F.linear(norm(drawn["x"]), drawn["weight"])
-    got = linear_twin(drawn["x"], drawn["weight"], norm=drawn["norm"], eps=EPS)
+    got = linear_twin(Normed(drawn["x"], drawn["norm"], EPS), drawn["weight"])
     assert torch.equal(got, expected)
 
 
@@ -111,24 +121,25 @@ def test_float16_norm_survives_products_out_of_range(device: torch.device) -> No
     drawn = tensors((2, 8, 256, False), torch.float16, device)
     given = {"x": drawn["x"].clone(), "weight": drawn["weight"], "norm": drawn["norm"] * 20}
     given["x"][:, 7] = 30000.0  # one of the huge activations that transformers have
-    assert error(linear(**given, eps=EPS), exact(given, False)).max() < 2e-3
+    assert error(linear(**fed(given)), exact(given, False)).max() < 2e-3
 
 
 def test_counters_are_left_at_zero_and_results_repeat(device: torch.device) -> None:
     shape = (4, 24, 4096, False)
     assert plan(*shape[:3], gated=False, dtype=torch.float32).split > 1
     drawn = tensors(shape, torch.float32, device)
-    first = linear(drawn["x"], drawn["weight"], norm=drawn["norm"])
+    x = normed(drawn["x"], drawn["norm"], EPS)
+    first = linear(x, drawn["weight"])
     for _ in range(2):
-        assert torch.equal(linear(drawn["x"], drawn["weight"], norm=drawn["norm"]), first)
+        assert torch.equal(linear(x, drawn["weight"]), first)
 
 
 def test_many_rows_and_crossed_strides_go_to_the_twin(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    monkeypatch.delattr(module, "_launch")
-    x, weight = torch.ones(65, 32, device=device), torch.ones(32, 16, device=device)
-    assert linear(x, weight.T.contiguous()).shape == (65, 16)
+    monkeypatch.delattr(few_rows, "launch")
+    x, weight = torch.ones(17, 32, device=device), torch.ones(32, 16, device=device)
+    assert linear(x, weight.T.contiguous()).shape == (17, 16)
     assert linear(x[:2], weight.T).shape == (2, 16)
 
 
@@ -139,6 +150,53 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
     torch.testing.assert_close(
         linear(x, weight, residual=residual), linear_twin(x, weight, residual=residual)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(5, 40, 200), (16, 24, 4096), (20, 24, 64)], ids=str)
+def test_a_product_prepares_the_norm_behind_it(
+    shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Its rows are linear's own, and the next product reads them normed, wherever they lie."""
+    drawn = tensors((*shape, False), dtype, device)
+    given = {name: drawn[name] for name in ("x", "weight", "residual")}
+    rows = linear(**given)
+    norm = (1 + torch.arange(shape[1]) / 64).to(device, dtype)
+    wide = rows.new_zeros(len(rows), 3, shape[1])
+    made = linear_then_norm(**given, norm=norm, eps=EPS, out=wide[:, 1])
+    assert torch.equal(made.rows, rows)
+    assert torch.equal(wide[:, 1], rows)
+    assert not wide[:, ::2].any()
+    behind = tensors((1, 32, shape[1], False), dtype, device)["weight"]
+    truth = exact({"x": rows, "norm": norm, "weight": behind}, False)
+    limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    assert error(linear(made, behind), truth).max() < limit
+    assert (made.weighted is not None) == few_rows.takes(shape[0])
+
+
+def test_weights_in_groups_are_one_product(device: torch.device) -> None:
+    drawn = tensors((3, 60, 64, False), torch.float32, device)
+    groups = drawn["weight"].view(3, 20, 64)[:, 4:]  # rows of each group lie together
+    truth = drawn["x"].double() @ groups.flatten(0, 1).double().T
+    assert error(linear(drawn["x"], groups), truth).max() < 1e-6
+    assert error(linear_twin(drawn["x"], groups), truth).max() < 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [64, 200])
+def test_norm_and_gate_of_many_rows_are_their_twins(
+    width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    drawn = tensors((20, 8, width, False), dtype, device)
+    pairs = (
+        (pointwise.rms_norm, pointwise.rms_norm_twin, (drawn["x"], drawn["norm"], EPS)),
+        (pointwise.gate, pointwise.gate_twin, (drawn["x"],)),
+    )
+    for kernel, twin, arguments in pairs:
+        found, expected = kernel(*arguments), twin(*arguments)
+        # Sums in another order may turn a rounding; nothing else may differ.
+        torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+        assert (found != expected).float().mean() < (0.2 if dtype == torch.float32 else 0.01)
 
 
 def test_plan_keeps_what_was_measured() -> None:
@@ -154,35 +212,36 @@ def test_plan_keeps_what_was_measured() -> None:
 
 
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-TENSORS = ("x", "weight", "norm", "bias", "residual", "out")
-NUMBERS = ("width", "x_stride", "weight_stride", "residual_stride")
+TENSORS = ("x", "weight", "bias", "residual", "out", "then", "weighted")
+NUMBERS = ("width", "x_stride", "weight_stride", "group_stride", "residual_stride", "out_stride")
 
 
 def compile_case(m: int, n: int, k: int, extras: str, dtype: torch.dtype = torch.bfloat16) -> Case:
-    flags = {name: name in extras for name in ("norm", "bias", "residual", "gated")}
+    flags = {name: name in extras for name in ("bias", "residual", "gated", "then")}
     cut = plan(m, n, k, gated=flags["gated"], dtype=dtype)
     types = {
         **dict.fromkeys(TENSORS, POINTERS[dtype]),
-        **{"parts": "*fp32", "arrivals": "*i32", "m": "i32"},
+        **{"squares": "*fp32", "sums": "*fp32", "parts": "*fp32", "arrivals": "*i32", "m": "i32"},
         **dict.fromkeys(NUMBERS, "i32"),
         "eps": "fp32",
     }
-    settings = module.constants(cut, dtype, k, **flags)
-    return Case(module.__name__, "_linear_kernel", types, settings, aligned=NUMBERS)
+    sources = 128 if "norm" in extras else 0
+    settings = few_rows.constants(cut, dtype, k, sources=sources, **flags)
+    return Case(few_rows.__name__, "_few_rows", types, settings, aligned=NUMBERS)
 
 
 @pytest.mark.parametrize(
     "case",
     [
         compile_case(16, 6144, 4096, "norm"),
-        compile_case(16, 4096, 4096, "residual"),
+        compile_case(16, 4096, 4096, "residual then"),
         compile_case(16, 24576, 4096, "norm gated"),
-        compile_case(16, 2560, 9728, "residual"),
+        compile_case(16, 2560, 9728, "residual then"),
         compile_case(16, 151936, 4096, "norm"),
         compile_case(16, 3072, 576, "norm gated"),
-        compile_case(64, 6144, 4096, "norm bias"),
-        compile_case(64, 24576, 4096, "norm gated", torch.float16),
-        compile_case(64, 960, 576, "norm", torch.float32),
+        compile_case(16, 6144, 4096, "norm bias"),
+        compile_case(16, 24576, 4096, "norm gated", torch.float16),
+        compile_case(16, 960, 576, "norm", torch.float32),
     ],
     ids=lambda case: f"{case.constants['K']}x{case.constants['COLUMNS']}",
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding.noise import noised
+from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available, usable
 from domino_spec.fast.kernels.scratch import scratch
 
@@ -111,6 +112,7 @@ def _launch(
         CHUNKS=chunks,
         DRAWS=temperature is not None,
         num_warps=8,
+        **overlap(logits),
     )
     return chosen
 
@@ -121,6 +123,7 @@ if triton_available():
 
     from domino_spec.fast.kernels.gumbel import noised_logits
     from domino_spec.fast.kernels.keys import pack, unpack_ids
+    from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
     @triton.jit
     def _choose_kernel(
@@ -136,7 +139,10 @@ if triton_available():
         CHUNK: tl.constexpr,
         CHUNKS: tl.constexpr,
         DRAWS: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
         row = tl.program_id(0)
         chunk = tl.program_id(1)
         token = chunk * CHUNK + tl.arange(0, CHUNK)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from domino_spec.drafter.heads import DominoHead
 from domino_spec.fast.kernels.gumbel import Noise
+from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available
 
 if triton_available():
@@ -24,6 +25,7 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.fast.kernels.gumbel import noised_logits
+    from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
 MAX_ROWS = 8
 TILE = 32
@@ -67,6 +69,7 @@ def launch(
         "PREFIX": prefix,
         "NOISE": noise is not None,
     }
+    together = overlap(hidden)
     for step in range(depth):
         # The last state carries nothing on, and a draft of the prefix needs no scores; but some
         # program must write down the draft before.
@@ -92,8 +95,9 @@ def launch(
             TILE=TILE,
             num_warps=8,
             **shapes,
+            **together,
         )
-    _last[(rows,)](*choice, depth, num_warps=1, **shapes)
+    _last[(rows,)](*choice, depth, num_warps=1, **shapes, **together)
     return drafts
 
 
@@ -177,8 +181,10 @@ if triton_available():
         TILES_PADDED: tl.constexpr,
         PREFIX: tl.constexpr,
         NOISE: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """Choose draft step - 1, read it, and one program's share of the products behind it."""
+        let_next_come(OVERLAP)
         program, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
         lane = tl.arange(0, SIZE_PADDED)
@@ -196,6 +202,7 @@ if triton_available():
         weight = tl.load(
             source[:, None] + lane[None, :], mask=there[:, None] & within[None, :], other=0.0
         )
+        wait_for_last(OVERLAP)
         candidate = tl.arange(0, COUNT_PADDED)
         scored = (candidate < COUNT) & ranks
         column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
@@ -256,8 +263,11 @@ if triton_available():
         TILES_PADDED: tl.constexpr,
         PREFIX: tl.constexpr,
         NOISE: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """Choose the last draft."""
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
         row = tl.program_id(0)
         _, token = _choose(
             row, depth - 1, depth, base, scores, tokens, temperature, seeds, positions,

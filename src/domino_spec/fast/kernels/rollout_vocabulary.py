@@ -15,6 +15,7 @@ from torch import Tensor
 
 from domino_spec.drafter.heads import DominoHead
 from domino_spec.fast.kernels.gumbel import Noise
+from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available
 
 if triton_available():
@@ -22,6 +23,7 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.fast.kernels.gumbel import noised_logits
+    from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
 MAX_ROWS = 2
 PROGRAMS = 264
@@ -57,6 +59,7 @@ def launch(
     drawn = (None, None, None) if noise is None else noise
     choice = (values, columns, draft_tokens, drafts)
     shapes = {"PROGRAMS": programs, "PROGRAMS_PADDED": triton.next_power_of_2(programs)}
+    together = overlap(hidden)
     head_shapes = {
         "TILES": tiles,
         "RANK": rank,
@@ -83,6 +86,7 @@ def launch(
             num_warps=4,
             **head_shapes,
             **shapes,
+            **together,
         )
         _score[(programs, rows)](
             head.output_weight,
@@ -103,8 +107,9 @@ def launch(
             num_warps=4,
             PROGRAMS=programs,
             **head_shapes,
+            **together,
         )
-    _last[(rows,)](*choice, depth, vocabulary, num_warps=1, **shapes)
+    _last[(rows,)](*choice, depth, vocabulary, num_warps=1, **shapes, **together)
     return drafts
 
 
@@ -185,8 +190,11 @@ if triton_available():
         RANK_PADDED: tl.constexpr,
         PROGRAMS: tl.constexpr,
         PROGRAMS_PADDED: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """Some elements of the state after the last draft, and their part of W1 · state."""
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
         tile, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
         token = tl.load(anchor_tokens + row)
@@ -248,8 +256,11 @@ if triton_available():
         RANK: tl.constexpr,
         RANK_PADDED: tl.constexpr,
         PROGRAMS: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """The best of every PROGRAMS-th block of the vocabulary."""
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
         program, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
         ranks = tl.arange(0, RANK_PADDED)
@@ -306,8 +317,11 @@ if triton_available():
         vocabulary,
         PROGRAMS: tl.constexpr,
         PROGRAMS_PADDED: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """Write down the last draft."""
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
         slot = tl.program_id(0) * depth + depth - 1
         token = _chosen(slot, values, columns, draft_tokens, vocabulary, PROGRAMS, PROGRAMS_PADDED)
         tl.store(drafts + slot, token)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available, usable
 
 
@@ -33,20 +34,25 @@ def rotate_and_store(
 
 
 def store(
-    kv: Tensor,  # [rows, n, 2 * kv heads * head_dim]: key heads, value heads
+    kv: Tensor,  # [rows, n, layers, 2 * kv heads * head_dim]: key heads, value heads
     cos: Tensor,
     sin: Tensor,
-    keys: Tensor,
+    keys: Tensor,  # [layers, slots, kv heads, capacity, head_dim]
     values: Tensor,
     slots: Tensor,
     starts: Tensor,
     *,
-    k_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,  # [layers, head_dim]
     eps: float = 0.0,
 ) -> None:
-    """Keys and values alone: what a drafter's context is made of."""
-    apply = _launch if usable(kv) else twin
-    apply(kv, cos, sin, keys, values, slots, starts, 0, None, k_norm, eps)
+    """Keys and values alone, of several layers at once: what a drafter's context is made of."""
+    if usable(kv):
+        _launch(kv.flatten(2), cos, sin, keys, values, slots, starts, 0, None, k_norm, eps)
+        return
+    for layer in range(len(keys)):
+        norm = None if k_norm is None else k_norm[layer]
+        part = kv[:, :, layer].contiguous()
+        twin(part, cos, sin, keys[layer], values[layer], slots, starts, 0, None, norm, eps)
 
 
 def twin(
@@ -114,16 +120,19 @@ def _launch(
     eps: float,
 ) -> Tensor:
     rows, n, width = qkv.shape
-    kv_heads, capacity, head_dim = keys.shape[1:]
-    assert width == (heads + 2 * kv_heads) * head_dim
+    if keys.dim() == 4:
+        keys, values = keys.unsqueeze(0), values.unsqueeze(0)
+    layers, _, kv_heads, capacity, head_dim = keys.shape
+    assert width == layers * (heads + 2 * kv_heads) * head_dim
+    assert layers == 1 or not heads
     assert not heads or (q_norm is None) == (k_norm is None)
     assert keys.stride() == values.stride()
-    assert keys.stride()[2:] == (head_dim, 1)
+    assert keys.stride()[3:] == (head_dim, 1)
     assert qkv.is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     query = qkv.new_empty(rows, n, heads, head_dim)
-    _rotate[(rows * n, heads + 2 * kv_heads)](
+    _rotate[(rows * n, heads + 2 * kv_heads, layers)](
         qkv,
         cos,
         sin,
@@ -139,6 +148,8 @@ def _launch(
         cos.shape[0],
         keys.stride(0),
         keys.stride(1),
+        keys.stride(2),
+        width,
         eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -146,6 +157,7 @@ def _launch(
         HALF=head_dim // 2,
         HALF_PADDED=triton.next_power_of_2(head_dim // 2),
         num_warps=1,
+        **overlap(qkv),
     )
     return query
 
@@ -153,6 +165,8 @@ def _launch(
 if triton_available():
     import triton
     import triton.language as tl
+
+    from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
     @triton.jit
     def _times(left, right, DTYPE: tl.constexpr):
@@ -174,22 +188,27 @@ if triton_available():
         n,
         capacity,
         table_size,
+        layer_stride,
         slot_stride,
         head_stride,
+        width,
         eps,
         HEADS: tl.constexpr,
         KV_HEADS: tl.constexpr,
         NORMED: tl.constexpr,
         HALF: tl.constexpr,
         HALF_PADDED: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """One program for one head of one token; its two halves are [HALF] each."""
-        token, head = tl.program_id(0), tl.program_id(1)
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
+        token, head, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = token // n
         dtype = qkv.dtype.element_ty
         lane = tl.arange(0, HALF_PADDED)
         inside = lane < HALF
-        source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * 2 * HALF + lane
+        source = qkv + token * width + (layer * 2 * KV_HEADS + head) * 2 * HALF + lane
         first = tl.load(source, mask=inside, other=0.0)
         second = tl.load(source + HALF, mask=inside, other=0.0)
         position = tl.load(starts + row) + token % n
@@ -197,7 +216,7 @@ if triton_available():
             if NORMED:
                 norm = q_norm
                 if head >= HEADS:
-                    norm = k_norm
+                    norm = k_norm + layer * 2 * HALF
                 wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
                 squares = tl.sum(wide_first * wide_first + wide_second * wide_second)
                 scale = tl.rsqrt(squares / (2 * HALF) + eps)
@@ -216,7 +235,8 @@ if triton_available():
             tl.store(target, first, mask=inside)
             tl.store(target + HALF, second, mask=inside)
         else:
-            place = tl.load(slots + row) * slot_stride + position * 2 * HALF + lane
+            place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
+            place += position * 2 * HALF + lane
             inside = inside & (position < capacity)
             if head < HEADS + KV_HEADS:
                 target = keys + place + (head - HEADS) * head_stride

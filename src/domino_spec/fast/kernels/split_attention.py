@@ -14,12 +14,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available
 
 PROGRAMS = 132
 """How many programs to aim at: the multiprocessors of an H200."""
 MAX_SPLITS = 32
-BLOCK = 64
+BLOCK = 128
 """Positions a program reads at once."""
 JOINED_BY_LAST = 16384
 """Up to so many numbers in the parts of a kv head the last program joins them."""
@@ -69,6 +70,7 @@ def launch(
         "BLOCK": block,
         "SPLITS": splits,
         "WINDOWED": window is not None,
+        **overlap(query),
     }
     queries = triton.next_power_of_2(n * group)
     _attend[(splits, kv_heads, rows)](
@@ -126,6 +128,8 @@ def _counters(device: torch.device) -> Tensor:
 if triton_available():
     import triton
     import triton.language as tl
+
+    from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
     @triton.jit
     def _stretches(
@@ -212,8 +216,10 @@ if triton_available():
         BLOCK: tl.constexpr,
         SPLITS: tl.constexpr,
         WINDOWED: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """One program for one split of one kv head of one row."""
+        wait_for_last(OVERLAP)
         split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
         end, first, each, used = _stretches(start, n, capacity, window, BLOCK, SPLITS, WINDOWED)
@@ -263,6 +269,7 @@ if triton_available():
             mix = tl.dot(weight.to(value.dtype), value, mix, input_precision="ieee")
             top = higher
 
+        let_next_come(OVERLAP)
         if used == 1:
             mix = mix / tl.where(total > 0, total, 1.0)[:, None]
             tl.store(
@@ -310,8 +317,11 @@ if triton_available():
         BLOCK: tl.constexpr,
         SPLITS: tl.constexpr,
         WINDOWED: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         """One program for TILE queries of one kv head of one row."""
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
         _, _, _, used = _stretches(start, n, capacity, window, BLOCK, SPLITS, WINDOWED)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.fast.kernels.keys import pack_twin, unpack_twin
+from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available, usable
 from domino_spec.fast.kernels.scratch import scratch
 
@@ -67,6 +68,7 @@ def _launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         KEPT=kept,
         CHUNKS=chunks,
         num_warps=8,
+        **overlap(logits),
     )
     return values, ids
 
@@ -76,6 +78,7 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.fast.kernels.keys import pack, unpack_ids, unpack_scores
+    from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
     @triton.jit
     def _best_of_chunk(scores, start, inside, CHUNK: tl.constexpr, KEPT: tl.constexpr):
@@ -107,7 +110,10 @@ if triton_available():
         CHUNK: tl.constexpr,
         KEPT: tl.constexpr,
         CHUNKS: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
         row = tl.program_id(0)
         chunk = tl.program_id(1)
         token = chunk * CHUNK + tl.arange(0, CHUNK)

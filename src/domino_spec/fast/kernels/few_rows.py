@@ -1,0 +1,299 @@
+"""The product of few rows with a weight: a kernel that reads the weight once, at full speed.
+
+Each program owns some columns of the result and streams its rows of the weight through a deep
+pipeline of copies; where columns are too few to keep the GPU busy, several programs share K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.fast.kernels.pointwise import shrink
+from domino_spec.fast.kernels.runtime import triton_available
+from domino_spec.fast.kernels.scratch import scratch
+
+MOST_ROWS = 16
+"""Above this the vendor's library does better on an H200."""
+
+
+def takes(rows: int) -> bool:
+    """Whether so many rows are few."""
+    return 1 <= rows <= MOST_ROWS
+
+
+def padded(rows: int) -> int:
+    """Rows of a program's tile."""
+    return 16 if rows <= 16 else 32 if rows <= 32 else 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one shape is cut up."""
+
+    rows: int  # of x a program takes: 16, 32 or 64
+    columns: int  # of the result a program owns
+    depth: int  # of K, a step of the pipeline
+    stages: int  # steps on their way at a time
+    split: int  # programs that share K
+
+
+def plan(m: int, n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
+    """A rule through what was fastest on an H200 (132 processors; 16 rows, bfloat16).
+
+    There, 64 rows of the weight a program were best from N = 6144 on, 32 below. 96 programs with
+    six steps on their way read 3.2 TB/s; from two programs a processor on, four steps do and leave
+    room for both. A long K is worth sharing until about 200 programs run.
+    """
+    owned = 16 if n < 2048 else 32 if n < 6144 else 64  # rows of the weight a program reads
+    depth = 128
+    if dtype == torch.float32:  # no tensor cores: smaller tiles, for the registers' sake
+        owned, depth = min(owned, 32), 32
+    columns = max(16, owned // 2) if gated else owned
+    programs = -(-(n // 2 if gated else n) // columns)
+    enough = 200 if k >= 8192 else 96
+    split = 1
+    while programs * split < enough and split < 4 and k // (2 * split) >= 8 * depth:
+        split *= 2
+    stages = 4 if owned == 64 and programs * split >= 264 else 6
+    return Plan(padded(m), columns, depth, stages, split)
+
+
+def launch(
+    x: Tensor,  # [m, K]
+    squares: Tensor | None,  # [sources, padded m]: divide by the norm they make
+    eps: float,
+    weight: Tensor,  # [N, K] or [groups, n, K]
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    then: Tensor | None = None,  # [N]: the next norm's weights
+    out: Tensor | None = None,  # [m, width]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The result, and with `then` also the result times it, and its rows' sums of squares."""
+    m, k = x.shape
+    group = weight.shape[-2]
+    n = group * (weight.shape[0] if weight.dim() == 3 else 1)
+    width = n // 2 if gated else n
+    cut = plan(m, n, k, gated=gated, dtype=x.dtype)
+    tiles = -(-width // cut.columns)
+    if out is None:
+        out = x.new_empty(m, width)
+    weighted, sums = None, None
+    if then is not None:
+        weighted = x.new_empty(m, width)
+        sums = x.new_empty(tiles, cut.rows, dtype=torch.float32)
+    # A part is one or two tiles of sums.
+    part = cut.rows * cut.columns * (2 if gated else 1)
+    parts, arrivals = (
+        scratch(x.device, parts=tiles * cut.split * part, counters=tiles)
+        if cut.split > 1
+        else (out, out)
+    )
+    _few_rows[(tiles, cut.split)](
+        x,
+        weight,
+        x if squares is None else squares,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        out,
+        x if then is None else then,
+        out if weighted is None else weighted,
+        out if sums is None else sums,
+        parts,
+        arrivals,
+        m,
+        width,
+        x.stride(0),
+        weight.stride(-2),
+        weight.stride(0) if weight.dim() == 3 else 0,
+        0 if residual is None else residual.stride(0),
+        out.stride(0),
+        eps,
+        **constants(
+            cut,
+            x.dtype,
+            k,
+            sources=0 if squares is None else len(squares),
+            group=group if weight.dim() == 3 else 0,
+            bias=bias is not None,
+            residual=residual is not None,
+            gated=gated,
+            then=then is not None,
+        ),
+        num_warps=4,
+    )
+    return out, weighted, sums
+
+
+def constants(
+    cut: Plan,
+    dtype: torch.dtype,
+    k: int,
+    *,
+    sources: int = 0,
+    group: int = 0,
+    bias: bool = False,
+    residual: bool = False,
+    gated: bool = False,
+    then: bool = False,
+) -> dict[str, Any]:
+    """What the kernel is compiled for."""
+    return {
+        "ROWS": cut.rows,
+        "COLUMNS": cut.columns,
+        "DEPTH": cut.depth,
+        "STAGES": cut.stages,
+        "SPLIT": cut.split,
+        "K": k,
+        "SOURCES": sources,
+        "SOURCES_PADDED": 1 << max(sources - 1, 0).bit_length(),
+        "GROUP": group,
+        "BIAS": bias,
+        "RESIDUAL": residual,
+        "GATED": gated,
+        "THEN": then,
+        "SHRINK": shrink(dtype),
+    }
+
+
+if triton_available():
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def _rounded(values, like):
+        """As the twin's next operation would see them."""
+        return values.to(like.dtype.element_ty).to(tl.float32)
+
+    @triton.jit
+    def _slab(rows, at, K: tl.constexpr, EVEN: tl.constexpr, POLICY: tl.constexpr):
+        """The next DEPTH numbers of each row; past its end, zeros."""
+        if EVEN:
+            return tl.load(rows + at, eviction_policy=POLICY)
+        else:  # noqa: RET505 - Triton must not look at both
+            return tl.load(rows + at, mask=at < K, other=0.0, eviction_policy=POLICY)
+
+    @triton.jit(do_not_specialize=["m"])
+    def _few_rows(
+        x,
+        weight,
+        squares,  # [SOURCES, ROWS]
+        bias,
+        residual,
+        out,
+        then,
+        weighted,  # [m, width]
+        sums,  # [tiles, ROWS]
+        parts,  # [tiles, SPLIT, ROWS * (COLUMNS or 2 * COLUMNS)] float32
+        arrivals,  # [tiles]
+        m,
+        width,
+        x_stride,
+        weight_stride,
+        group_stride,
+        residual_stride,
+        out_stride,
+        eps,
+        ROWS: tl.constexpr,
+        COLUMNS: tl.constexpr,
+        DEPTH: tl.constexpr,
+        STAGES: tl.constexpr,
+        SPLIT: tl.constexpr,
+        K: tl.constexpr,
+        SOURCES: tl.constexpr,
+        SOURCES_PADDED: tl.constexpr,
+        GROUP: tl.constexpr,
+        BIAS: tl.constexpr,
+        RESIDUAL: tl.constexpr,
+        GATED: tl.constexpr,
+        THEN: tl.constexpr,
+        SHRINK: tl.constexpr,
+    ):
+        tile = tl.program_id(0)
+        share = tl.program_id(1)
+        row = tl.arange(0, ROWS)
+        column = tile * COLUMNS + tl.arange(0, COLUMNS)
+        depth = tl.arange(0, DEPTH)
+        # Rows of x past the end are masked: to read the last one again would be sixteen reads of
+        # the same lines by all programs at once, and one row would cost more than sixteen. Columns
+        # past the end are read again and thrown away.
+        live = (row < m)[:, None]
+        x_rows = x + row[:, None] * x_stride
+        own = tl.minimum(column, width - 1).to(tl.int64)[:, None]
+        if GROUP > 0:
+            first_rows = weight + own // GROUP * group_stride + own % GROUP * weight_stride
+        else:
+            first_rows = weight + own * weight_stride
+        second_rows = weight + (own + width) * weight_stride
+
+        first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # the result, or the gate
+        second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # up, when gated
+        STEPS: tl.constexpr = tl.cdiv(K, DEPTH * SPLIT)
+        EVEN: tl.constexpr = K % (DEPTH * SPLIT) == 0
+        if SOURCES > 0:  # asked for now, added up behind the loop
+            source = tl.arange(0, SOURCES_PADDED)[:, None]
+            pieces = tl.load(
+                squares + source * ROWS + row[None, :], mask=source < SOURCES, other=0.0
+            )
+        for step in tl.range(0, STEPS, num_stages=STAGES):
+            at = ((share * STEPS + step) * DEPTH + depth)[None, :]
+            fed = tl.load(
+                x_rows + at, mask=live & (at < K), other=0.0, eviction_policy="evict_last"
+            )
+            streamed = _slab(first_rows, at, K, EVEN, "evict_first")
+            first = tl.dot(fed, streamed.T, first, input_precision="ieee")
+            if GATED:
+                streamed = _slab(second_rows, at, K, EVEN, "evict_first")
+                second = tl.dot(fed, streamed.T, second, input_precision="ieee")
+
+        if SPLIT > 1:
+            SUMS: tl.constexpr = ROWS * COLUMNS
+            PART: tl.constexpr = 2 * SUMS if GATED else SUMS
+            within = row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+            group = parts + tile.to(tl.int64) * SPLIT * PART
+            mine = group + share * PART
+            tl.store(mine + within, first)
+            if GATED:
+                tl.store(mine + SUMS + within, second)
+            tl.debug_barrier()  # every thread has written before one of them says so
+            if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") < SPLIT - 1:
+                return
+            first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+            second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+            for other in tl.static_range(SPLIT):
+                part = group + other * PART
+                first += tl.load(part + within, cache_modifier=".cg")
+                if GATED:
+                    second += tl.load(part + SUMS + within, cache_modifier=".cg")
+            tl.store(arrivals + tile, 0)
+
+        if SOURCES > 0:
+            total = tl.sum(pieces, axis=0)
+            scale = tl.rsqrt(tl.where(row < m, total / K, 1.0) + eps) / SHRINK
+            first = first * scale[:, None]
+            second = second * scale[:, None]
+        if BIAS:
+            first += tl.load(bias + column, mask=column < width, other=0.0)[None, :]
+            if GATED:
+                second += tl.load(bias + width + column, mask=column < width, other=0.0)[None, :]
+        result = _rounded(first, out)
+        if GATED:
+            gate = _rounded(result * tl.sigmoid(result), out)
+            result = _rounded(gate * _rounded(second, out), out)
+        inside = (row < m)[:, None] & (column < width)[None, :]
+        if RESIDUAL:
+            at = row[:, None] * residual_stride + column[None, :]
+            result += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+        kept = result.to(out.dtype.element_ty)
+        tl.store(out + row[:, None] * out_stride + column[None, :], kept, mask=inside)
+        if THEN:
+            wide = tl.where(inside, kept.to(tl.float32), 0.0)
+            ahead = tl.load(then + column, mask=column < width, other=0.0).to(tl.float32)
+            ahead = (wide * (ahead * SHRINK)[None, :]).to(out.dtype.element_ty)
+            tl.store(weighted + row[:, None] * width + column[None, :], ahead, mask=inside)
+            tl.store(sums + tile * ROWS + row, tl.sum(wide * wide, axis=1))

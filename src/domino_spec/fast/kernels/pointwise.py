@@ -1,0 +1,132 @@
+"""What stands between products: norms and gates, where no product can take them along."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from domino_spec.fast.kernels.overlap import overlap
+from domino_spec.fast.kernels.runtime import triton_available, usable
+
+_WIDEST = 16384
+"""Numbers of a row that a program can hold."""
+_CHUNK = 1024
+
+
+def shrink(dtype: torch.dtype) -> float:
+    """A factor that keeps rows times a norm's weights within the type's range."""
+    return 1 / 64 if dtype == torch.float16 else 1.0
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Each row of [m, width] by its root mean square, times the weight [width]."""
+    if usable(x) and x.is_contiguous() and x.shape[1] <= _WIDEST and len(x):
+        out = torch.empty_like(x)
+        size = triton.next_power_of_2(x.shape[1])
+        warps = min(max(size // 512, 1), 8)
+        _norm[(len(x),)](x, weight, out, x.shape[1], eps, SIZE=size, num_warps=warps, **overlap(x))
+        return out
+    return rms_norm_twin(x, weight, eps)
+
+
+def rms_norm_twin(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """What `rms_norm` computes, rounded as Transformers' modules would."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def weigh(x: Tensor, weight: Tensor, *, padded: int) -> tuple[Tensor, Tensor]:
+    """Rows [m, width] times `shrink` and the weight, and their sums of squares [1, padded]."""
+    out = x.new_empty(x.shape)
+    sums = x.new_empty(1, padded, dtype=torch.float32)
+    if not usable(x):
+        sums[0, : len(x)] = x.float().square().sum(dim=1)
+        return (x.float() * (weight.float() * shrink(x.dtype))).to(x.dtype), sums
+    size = triton.next_power_of_2(x.shape[1])
+    _weigh[(len(x),)](
+        x, weight, out, sums, x.shape[1], x.stride(0), SIZE=size, SHRINK=shrink(x.dtype),
+        num_warps=min(max(size // 512, 1), 8), **overlap(x),
+    )  # fmt: skip
+    return out, sums
+
+
+def gate(x: Tensor) -> Tensor:
+    """silu of the first half of each row of [m, 2 * width], times the second half."""
+    if usable(x) and x.is_contiguous() and len(x):
+        width = x.shape[1] // 2
+        out = x.new_empty(len(x), width)
+        _gate[(len(x), triton.cdiv(width, _CHUNK))](
+            x, out, width, CHUNK=_CHUNK, num_warps=4, **overlap(x)
+        )
+        return out
+    return gate_twin(x)
+
+
+def gate_twin(x: Tensor) -> Tensor:
+    """What `gate` computes."""
+    first, second = x.chunk(2, dim=-1)
+    return F.silu(first) * second
+
+
+if triton_available():
+    import triton
+    import triton.language as tl
+
+    from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
+
+    @triton.jit
+    def _norm(x, weight, out, width, eps, SIZE: tl.constexpr, OVERLAP: tl.constexpr):
+        """One program for one row."""
+        let_next_come(OVERLAP)
+        lane = tl.arange(0, SIZE)
+        inside = lane < width
+        scale = tl.load(weight + lane, mask=inside, other=0.0)
+        wait_for_last(OVERLAP)
+        row = tl.program_id(0).to(tl.int64) * width
+        wide = tl.load(x + row + lane, mask=inside, other=0.0).to(tl.float32)
+        wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+        kind = out.dtype.element_ty
+        # One rounding before the weight, as the twin's.
+        result = wide.to(kind).to(tl.float32) * scale.to(tl.float32)
+        tl.store(out + row + lane, result.to(kind), mask=inside)
+
+    @triton.jit
+    def _weigh(
+        x,
+        weight,
+        out,
+        sums,
+        width,
+        stride,
+        SIZE: tl.constexpr,
+        SHRINK: tl.constexpr,
+        OVERLAP: tl.constexpr,
+    ):
+        """One program for one row."""
+        let_next_come(OVERLAP)
+        lane = tl.arange(0, SIZE)
+        inside = lane < width
+        scale = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32) * SHRINK
+        wait_for_last(OVERLAP)
+        row = tl.program_id(0)
+        wide = tl.load(x + row.to(tl.int64) * stride + lane, mask=inside, other=0.0).to(tl.float32)
+        tl.store(sums + row, tl.sum(wide * wide, axis=0))
+        place = out + row.to(tl.int64) * width + lane
+        tl.store(place, (wide * scale).to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _gate(x, out, width, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):
+        """One program for a chunk of one row."""
+        let_next_come(OVERLAP)
+        wait_for_last(OVERLAP)
+        row = tl.program_id(0).to(tl.int64)
+        lane = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+        inside = lane < width
+        first = tl.load(x + row * 2 * width + lane, mask=inside, other=0.0).to(tl.float32)
+        second = tl.load(x + row * 2 * width + width + lane, mask=inside, other=0.0)
+        kind = out.dtype.element_ty
+        opened = (first * tl.sigmoid(first)).to(kind).to(tl.float32)
+        result = opened * second.to(tl.float32)
+        tl.store(out + row * width + lane, result.to(kind), mask=inside)
