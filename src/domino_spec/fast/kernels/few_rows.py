@@ -44,21 +44,21 @@ class Plan:
 def plan(m: int, n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
     """A rule through what was fastest on an H200 (132 processors; 16 rows, bfloat16).
 
-    There, 64 rows of the weight a program were best from N = 6144 on, 32 below. 96 programs with
-    six steps on their way read 3.2 TB/s; from two programs a processor on, four steps do and leave
-    room for both. A long K is worth sharing until about 200 programs run.
+    Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
+    96 programs with six steps on their way, or several programs a processor with fewer steps each.
+    Narrow ones share K among up to four programs, about two a processor.
     """
-    owned = 16 if n < 2048 else 32 if n < 6144 else 64  # rows of the weight a program reads
+    wide = n >= 6144
+    owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
     depth = 128
     if dtype == torch.float32:  # no tensor cores: smaller tiles, for the registers' sake
         owned, depth = min(owned, 32), 32
     columns = max(16, owned // 2) if gated else owned
     programs = -(-(n // 2 if gated else n) // columns)
-    enough = 200 if k >= 8192 else 96
     split = 1
-    while programs * split < enough and split < 4 and k // (2 * split) >= 8 * depth:
+    while not wide and programs * split < 192 and split < 4 and k // (2 * split) >= 8 * depth:
         split *= 2
-    stages = 4 if owned == 64 and programs * split >= 264 else 6
+    stages = 3 if gated else 4 if split > 1 or programs >= 264 else 6
     return Plan(padded(m), columns, depth, stages, split)
 
 

@@ -119,8 +119,8 @@ if triton_available():
     @triton.jit
     def _gate(x, out, width, CHUNK: tl.constexpr, OVERLAP: tl.constexpr):
         """One program for a chunk of one row."""
-        let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
+        let_next_come(OVERLAP)
         row = tl.program_id(0).to(tl.int64)
         lane = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
         inside = lane < width

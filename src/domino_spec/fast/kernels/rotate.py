@@ -201,8 +201,8 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """One program for one head of one token; its two halves are [HALF] each."""
-        let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
+        let_next_come(OVERLAP)
         token, head, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         row = token // n
         dtype = qkv.dtype.element_ty

@@ -1,6 +1,6 @@
 """The kernels of `attention`: one kv head's queries over stretches of the context, then joined.
 
-A program takes one kv head of one row with all its queries and one stretch of the row's positions.
+A program takes some queries of one kv head of one row and one stretch of the row's positions.
 How many programs there are follows from shapes alone, so that a captured graph serves any length;
 how long their stretches are follows from the row's length, so that short contexts use all of them
 too. With few queries the program that finishes last joins the parts; with many, the parts are too
@@ -20,6 +20,8 @@ from domino_spec.fast.kernels.runtime import triton_available
 PROGRAMS = 132
 """How many programs to aim at: the multiprocessors of an H200."""
 MAX_SPLITS = 32
+TILE = 64
+"""Queries (tokens times query heads of a kv head) that a program takes."""
 BLOCK = 128
 """Positions a program reads at once."""
 JOINED_BY_LAST = 16384
@@ -40,22 +42,26 @@ def launch(
     window: int | None,
     scale: float,
     block: int = BLOCK,
+    tile: int = TILE,
     splits: int | None = None,
     joined_by_last: bool | None = None,
 ) -> Tensor:
-    """The kernels; the last three arguments are what shapes decide in production."""
+    """The kernels; the last four arguments are what shapes decide in production."""
     rows, n, heads, head_dim = query.shape
     kv_heads, capacity = keys.shape[1:3]
     group = heads // kv_heads
     assert query.is_contiguous()
     assert keys.stride() == values.stride()
     assert keys.stride()[2:] == (head_dim, 1)
+    queries = triton.next_power_of_2(n * group)
+    live = min(queries, tile)
+    tiles = triton.cdiv(n * group, live)
     if splits is None:
-        splits = min(PROGRAMS // (rows * kv_heads), -(-capacity // block), MAX_SPLITS)
+        splits = min(PROGRAMS // (rows * kv_heads * tiles), -(-capacity // block), MAX_SPLITS)
         splits = 1 << max(splits, 1).bit_length() - 1
     if joined_by_last is None:
-        parts_fit = triton.next_power_of_2(n * group) * splits * head_dim <= JOINED_BY_LAST
-        joined_by_last = parts_fit and rows * kv_heads <= _COUNTERS
+        parts_fit = live * splits * head_dim <= JOINED_BY_LAST
+        joined_by_last = parts_fit and rows * kv_heads * tiles <= _COUNTERS
 
     # Each split's mix before division, its highest score and its sum of weights.
     wide = torch.float32
@@ -72,8 +78,7 @@ def launch(
         "WINDOWED": window is not None,
         **overlap(query),
     }
-    queries = triton.next_power_of_2(n * group)
-    _attend[(splits, kv_heads, rows)](
+    _attend[(splits, kv_heads * tiles, rows)](
         query,
         keys,
         values,
@@ -91,16 +96,17 @@ def launch(
         keys.stride(1),
         scale,
         CAUSAL=causal,
-        QUERIES=max(queries, 16),
-        LIVE=queries,
+        TILES=tiles,
+        QUERIES=max(live, 16),
+        LIVE=live,
         JOINED=joined_by_last,
-        num_warps=8 if queries > 64 else 4,
+        num_warps=8 if live > 64 else 4,
         num_stages=3,
         **shapes,
     )
     if splits > 1 and not joined_by_last:
-        tile = max(1, min(queries, JOINED_AT_ONCE // (splits * head_dim)))
-        _join[(triton.cdiv(n * group, tile), kv_heads, rows)](
+        joined = max(1, min(queries, JOINED_AT_ONCE // (splits * head_dim)))
+        _join[(triton.cdiv(n * group, joined), kv_heads, rows)](
             starts,
             mixed,
             parts,
@@ -109,7 +115,7 @@ def launch(
             n,
             capacity,
             window or 0,
-            TILE=tile,
+            TILE=joined,
             num_warps=4,
             **shapes,
         )
@@ -207,6 +213,7 @@ if triton_available():
         head_stride,
         scale,
         CAUSAL: tl.constexpr,
+        TILES: tl.constexpr,
         QUERIES: tl.constexpr,
         LIVE: tl.constexpr,
         JOINED: tl.constexpr,
@@ -218,17 +225,18 @@ if triton_available():
         WINDOWED: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
-        """One program for one split of one kv head of one row."""
+        """One program for one split of one tile of queries of one kv head of one row."""
         wait_for_last(OVERLAP)
-        split, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        split, row = tl.program_id(0), tl.program_id(2)
+        head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
         start = tl.load(starts + row).to(tl.int32)
         end, first, each, used = _stretches(start, n, capacity, window, BLOCK, SPLITS, WINDOWED)
         if split >= used:
             return
         count = n * GROUP
         lane = tl.arange(0, HEAD_DIM)
-        index = tl.arange(0, QUERIES)
-        live = index < count
+        index = tile * LIVE + tl.arange(0, QUERIES)
+        live = (index < count) & (tl.arange(0, QUERIES) < LIVE)
         place = _places(row, head, index, n, KV_HEADS, GROUP)
         asked = tl.load(
             query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
@@ -286,10 +294,10 @@ if triton_available():
         if JOINED:
             # All threads' parts are written before the one atomic that says so.
             tl.debug_barrier()
-            counter = counters + row * KV_HEADS + head
+            counter = counters + (row * KV_HEADS + head) * TILES + tile
             if tl.atomic_add(counter, 1, sem="acq_rel") == used - 1:
                 tl.store(counter, 0)
-                few = tl.arange(0, LIVE)
+                few = tile * LIVE + tl.arange(0, LIVE)
                 all_mix = _joined(
                     parts, highest, totals, origin, few, count, used, HEAD_DIM, SPLITS
                 )
@@ -320,8 +328,8 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """One program for TILE queries of one kv head of one row."""
-        let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
+        let_next_come(OVERLAP)
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
         _, _, _, used = _stretches(start, n, capacity, window, BLOCK, SPLITS, WINDOWED)
