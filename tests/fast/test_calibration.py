@@ -5,7 +5,8 @@ import json
 import pytest
 
 from domino_spec.fast import calibration
-from domino_spec.fast.calibration import adapt_depth, cache_folder
+from domino_spec.fast.calibration import adapt_depth
+from domino_spec.fast.kept import cache_folder
 from domino_spec.fast.policy import DepthPolicy, depths
 from tests.fast.runs import make_engine, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
