@@ -50,6 +50,14 @@ def test_a_spoiled_file_is_measured_again(cache, spoiled):
     assert json.loads(path.read_text()).keys() == {"1"}
 
 
+def test_a_busy_moment_is_not_believed(cache, monkeypatch):
+    """Whoever else worked on the machine made a shallow cycle dearer than a deep one."""
+    busy = {0: 9.0, 1: 2.0, 2: 7.0, 3: 3.0, 5: 4.0, 7: 5.0}
+    monkeypatch.setattr(calibration, "measure_costs", lambda engine, batches: {1: busy})
+    policy = adapt_depth(make_engine(make_target("llama"), random_drafter(), slots=1))
+    assert policy.costs(1) == {0: 2.0, 1: 2.0, 2: 3.0, 3: 3.0, 5: 4.0, 7: 5.0}
+
+
 def test_without_a_drafter_there_is_nothing_to_choose():
     assert adapt_depth(make_engine(make_target("llama"), None)) is None
 

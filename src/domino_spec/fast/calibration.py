@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ Costs = dict[int, dict[int, float]]
 """Seconds by rows and by depth."""
 
 _CONTEXT = 256
-_MOST_CALLS = 5
-_FEWEST_CALLS = 2
-_ENOUGH_SECONDS = 0.2
+_MOST_ROUNDS = 5
+_FEWEST_ROUNDS = 2
+_ENOUGH_SECONDS = 1.0
 
 
 def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> DepthPolicy | None:
@@ -53,32 +54,45 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
         found[batch] = found.get(batch, {}) | costs
     if missing:
         write_kept(path, found)
-    return {batch: {d: found[batch][d] for d in sorted(wanted)} for batch in batches}
+    return {batch: _rising({d: found[batch][d] for d in wanted}) for batch in batches}
 
 
 def measure_costs(engine: Engine, batches: Sequence[int]) -> Costs:
     """Time one cycle of each depth with each number of rows."""
     bench = Bench(engine, context=min(_CONTEXT, engine.capacity))
-    return {
-        batch: {depth: _cycle_seconds(bench, batch, depth) for depth in depths(engine.depth)}
-        for batch in batches
-    }
+    return {batch: _by_depth(bench, batch, depths(engine.depth)) for batch in batches}
 
 
-def _cycle_seconds(bench: Bench, batch: int, depth: int) -> float:
-    """On a CPU the least of a few calls: whoever else works there only ever adds."""
+def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, float]:
+    """On a CPU the least of a few rounds: whoever else works there only ever adds."""
     if bench.device.type == "cuda":
-        return bench.cycle_seconds(batch, depth)
+        return {depth: bench.cycle_seconds(batch, depth) for depth in wanted}
     slots, cycle = torch.arange(batch), bench.engine.cycle
-    spent: list[float] = []
-    for _ in range(1 + _MOST_CALLS):  # the first one prepares what all others use
-        bench.reset()
-        start = time.perf_counter()
-        cycle.run(slots, Plan(depth))
-        spent.append(time.perf_counter() - start)
-        if len(spent) > _FEWEST_CALLS and sum(spent[1:]) > _ENOUGH_SECONDS:
+    least = dict.fromkeys(wanted, math.inf)
+    began = time.perf_counter()
+    for turn in range(1 + _MOST_ROUNDS):
+        for depth in wanted:
+            bench.reset()
+            start = time.perf_counter()
+            cycle.run(slots, Plan(depth))
+            if turn:  # the first round prepares what all others use
+                least[depth] = min(least[depth], time.perf_counter() - start)
+        if turn >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
             break
-    return min(spent[1:])
+    return least
+
+
+def _rising(costs: dict[int, float]) -> dict[int, float]:
+    """A cycle costs no more than a deeper one, which does all its work and more.
+
+    What a busy moment added to a measurement that is kept for good would count for ever.
+    """
+    found: dict[int, float] = {}
+    least = math.inf
+    for depth in sorted(costs, reverse=True):
+        least = min(least, costs[depth])
+        found[depth] = least
+    return dict(sorted(found.items()))
 
 
 def _facts(engine: Engine) -> list[Any]:
