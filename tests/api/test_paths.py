@@ -259,6 +259,16 @@ def test_the_model_still_works_when_the_engine_has_its_weights(auto):
     )  # fmt: skip
     assert out[0, len(PROMPTS[0]) :].tolist() == expected.tokens
     assert bridge.stats.engine == "reference"
+    assert "rules of the caller's own" in bridge.stats.engine_reason
+
+
+def test_generates_bridge_is_not_for_the_engine_alone(fast):
+    ids = torch.tensor([PROMPTS[0]])
+    with pytest.raises(InputError, match="'fast', but .*rules of the caller's own"):
+        fast.target.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, pad_token_id=0,
+            custom_generate=DominoGenerate(fast),
+        )  # fmt: skip
 
 
 def test_a_model_can_be_saved_after_that(auto, tmp_path):

@@ -20,8 +20,7 @@ _ROUNDS = 8
 def faster_on_cpu() -> torch.dtype:
     """float32 or bfloat16, whichever takes less time for a plain step and a block together.
 
-    A CPU without instructions for bfloat16 multiplies it many times slower; one that has them
-    reads half the bytes.
+    bfloat16 is half the bytes, but a CPU without instructions for it has to emulate it.
     """
     spent = product_seconds()
     return min(_TYPES, key=lambda dtype: spent[dtype])

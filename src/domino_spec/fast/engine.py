@@ -104,6 +104,8 @@ class Engine:
     def resize(self, *, slots: int, capacity: int) -> None:
         """Other slots for an idle engine: weights stay where they are, graphs are captured anew."""
         self._check_idle("their tokens would be lost")
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)  # a cycle nobody waited for may still run
         self._seat_rows(slots)
         self.capacity = capacity
         self.target.resize(slots=slots + 1, capacity=capacity + self.margin)
