@@ -17,7 +17,8 @@ from tests.support.tokens import small_tokenizer
 
 PROMPTS = random_prompts([3, 11, 6])
 TEXT = "the quick domino"
-LONG = {"max_new_tokens": 24, "ignore_eos": True}
+NEW = 16
+LONG = {"max_new_tokens": NEW, "ignore_eos": True}
 
 
 def decoder(engine, family="llama", **options):
@@ -57,7 +58,7 @@ def test_greedy_batches_of_different_lengths(family):
     found, expected = both(decoder("auto", family), decoder("reference", family), PROMPTS, **LONG)
     assert found == expected
     model = make_target(family).model
-    assert found == [plain_greedy(model, prompt, 24) for prompt in PROMPTS]
+    assert found == [plain_greedy(model, prompt, NEW) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("params", [
@@ -106,6 +107,18 @@ def test_streams(fast, reference):
         assert accepted[0] == accepted[1]
 
 
+def test_streams_read_in_turns_and_left_half_way(fast):
+    prompts = PROMPTS[:2]
+    expected = [result.tokens for result in fast.generate(prompts, **LONG)]
+    streams = [fast.stream(prompt, **LONG) for prompt in prompts]
+    left = fast.stream(PROMPTS[2], **LONG)
+    next(left)
+    pairs = [(one.token, other.token) for one, other in zip(*streams, strict=True)]
+    left.close()
+    assert [list(tokens) for tokens in zip(*pairs, strict=True)] == expected
+    assert [result.tokens for result in fast.generate(prompts, **LONG)] == expected
+
+
 def test_stop_strings_and_end_tokens(fast, reference):
     whole = fast.generate(TEXT, **LONG)
     found, expected = (d.generate(TEXT, **LONG, stop=whole.text[9:12]) for d in (fast, reference))
@@ -113,7 +126,7 @@ def test_stop_strings_and_end_tokens(fast, reference):
     assert found.finish_reason == expected.finish_reason == "stop"
     ended = decoder("fast")
     ended.target.model.generation_config.eos_token_id = whole.tokens[9]
-    found = ended.generate(TEXT, max_new_tokens=24)
+    found = ended.generate(TEXT, max_new_tokens=NEW)
     assert found.tokens == whole.tokens[: whole.tokens.index(whole.tokens[9]) + 1]
     assert found.finish_reason == "eos"
 
@@ -131,7 +144,7 @@ def test_candidates_and_no_drafter():
         found, expected = both(*each, PROMPTS, **LONG)
         assert found == expected
     plain = DominoDecoder(own(make_target("llama")), None, engine="fast")
-    expected = plain_greedy(plain.target.model, PROMPTS[0], 24)
+    expected = plain_greedy(plain.target.model, PROMPTS[0], NEW)
     assert plain.generate(PROMPTS[0], **LONG).tokens == expected
 
 
@@ -181,7 +194,7 @@ def test_a_family_the_engine_does_not_know():
     auto = decoder("auto", "gemma2")
     with pytest.warns(ReferenceLoopNotice, match="Gemma2ForCausalLM; the lean forward knows Llama"):
         found = auto.generate(PROMPTS, **LONG)
-    assert [r.tokens for r in found] == [plain_greedy(auto.target.model, p, 24) for p in PROMPTS]
+    assert [r.tokens for r in found] == [plain_greedy(auto.target.model, p, NEW) for p in PROMPTS]
 
 
 def test_who_asks_for_the_reference_loop_is_not_told():
@@ -215,7 +228,7 @@ def test_transformers_own_hooks_are_harmless(auto):
 
 def test_slots_that_do_not_fit_into_memory(monkeypatch):
     monkeypatch.setattr(pool_module, "free_bytes", lambda device: 10_000)
-    with pytest.warns(ReferenceLoopNotice, match="slot of 35 tokens takes 0.0 GB"):
+    with pytest.warns(ReferenceLoopNotice, match="slot of 27 tokens takes 0.0 GB"):
         assert decoder("auto").generate(PROMPTS, **LONG)[0].run.engine == "reference"
     with pytest.raises(InputError, match="which is not free"):
         decoder("fast").generate(PROMPTS, **LONG)
@@ -247,14 +260,14 @@ def test_the_model_still_works_when_the_engine_has_its_weights(auto):
     expected = auto.generate(PROMPTS[0], **LONG)
     assert expected.run.engine == "fast"
     model = auto.target.model
-    assert plain_greedy(model, PROMPTS[0], 24) == expected.tokens
+    assert plain_greedy(model, PROMPTS[0], NEW) == expected.tokens
     loop = DominoDecoder(auto.target, auto.drafter, engine="reference", depth=7)
     found = loop.generate(PROMPTS[0], **LONG)
     assert (found.tokens, found.stats.cycles) == (expected.tokens, expected.stats.cycles)
     bridge = DominoGenerate(auto)
     ids = torch.tensor([PROMPTS[0]])
     out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, eos_token_id=None,
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, eos_token_id=None,
         pad_token_id=0, custom_generate=bridge,
     )  # fmt: skip
     assert out[0, len(PROMPTS[0]) :].tolist() == expected.tokens
@@ -289,7 +302,7 @@ def test_weights_that_change_are_noticed(pack):
         model.model.layers[3].mlp.down_proj.weight.mul_(-1.0)
     after = changing.generate(PROMPTS, **LONG)
     assert [row.tokens for row in after] != [row.tokens for row in before]
-    assert [row.tokens for row in after] == [plain_greedy(model, p, 24) for p in PROMPTS]
+    assert [row.tokens for row in after] == [plain_greedy(model, p, NEW) for p in PROMPTS]
     model.to(torch.bfloat16)
     assert changing.generate(TEXT, **LONG).tokens
     assert changing._paths._pool._kept.target.dtype == torch.bfloat16
