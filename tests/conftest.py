@@ -4,6 +4,7 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import pytest
 import torch
 import transformers
 
@@ -15,3 +16,14 @@ if not torch.cuda.is_available() and importlib.util.find_spec("vllm") is None:
 torch.set_num_threads(int(os.environ.get("DOMINO_TEST_THREADS", "1")))
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """What tests measure on this machine is not the user's."""
+    before = os.environ.get("DOMINO_CACHE")
+    os.environ["DOMINO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    os.environ.pop("DOMINO_CACHE")
+    if before is not None:
+        os.environ["DOMINO_CACHE"] = before

@@ -1,4 +1,4 @@
-"""Every error a user can cause: what was found, what was expected, what to do."""
+"""Every error a user can cause: what was found, what was expected, what to do; and notices."""
 
 from __future__ import annotations
 
@@ -37,3 +37,7 @@ class TrainingError(DominoError, RuntimeError):
 
 class ExportError(DominoError, ValueError):
     """A drafter that the asked form of checkpoint cannot express."""
+
+
+class Notice(UserWarning):
+    """Worth knowing about a run, though nothing is wrong with it."""

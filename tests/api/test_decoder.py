@@ -95,8 +95,10 @@ def test_each_row_may_have_its_own_parameters(decoder):
     assert first.tokens == plain_greedy(decoder.target.model, prompts[0], 4)
 
 
-def test_stream_yields_each_token_as_blocks_commit():
-    decoder = DominoDecoder(bigram_target(), knowing_drafter(shift=True, prefix=1))
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_stream_yields_each_token_as_blocks_commit(engine):
+    drafter = knowing_drafter(shift=True, prefix=1)
+    decoder = DominoDecoder(bigram_target(), drafter, depth=7, engine=engine)
     pieces = list(decoder.stream([4, 9], max_new_tokens=17))
     whole = decoder.generate([4, 9], max_new_tokens=17)
     assert [piece.token for piece in pieces] == whole.tokens
@@ -294,7 +296,11 @@ def test_unknown_parameters_are_named(decoder):
         decoder.stream(["the fox", "the dog"])
 
 
-def test_a_useless_drafter_is_reported_once_with_what_to_check(decoder):
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_a_useless_drafter_is_reported_once_with_what_to_check(engine):
+    decoder = DominoDecoder(
+        make_target("llama"), random_drafter(), small_tokenizer(), depth=7, engine=engine
+    )
     with pytest.warns(
         UselessDrafterWarning, match=r"alignment.*'shift'.*llama.*chat template"
     ) as w:

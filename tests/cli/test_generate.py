@@ -122,7 +122,8 @@ def test_stop_strings_end_the_text(domino, target, draft):
 
 @pytest.mark.filterwarnings("default:only .* tokens a cycle")
 def test_a_useless_drafter_is_one_warning_line_after_the_text(domino, target, draft):
-    arguments = ("generate", target, PROMPT, "--draft", draft, "-n", 70, "--ignore-eos")
+    arguments = ("generate", target, PROMPT, "--draft", draft, "-n", 70, "--ignore-eos",
+                 "--depth", 7)  # fmt: skip
     result = domino(*arguments)
     assert result.stderr.count("warning:") == 1
     assert "UserWarning" not in result.output

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from domino_spec.fast import calibration
-from domino_spec.fast.calibration import adapt_depth, cache_folder
+from domino_spec.fast.calibration import adapt_depth
+from domino_spec.fast.kept import cache_folder
 from domino_spec.fast.policy import DepthPolicy, depths
 from tests.fast.runs import make_engine, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
@@ -47,6 +48,14 @@ def test_a_spoiled_file_is_measured_again(cache, spoiled):
     path.write_text(spoiled)
     assert set(adapt_depth(engine).costs(1)) == set(first.costs(1))
     assert json.loads(path.read_text()).keys() == {"1"}
+
+
+def test_a_busy_moment_is_not_believed(cache, monkeypatch):
+    """Whoever else worked on the machine made a shallow cycle dearer than a deep one."""
+    busy = {0: 9.0, 1: 2.0, 2: 7.0, 3: 3.0, 5: 4.0, 7: 5.0}
+    monkeypatch.setattr(calibration, "measure_costs", lambda engine, batches: {1: busy})
+    policy = adapt_depth(make_engine(make_target("llama"), random_drafter(), slots=1))
+    assert policy.costs(1) == {0: 2.0, 1: 2.0, 2: 3.0, 3: 3.0, 5: 4.0, 7: 5.0}
 
 
 def test_without_a_drafter_there_is_nothing_to_choose():

@@ -36,6 +36,33 @@ def test_plain_decoding_is_left_now_and_then_to_look_again():
     assert tried.count(1) == 3
 
 
+def test_a_few_cycles_are_tried_before_drafts_are_given_up():
+    """What was expected of a drafter is not what is known of it."""
+    dear = {0: 1.0, 7: 4.5}  # worth it for a drafter that is always right, and 4.2 are expected
+    knowing, useless = DepthPolicy({1: dear}, 7), DepthPolicy({1: dear}, 7)
+    for _ in range(60):
+        assert knowing.choose(1) == 7
+        knowing.acceptance.observe(7, 7)
+    tried = 0
+    for _ in range(60):
+        if useless.choose(1):
+            tried += 1
+            useless.acceptance.observe(0, 7)
+    assert tried == 4
+    assert (knowing.resigned is None, useless.resigned is None) == (True, False)
+    hopeless = DepthPolicy({1: {d: 1.0 + 1.5 * d for d in depths(7)}}, 7)
+    assert {hopeless.choose(1) for _ in range(200)} == {0}
+
+
+def test_giving_up_is_explained_by_what_was_measured():
+    policy = taught(DepthPolicy({1: STEEP, 4: {0: 2.0, 3: 9.0}}, 15), accepted=0)
+    for _ in range(60):
+        policy.choose(4)
+    found = policy.resigned
+    assert (found.rows, found.plain, found.depth, found.cycle) == (4, 2.0, 3, 9.0)
+    assert found.tokens == pytest.approx(1.0, abs=0.2)
+
+
 def test_costs_of_the_next_measured_number_of_rows():
     policy = DepthPolicy({1: FLAT, 8: STEEP}, 15)
     assert policy.costs(1) == FLAT

@@ -67,7 +67,8 @@ def test_the_saved_drafter_decodes_as_the_simulation_said(learnt, loaded):
         assert saved[name].equal(weight), name
     held_out = run.corpus.split(held_out=8, seed=0)[1]
     prompts = [held_out[i].tokens[: held_out.first_supervised(i)].tolist() for i in range(4)]
-    decoder = DominoDecoder(loaded.target, checkpoint.drafter)
+    depth = checkpoint.config.default_depth  # as the simulation: the engine would adapt it
+    decoder = DominoDecoder(loaded.target, checkpoint.drafter, depth=depth)
     answers = [decoder.generate(prompt, max_new_tokens=20) for prompt in prompts]
     made = continue_prompts(loaded.target, prompts, eos=(), max_new_tokens=20, batch_size=1)
     assert [tuple(a.tokens) for a in answers] == list(made.answers)

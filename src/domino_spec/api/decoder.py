@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from domino_spec.api.arguments import checked_candidates, checked_depth, params_per_row
+from domino_spec.api.dtypes import DtypeChoice, dtype_rule
 from domino_spec.api.facts import target_facts
-from domino_spec.api.notices import MismatchWarning, warn_useless
-from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt, end_tokens, split_prompts
+from domino_spec.api.notices import MismatchWarning
+from domino_spec.api.paths import EngineChoice, Paths
+from domino_spec.api.prompts import Prompt, end_tokens, split_prompts
 from domino_spec.api.results import Generation, StreamedToken
+from domino_spec.api.rows import make_rows
 from domino_spec.checkpoints import (
     Checkpoint,
     Provenance,
@@ -24,21 +26,7 @@ from domino_spec.checkpoints import (
     load_drafter,
     require_fit,
 )
-from domino_spec.decoding import (
-    Commit,
-    DominoProposer,
-    NoDrafts,
-    Proposer,
-    Row,
-    RunStats,
-    SamplingParams,
-    StopRule,
-    TextStream,
-    decode,
-    make_sampler,
-)
-from domino_spec.decoding.processors import for_row
-from domino_spec.decoding.stopping import at_eos, at_length, at_strings
+from domino_spec.decoding import Commit, Row, RunStats, SamplingParams, TextStream
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget, Target, load_target
@@ -58,11 +46,16 @@ class DominoDecoder:
         depth: int | None = None,
         candidates: int | None = None,
         chat_options: Mapping[str, Any] | None = None,
+        engine: EngineChoice = "auto",
+        pack: bool | None = None,
     ) -> None:
         """Combine loaded parts; `from_pretrained` loads them first.
 
-        `depth` is the number of drafts a cycle (default: block size - 1). `candidates` limits
-        the head to each slot's best base candidates. `chat_options` go to the chat template.
+        `depth` is the number of drafts a cycle; by default the engine chooses it by cost, up to
+        block size - 1. `candidates` limits the head to each slot's best base candidates.
+        `chat_options` go to the chat template. `engine` is `fast`, `reference` or `auto`, which
+        takes the engine where it can; on a CPU it keeps a packed copy of the weights unless
+        `pack` is False.
         """
         target = LoadedTarget.of(target).target
         if drafter is not None and not isinstance(drafter, Drafter):
@@ -77,11 +70,16 @@ class DominoDecoder:
         self.revision = revision
         self.chat_options = dict(chat_options or {})
         self.depth = checked_depth(depth, None if drafter is None else drafter.config)
+        self.adapts = depth is None and drafter is not None
+        """Whether the engine may draft less than `depth`."""
         self.candidates = checked_candidates(candidates)
         if drafter is not None:
             for check in require_fit(drafter.config, self.provenance, self.facts()):
                 warnings.warn(str(check), MismatchWarning, stacklevel=2)
             drafter.to(target.device).eval()
+        self._paths = Paths(
+            target, drafter, engine=engine, depth=depth, candidates=candidates, pack=pack
+        )
 
     @classmethod
     def from_pretrained(
@@ -92,7 +90,7 @@ class DominoDecoder:
         tokenizer: Any | None = None,
         revision: str | None = None,
         draft_revision: str | None = None,
-        dtype: torch.dtype | str | None = None,
+        dtype: DtypeChoice = None,
         device: str | torch.device | None = None,
         device_map: Any | None = None,
         attn_implementation: str | None = None,
@@ -101,10 +99,13 @@ class DominoDecoder:
         depth: int | None = None,
         candidates: int | None = None,
         chat_options: Mapping[str, Any] | None = None,
+        engine: EngineChoice = "auto",
+        pack: bool | None = None,
     ) -> DominoDecoder:
         """Load a target and a drafter from folders, files or hub ids; loaded ones are taken too.
 
         `draft=None` decodes plainly. `shift_label` answers for a checkpoint that does not say.
+        `dtype="fastest"` measures on a CPU what multiplies faster, float32 or bfloat16.
         """
         if isinstance(target, LoadedTarget):
             loaded = target
@@ -112,7 +113,7 @@ class DominoDecoder:
             loaded = load_target(
                 target,
                 revision=revision,
-                dtype=dtype,
+                dtype=dtype_rule(dtype),
                 device=device,
                 device_map=device_map,
                 attn_implementation=attn_implementation,
@@ -139,6 +140,8 @@ class DominoDecoder:
             depth=depth,
             candidates=candidates,
             chat_options=chat_options,
+            engine=engine,
+            pack=pack,
         )
 
     @property
@@ -197,7 +200,7 @@ class DominoDecoder:
         per_row = params_per_row(params, overrides, len(many))
         rows = self._rows(many, per_row)
         stats = RunStats()
-        for _ in self.run(rows, stats, speculate=speculate):
+        for _ in self.run(rows, stats, params=per_row, speculate=speculate):
             pass
         results = [
             self._finished(row, row_params, stats)
@@ -218,17 +221,17 @@ class DominoDecoder:
         if not single:
             raise InputError("a stream takes one prompt; use generate for a batch.")
         per_row = params_per_row(params, overrides, 1)
-        rows = self._rows(many, per_row)
-        return self._stream(rows, per_row[0], speculate=speculate)
+        stats = RunStats()
+        commits = self.run(self._rows(many, per_row), stats, params=per_row, speculate=speculate)
+        return self._stream(commits, stats, per_row[0])
 
     # Inside -----------------------------------------------------------------------------------
 
     def _stream(
-        self, rows: list[Row], params: SamplingParams, *, speculate: bool
+        self, commits: Iterator[Commit], stats: RunStats, params: SamplingParams
     ) -> Iterator[StreamedToken]:
-        stats = RunStats()
         text = TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None
-        for commit in self.run(rows, stats, speculate=speculate):
+        for commit in commits:
             for position, token in enumerate(commit.tokens):
                 last = position == len(commit.tokens) - 1
                 reason = commit.finish_reason if last else None
@@ -238,51 +241,26 @@ class DominoDecoder:
                 accepted = position < commit.accepted
                 yield StreamedToken(token, piece, accepted, commit.cycle, reason, stats)
 
-    def run(self, rows: list[Row], stats: RunStats, *, speculate: bool = True) -> Iterator[Commit]:
-        """Decode prepared rows, and say so once if the drafter turns out to be useless."""
-        warned = False
-        for commit in decode(self.target, self.proposer(speculate=speculate), rows, stats):
-            yield commit
-            if stats.useless and not warned:
-                warned = True
-                warn_useless(stats, self.drafter, self.target)
-
-    def proposer(self, *, speculate: bool = True) -> Proposer:
-        """A fresh source of drafts for one run."""
-        if self.drafter is None or not speculate or self.depth == 0:
-            return NoDrafts()
-        return DominoProposer(
-            self.drafter, self.target, depth=self.depth, candidates=self.candidates
-        )
+    def run(
+        self,
+        rows: Sequence[Row],
+        stats: RunStats,
+        *,
+        params: Sequence[SamplingParams] | None = None,
+        speculate: bool = True,
+    ) -> Iterator[Commit]:
+        """Decode prepared rows; without their parameters only the reference loop can."""
+        return self._paths.run(rows, params, stats, speculate=speculate)
 
     def _rows(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Row]:
-        if not prompts:
-            raise InputError("there is no prompt; expected at least one.")
-        rows = []
-        for index, (prompt, row_params) in enumerate(zip(prompts, params, strict=True)):
-            tokens = encode_prompt(prompt, self.tokenizer, self.chat_options)
-            check_prompt(tokens, row_params.max_new_tokens, self.target)
-            own = tuple(for_row(row_params.processors, index, len(prompts)))
-            row_params = dataclasses.replace(row_params, processors=own)
-            rows.append(
-                Row(
-                    index,
-                    tokens,
-                    sampler=make_sampler(row_params, row=index, device=self.target.device),
-                    stop_rules=self._stop_rules(row_params),
-                    max_new_tokens=row_params.max_new_tokens,
-                    device=self.target.device,
-                )
-            )
-        return rows
-
-    def _stop_rules(self, params: SamplingParams) -> list[StopRule]:
-        rules = [] if params.ignore_eos else [at_eos(self.eos_token_ids)]
-        if params.stop:
-            if self.tokenizer is None:
-                raise InputError("stop strings need a tokenizer; pass tokenizer=...")
-            rules.append(at_strings(params.stop, self.tokenizer))
-        return [*rules, at_length()]
+        return make_rows(
+            prompts,
+            params,
+            self.target,
+            self.tokenizer,
+            chat_options=self.chat_options,
+            ends=self.eos_token_ids,
+        )
 
     @property
     def eos_token_ids(self) -> set[int]:

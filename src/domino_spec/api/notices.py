@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
-from domino_spec.decoding import RunStats
+from domino_spec.decoding import RowStats, RunStats
 from domino_spec.drafter import Drafter
+from domino_spec.errors import Notice
+from domino_spec.fast.policy import DepthPolicy, Resigned
 from domino_spec.targets import Target
+
+_LOOK_EVERY = 8
+"""Cycles between two looks at the counts."""
 
 
 class UselessDrafterWarning(UserWarning):
@@ -17,14 +23,88 @@ class MismatchWarning(UserWarning):
     """The drafter was made for something slightly different."""
 
 
-def warn_useless(stats: RunStats, drafter: Drafter | None, target: Target) -> None:
+class ReferenceLoopNotice(Notice):
+    """The engine cannot run a request; the reference loop does, more slowly."""
+
+
+class NoGainNotice(Notice):
+    """Drafts cost more time here than they save; decoding goes on without them."""
+
+
+class DtypeNotice(Notice):
+    """The type that is fastest here is not the checkpoint's own."""
+
+
+def tell_reference(reason: str) -> None:
+    """Say why a request does not run on the engine."""
+    _tell(
+        f"the engine cannot run this, so the slower reference loop does: {reason}.",
+        ReferenceLoopNotice,
+    )
+
+
+class DraftWatch:
+    """Says once a run that the drafter is hardly ever right, and once that it does not pay."""
+
+    def __init__(self, drafter: Drafter | None, target: Target) -> None:
+        self._drafter = drafter
+        self._target = target
+        self._before = RowStats()
+        self._warned: RunStats | None = None
+        self._told = False
+
+    def look(self, stats: RunStats, policy: DepthPolicy | None) -> None:
+        """Judge by a run so far; where a policy drafts seldom, by all runs before it too."""
+        if stats.rows.cycles % _LOOK_EVERY:
+            return
+        total = RowStats()
+        total.add(stats.rows)
+        if policy is not None:
+            total.add(self._before)
+        if total.useless and self._warned is not stats:
+            self._warned = stats
+            _warn_useless(total, self._drafter, self._target)
+        resigned = None if policy is None else policy.resigned
+        if resigned is not None and not self._told:
+            self._told = True
+            _tell_no_gain(resigned)
+
+    def end(self, stats: RunStats) -> None:
+        """A run is over: its counts go with those before it."""
+        self._before.add(stats.rows)
+
+
+def _warn_useless(total: RowStats, drafter: Drafter | None, target: Target) -> None:
     """Name the usual reasons for a drafter that is hardly ever right."""
     alignment = "plain" if drafter is None else drafter.config.alignment
-    warnings.warn(
-        f"only {stats.tokens_per_cycle:.2f} tokens a cycle after {stats.rows.cycles} cycles: "
-        f"the drafter is hardly ever right. Check its alignment (it is read as {alignment!r}), "
-        f"that it was trained for this target ({target.name}), and that the prompt uses the chat "
-        "template of its training.",
+    _tell(
+        f"only {total.tokens_per_drafted_cycle:.2f} tokens a cycle after {total.drafted} cycles "
+        f"with drafts: the drafter is hardly ever right. Check its alignment (it is read as "
+        f"{alignment!r}), that it was trained for this target ({target.name}), and that the prompt "
+        "uses the chat template of its training.",
         UselessDrafterWarning,
-        stacklevel=4,
     )
+
+
+def _tell_no_gain(found: Resigned) -> None:
+    rows = "one row" if found.rows == 1 else f"{found.rows} rows"
+    drafts = "1 draft" if found.depth == 1 else f"{found.depth} drafts"
+    _tell(
+        f"drafts do not pay here: with {rows} a plain step takes {found.plain * 1e3:.1f} ms and a "
+        f"cycle of {drafts} {found.cycle * 1e3:.1f} ms, so it would have to commit "
+        f"{found.cycle / found.plain:.2f} tokens, and {found.tokens:.2f} are likely. Decoding "
+        "plainly, and looking again now and then; depth=... sets a fixed number of drafts.",
+        NoGainNotice,
+    )
+
+
+def _tell(message: str, category: type[Warning]) -> None:
+    """Warn at the line that called this package, however deep in generators it is noticed."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_inside(module: str) -> bool:
+    return module.split(".")[0] in (__name__.split(".")[0], "torch")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from domino_spec.cli.loading import load_decoder
+from domino_spec.cli.loop_options import LoopOptions
 from domino_spec.cli.options import (
     ChatOptions,
     DraftOptions,
@@ -41,12 +42,15 @@ def chat(
     sampling: SamplingOptions,
     chat_options: ChatOptions,
     target_options: TargetOptions,
+    loop_options: LoopOptions,
     quiet: QuietOption = False,
 ) -> None:
     """Talk with the target; accepted drafts and its own tokens differ in colour."""
     with speaking(quiet=quiet) as voice:
         params = sampling.params()
-        decoder = load_decoder(voice, target, target_options, draft_options, chat_options)
+        decoder = load_decoder(
+            voice, target, target_options, draft_options, chat_options, loop_options
+        )
         if not getattr(decoder.tokenizer, "chat_template", None):
             raise InputError(
                 f"{target} has no chat template, so it cannot hold a conversation; continue plain "
@@ -169,9 +173,7 @@ class Conversation:
 
     def _count(self, stats: RunStats, tokens: int) -> None:
         self._total_tokens += tokens
-        self._total.rows.add(stats.rows)
-        for stage in ("prefill_seconds", "draft_seconds", "verify_seconds", "other_seconds"):
-            setattr(self._total, stage, getattr(self._total, stage) + getattr(stats, stage))
+        self._total.add(stats)
 
 
 def _read_line() -> str:

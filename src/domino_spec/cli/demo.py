@@ -11,7 +11,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from domino_spec.cli.options import Dtype, JsonOption, checked_device
+from domino_spec.cli.loop_options import LoopOptions
+from domino_spec.cli.options import JsonOption, TargetDtype, checked_device
 from domino_spec.cli.prompts import as_prompt
 from domino_spec.cli.render import shortened
 from domino_spec.cli.voice import Voice, speaking
@@ -40,9 +41,12 @@ def demo(
     ] = None,
     prompts: Annotated[int, typer.Option(help="How many of the built-in prompts.")] = 4,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 48,
-    dtype: Annotated[Dtype, typer.Option(help="Type of the target's weights.")] = Dtype.FLOAT32,
+    dtype: Annotated[
+        TargetDtype, typer.Option(help="Type of the target's weights; fastest measures a CPU once.")
+    ] = TargetDtype.FLOAT32,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; unset: a GPU if any.")] = None,
     seed: Annotated[int, typer.Option(help="Weights of an untrained drafter.")] = 0,
+    loop_options: LoopOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Decode a few prompts plainly and with drafts, and check that the answers are identical."""
@@ -61,7 +65,7 @@ def demo(
         drafter = _UNTRAINED if draft is None else draft
         if with_released and (released := released_drafter(loaded.target.device)):
             draft, drafter = released.source, f"{released.source}: {released.reason}"
-        decoder = _decoder(loaded, draft, seed)
+        decoder = _decoder(loaded, draft, seed, loop_options)
         voice.note(f"drafting with {drafter}")
         texts = PROMPTS[:prompts]
         comparisons = _compare_all(voice, decoder, texts, max_new_tokens)
@@ -73,6 +77,8 @@ def demo(
                     "drafter": "untrained" if draft is None else draft,
                     "device": str(decoder.target.device),
                     "dtype": str(decoder.target.dtype).removeprefix("torch."),
+                    "engine": comparisons[0].domino.run.engine,
+                    "engine_reason": comparisons[0].domino.run.engine_reason,
                     "identical": identical,
                     "ratio": median_ratio(comparisons),
                     "prompts": [
@@ -90,14 +96,20 @@ def demo(
             raise typer.Exit(1)
 
 
-def _decoder(loaded: LoadedTarget, draft: str | None, seed: int) -> DominoDecoder:
-    from domino_spec.api import DominoDecoder, UselessDrafterWarning
+def _decoder(
+    loaded: LoadedTarget, draft: str | None, seed: int, loop_options: LoopOptions
+) -> DominoDecoder:
+    from domino_spec.api import DominoDecoder, NoGainNotice, UselessDrafterWarning
 
+    options = loop_options.arguments()
     if draft is not None:
-        return DominoDecoder.from_pretrained(loaded, draft)
-    warnings.simplefilter("ignore", UselessDrafterWarning)
+        return DominoDecoder.from_pretrained(loaded, draft, **options)
+    for expected in (UselessDrafterWarning, NoGainNotice):
+        warnings.simplefilter("ignore", expected)
     drafter = untrained_drafter(loaded.target, seed=seed)
-    return DominoDecoder(loaded.target, drafter, loaded.tokenizer, revision=loaded.revision)
+    return DominoDecoder(
+        loaded.target, drafter, loaded.tokenizer, revision=loaded.revision, **options
+    )
 
 
 def _compare_all(
@@ -136,9 +148,15 @@ def _print_table(
     same_count = sum(comparison.identical for comparison in comparisons)
     voice.out.print(
         f"{same_count} of {len(comparisons)} answers identical · {median_ratio(comparisons):.2f}× "
-        f"(median) · one run on this machine ({decoder.target.device}), not a benchmark",
+        f"(median) · one run on this machine ({decoder.target.device}, {_loop(comparisons)}), not "
+        "a benchmark",
         soft_wrap=True,
     )
+
+
+def _loop(comparisons: list[Comparison]) -> str:
+    ran = comparisons[0].domino.run.engine
+    return "the engine" if ran == "fast" else "the reference loop"
 
 
 def _difference(decoder: DominoDecoder, text: str, comparison: Comparison) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from domino_spec.cli.loading import load_decoder
+from domino_spec.cli.loop_options import LoopOptions
 from domino_spec.cli.options import (
     ChatOptions,
     DraftOptions,
@@ -48,6 +49,7 @@ def generate(
     sampling: SamplingOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
+    loop_options: LoopOptions,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -59,7 +61,7 @@ def generate(
         given = [*(texts or []), *(prompt or [])]
         written = collect_prompts(given, files=prompt_file or [], raw=raw)
         params = sampling.params()
-        decoder = load_decoder(voice, target, target_options, draft_options, chat)
+        decoder = load_decoder(voice, target, target_options, draft_options, chat, loop_options)
         prompts = [
             as_prompt(text, decoder.tokenizer, raw=raw, system=chat.system) for text in written
         ]
@@ -137,6 +139,8 @@ def _document(
         "target": decoder.target.name,
         "speculate": speculate,
         "depth": decoder.depth if speculate else 0,
+        "depth_adapts": speculate and run.engine == "fast" and decoder.adapts,
+        "dtype": str(decoder.target.dtype).removeprefix("torch."),
         "generations": answers,
         "run": {
             **run.to_dict(),
@@ -144,4 +148,5 @@ def _document(
             "tokens_per_second": tokens / run.seconds if run.seconds else 0.0,
         },
         "warnings": voice.warnings,
+        "notes": voice.notes,
     }

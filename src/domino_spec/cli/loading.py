@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from domino_spec.cli.loop_options import LoopOptions
 from domino_spec.cli.options import ChatOptions, DraftOptions, TargetOptions
 from domino_spec.cli.voice import Voice
 from domino_spec.errors import TargetError
@@ -19,9 +20,11 @@ def load_decoder(
     target_options: TargetOptions,
     draft_options: DraftOptions,
     chat_options: ChatOptions,
+    loop_options: LoopOptions | None = None,
 ) -> DominoDecoder:
     """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
-    return load_decoders(voice, target, target_options, [draft_options], chat_options)[0]
+    options = (target_options, [draft_options], chat_options, loop_options)
+    return load_decoders(voice, target, *options)[0]
 
 
 def load_decoders(
@@ -30,6 +33,7 @@ def load_decoders(
     target_options: TargetOptions,
     drafts: Sequence[DraftOptions],
     chat_options: ChatOptions,
+    loop_options: LoopOptions | None = None,
 ) -> list[DominoDecoder]:
     """A decoder for each drafter, all with one target."""
     from domino_spec.api import DominoDecoder
@@ -56,6 +60,7 @@ def load_decoders(
             depth=draft_options.depth,
             candidates=draft_options.candidates,
             chat_options=chat_options.template_options(),
+            **(loop_options or LoopOptions()).arguments(),
         )
         for draft_options in drafts
     ]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from domino_spec.decoding import SamplingParams
+    from domino_spec.targets.load import DtypeRule
 
 _TARGET = "Target"
 _DRAFTER = "Drafter"
@@ -52,6 +53,24 @@ class Dtype(StrEnum):
         return dtype
 
 
+class TargetDtype(StrEnum):
+    """The same, and what is fastest where the target runs."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FASTEST = "fastest"
+
+    def resolved(self) -> torch.dtype | str | DtypeRule:
+        """As the loader takes it."""
+        if self is not TargetDtype.FASTEST:
+            return Dtype(self.value).resolved()
+        from domino_spec.api.dtypes import fastest_dtype
+
+        return fastest_dtype
+
+
 class Accept(StrEnum):
     """Rules for accepting a draft when sampling; all are exact."""
 
@@ -68,9 +87,10 @@ class TargetOptions:
         str | None, typer.Option(help="The target's hub revision.", rich_help_panel=_TARGET)
     ] = None
     dtype: Annotated[
-        Dtype | None,
+        TargetDtype | None,
         typer.Option(
-            help="Type of the weights; unset: float32 on a CPU, else the checkpoint's own.",
+            help="Type of the weights; unset: float32 on a CPU, else the checkpoint's own; fastest "
+            "measures a CPU once.",
             rich_help_panel=_TARGET,
         ),
     ] = None
@@ -120,7 +140,10 @@ ShiftLabelOption = Annotated[
 ]
 DepthOption = Annotated[
     int | None,
-    typer.Option(help="Drafts a cycle; unset: block size - 1.", rich_help_panel=_DRAFTER),
+    typer.Option(
+        help="Drafts a cycle; unset: block size - 1, or what the engine finds to pay.",
+        rich_help_panel=_DRAFTER,
+    ),
 ]
 CandidatesOption = Annotated[
     int | None,
@@ -203,15 +226,20 @@ class SamplingOptions:
         ),
     ] = False
     accept: Annotated[
-        Accept,
-        typer.Option(help="How drafts are accepted when sampling.", rich_help_panel=_SAMPLING),
-    ] = Accept.REJECTION
+        Accept | None,
+        typer.Option(
+            help="How drafts are accepted when sampling; unset: coupled on the engine, rejection "
+            "in the reference loop.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = None
 
     def params(self) -> SamplingParams:
         """The checked parameters."""
         from domino_spec.decoding import SamplingParams
 
-        values = {**vars(self), "stop": tuple(self.stop), "accept": self.accept.value}
+        accept = None if self.accept is None else self.accept.value
+        values = {**vars(self), "stop": tuple(self.stop), "accept": accept}
         return SamplingParams(**values)
 
 

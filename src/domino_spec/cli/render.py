@@ -74,13 +74,8 @@ def statistics_lines(stats: RunStats, tokens: int) -> list[str]:
     if shares:
         percents = " ".join(f"{share:.0%}" for share in shares)
         lines.append(f"accepted by position |{bar_line(shares)}| {percents}")
-    times = {
-        "prefill": stats.prefill_seconds,
-        "draft": stats.draft_seconds,
-        "verify": stats.verify_seconds,
-        "other": stats.other_seconds,
-    }
-    lines.append("time " + " · ".join(f"{name} {spent:.2f} s" for name, spent in times.items()))
+    times = " · ".join(f"{name} {spent:.2f} s" for name, spent in stats.stages.items())
+    lines.append(f"time {times}" + (" on the engine" if stats.engine == "fast" else ""))
     return lines
 
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from domino_spec.errors import DominoError
+from domino_spec.errors import DominoError, Notice
 
 DEBUG_VARIABLE = "DOMINO_DEBUG"
 _PIPED_WIDTH = 120
@@ -34,8 +34,9 @@ class Voice:
         self.out = _console(stderr=False)
         self.err = _console(stderr=True)
         self.warnings: list[str] = []
+        self.notes: list[str] = []
         self._warned: set[str] = set()
-        self._held: list[str] | None = None
+        self._held: list[tuple[str, str]] | None = None
 
     @property
     def has_colour(self) -> bool:
@@ -66,26 +67,41 @@ class Voice:
     def warn(self, message: str) -> None:
         """A warning, once: the same one with other figures is not repeated."""
         message = _one_line(message)
+        if self._is_new(message):
+            self.warnings.append(message)
+            self._say(f"warning: {message}", "yellow")
+
+    def notice(self, message: str) -> None:
+        """What a library thinks worth knowing, once: a note, which machines are told too."""
+        message = _one_line(message)
+        if self._is_new(message):
+            self.notes.append(message)
+            if not self.quiet and not self.as_json:
+                self._say(message, "dim")
+
+    def _is_new(self, message: str) -> bool:
         gist = re.sub(r"\d+", "", message)
         if gist in self._warned:
-            return
+            return False
         self._warned.add(gist)
-        self.warnings.append(message)
+        return True
+
+    def _say(self, line: str, style: str) -> None:
         if self._held is None:
-            self._line(self.err, f"warning: {message}", "yellow")
+            self._line(self.err, line, style)
         else:
-            self._held.append(message)
+            self._held.append((line, style))
 
     @contextmanager
     def holding_warnings(self) -> Iterator[None]:
-        """Keep warnings out of streamed text; they follow when it has ended."""
+        """Keep warnings and notices out of streamed text; they follow when it has ended."""
         self._held = []
         try:
             yield
         finally:
             held, self._held = self._held, None
-            for message in held:
-                self._line(self.err, f"warning: {message}", "yellow")
+            for line, style in held:
+                self._line(self.err, line, style)
 
     def document(self, values: Any) -> None:
         """The one JSON document of a command, or one line of a command that writes JSON lines."""
@@ -115,13 +131,14 @@ class Voice:
     def _show_warning(
         self,
         message: Warning | str,
-        category: type[Warning],  # noqa: ARG002
+        category: type[Warning],
         filename: str,  # noqa: ARG002
         lineno: int,  # noqa: ARG002
         file: TextIO | None = None,  # noqa: ARG002
         line: str | None = None,  # noqa: ARG002
     ) -> None:
-        self.warn(str(message))
+        said = self.notice if issubclass(category, Notice) else self.warn
+        said(str(message))
 
 
 @contextmanager

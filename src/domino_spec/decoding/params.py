@@ -38,10 +38,12 @@ class SamplingParams:
     ignore_eos: bool = False
     processors: tuple[LogitsProcessor, ...] = ()
     """Any Transformers processors, run before temperature and the cut-offs."""
-    accept: AcceptRule = "rejection"
+    accept: AcceptRule | None = None
     """All are exact. `rejection` draws drafts from q and accepts with min(1, p/q); `match` drafts
     greedily and accepts while the target's own draw agrees; `coupled` draws drafts and target with
-    the same noise, so that a seed gives the same text with a drafter and without."""
+    the same noise, so that a seed gives the same text with a drafter and without. None takes what
+    is fastest where it runs: `coupled` on the engine, `rejection` in the reference loop. A seed's
+    text is another under each rule."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
@@ -59,9 +61,9 @@ class SamplingParams:
             "a positive number (1 is off)",
             positive=True,
         )
-        if self.accept not in get_args(AcceptRule):
+        if self.accept is not None and self.accept not in get_args(AcceptRule):
             rules = ", ".join(map(repr, get_args(AcceptRule)))
-            raise InputError(f"accept is {self.accept!r}; expected one of {rules}.")
+            raise InputError(f"accept is {self.accept!r}; expected None or one of {rules}.")
 
     @property
     def samples(self) -> bool:

@@ -55,7 +55,7 @@ class Sampler:
         self.draws_drafts = samples and accept == "rejection"
         self.couples = samples and accept == "coupled"
         self.generator = generator
-        self._seed = seed
+        self.seed = seed
         self._temperature = temperature
 
     @property
@@ -98,7 +98,7 @@ class Sampler:
 
     def _noise(self, position: int, tokens: Tensor) -> Tensor:
         place = tokens.new_tensor(position)
-        return gumbel(hashed(tokens.new_tensor(self._seed), place, tokens))
+        return gumbel(hashed(tokens.new_tensor(self.seed), place, tokens))
 
     def _accept_or_resample(self, p: Tensor, q: Tensor, draft: int) -> Choice:
         if self._uniform(p.device) * float(q[draft]) < float(p[draft]):
@@ -129,7 +129,7 @@ def make_sampler(params: SamplingParams, *, row: int, device: torch.device) -> S
         processors=params.all_processors(),
         warpers=params.warpers(),
         samples=params.samples,
-        accept=params.accept,
+        accept=params.accept or "rejection",
         generator=generator,
         seed=seed,
         temperature=float(params.temperature),

@@ -6,12 +6,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 MIN_TOKENS_PER_CYCLE = 1.15
 CYCLES_BEFORE_JUDGING = 50
+DRAFTED_BEFORE_JUDGING = 12
+"""Of these cycles, how many must have verified drafts where not all of them do."""
+
+Loop = Literal["reference", "fast", "both"]
 
 
 @dataclass
@@ -43,6 +47,25 @@ class RowStats:
         return self.committed / self.cycles if self.cycles else 0.0
 
     @property
+    def drafted(self) -> int:
+        """Cycles that verified drafts."""
+        return self.offered[0] if self.offered else 0
+
+    @property
+    def tokens_per_drafted_cycle(self) -> float:
+        """Accepted drafts and one token more, a cycle that verified drafts."""
+        return 1 + sum(self.accepted) / self.drafted if self.drafted else 1.0
+
+    @property
+    def useless(self) -> bool:
+        """Whether enough cycles have shown that the drafter does not help at all."""
+        return (
+            self.cycles >= CYCLES_BEFORE_JUDGING
+            and self.drafted >= DRAFTED_BEFORE_JUDGING
+            and self.tokens_per_drafted_cycle < MIN_TOKENS_PER_CYCLE
+        )
+
+    @property
     def acceptance_by_position(self) -> list[float]:
         """Share of verified drafts accepted at each position."""
         return [a / o if o else 0.0 for a, o in zip(self.accepted, self.offered, strict=True)]
@@ -68,18 +91,47 @@ class RowStats:
 
 @dataclass
 class RunStats:
-    """One run over a batch: all rows' counts and the wall time of each stage."""
+    """One run over a batch: all rows' counts and the wall time of each stage.
+
+    The reference loop can tell drafting from verifying; a cycle of the engine is timed whole.
+    """
 
     rows: RowStats = field(default_factory=RowStats)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     other_seconds: float = 0.0
+    whole_seconds: float = 0.0
+    """Cycles of the engine."""
+    engine: Loop = "reference"
+    """Which loop ran; `both` is for sums."""
+    engine_reason: str | None = None
+    """Why it was not the engine, where somebody would have liked it."""
+
+    @property
+    def cycle_seconds(self) -> float:
+        """Everything behind the prefill."""
+        return self.draft_seconds + self.verify_seconds + self.other_seconds + self.whole_seconds
 
     @property
     def seconds(self) -> float:
         """Everything, from the prompt to the last token."""
-        return self.prefill_seconds + self.draft_seconds + self.verify_seconds + self.other_seconds
+        return self.prefill_seconds + self.cycle_seconds
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of every stage that was timed by itself."""
+        apart = {
+            "draft": self.draft_seconds,
+            "verify": self.verify_seconds,
+            "other": self.other_seconds,
+        }
+        found = {"prefill": self.prefill_seconds}
+        if self.engine != "fast":
+            found |= apart
+        if self.engine != "reference":
+            found["cycles"] = self.whole_seconds
+        return found
 
     @property
     def tokens_per_cycle(self) -> float:
@@ -89,21 +141,45 @@ class RunStats:
     @property
     def useless(self) -> bool:
         """Whether enough cycles have shown that the drafter does not help at all."""
-        return (
-            self.rows.cycles >= CYCLES_BEFORE_JUDGING
-            and bool(self.rows.offered)
-            and self.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
-        )
+        return self.rows.useless
+
+    @contextmanager
+    def clocked(self, stage: str) -> Iterator[None]:
+        """Add the wall time of what happens inside to a stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spend(stage, time.perf_counter() - start)
+
+    def spend(self, stage: str, seconds: float) -> None:
+        """Add seconds to a stage."""
+        name = f"{stage}_seconds"
+        setattr(self, name, getattr(self, name) + seconds)
+
+    def add(self, other: RunStats) -> None:
+        """Fold another run into this one."""
+        if not self.seconds:
+            self.engine = other.engine
+        elif self.engine != other.engine:
+            self.engine = "both"
+        self.rows.add(other.rows)
+        for stage in ("prefill", "draft", "verify", "other", "whole"):
+            self.spend(stage, getattr(other, f"{stage}_seconds"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
+        """Plain values for machines; None for what nobody could time."""
+        stages = self.stages
         return {
             **self.rows.to_dict(),
+            "engine": self.engine,
+            "engine_reason": self.engine_reason,
             "seconds": self.seconds,
             "prefill_seconds": self.prefill_seconds,
-            "draft_seconds": self.draft_seconds,
-            "verify_seconds": self.verify_seconds,
-            "other_seconds": self.other_seconds,
+            "cycle_seconds": self.cycle_seconds,
+            "draft_seconds": stages.get("draft"),
+            "verify_seconds": stages.get("verify"),
+            "other_seconds": stages.get("other"),
         }
 
 
@@ -121,9 +197,7 @@ class Stopwatch:
         try:
             yield
         finally:
-            field_name = f"{name}_seconds"
-            spent = self._now() - start
-            setattr(self._stats, field_name, getattr(self._stats, field_name) + spent)
+            self._stats.spend(name, self._now() - start)
 
     def _now(self) -> float:
         if self._device.type == "cuda":

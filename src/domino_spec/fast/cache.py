@@ -1,4 +1,4 @@
-"""Keys and values in slots: allocated once, never moved; a roll-back is a shorter length."""
+"""Keys and values in slots: never moved while a row runs; a roll-back is a shorter length."""
 
 from __future__ import annotations
 
@@ -24,10 +24,17 @@ class SlotCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (layers, 2, slots, kv_heads, capacity, head_dim)
-        # Zeros, not garbage: a masked NaN would still poison a product.
-        self._states = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers, self._kv_heads, self._head_dim = layers, kv_heads, head_dim
+        self._states = torch.empty(0, dtype=dtype, device=device)
+        self.resize(slots=slots, capacity=capacity)
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots, as many and as long as these; the old ones' memory is given back first."""
         self.capacity = capacity
+        self._states = self._states.new_empty(0)
+        shape = (self._layers, 2, slots, self._kv_heads, capacity, self._head_dim)
+        # Zeros, not garbage: a masked NaN would still poison a product.
+        self._states = self._states.new_zeros(shape)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values."""
@@ -37,6 +44,11 @@ class SlotCache:
     def layers(self) -> tuple[Tensor, Tensor]:
         """All layers' keys and values, [layers, slots, kv heads, capacity, head_dim]."""
         return self._states[:, 0], self._states[:, 1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self._states.nbytes
 
     @property
     def element_size(self) -> int:

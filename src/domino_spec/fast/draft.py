@@ -67,7 +67,8 @@ class LeanDrafter:
         self.kv: Weight = projections[:, config.num_heads * config.head_dim :]
         norms = [w.k_norm for w in self.layers if w.k_norm is not None]
         self.k_norm = torch.stack(norms) if norms else None
-        self.rotary = rotary_table(backbone.rotary, capacity, target.device)
+        self._positions = backbone.rotary
+        self.rotary = rotary_table(self._positions, capacity, target.device)
         self.draft_tokens = drafter.draft_tokens
         self.lm_head, self.lm_head_bias = target.lm_head, target.lm_head_bias
         if self.draft_tokens is not None:  # the rows of a reduced vocabulary, gathered once
@@ -88,6 +89,18 @@ class LeanDrafter:
             dtype=target.dtype,
             device=target.device,
         )
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots of another size."""
+        self.cache.resize(slots=slots, capacity=capacity)
+        self.rotary = rotary_table(self._positions, capacity, self.target.device)
+
+    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> LeanDrafter:
+        """The same weights, for a twin of the target, with slots of its own."""
+        other = copy.copy(self)
+        other.target, other.cache = target, copy.copy(self.cache)
+        other.resize(slots=slots, capacity=capacity)
+        return other
 
     def observe(self, taps: Tensor, rows: Rows) -> None:
         """Context keys and values of new tokens [rows * count, taps * hidden], behind the starts.
@@ -172,8 +185,16 @@ def _check_fit(config: DrafterConfig, target: LeanTarget) -> None:
                 f"{name}: the drafter was made for {wanted}, the target has {there}. Use the "
                 "target it was trained for."
             )
-    if target.device.type == "cuda" and not kernels_take(config.head_dim):
-        raise MismatchError(
+    reason = why_not_drafts(config, target.device)
+    if reason is not None:
+        raise MismatchError(f"{reason}. Use the reference loop.")
+
+
+def why_not_drafts(config: DrafterConfig, device: torch.device) -> str | None:
+    """What keeps a drafter off the engine, in words; None if nothing does."""
+    if device.type == "cuda" and not kernels_take(config.head_dim):
+        return (
             f"the drafter's heads are {config.head_dim} wide; the kernels want a power of two, 16 "
-            "or more. Use the reference loop."
+            "or more"
         )
+    return None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from domino_spec.decoding import Commit, Row, SamplingParams
+from domino_spec.decoding import Commit, Row, RunStats, SamplingParams
 from domino_spec.decoding.loop import offered
 from domino_spec.decoding.sampling import row_seed
 from domino_spec.drafter import Drafter
@@ -23,32 +22,12 @@ from domino_spec.fast.graphs import Runner
 from domino_spec.fast.policy import DepthPolicy
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import needs_filter
+from domino_spec.fast.seats import Flight, Seat
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
 from domino_spec.targets import Target
 
 PREFILL_CHUNK = 2048
-
-
-@dataclass
-class Seat:
-    """A row in its slot."""
-
-    slot: int
-    row: Row
-    params: SamplingParams
-    cycles: int = 0
-    left: bool = False
-    """Whether the row has gone; a cycle started before may still report on it."""
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A cycle that was started: for whom, and its report to come."""
-
-    seats: tuple[Seat, ...]
-    depth: int
-    report: Callable[[], Tensor]
 
 
 class Engine:
@@ -97,15 +76,56 @@ class Engine:
             if drafter is not None
             else None
         )
-        self.slots = Slots(slots, target.device)
-        self.cycle = Cycle(self.target, self.drafter, self.slots)
-        self.runner = Runner(self.cycle, graphs=on_gpu if graphs is None else graphs)
+        self._graphs = on_gpu if graphs is None else graphs
         self.ahead = on_gpu if ahead is None else ahead
         self.policy: DepthPolicy | None = None
         """Chooses the depth of each cycle; None always takes `depth`."""
+        self._speculates = drafter is not None
+        self._seat_rows(slots)
+
+    def _seat_rows(self, slots: int) -> None:
+        self.slots = Slots(slots, self.target.device)
+        self.cycle = Cycle(self.target, self.drafter, self.slots)
+        self.runner = Runner(self.cycle, graphs=self._graphs)
         self._free = list(range(slots))[::-1]
         self._seats: list[Seat] = []
         self._flights: deque[Flight] = deque()
+
+    @property
+    def speculates(self) -> bool:
+        """Whether drafts are made; an idle engine may be told not to, and back again."""
+        return self._speculates
+
+    @speculates.setter
+    def speculates(self, wanted: bool) -> None:
+        self._check_idle("their drafter knows nothing of other rows' tokens")
+        self._speculates = wanted and self.drafter is not None
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Other slots for an idle engine: weights stay where they are, graphs are captured anew."""
+        self._check_idle("their tokens would be lost")
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)  # a cycle nobody waited for may still run
+        self._seat_rows(slots)
+        self.capacity = capacity
+        self.target.resize(slots=slots + 1, capacity=capacity + self.margin)
+        if self.drafter is not None:
+            self.drafter.resize(slots=slots + 1, capacity=capacity + self.margin)
+
+    def twin(self, *, slots: int, capacity: int) -> Engine:
+        """Another engine over the same weights, with slots of its own."""
+        other = copy.copy(self)
+        other.capacity = capacity
+        sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
+        other.target = self.target.twin(**sizes)
+        if self.drafter is not None:
+            other.drafter = self.drafter.twin(other.target, **sizes)
+        other._seat_rows(slots)
+        return other
+
+    def _check_idle(self, why: str) -> None:
+        if self.busy:
+            raise InputError(f"{self.running} rows are running; {why}. Wait for them to end.")
 
     @property
     def running(self) -> int:
@@ -122,7 +142,14 @@ class Engine:
         """Slots without a row."""
         return len(self._free)
 
-    def admit(self, row: Row, params: SamplingParams, *, seed: int | None = None) -> Commit:
+    def admit(
+        self,
+        row: Row,
+        params: SamplingParams,
+        *,
+        seed: int | None = None,
+        stats: RunStats | None = None,
+    ) -> Commit:
         """Read a row's prompt into a slot and choose its first token.
 
         A row that samples draws from `seed`; None takes the parameters' own, or a fresh one.
@@ -132,7 +159,7 @@ class Engine:
             raise InputError(f"all {self.slots.count} slots are taken; wait for a row to end.")
         if seed is None:
             seed = row_seed(params, row=row.index)
-        seat = Seat(self._free.pop(), row, params)
+        seat = Seat(self._free.pop(), row, params, stats)
         self._seats.append(seat)
         try:
             with self._on_device():
@@ -144,13 +171,14 @@ class Engine:
 
     @torch.no_grad()
     def _prefill(self, row: Row, params: SamplingParams, slot: int, seed: int) -> int:
-        taps = () if self.drafter is None else self.drafter.taps
+        drafter = self.drafter if self.speculates else None
+        taps = () if drafter is None else drafter.taps
         logits, tapped = self.target.prefill(row.prompt, slot, taps, chunk=PREFILL_CHUNK)
         device = self.target.device
         place = torch.tensor([slot], device=device)
-        if self.drafter is not None:
+        if drafter is not None:
             start = torch.zeros(1, dtype=torch.long, device=device)
-            self.drafter.observe(tapped, Rows(place, start, len(row.prompt)))
+            drafter.observe(tapped, Rows(place, start, len(row.prompt)))
         length = len(row.prompt)
         self.slots.open(slot, length=length, anchor=0, params=params, seed=seed)
         draws = self.slots.draws(place, sampled=params.samples, filtered=needs_filter(params))
@@ -170,11 +198,15 @@ class Engine:
         seats = tuple(self._seats)
         sampled = any(seat.params.samples for seat in seats)
         filtered = any(needs_filter(seat.params) for seat in seats)
-        depth = self.depth if self.policy is None else self.policy.choose(len(seats))
-        plan = Plan(depth, sampled=sampled, filtered=filtered)
+        depth = self._depth_for(len(seats)) if self.speculates else 0
+        alone = self.drafter is not None and not self.speculates
+        plan = Plan(depth, sampled=sampled, filtered=filtered, alone=alone)
         with self._on_device():
             report = self.runner.start([seat.slot for seat in seats], plan)
         self._flights.append(Flight(seats, plan.depth, report))
+
+    def _depth_for(self, rows: int) -> int:
+        return self.depth if self.policy is None else self.policy.choose(rows)
 
     def _land(self) -> list[Commit]:
         flight = self._flights.popleft()
@@ -199,7 +231,10 @@ class Engine:
         seat.cycles += 1
         commit = self._take(seat, tokens[: accepted + 1], accepted=accepted)
         kept = {"accepted": commit.accepted, "committed": len(commit.tokens)}
-        seat.row.stats.record(drafts=offered(seat.row, commit, depth), **kept)
+        drafts = offered(seat.row, commit, depth)
+        seat.row.stats.record(drafts=drafts, **kept)
+        if seat.run is not None:
+            seat.run.rows.record(drafts=drafts, **kept)
         return commit
 
     def _take(self, seat: Seat, tokens: Sequence[int], *, accepted: int) -> Commit:
@@ -219,21 +254,33 @@ class Engine:
                 seat.left = True
                 return
 
-    def run(self, rows: Sequence[tuple[Row, SamplingParams, int | None]]) -> Iterator[Commit]:
+    def run(
+        self,
+        rows: Sequence[tuple[Row, SamplingParams, int | None]],
+        stats: RunStats | None = None,
+    ) -> Generator[Commit, None, None]:
         """Decode all rows (each with parameters and a seed), as many at a time as there are slots.
 
         Who stops listening takes the rows out.
         """
+        stats = RunStats() if stats is None else stats
+        stats.engine = "fast"
         waiting = deque(rows)
         try:
             while waiting or self.busy:
                 while waiting and self._free:
                     row, params, seed = waiting.popleft()
-                    yield self.admit(row, params, seed=seed)
-                yield from self.step()
+                    with stats.clocked("prefill"):
+                        first = self.admit(row, params, seed=seed, stats=stats)
+                    yield first
+                with stats.clocked("whole"):
+                    commits = self.step()
+                yield from commits
         finally:
             for row, _, _ in rows:
                 self.release(row)
+            if not self._seats:
+                self._flights.clear()  # nobody is left to hear of them
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """Launches and captures go to the current GPU: it must be the target's."""

@@ -78,7 +78,23 @@ def why_not_lean(target: Target) -> str | None:
     size = read_shape(config).head_dim
     if target.device.type == "cuda" and not kernels_take(size):
         return f"its heads are {size} wide; the kernels want a power of two, 16 or more"
+    hooked = hooked_modules(model)
+    if hooked:
+        return f"its {hooked[0]} has a hook, which the lean forward would not call"
     return _why_not_plain(target, model)
+
+
+def hooked_modules(model: nn.Module) -> list[str]:
+    """Names of modules whose forward somebody listens to or changes.
+
+    Transformers' own hooks, which collect outputs when it is asked for them, do neither.
+    """
+    return [
+        name or "model"
+        for name, module in model.named_modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if getattr(hook, "__module__", "") != "transformers.utils.output_capturing"
+    ]
 
 
 def kernels_take(head_dim: int) -> bool:

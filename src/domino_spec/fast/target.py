@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import cast
 
@@ -42,7 +43,8 @@ class LeanTarget:
             self.layers = [weights.packed() for weights in self.layers]
         decoder = target.model.get_decoder()
         self.norm = decoder.norm.weight.detach()
-        self.rotary = rotary_table(decoder.rotary_emb, capacity, self.device)
+        self._positions: nn.Module = decoder.rotary_emb
+        self.rotary = rotary_table(self._positions, capacity, self.device)
         self.cache = SlotCache(
             layers=len(self.layers),
             slots=slots,
@@ -52,6 +54,18 @@ class LeanTarget:
             dtype=self.dtype,
             device=self.device,
         )
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots of another size."""
+        self.cache.resize(slots=slots, capacity=capacity)
+        self.rotary = rotary_table(self._positions, capacity, self.device)
+
+    def twin(self, *, slots: int, capacity: int) -> LeanTarget:
+        """The same weights with slots of its own."""
+        other = copy.copy(self)
+        other.cache = copy.copy(self.cache)
+        other.resize(slots=slots, capacity=capacity)
+        return other
 
     def forward(
         self, tokens: Tensor, rows: Rows, taps: Sequence[int] = ()

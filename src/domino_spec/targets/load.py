@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
     "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
 )  # fmt: skip
+
+DtypeRule = Callable[[Any, torch.device], torch.dtype]
+"""Chooses a type from a model's configuration and the device it goes to."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def load_target(
     source: str | Path,
     *,
     revision: str | None = None,
-    dtype: torch.dtype | str | None = None,
+    dtype: torch.dtype | str | DtypeRule | None = None,
     device: str | torch.device | None = None,
     device_map: Any | None = None,
     attn_implementation: str | None = None,
@@ -60,6 +63,8 @@ def load_target(
     config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
     check_config(config, str(source))
     device = _checked_device(device) if device is not None else default_device()
+    if callable(dtype):
+        dtype = dtype(config, device)
     options: dict[str, Any] = {
         "dtype": _checked_dtype(dtype) or ("auto" if device.type != "cpu" else torch.float32),
         "device_map": device_map,

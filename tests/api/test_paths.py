@@ -1,0 +1,308 @@
+"""The engine and the reference loop behind one decoder: same tokens, reasons for each choice."""
+
+import warnings
+
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec import DominoDecoder, DominoGenerate, SamplingParams
+from domino_spec.api import ReferenceLoopNotice
+from domino_spec.errors import InputError
+from domino_spec.fast import pool as pool_module
+from domino_spec.fast.pool import EnginePool
+from tests.fast.runs import own
+from tests.support.families import make_target, plain_greedy, random_drafter, random_prompts
+from tests.support.tokens import small_tokenizer
+
+PROMPTS = random_prompts([3, 11, 6])
+TEXT = "the quick domino"
+NEW = 16
+LONG = {"max_new_tokens": NEW, "ignore_eos": True}
+
+
+def decoder(engine, family="llama", **options):
+    options = {"depth": 7, **options}
+    return DominoDecoder(
+        own(make_target(family)), random_drafter(), small_tokenizer(), engine=engine, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def fast():
+    return decoder("fast")
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return decoder("reference")
+
+
+@pytest.fixture(scope="module")
+def auto():
+    return decoder("auto")
+
+
+# The same tokens ----------------------------------------------------------------------------------
+
+
+def both(one, other, *arguments, **options):
+    """Both answers, and that each went its own way."""
+    found = [d.generate(*arguments, **options) for d in (one, other)]
+    assert [results[0].run.engine for results in found] == ["fast", "reference"]
+    return ([row.tokens for row in results] for results in found)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_greedy_batches_of_different_lengths(family):
+    found, expected = both(decoder("auto", family), decoder("reference", family), PROMPTS, **LONG)
+    assert found == expected
+    model = make_target(family).model
+    assert found == [plain_greedy(model, prompt, NEW) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("params", [
+    {"temperature": 0.8}, {"temperature": 1.2, "top_p": 0.8, "top_k": 20, "min_p": 0.02},
+], ids=str)  # fmt: skip
+def test_a_seed_gives_the_reference_loops_coupled_text(fast, reference, params):
+    params = {"seed": 5, **params, **LONG}
+    found, expected = both(fast, reference, PROMPTS, **params, accept="coupled")
+    assert found == expected
+    unsaid = fast.generate(PROMPTS, **params)
+    assert [row.tokens for row in unsaid] == found
+    assert [row.tokens for row in fast.generate(PROMPTS, **params | {"seed": 6})] != found
+    plain = fast.generate(PROMPTS, **params, speculate=False)
+    assert [row.tokens for row in plain] == found
+    rejection = [row.tokens for row in reference.generate(PROMPTS, **params)]
+    assert rejection != found  # a seed's text is another under each rule
+    asked = reference.generate(PROMPTS, **params, accept="rejection")
+    assert [row.tokens for row in asked] == rejection
+
+
+def test_without_a_seed_torchs_own_counts(fast):
+    def drawn():
+        torch.manual_seed(3)
+        return fast.generate(TEXT, temperature=1.0, **LONG).tokens
+
+    assert drawn() == drawn()
+
+
+def test_rows_with_parameters_of_their_own(fast, reference):
+    params = [
+        SamplingParams(max_new_tokens=4, ignore_eos=True),
+        SamplingParams(max_new_tokens=20, temperature=0.9, seed=2, accept="coupled"),
+        SamplingParams(max_new_tokens=9, temperature=0.7, top_k=5, seed=3, accept="coupled"),
+    ]
+    found, expected = both(fast, reference, PROMPTS, params)
+    assert found == expected
+
+
+def test_streams(fast, reference):
+    for params in ({}, {"temperature": 0.9, "seed": 4, "accept": "coupled"}):
+        found, expected = (list(d.stream(TEXT, **params, **LONG)) for d in (fast, reference))
+        for name in ("token", "text", "cycle", "finish_reason"):
+            assert [getattr(t, name) for t in found] == [getattr(t, name) for t in expected]
+        # The loop never drafts a row's last token, the engine may.
+        accepted = [[t.accepted for t in tokens[:-1]] for tokens in (found, expected)]
+        assert accepted[0] == accepted[1]
+
+
+def test_streams_read_in_turns_and_left_half_way(fast):
+    prompts = PROMPTS[:2]
+    expected = [result.tokens for result in fast.generate(prompts, **LONG)]
+    streams = [fast.stream(prompt, **LONG) for prompt in prompts]
+    left = fast.stream(PROMPTS[2], **LONG)
+    next(left)
+    pairs = [(one.token, other.token) for one, other in zip(*streams, strict=True)]
+    left.close()
+    assert [list(tokens) for tokens in zip(*pairs, strict=True)] == expected
+    assert [result.tokens for result in fast.generate(prompts, **LONG)] == expected
+
+
+def test_stop_strings_and_end_tokens(fast, reference):
+    whole = fast.generate(TEXT, **LONG)
+    found, expected = (d.generate(TEXT, **LONG, stop=whole.text[9:12]) for d in (fast, reference))
+    assert (found.text, found.tokens) == (expected.text, expected.tokens)
+    assert found.finish_reason == expected.finish_reason == "stop"
+    ended = decoder("fast")
+    ended.target.model.generation_config.eos_token_id = whole.tokens[9]
+    found = ended.generate(TEXT, max_new_tokens=NEW)
+    assert found.tokens == whole.tokens[: whole.tokens.index(whole.tokens[9]) + 1]
+    assert found.finish_reason == "eos"
+
+
+def test_chats(fast, reference):
+    chat = [{"role": "user", "content": "the fox"}]
+    found, expected = (d.generate(chat, **LONG) for d in (fast, reference))
+    assert found.tokens == expected.tokens
+    assert found.prompt_tokens == expected.prompt_tokens
+
+
+def test_candidates_and_no_drafter():
+    for options in ({"candidates": 4}, {"depth": 0}):
+        each = (decoder(engine, **options) for engine in ("fast", "reference"))
+        found, expected = both(*each, PROMPTS, **LONG)
+        assert found == expected
+    plain = DominoDecoder(own(make_target("llama")), None, engine="fast")
+    expected = plain_greedy(plain.target.model, PROMPTS[0], NEW)
+    assert plain.generate(PROMPTS[0], **LONG).tokens == expected
+
+
+# What the engine cannot do ------------------------------------------------------------------------
+
+REFUSED = {
+    "processors": ({"processors": (tf.SuppressTokensLogitsProcessor([5]),)}, "logits processors"),
+    "penalty": ({"repetition_penalty": 1.5}, "repetition penalty"),
+    "rejection": ({"temperature": 0.8, "accept": "rejection", "seed": 1}, "accept='rejection'"),
+    "match": ({"temperature": 0.8, "accept": "match", "seed": 1}, "accept='match'"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_the_engine_cannot_do_the_reference_loop_does_and_says_so_once(kind, reference):
+    params, words = REFUSED[kind]
+    auto = decoder("auto")
+    with pytest.warns(ReferenceLoopNotice, match=words) as told:
+        found = auto.generate(PROMPTS, **params, **LONG)
+    assert [warning.filename for warning in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ReferenceLoopNotice)
+        auto.generate(PROMPTS[:1], **params, **LONG)
+    expected = reference.generate(PROMPTS, **params, **LONG)
+    assert [row.tokens for row in found] == [row.tokens for row in expected]
+    assert found[0].run.engine == "reference"
+    assert words in found[0].run.to_dict()["engine_reason"]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_who_asks_for_the_engine_alone_is_told_why_not(kind, fast):
+    params, words = REFUSED[kind]
+    with pytest.raises(InputError, match=f"engine is 'fast', but .*{words}.*'auto'"):
+        fast.generate(PROMPTS, **params, **LONG)
+    with pytest.raises(InputError, match=words):
+        fast.stream(PROMPTS[0], **params, **LONG)  # at once, not with the first token
+
+
+def test_greedy_rows_have_one_way_to_accept(fast):
+    for rule in ("rejection", "match", "coupled"):
+        assert fast.generate(TEXT, accept=rule, **LONG).run.engine == "fast"
+
+
+def test_a_family_the_engine_does_not_know():
+    with pytest.raises(InputError, match="'fast', but .*Gemma2ForCausalLM"):
+        decoder("fast", "gemma2")
+    auto = decoder("auto", "gemma2")
+    with pytest.warns(ReferenceLoopNotice, match="Gemma2ForCausalLM; the lean forward knows Llama"):
+        found = auto.generate(PROMPTS, **LONG)
+    assert [r.tokens for r in found] == [plain_greedy(auto.target.model, p, NEW) for p in PROMPTS]
+
+
+def test_who_asks_for_the_reference_loop_is_not_told():
+    plain = decoder("reference", "gemma2")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ReferenceLoopNotice)
+        found = plain.generate(TEXT, repetition_penalty=1.5, **LONG)
+    assert found.run.engine_reason == "engine='reference' was asked for"
+
+
+def test_a_model_that_somebody_listens_to_is_called_as_it_is(auto):
+    """Steering by hooks is part of the model, and the lean forward would leave it out."""
+    before = auto.generate(TEXT, **LONG).tokens
+    layer = auto.target.layers[2]
+    handle = layer.register_forward_hook(lambda _module, _args, output: output * -1.0)
+    try:
+        with pytest.warns(ReferenceLoopNotice, match="layers.2 has a hook"):
+            steered = auto.generate(TEXT, **LONG)
+    finally:
+        handle.remove()
+    assert steered.tokens != before
+    again = auto.generate(TEXT, **LONG)
+    assert again.tokens == before
+    assert again.run.engine == "fast"
+
+
+def test_transformers_own_hooks_are_harmless(auto):
+    auto.target.model(torch.tensor([[5, 6]]), output_hidden_states=True, output_attentions=True)
+    assert auto.generate(TEXT, **LONG).run.engine == "fast"
+
+
+def test_slots_that_do_not_fit_into_memory(monkeypatch):
+    monkeypatch.setattr(pool_module, "free_bytes", lambda device: 10_000)
+    with pytest.warns(ReferenceLoopNotice, match="slot of 27 tokens takes 0.0 GB"):
+        assert decoder("auto").generate(PROMPTS, **LONG)[0].run.engine == "reference"
+    with pytest.raises(InputError, match="which is not free"):
+        decoder("fast").generate(PROMPTS, **LONG)
+
+
+def test_memory_that_runs_out_after_all(monkeypatch, reference):
+    def lend(*arguments, **options):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(EnginePool, "lend", lend)
+    with pytest.warns(ReferenceLoopNotice, match="ran out of memory"):
+        found = decoder("auto").generate(PROMPTS, **LONG)
+    assert found[0].run.engine == "reference"
+    expected = reference.generate(PROMPTS, **LONG)
+    assert [row.tokens for row in found] == [row.tokens for row in expected]
+    with pytest.raises(torch.OutOfMemoryError):
+        decoder("fast").generate(PROMPTS, **LONG)
+
+
+def test_an_unknown_engine():
+    with pytest.raises(InputError, match="engine is 'quick'; expected one of 'auto', 'fast'"):
+        decoder("quick")
+
+
+# The Transformers model goes on ------------------------------------------------------------------
+
+
+def test_the_model_still_works_when_the_engine_has_its_weights(auto):
+    expected = auto.generate(PROMPTS[0], **LONG)
+    assert expected.run.engine == "fast"
+    model = auto.target.model
+    assert plain_greedy(model, PROMPTS[0], NEW) == expected.tokens
+    loop = DominoDecoder(auto.target, auto.drafter, engine="reference", depth=7)
+    found = loop.generate(PROMPTS[0], **LONG)
+    assert (found.tokens, found.stats.cycles) == (expected.tokens, expected.stats.cycles)
+    bridge = DominoGenerate(auto)
+    ids = torch.tensor([PROMPTS[0]])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, eos_token_id=None,
+        pad_token_id=0, custom_generate=bridge,
+    )  # fmt: skip
+    assert out[0, len(PROMPTS[0]) :].tolist() == expected.tokens
+    assert bridge.stats.engine == "reference"
+    assert "rules of the caller's own" in bridge.stats.engine_reason
+
+
+def test_generates_bridge_is_not_for_the_engine_alone(fast):
+    ids = torch.tensor([PROMPTS[0]])
+    with pytest.raises(InputError, match="'fast', but .*rules of the caller's own"):
+        fast.target.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, pad_token_id=0,
+            custom_generate=DominoGenerate(fast),
+        )  # fmt: skip
+
+
+def test_a_model_can_be_saved_after_that(auto, tmp_path):
+    auto.generate(TEXT, **LONG)
+    auto.target.model.save_pretrained(tmp_path)
+    saved = tf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, weight in auto.target.model.named_parameters():
+        assert torch.equal(saved.get_parameter(name), weight), name
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_weights_that_change_are_noticed(pack):
+    """In place, as training does it, and replaced, as a change of type does."""
+    changing = decoder("auto", pack=pack)
+    model = changing.target.model
+    before = changing.generate(PROMPTS, **LONG)
+    with torch.no_grad():
+        model.model.layers[3].mlp.down_proj.weight.mul_(-1.0)
+    after = changing.generate(PROMPTS, **LONG)
+    assert [row.tokens for row in after] != [row.tokens for row in before]
+    assert [row.tokens for row in after] == [plain_greedy(model, p, NEW) for p in PROMPTS]
+    model.to(torch.bfloat16)
+    assert changing.generate(TEXT, **LONG).tokens
+    assert changing._paths._pool._kept.target.dtype == torch.bfloat16
