@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from domino_spec import __version__
+from domino_spec.cli.audit import audit
 from domino_spec.cli.bench import bench_app
 from domino_spec.cli.chat import chat
 from domino_spec.cli.data import data_app
@@ -44,7 +45,7 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, info, train, export, demo):
+for _command in (generate, chat, info, audit, train, export, demo):
     app.command()(grouped(_command))
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")
