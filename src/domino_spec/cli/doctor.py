@@ -51,7 +51,7 @@ class PlanOptions:
     ] = True
     prompts: Annotated[
         int, typer.Option(min=1, max=50, help="Prompts to measure on.", rich_help_panel=_PLANS)
-    ] = 4
+    ] = 8
     tokens: Annotated[
         int, typer.Option(min=8, help="New tokens of each.", rich_help_panel=_PLANS)
     ] = 32

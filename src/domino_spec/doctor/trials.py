@@ -14,7 +14,7 @@ from domino_spec.decoding import RowStats
 from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 
-_CLEAR = 4.0
+_CLEAR = 3.0
 """Standard deviations between two averages that chance does not make."""
 
 
