@@ -4,9 +4,10 @@ import pytest
 import torch
 import transformers as tf
 
-from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy, judge_first
+from domino_spec.audit import Audit, EngineWay, Pass, ReferenceWay, audit_greedy, judge_first
+from domino_spec.audit.forwards import PlainReader
+from domino_spec.audit.ties import judge
 from domino_spec.decoding import DominoProposer, NoDrafts, Row, SamplingParams
-from domino_spec.fast import cycle
 from domino_spec.targets import Target, TargetCache, probe_target
 from tests.fast.runs import make_engine
 from tests.support.drafters import Adversarial, Good
@@ -121,15 +122,35 @@ def test_a_broken_loop_is_a_bug(kind, monkeypatch):
 
 
 def test_a_broken_engine_is_a_bug(monkeypatch):
-    target, drafter = make_target("llama"), random_drafter()
-    real = cycle._agreeing
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    real = engine.runner.start
 
-    def one_more(chosen, drafts):
-        return (real(chosen, drafts) + 1).clamp(max=drafts.shape[1])
+    def start(slots, plan):
+        report = real(slots, plan)
 
-    monkeypatch.setattr(cycle, "_agreeing", one_more)
-    way = EngineWay(make_engine(target, drafter, slots=2))
-    assert greedy(target, way, random_prompts((5, 9))).count("bug") > 0
+        def one_more():
+            read = report().clone()
+            read[:, 0] = (read[:, 0] + 1).clamp(max=plan.depth)
+            return read
+
+        return one_more
+
+    monkeypatch.setattr(engine.runner, "start", start)
+    found = greedy(make_target("llama"), EngineWay(engine), random_prompts((5, 9)))
+    assert found.count("bug") > 0
+
+
+def test_the_engines_own_logits_are_those_of_known_text():
+    target = make_target("llama")
+    way = EngineWay(make_engine(target, random_drafter(), slots=3))
+    ids = random_prompts((14,))[0]
+    expected = PlainReader(target).read(ids)
+    for shape in (
+        Pass(start=0, width=14, rows=1, kept=14),
+        Pass(start=11, width=8, rows=3, kept=3),
+    ):
+        assert shape.holds(len(ids) - 1)
+        torch.testing.assert_close(way.own_logits(ids, shape), expected, atol=1e-3, rtol=1e-3)
 
 
 def test_overrunning_the_end_is_a_bug(monkeypatch):
@@ -209,3 +230,18 @@ def test_the_same_difference_without_rounding_is_a_bug(twins):
         assert bug.gap > bug.bound
     finally:
         twins.model.bfloat16()
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(0.0, "bug"), (100.0, "unclear")])
+def test_what_only_a_ways_own_forward_explains_is_unclear(apart, verdict):
+    target = make_target("llama")
+    way, prompts = scripted(target)
+    single = PlainReader(target).read(prompts[0])
+    passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
+    way.own_logits = lambda ids, shape: single + apart
+    found = judge(
+        target, way, prompt=0, position=0, ids=prompts[0], single=single,
+        found=int(single.argsort()[-2]), passes=passes,
+    )  # fmt: skip
+    assert found.verdict == verdict
+    assert found.gap > found.bound
