@@ -1,8 +1,9 @@
 """Exactness on a GPU, where kernels round a block and single steps apart.
 
-Compares greedy tokens with Transformers' own `generate` and proves every difference a near-tie:
-on the common prefix the two tokens' logits are closer than twice the largest difference between
-single steps and blocks at that position. Anything else counts as unexplained.
+Compares greedy tokens with Transformers' own `generate` and proves every difference a near-tie
+(`domino_spec.audit.ties`): on the common prefix the two tokens' float32 logits are closer than
+twice the largest difference at that position between single steps and the shapes that decoding
+used. Anything else counts as unexplained.
 
     python -m benchmarks.gpu_exactness TARGET --dtype bfloat16
 """
@@ -15,15 +16,14 @@ from typing import Any
 
 import torch
 
-from domino_spec.decoding import DominoProposer, NoDrafts
+from domino_spec.audit import ReferenceWay, judge_first
+from domino_spec.decoding import DominoProposer, NoDrafts, RowStats, SamplingParams
 from domino_spec.demo.models import untrained_drafter
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
 from tests.smollm2.prompts import PROMPTS
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.families import plain_greedy
-from tests.support.runs import run
-from tests.support.ties import first_difference_is_a_tie
 
 DEPTH, NEW = 15, 64
 SCRIPTED = {"oracle": Oracle, "good (4 in 5)": Good, "adversarial": Adversarial}
@@ -61,7 +61,7 @@ def compare(
     target: Any, kind: str, rows: int, prompts: list[list[int]], answers: list[list[int]]
 ) -> dict[str, Any]:
     """How many prompts differ, how many of those are proven ties, and the tokens a cycle."""
-    differing, ties, cycles, committed = 0, 0, 0, 0
+    differing, ties, stats = 0, 0, RowStats()
     for first in range(0, len(prompts), rows):
         batch = slice(first, first + rows)
         if kind in SCRIPTED:
@@ -70,17 +70,17 @@ def compare(
             proposer = NoDrafts()
         else:
             proposer = DominoProposer(untrained_drafter(target), target, depth=DEPTH)
-        found, stats = run(target, proposer, prompts[batch], max_new_tokens=NEW)
-        for prompt, plain, tokens in zip(prompts[batch], answers[batch], found, strict=True):
-            if plain != tokens:
-                differing += 1
-                ties += first_difference_is_a_tie(target, prompt, plain, tokens)
-        cycles += stats.rows.cycles
-        committed += stats.rows.committed
+        way = ReferenceWay(target, lambda made=proposer: made, batch_size=rows)
+        written = way.write(prompts[batch], SamplingParams(max_new_tokens=NEW), eos=())
+        for prompt, plain, text in zip(prompts[batch], answers[batch], written, strict=True):
+            found = judge_first(target, prompt, plain, text.tokens, text.passes)
+            differing += found is not None
+            ties += found is not None and found.verdict == "tie"
+            stats.add(text.stats)
     return {
         "differing_prompts": differing,
         "proven_ties": ties,
-        "tokens_per_cycle": committed / cycles,
+        "tokens_per_cycle": stats.tokens_per_cycle,
     }
 
 

@@ -6,7 +6,6 @@ from collections import Counter
 
 import pytest
 import torch
-import transformers as tf
 
 from domino_spec import DominoGenerate
 from domino_spec.decoding import (
@@ -19,35 +18,19 @@ from domino_spec.decoding import (
 )
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
 from domino_spec.decoding.stopping import at_length
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
-from domino_spec.targets import Target, probe_target
 from tests.support.families import make_target, random_drafter, random_prompts, randomise
 from tests.support.runs import run
+from tests.support.small import small_pair
 
-VOCAB, ROWS, RUNS, NEW = 12, 50, 40, 4
+ROWS, RUNS, NEW = 50, 40, 4
 PROMPT = [3, 7, 1]
 
 
 @pytest.fixture(scope="module")
 def small():
-    """A target with few tokens, and a drafter that is right about as often as wrong."""
-    config = tf.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
-        eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.5, seed=5)
-    target = Target(model)
-    probe_target(target)
-    config = DrafterConfig(
-        hidden_size=16, intermediate_size=32, num_layers=1, num_heads=2, num_kv_heads=2,
-        head_dim=8, vocab_size=VOCAB, num_target_layers=2, target_layer_ids=(0, 1),
-        mask_token_id=11, block_size=4, shift_label=True,
-        head=DominoHeadConfig(gru_hidden_dim=8, emb_dim=8, pure_draft_prefix_len=1),
-    )  # fmt: skip
-    drafter = Drafter(config).eval()
-    return target, randomise(drafter, 0.4, seed=6)
+    return small_pair()
 
 
 def exact_distribution(target, params: SamplingParams) -> dict[tuple[int, ...], float]:

@@ -33,9 +33,12 @@ def successor() -> torch.Tensor:
     return table
 
 
-def bigram_target() -> Target:
+def bigram_target(table: torch.Tensor | None = None) -> Target:
+    """The target of a table: for each token the next one."""
+    table = successor() if table is None else table
+    size = len(table)
     config = tf.LlamaConfig(
-        vocab_size=SIZE, hidden_size=SIZE, intermediate_size=16, num_hidden_layers=4,
+        vocab_size=size, hidden_size=size, intermediate_size=16, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
         tie_word_embeddings=False, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
@@ -46,28 +49,40 @@ def bigram_target() -> Target:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.copy_(torch.eye(SIZE))
+        model.model.embed_tokens.weight.copy_(torch.eye(size))
         model.lm_head.weight.zero_()
-        model.lm_head.weight[successor(), torch.arange(SIZE)] = 1.0
+        model.lm_head.weight[table, torch.arange(size)] = 1.0
     target = Target(model, name="bigram")
     probe_target(target)
     return target
 
 
-def knowing_drafter(*, shift: bool, prefix: int) -> Drafter:
-    head = DominoHeadConfig(gru_hidden_dim=SIZE, emb_dim=SIZE, pure_draft_prefix_len=prefix)
-    drafter = _silent_backbone(head, shift=shift)
+def knowing_drafter(
+    *, shift: bool, prefix: int, table: torch.Tensor | None = None, mask: int | None = None
+) -> Drafter:
+    """Knows a table; given a mask, its head is right in slots of that token alone."""
+    table = successor() if table is None else table
+    size = len(table)
+    width = size if mask is None else size + 1  # one more unit: this slot is not the mask's
+    head = DominoHeadConfig(gru_hidden_dim=size, emb_dim=width, pure_draft_prefix_len=prefix)
+    drafter = _silent_backbone(
+        head, shift=shift, size=size, mask=size - 1 if mask is None else mask
+    )
     with torch.no_grad():
         gru = drafter.head.prefix_gru
         gru.weight_hh_l0.zero_()
         gru.weight_ih_l0.zero_()
         # Update gate at one half: the newest token always outweighs all before it.
-        gru.weight_ih_l0[2 * SIZE :] = 4.0 * torch.eye(SIZE)
+        gru.weight_ih_l0[2 * size :] = 4.0 * torch.eye(size)
         first, _, second = drafter.head.embed_proj
         first.weight.zero_()
-        first.weight[:, SIZE:] = 8.0 * torch.eye(SIZE)
+        first.weight[:size, size:] = 8.0 * torch.eye(size)
         second.weight.zero_()
-        second.weight[successor(), torch.arange(SIZE)] = 20.0
+        second.weight[table, torch.arange(size)] = 20.0
+        if mask is not None:
+            first.weight[size, :size] = 50.0
+            first.weight[size, mask] = 0.0
+            second.weight[table[mask], size] = 20.0
     return drafter
 
 
@@ -81,11 +96,13 @@ def knowing_markov_drafter(*, shift: bool) -> Drafter:
     return drafter
 
 
-def _silent_backbone(head: HeadConfig, *, shift: bool) -> Drafter:
+def _silent_backbone(
+    head: HeadConfig, *, shift: bool, size: int = SIZE, mask: int = MASK
+) -> Drafter:
     config = DrafterConfig(
-        hidden_size=SIZE, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=10, vocab_size=SIZE, num_target_layers=4, target_layer_ids=(1, 2),
-        mask_token_id=MASK, block_size=8, shift_label=shift,
+        hidden_size=size, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=10, vocab_size=size, num_target_layers=4, target_layer_ids=(1, 2),
+        mask_token_id=mask, block_size=8, shift_label=shift,
         head=head,
     )  # fmt: skip
     drafter = Drafter.untrained(config)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
+from domino_spec.checkpoints import describe
 from domino_spec.training import train
 from domino_spec.training.observers import JsonlLog, TensorBoard, draw_curves, read_log
 from tests.training.helpers import ready
@@ -88,6 +89,15 @@ def assert_picture(path):
     columns = (pixels[..., :3] < 0.9).any(axis=(0, 2)).reshape(-1)
     third = len(columns) // 3
     assert all(columns[part : part + third].mean() > 0.5 for part in (0, third, 2 * third))
+
+
+def test_the_drafter_keeps_what_was_last_measured_of_it(finished):
+    measured = [
+        r["tokens_per_cycle"] for r in read_log(finished / "log.jsonl") if "tokens_per_cycle" in r
+    ]
+    assert describe(finished / "drafter").provenance.tokens_per_cycle == pytest.approx(
+        measured[-1], abs=1e-4
+    )
 
 
 def test_curves_are_a_picture(finished, tmp_path):

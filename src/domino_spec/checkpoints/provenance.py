@@ -15,6 +15,11 @@ FORMAT_VERSION = 1
 CONFIG_KEY = "domino_spec"
 
 
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "training_length": ((int,), "a whole number"),
+    "format_version": ((int,), "a whole number"),
+    "tokens_per_cycle": ((int, float), "a number"),
+}
 _SAMPLED_ENTRIES = 256
 _PROBES = (
     "Hello, world! It's 12:34 on 2026-01-31; pi is 3.14159 and 1000000 is a million.",
@@ -37,6 +42,8 @@ class Provenance:
     """Whether the training responses were made with thinking "on" or "off"."""
     training_length: int | None = None
     """Tokens of the longest training sequence."""
+    tokens_per_cycle: float | None = None
+    """Greedy tokens a cycle on held-out conversations, when training last measured them."""
     license: str | None = None
     format_version: int | None = None
     created_with: str | None = None
@@ -44,11 +51,10 @@ class Provenance:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            kind = int if field.name in ("training_length", "format_version") else str
+            kind, words = _KINDS.get(field.name, ((str,), "a string"))
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
                 raise ConfigError(
-                    f"{CONFIG_KEY}.{field.name} is {value!r}; expected "
-                    f"{'a whole number' if kind is int else 'a string'}, or leave it out."
+                    f"{CONFIG_KEY}.{field.name} is {value!r}; expected {words}, or leave it out."
                 )
         if self.thinking not in (None, "on", "off"):
             raise ConfigError(

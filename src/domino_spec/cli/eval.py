@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from domino_spec.cli.loading import load_decoders
+from domino_spec.cli.loading import load_decoders, named
 from domino_spec.cli.options import (
     CandidatesOption,
     ChatOptions,
@@ -168,11 +168,11 @@ def evaluate(
         measured = _measure(voice, decoders, sets, protocol, how, head=evaluated.head)
         table = _table(several=len(decoders) > 1)
         for draft, measurement in zip(evaluated.draft * len(sets), measured, strict=True):
-            named = {"target": _named(target), "drafter": _named(draft)}
-            documents.append({**named, **measurement.to_dict()})
+            names = {"target": named(target), "drafter": named(draft)}
+            documents.append({**names, **measurement.to_dict()})
             if out is not None:
                 append_record(out, {**documents[-1], "environment": environment()})
-            _add_row(table, _named(draft) if len(decoders) > 1 else None, measurement)
+            _add_row(table, named(draft) if len(decoders) > 1 else None, measurement)
         if as_json:
             voice.document({"measurements": documents, "warnings": voice.warnings})
         else:
@@ -277,8 +277,3 @@ def _add_row(table: Table, drafter: str | None, measurement: Measurement) -> Non
         f"|{bar_line(shares)}|",
         *(str(counts[name]) for name in ("used", "loops", "short", "too_long")),
     )
-
-
-def _named(source: str) -> str:
-    """Without the machine's own paths."""
-    return Path(source).resolve().name if Path(source).exists() else source

@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from domino_spec import __version__
+from domino_spec.cli.audit import audit
 from domino_spec.cli.bench import bench_app
 from domino_spec.cli.chat import chat
 from domino_spec.cli.data import data_app
 from domino_spec.cli.demo import demo
+from domino_spec.cli.doctor import doctor
 from domino_spec.cli.eval import evaluate
 from domino_spec.cli.export import export
 from domino_spec.cli.generate import generate
@@ -44,7 +46,7 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, info, train, export, demo):
+for _command in (generate, chat, info, doctor, audit, train, export, demo):
     app.command()(grouped(_command))
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")

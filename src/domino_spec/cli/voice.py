@@ -143,9 +143,12 @@ class Voice:
 
 @contextmanager
 def speaking(
-    *, as_json: bool = False, quiet: bool = False, json_lines: bool = False
+    *, as_json: bool = False, quiet: bool = False, json_lines: bool = False, failure: int = 1
 ) -> Iterator[Voice]:
-    """Run a command's body: calm libraries, warnings and errors as one line, exit codes."""
+    """Run a command's body: calm libraries, warnings and errors as one line, exit codes.
+
+    An error exits with `failure`: commands whose 1 is an answer take another code for it.
+    """
     voice = Voice(as_json=as_json, quiet=quiet, json_lines=json_lines)
     try:
         with warnings.catch_warnings():
@@ -164,7 +167,7 @@ def speaking(
         raise typer.Exit(1) from None
     except Exception as error:
         voice.fail(error)
-        raise typer.Exit(1) from None
+        raise typer.Exit(failure) from None
 
 
 def debugging() -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,15 @@ class Keeper:
         drafter = drafter_from(weights, self.drafter.config, self.drafter.draft_tokens)
         return self.checkpoints.save(state, drafter, dtype=self.dtype, provenance=self.provenance)
 
-    def finish(self) -> Path | None:
-        """The trained drafter in the public layout."""
+    def finish(self, trainer: Trainer) -> Path | None:
+        """The trained drafter in the public layout, with what was last measured of it."""
         weights = self.masters.state_dict()
         if not self.world.leads:
             return None
         drafter = drafter_from(weights, self.drafter.config, self.drafter.draft_tokens)
         folder = self.out / DRAFTER_FOLDER
-        return save_drafter(drafter, folder, provenance=self.provenance, dtype=self.dtype)
+        provenance = replace(self.provenance, tokens_per_cycle=trainer.tokens_per_cycle)
+        return save_drafter(drafter, folder, provenance=provenance, dtype=self.dtype)
 
     def restore(self, state: RunState, trainer: Trainer) -> None:
         """Go on exactly where a checkpoint was written."""

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,7 +149,7 @@ def prepare(
         drafter=drafter,
         acceleration=acceleration,
         evaluate=evaluate,
-        finish=keeper.finish,
+        finish=partial(keeper.finish, trainer),
     )
 
 

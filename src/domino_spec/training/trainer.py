@@ -90,6 +90,8 @@ class Trainer:
         self.position = batches.state_dict()
         self.saved_at: Path | None = None
         """The last checkpoint."""
+        self.tokens_per_cycle: float | None = None
+        """As last measured on what is held out."""
         self._batches, self._plan = batches, plan
         self._accumulate, self._clip, self._seed = accumulate, clip, seed
         self._intervals, self._watch = intervals, watch
@@ -160,7 +162,9 @@ class Trainer:
             self._report(step)
         if self._evaluate and due(intervals.evaluate, self.step, total):
             with self._paused():
-                self._tell(self.step, self._evaluate())
+                measured = self._evaluate()
+                self.tokens_per_cycle = measured.get("tokens_per_cycle")
+                self._tell(self.step, measured)
         if saves:
             self.save()
 

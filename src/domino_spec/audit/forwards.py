@@ -1,0 +1,163 @@
+"""The model's own forward and cache: the audit's yardstick shares no code with what it audits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from domino_spec.targets import Target
+from domino_spec.targets.support import SLIDING_ATTENTION, layer_types
+from domino_spec.targets.target import evaluating
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+class PlainReader:
+    """Plain decoding: one row, one token a forward, the cache that the model makes itself."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._past: Any = None
+
+    @torch.no_grad()
+    def read(self, tokens: Sequence[int]) -> Tensor:
+        """Logits behind the last of these tokens, [vocabulary] in float32 on the device."""
+        model = self._target.model
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([list(tokens)], device=self._target.device),
+            "past_key_values": self._past,
+            "use_cache": True,
+        }
+        if self._target.takes("logits_to_keep"):
+            inputs["logits_to_keep"] = 1
+        with evaluating(model):
+            output = model(**inputs)
+        self._past = output.past_key_values
+        logits: Tensor = output.logits[0, -1].float()
+        return logits
+
+
+class ShapedReader:
+    """Known text through forwards of a wanted shape: equal rows, blocks, masks, gaps, cuts."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._past = DynamicCache()
+        self.length = 0
+
+    def read(self, tokens: Sequence[int], *, rows: int = 1, slots: int | None = None) -> Tensor:
+        """Logits [tokens, vocabulary] of the first of `rows` equal rows, in float32."""
+        return self.read_each([tokens] * rows, slots=slots)[0]
+
+    @torch.no_grad()
+    def read_each(self, texts: Sequence[Sequence[int]], *, slots: int | None = None) -> Tensor:
+        """Logits [rows, tokens, vocabulary] of rows that have all but these tokens in common.
+
+        With `slots` the cache is as long as that, as if a longer row were beside, and a mask
+        hides what lies between.
+        """
+        target = self._target
+        rows, count = len(texts), len(texts[0])
+        self._reshape(rows, slots or self.length)
+        inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([list(text) for text in texts], device=target.device),
+            "past_key_values": self._past,
+            "use_cache": True,
+        }
+        if slots is not None:
+            inputs["attention_mask"] = self._mask(rows, count, slots)
+            if target.takes("position_ids"):
+                places = torch.arange(self.length, self.length + count, device=target.device)
+                inputs["position_ids"] = places.expand(rows, -1)
+        with evaluating(target.model):
+            logits: Tensor = target.model(**inputs).logits
+        for layer in self._past.layers:
+            layer.keys = self._closed(layer.keys, count)
+            layer.values = self._closed(layer.values, count)
+        self.length += count
+        return logits.float()
+
+    def cut(self, length: int) -> None:
+        """Forget everything behind `length` tokens."""
+        for layer in self._past.layers:
+            layer.keys = layer.keys[:, :, :length]
+            layer.values = layer.values[:, :, :length]
+        self.length = min(self.length, length)
+
+    def _reshape(self, rows: int, slots: int) -> None:
+        """The first row's states for each of `rows` rows, and empty slots behind them."""
+        for layer in self._past.layers:
+            layer.keys = _widened_to(layer.keys, rows, slots)
+            layer.values = _widened_to(layer.values, rows, slots)
+
+    def _closed(self, states: Tensor, count: int) -> Tensor:
+        """Without the empty slots between what was there and what is new."""
+        new = states[:, :, states.shape[2] - count :]
+        return torch.cat((states[:, :, : self.length], new), dim=2)
+
+    def _mask(self, rows: int, count: int, slots: int) -> Tensor | dict[str, Tensor]:
+        """Who sees whom, spelt out as a batch of rows of different lengths needs it."""
+        target = self._target
+        new = torch.arange(self.length, self.length + count, device=target.device)
+        old = torch.arange(slots, device=target.device)
+        distance = new.unsqueeze(1) - torch.cat((old, new))  # [count, slots + count]
+        seen = distance >= 0
+        seen[:, self.length : slots] = False
+        window = int(getattr(target.config, "sliding_window", None) or 0)
+        masks = {}
+        for kind in set(layer_types(target.config)):
+            slides = kind == SLIDING_ATTENTION and window
+            shown = seen & (distance < window) if slides else seen
+            masks[kind] = self._as_taken(shown).expand(rows, 1, -1, -1)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _as_taken(self, seen: Tensor) -> Tensor:
+        if self._target.model.config._attn_implementation == "sdpa":
+            return seen
+        hidden = torch.finfo(self._target.dtype).min
+        return torch.zeros_like(seen, dtype=self._target.dtype).masked_fill(~seen, hidden)
+
+
+def _widened_to(states: Tensor, rows: int, slots: int) -> Tensor:
+    first = states[:1]
+    if slots > first.shape[2]:
+        empty = first.new_zeros(1, first.shape[1], slots - first.shape[2], first.shape[3])
+        first = torch.cat((first, empty), dim=2)
+    return first.expand(rows, *first.shape[1:]).contiguous()
+
+
+@torch.no_grad()
+def float32_logits(target: Target, ids: Sequence[int]) -> Tensor | None:
+    """Logits behind the last token with every weight in float32; None where that cannot be had."""
+    try:
+        with _widened(target) as wide:
+            return PlainReader(target).read(ids) if wide else None
+    except torch.OutOfMemoryError:
+        return None
+
+
+@contextmanager
+def _widened(target: Target) -> Iterator[bool]:
+    """The model in float32 while open; the very same tensors are put back."""
+    weights = list(target.model.parameters())
+    packed = any(
+        tensor.is_meta or (tensor.dim() > 1 and not tensor.is_floating_point())
+        for tensor in (*weights, *target.model.buffers())
+    )
+    if packed or any(hasattr(module, "_hf_hook") for module in target.model.modules()):
+        yield False
+        return
+    narrow = [w for w in weights if w.dtype in _HALF]
+    kept = [w.data for w in narrow]
+    try:
+        for weight in narrow:
+            weight.data = weight.data.float()
+        yield True
+    finally:
+        for weight, data in zip(narrow, kept, strict=True):
+            weight.data = data

@@ -1,0 +1,217 @@
+"""What is audited: anything that decodes rows and says in which forwards it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode, make_sampler
+from domino_spec.decoding.stopping import at_eos, at_length
+from domino_spec.fast.engine import PREFILL_CHUNK, Engine
+from domino_spec.fast.rows import Rows
+from domino_spec.targets import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One forward that a row took part in."""
+
+    start: int
+    """Tokens of the row that were in the cache."""
+    width: int
+    """Tokens a row in this forward."""
+    rows: int
+    slots: int | None = None
+    """Tokens of the longest row in the cache, where rows had different lengths: it takes a mask."""
+    kept: int
+    """Tokens that stayed in the cache."""
+
+    def holds(self, position: int) -> bool:
+        """Whether the logits behind this position were used."""
+        return self.start <= position < self.start + self.kept
+
+
+@dataclass(frozen=True)
+class Written:
+    """One row as it was decoded."""
+
+    tokens: tuple[int, ...]
+    passes: tuple[Pass, ...]
+    stats: RowStats
+
+
+class Way(Protocol):
+    """A way of decoding with drafts."""
+
+    @property
+    def name(self) -> str:
+        """For reports."""
+
+    @property
+    def batch_size(self) -> int:
+        """Rows decoded together."""
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
+    ) -> list[Written]:
+        """Decode all prompts; row i draws from the parameters' seed + i."""
+
+    def own_logits(self, ids: Sequence[int], shape: Pass) -> Tensor | None:
+        """Logits behind known text by a forward of its own; None if it runs the model's."""
+
+
+class ReferenceWay:
+    """The reference loop with drafts from anywhere."""
+
+    name = "reference"
+
+    def __init__(
+        self, target: Target, proposer: Callable[[], Proposer], *, batch_size: int = 8
+    ) -> None:
+        self._target = target
+        self._proposer = proposer
+        self.batch_size = 1 if target.batch_refusal else batch_size
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
+    ) -> list[Written]:
+        """In batches, in the given order: rows of different lengths meet."""
+        written: list[Written] = []
+        for first in range(0, len(prompts), self.batch_size):
+            batch = prompts[first : first + self.batch_size]
+            rows = [
+                _row(first + index, prompt, params, eos, self._target.device)
+                for index, prompt in enumerate(batch)
+            ]
+            written += self._decode(rows)
+        return written
+
+    def own_logits(self, ids: Sequence[int], shape: Pass) -> Tensor | None:  # noqa: ARG002
+        """The loop runs the model's own forward."""
+        return None
+
+    def _decode(self, rows: list[Row]) -> list[Written]:
+        passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
+        with _watched(self._target) as forwards:
+            verified: Any = None
+            for commit in decode(self._target, self._proposer(), rows):
+                if verified is None:
+                    verified = forwards[-1].cache  # the prefill's; a proposer may have its own
+                forward = next(f for f in reversed(forwards) if f.cache is verified)
+                row = next(row for row in rows if row.index == commit.row)
+                before = len(row.prompt) + len(row.generated) - len(commit.tokens)
+                prefill = commit.cycle == 0
+                passes[commit.row].append(
+                    Pass(
+                        start=0 if prefill else before - 1,
+                        width=forward.width,
+                        rows=forward.rows,
+                        slots=forward.slots,
+                        kept=before if prefill else commit.accepted + 1,
+                    )
+                )
+        return [Written(tuple(r.generated), tuple(passes[r.index]), r.stats) for r in rows]
+
+
+class EngineWay:
+    """The engine, whose sampling is the coupled rule."""
+
+    name = "fast"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.batch_size = engine.slots.count
+
+    def write(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
+    ) -> list[Written]:
+        """Rows come in as slots become free."""
+        engine = self._engine
+        rows = [
+            _row(index, prompt, params, eos, engine.slots.device)
+            for index, prompt in enumerate(prompts)
+        ]
+        passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
+        together = min(len(rows), engine.slots.count)
+        for commit in engine.run([(row, params, None) for row in rows]):
+            row = rows[commit.row]
+            before = len(row.prompt) + len(row.generated) - len(commit.tokens)
+            prefill = commit.cycle == 0
+            passes[commit.row].append(
+                Pass(
+                    start=0 if prefill else before - 1,
+                    width=len(row.prompt) if prefill else engine.depth + 1,
+                    rows=1 if prefill else together,
+                    kept=before if prefill else commit.accepted + 1,
+                )
+            )
+        return [Written(tuple(r.generated), tuple(passes[r.index]), r.stats) for r in rows]
+
+    @torch.no_grad()
+    def own_logits(self, ids: Sequence[int], shape: Pass) -> Tensor | None:
+        """The lean forward over clean slots, in the shape of a cycle."""
+        lean, device = self._engine.target, self._engine.slots.device
+        if shape.start == 0:
+            return lean.prefill(ids, 0, (), chunk=PREFILL_CHUNK)[0].float()
+        slots = torch.arange(shape.rows, device=device)
+        for slot in slots.tolist():
+            lean.prefill(ids[: shape.start], slot, (), chunk=PREFILL_CHUNK)
+        block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
+        starts = torch.full((shape.rows,), shape.start, device=device)
+        states, _ = lean.forward(block, Rows(slots, starts, shape.width))
+        logits = lean.logits(states).view(shape.rows, shape.width, -1)
+        return logits[0, len(ids) - 1 - shape.start].float()
+
+
+def block_of(ids: Sequence[int], shape: Pass) -> list[int]:
+    """The tokens of a forward: the text as far as it goes, then what no earlier token sees."""
+    block = list(ids[shape.start : shape.start + shape.width])
+    return block + [ids[-1]] * (shape.width - len(block))
+
+
+def _row(
+    index: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    eos: Collection[int],
+    device: torch.device,
+) -> Row:
+    return Row(
+        index,
+        prompt,
+        sampler=make_sampler(params, row=index, device=device),
+        stop_rules=[at_eos(eos), at_length()],
+        max_new_tokens=params.max_new_tokens,
+        device=device,
+    )
+
+
+@dataclass(frozen=True)
+class _Forward:
+    cache: Any
+    rows: int
+    width: int
+    slots: int | None
+
+
+@contextmanager
+def _watched(target: Target) -> Iterator[list[_Forward]]:
+    """Writes down the shape of every forward while open."""
+    seen: list[_Forward] = []
+    plain = target.forward
+
+    def forward(tokens: Tensor, cache: Any, **options: Any) -> Any:
+        slots = cache.slots if cache.ragged else None
+        seen.append(_Forward(cache, tokens.shape[0], tokens.shape[1], slots))
+        return plain(tokens, cache, **options)
+
+    target.forward = forward  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        del target.forward

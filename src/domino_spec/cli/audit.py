@@ -1,0 +1,335 @@
+"""`domino audit`: is decoding with this drafter lossless?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from domino_spec.cli.loading import load_decoder, named
+from domino_spec.cli.options import (
+    Accept,
+    ChatOptions,
+    DraftOptions,
+    JsonOption,
+    TargetArgument,
+    TargetOptions,
+)
+from domino_spec.cli.prompts import as_prompt
+from domino_spec.cli.voice import Voice, speaking
+
+if TYPE_CHECKING:
+    from domino_spec.api import DominoDecoder
+    from domino_spec.audit import Audit, GreedyAudit, SamplingAudit, Way
+    from domino_spec.decoding import SamplingParams
+    from domino_spec.evaluation import PromptSet
+
+_WHAT = "Audit"
+_GREEDY = "Greedy part"
+_SAMPLING = "Sampling part"
+_LISTED = 20
+_STYLES = {"lossless": "green", "bug": "red", "unclear": "yellow", "tie": "dim"}
+
+
+class Loop(StrEnum):
+    """Which loop is audited."""
+
+    REFERENCE = "reference"
+    FAST = "fast"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What is audited."""
+
+    engine: Annotated[
+        Loop, typer.Option(help="The reference loop or the engine.", rich_help_panel=_WHAT)
+    ] = Loop.REFERENCE
+    prompts: Annotated[
+        list[Path],
+        typer.Option(
+            help='JSON lines of {"turns": [...]}; repeatable; unset: fifty built-in ones.',
+            rich_help_panel=_WHAT,
+        ),
+    ] = field(default_factory=list)
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Rows decoded together.", rich_help_panel=_WHAT)
+    ] = 8
+    limit: Annotated[
+        int, typer.Option(min=0, help="Prompts; 0: no greedy part.", rich_help_panel=_GREEDY)
+    ] = 50
+    tokens: Annotated[
+        int, typer.Option(min=1, help="New tokens a prompt.", rich_help_panel=_GREEDY)
+    ] = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledOptions:
+    """How sampling is audited."""
+
+    samples: Annotated[
+        int,
+        typer.Option(min=0, help="Samples a prompt; 0: no such part.", rich_help_panel=_SAMPLING),
+    ] = 200
+    sampled_prompts: Annotated[int, typer.Option(min=1, rich_help_panel=_SAMPLING)] = 3
+    positions: Annotated[
+        int, typer.Option(min=2, help="Tokens a sample.", rich_help_panel=_SAMPLING)
+    ] = 6
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", rich_help_panel=_SAMPLING)
+    ] = 1.0
+    top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0
+    top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)] = 1.0
+    min_p: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
+    accept: Annotated[
+        Accept,
+        typer.Option(
+            help="How drafts are accepted; the engine couples.", rich_help_panel=_SAMPLING
+        ),
+    ] = Accept.REJECTION
+    seed: Annotated[
+        int, typer.Option(min=0, help="The same one, the same answer.", rich_help_panel=_SAMPLING)
+    ] = 0
+    alpha: Annotated[
+        float,
+        typer.Option(
+            min=1e-4, max=0.2, rich_help_panel=_SAMPLING,
+            help="What would look so wrong by chance so rarely is sampled again; twice is a bug.",
+        ),
+    ] = 0.01  # fmt: skip
+
+    def params(self, engine: Loop) -> SamplingParams:
+        """The checked parameters."""
+        from domino_spec.decoding import SamplingParams
+
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            accept="coupled" if engine is Loop.FAST else self.accept.value,
+        )
+
+
+def audit(
+    target: TargetArgument,
+    *,
+    what: AuditOptions,
+    sampled: SampledOptions,
+    draft_options: DraftOptions,
+    out: Annotated[Path | None, typer.Option(help="Append the record to this file.")] = None,
+    chat: ChatOptions,
+    target_options: TargetOptions,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove decoding with a drafter lossless: exit code 0 yes, 1 a bug, 2 cannot tell.
+
+    Greedy output is compared with plain decoding token by token, samples with the target's own
+    probabilities. Every difference is listed and told apart: a numerical near-tie, or a bug.
+    """
+    with speaking(as_json=as_json, failure=2) as voice:
+        from domino_spec.audit import Audit
+        from domino_spec.records import append_record, environment
+
+        if draft_options.draft is None:
+            raise typer.BadParameter("there is no drafter to audit; give --draft.")
+        params = sampled.params(what.engine)
+        turns = _turns(what)
+        decoder = load_decoder(voice, target, target_options, draft_options, chat)
+        prompts = _encoded(decoder, turns, what, system=chat.system)
+        way = _way(decoder, what, prompts)
+        audited = Audit(
+            greedy=_greedy(voice, decoder, way, what, prompts) if what.limit else None,
+            sampling=_sampling(voice, decoder, way, sampled, params, prompts)
+            if sampled.samples
+            else None,
+        )
+        document = {
+            "target": named(target),
+            "drafter": named(draft_options.draft),
+            "engine": way.name,
+            "rows": way.batch_size,
+            "depth": decoder.depth,
+            "dtype": str(decoder.target.dtype).removeprefix("torch."),
+            "device": str(decoder.target.device),
+            "prompts": prompts.name,
+            "too_long": prompts.too_long,
+            "new_tokens": what.tokens,
+            **audited.to_dict(),
+        }
+        if out is not None:
+            append_record(out, {**document, "environment": environment()})
+        if as_json:
+            voice.document({**document, "warnings": voice.warnings})
+        else:
+            _print(voice, audited)
+        if audited.exit_code:
+            raise typer.Exit(audited.exit_code)
+
+
+def _turns(what: AuditOptions) -> list[str]:
+    from domino_spec.audit import PROMPTS
+    from domino_spec.evaluation import read_turns
+
+    if not what.prompts:
+        return list(PROMPTS)
+    return [turn for path in what.prompts for turn in read_turns(path)]
+
+
+def _encoded(
+    decoder: DominoDecoder, turns: Sequence[str], what: AuditOptions, *, system: str | None
+) -> PromptSet:
+    from domino_spec.api.prompts import encode_prompt
+    from domino_spec.errors import InputError
+    from domino_spec.evaluation import PromptSet
+
+    context = decoder.target.context_length
+    prompts = [
+        encode_prompt(
+            as_prompt(turn, decoder.tokenizer, raw=False, system=system),
+            decoder.tokenizer,
+            decoder.chat_options,
+        )
+        for turn in turns
+    ]
+    name = ", ".join(path.stem for path in what.prompts) or "built-in"
+    longest = max(map(len, prompts)) if context is None else context - what.tokens
+    found = PromptSet.of(name, [prompt for prompt in prompts if prompt], longest=longest)
+    if not found.prompts:
+        raise InputError(
+            f"no prompt leaves room for {what.tokens} tokens in a context of {context}; ask for "
+            "fewer with --tokens."
+        )
+    return found
+
+
+def _way(decoder: DominoDecoder, what: AuditOptions, prompts: PromptSet) -> Way:
+    from domino_spec.audit import EngineWay, ReferenceWay
+    from domino_spec.fast.engine import Engine
+
+    if what.engine is Loop.REFERENCE:
+        return ReferenceWay(decoder.target, decoder.proposer, batch_size=what.batch_size)
+    engine = Engine(
+        decoder.target,
+        decoder.drafter,
+        slots=what.batch_size,
+        capacity=max(map(len, prompts.prompts)) + what.tokens,
+        depth=decoder.depth,
+        candidates=decoder.candidates,
+    )
+    return EngineWay(engine)
+
+
+def _greedy(
+    voice: Voice, decoder: DominoDecoder, way: Way, what: AuditOptions, prompts: PromptSet
+) -> GreedyAudit:
+    from domino_spec.audit import audit_greedy
+
+    return audit_greedy(
+        decoder.target,
+        way,
+        prompts.prompts[: what.limit],
+        max_new_tokens=what.tokens,
+        eos=decoder.eos_token_ids,
+        say=voice.status,
+    )
+
+
+def _sampling(
+    voice: Voice,
+    decoder: DominoDecoder,
+    way: Way,
+    sampled: SampledOptions,
+    params: SamplingParams,
+    prompts: PromptSet,
+) -> SamplingAudit:
+    from domino_spec.audit import audit_sampling
+
+    return audit_sampling(
+        decoder.target,
+        way,
+        prompts.prompts[: sampled.sampled_prompts],
+        params=params,
+        samples=sampled.samples,
+        positions=sampled.positions,
+        alpha=sampled.alpha,
+        say=voice.status,
+    )
+
+
+def _print(voice: Voice, audited: Audit) -> None:
+    if audited.greedy is not None:
+        _print_greedy(voice, audited.greedy)
+    if audited.sampling is not None:
+        _print_sampling(voice, audited.sampling)
+    answer = {
+        "lossless": "lossless: nothing speaks against it",
+        "bug": "not lossless",
+        "unclear": "cannot tell",
+    }[audited.answer]
+    line = "; ".join([answer, *audited.reasons])
+    voice.out.print(Text(line, style=_STYLES[audited.answer]), soft_wrap=True)
+
+
+def _print_greedy(voice: Voice, greedy: GreedyAudit) -> None:
+    voice.out.print(
+        f"greedy: {greedy.tokens} tokens of {greedy.prompts} prompts compared with plain decoding, "
+        f"{len(greedy.differences)} differ ({greedy.count('tie')} near-ties, "
+        f"{greedy.count('bug')} bugs, {greedy.count('unclear')} unclear) · "
+        f"{greedy.stats.tokens_per_cycle:.2f} tokens a cycle",
+        soft_wrap=True,
+    )
+    if not greedy.differences:
+        return
+    table = Table(box=None)
+    for heading in ("prompt", "position", "plain", "found", "gap", "bound"):
+        table.add_column(heading, justify="right")
+    for heading in ("verdict", "why"):
+        table.add_column(heading, overflow="fold")
+    # What matters first; a page of ties says no more than their number.
+    order = sorted(greedy.differences, key=lambda d: d.verdict == "tie")
+    for each in order[:_LISTED]:
+        table.add_row(
+            *(_shown(v) for v in (each.prompt, each.position, each.plain, each.found)),
+            *(_shown(v) for v in (each.gap, each.bound)),
+            Text(each.verdict, style=_STYLES[each.verdict]),
+            each.why,
+        )
+    voice.out.print(table)
+    if len(order) > _LISTED:
+        voice.out.print(f"… and {len(order) - _LISTED} more; --json lists them all")
+
+
+def _print_sampling(voice: Voice, sampling: SamplingAudit) -> None:
+    smallest = min((place.adjusted for place in sampling.places), default=1.0)
+    seen = "even a total variation of 1 at one place might have been missed"
+    if sampling.detectable is not None:
+        seen = f"a total variation of {sampling.detectable:.2f} at one place would have been found"
+    voice.out.print(
+        f"sampling: {sampling.samples} samples at each of {len(sampling.places)} places "
+        f"(temperature {sampling.params.temperature:g}, {sampling.params.accept}), smallest "
+        f"adjusted p {smallest:.3g} · {seen} · false alarms {sampling.false_alarm:.4%}",
+        soft_wrap=True,
+    )
+    for place in sampling.places:
+        if place.again is None:
+            continue
+        verdict = "wrong again" if place.again <= sampling.alpha else "not again"
+        voice.out.print(
+            f"  prompt {place.prompt}, position {place.position}: adjusted p {place.adjusted:.3g}, "
+            f"on fresh samples {place.again:.3g}: {verdict}",
+            soft_wrap=True,
+        )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,103 @@
+"""All findings, in the order in which a person would look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from domino_spec.api import DominoDecoder
+from domino_spec.checkpoints import Description, TargetFacts
+from domino_spec.doctor.findings import Finding, Plans, State, worst
+from domino_spec.doctor.measuring import measured_findings
+from domino_spec.doctor.memory import read_memory
+from domino_spec.doctor.reading import read_context, read_fit, read_mask, read_tokenizer
+from domino_spec.fast.families import why_not_lean
+from domino_spec.records.environment import hardware
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examination:
+    """A target, a drafter and a machine."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def state(self) -> State:
+        """The most serious one's."""
+        return worst(self.findings)
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether the pair cannot even be loaded, so that there is nothing to measure."""
+        stops = ("hidden size", "vocabulary", "target layers", "taps", "mask token")
+        return any(
+            f.state == "problem" and (f.name in stops or f.name.startswith("memory"))
+            for f in self.findings
+        )
+
+    def get(self, name: str) -> Finding | None:
+        """The finding of this name."""
+        return next((finding for finding in self.findings if finding.name == name), None)
+
+
+def examine_files(
+    *,
+    config: Any,
+    tokenizer: Any | None,
+    facts: TargetFacts,
+    described: Description,
+    dtype: torch.dtype,
+    device: torch.device,
+    plans: Plans,
+) -> Examination:
+    """What configuration files and headers tell; no weights are read."""
+    findings = [
+        Finding(name="machine", state="ok", found=f"{hardware()}, torch {torch.__version__}"),
+        _types(described, dtype, device),
+        read_memory(config, described, plans, dtype=dtype, device=device),
+        *read_fit(described.config, described.provenance, facts),
+        *read_tokenizer(tokenizer, facts),
+        *read_mask(described.config, tokenizer),
+        *read_context(described.config, described.provenance, facts, plans),
+    ]
+    return Examination(findings=tuple(findings))
+
+
+def examine_loaded(
+    decoder: DominoDecoder,
+    texts: Sequence[str],
+    *,
+    tokens: int,
+    template_fits: bool,
+    say: Callable[[str], None] = lambda _: None,
+) -> Examination:
+    """What a few answers of the target tell."""
+    reason = why_not_lean(decoder.target)
+    engine = Finding(
+        name="engine",
+        state="ok",
+        found="runs this target" if reason is None else f"the reference loop only: {reason}",
+    )
+    measured = measured_findings(
+        decoder, texts, tokens=tokens, template_fits=template_fits, say=say
+    )
+    return Examination(findings=(engine, *measured))
+
+
+def _types(described: Description, dtype: torch.dtype, device: torch.device) -> Finding:
+    stored = ", ".join(described.dtypes)
+    name = str(dtype).removeprefix("torch.")
+    state: State = "ok"
+    advice = ""
+    if dtype == torch.float16 and "BF16" in described.dtypes:
+        state = "warning"
+        advice = "bfloat16 weights can overflow in float16: use --dtype bfloat16 or float32."
+    elif dtype in (torch.float16, torch.bfloat16) and device.type == "cpu":
+        advice = "On most CPUs half types are slower than float32."
+    return Finding(
+        name="type", state=state, found=f"drafter stored as {stored}",
+        expected=f"{name} on {device}", advice=advice,
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""What only drafting tells: alignment, mask token, prompt format, the right target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from domino_spec.api import DominoDecoder
+from domino_spec.api.prompts import encode_prompt
+from domino_spec.decoding.stats import MIN_TOKENS_PER_CYCLE
+from domino_spec.doctor.findings import Finding
+from domino_spec.doctor.reading import mask_candidates
+from domino_spec.doctor.trials import Trial, answers, measure
+from domino_spec.evaluation import Continuations
+
+_MOST_MASKS = 16
+_DISAPPOINTING = 0.7
+"""Of what training measured: other prompts differ, but not by so much."""
+Say = Callable[[str], None]
+
+
+def measured_findings(
+    decoder: DominoDecoder,
+    texts: Sequence[str],
+    *,
+    tokens: int,
+    template_fits: bool,
+    say: Say = lambda _: None,
+) -> Iterator[Finding]:
+    """Draft for a few answers of the target, as configured and otherwise."""
+    say(f"the target answers {len(texts)} prompts of {tokens} tokens")
+    known = answers(decoder, _encoded(decoder, texts, "as it is"), tokens=tokens)
+    own = measure(decoder, known)
+    alignment = _alignment(decoder, known, own)
+    mask = _mask(decoder, known, say)
+    formats = None
+    if not template_fits or own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE:
+        say("trying other forms of the prompts")
+        formats = _format(decoder, texts, own, tokens=tokens)
+    explained = any(f is not None and f.state == "problem" for f in (alignment, mask, formats))
+    yield alignment
+    if mask is not None:
+        yield mask
+    if formats is not None:
+        yield formats
+    yield _tokens_per_cycle(decoder, own, explained=explained)
+
+
+def _alignment(decoder: DominoDecoder, known: Continuations, own: Trial) -> Finding:
+    assert decoder.config is not None
+    config = decoder.config
+    other = "no-shift" if config.shift_label else "shift"
+    trial = measure(decoder, known, shift_label=not config.shift_label)
+    found = f"{config.alignment}: {own.tokens_per_cycle:.2f} tokens a cycle"
+    against = f"{other}: {trial.tokens_per_cycle:.2f}"
+    if trial.clearly_better_than(own):
+        return Finding(
+            name="alignment", state="problem", found=found, expected=against,
+            advice=f"The drafter was trained with {other}: correct shift_label in its config.json "
+            f"to {str(not config.shift_label).lower()}.",
+        )  # fmt: skip
+    better = own.tokens_per_cycle > trial.tokens_per_cycle
+    sure = better and own.tokens_per_cycle >= MIN_TOKENS_PER_CYCLE
+    return Finding(
+        name="alignment",
+        state="ok" if sure else "unknown",
+        found=found,
+        expected=against,
+        advice="" if sure else "Too few drafts are right to tell.",
+    )
+
+
+def _mask(decoder: DominoDecoder, known: Continuations, say: Say) -> Finding | None:
+    assert decoder.config is not None
+    candidates = mask_candidates(decoder.config, decoder.tokenizer, most=_MOST_MASKS)
+    if not candidates:
+        return None
+    say(f"trying {len(candidates)} other mask tokens")
+    # The best of many is lucky on what it was chosen by: it is compared on the other prompts.
+    first, *others = range(len(known.prompts))
+    chosen_by, rest = known.select([first]), known.select(others or [first])
+    tried = {token: measure(decoder, chosen_by, mask_token_id=token) for token in candidates}
+    best = max(tried, key=lambda token: tried[token].tokens_per_cycle)
+    trial, own = measure(decoder, rest, mask_token_id=best), measure(decoder, rest)
+    better = trial.clearly_better_than(own)
+    found = f"{decoder.config.mask_token_id}: {own.tokens_per_cycle:.2f} tokens a cycle"
+    return Finding(
+        name="mask token, measured",
+        state="problem" if better else "ok",
+        found=found,
+        expected=f"best of {len(candidates)} others, {best}: {trial.tokens_per_cycle:.2f}",
+        advice=f"The drafter was trained with another mask token: set mask_token_id to {best} in "
+        "its config.json."
+        if better
+        else "",
+    )
+
+
+def _format(
+    decoder: DominoDecoder, texts: Sequence[str], own: Trial, *, tokens: int
+) -> Finding | None:
+    template = getattr(decoder.tokenizer, "chat_template", None)
+    if not template:
+        return None
+    forms = ["plain text"]
+    if "enable_thinking" in str(template):
+        forms += ["thinking", "no thinking"]
+    trials: dict[str, Trial] = {}
+    for form in forms:
+        known = answers(decoder, _encoded(decoder, texts, form), tokens=tokens)
+        trials[form] = measure(decoder, known)
+    best = max(trials, key=lambda form: trials[form].tokens_per_cycle)
+    better = trials[best].clearly_better_than(own)
+    return Finding(
+        name="prompt format",
+        state="problem" if better else "ok",
+        found=f"this template: {own.tokens_per_cycle:.2f} tokens a cycle",
+        expected=f"{best}: {trials[best].tokens_per_cycle:.2f}",
+        advice=f"The drafter was trained on other prompts, more like {best}: use the template and "
+        "mode of its training, or train it on this template."
+        if better
+        else "",
+    )
+
+
+def _tokens_per_cycle(decoder: DominoDecoder, own: Trial, *, explained: bool) -> Finding:
+    expected = decoder.provenance.tokens_per_cycle
+    reached = own.tokens_per_cycle
+    found = f"{reached:.2f} over {own.stats.cycles} cycles"
+    useless = reached < MIN_TOKENS_PER_CYCLE
+    short = expected is not None and reached < 1 + _DISAPPOINTING * (expected - 1)
+    advice = ""
+    if useless and not explained:
+        advice = (
+            "Hardly any draft is right, whatever the alignment, mask token and prompt format: the "
+            "drafter was trained for another target or another version of it, or not at all. Use "
+            "the target it names, or train one for this target."
+        )
+    elif useless or short:
+        advice = (
+            "Mend what is named above first."
+            if explained
+            else (
+                "Fewer than training measured: check the target's weights, and that these prompts "
+                "are of the kind it was trained for."
+            )
+        )
+    return Finding(
+        name="tokens a cycle",
+        state="problem" if useless else "warning" if short else "ok",
+        found=found,
+        expected="unknown from training" if expected is None else f"{expected:.2f} in training",
+        advice=advice,
+    )
+
+
+def _encoded(decoder: DominoDecoder, texts: Sequence[str], form: str) -> list[list[int]]:
+    options: dict[str, Any] = dict(decoder.chat_options)
+    if form in ("thinking", "no thinking"):
+        options["enable_thinking"] = form == "thinking"
+    templated = bool(getattr(decoder.tokenizer, "chat_template", None)) and form != "plain text"
+    prompts = [[{"role": "user", "content": text}] if templated else text for text in texts]
+    return [encode_prompt(prompt, decoder.tokenizer, options) for prompt in prompts]

@@ -1,0 +1,247 @@
+"""A right decoder passes, every decoder broken on purpose is called so, a tie is not a bug."""
+
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec.audit import Audit, EngineWay, Pass, ReferenceWay, audit_greedy, judge_first
+from domino_spec.audit.forwards import PlainReader
+from domino_spec.audit.ties import judge
+from domino_spec.decoding import DominoProposer, NoDrafts, Row, SamplingParams
+from domino_spec.targets import Target, TargetCache, probe_target
+from tests.fast.runs import make_engine
+from tests.support.drafters import Adversarial, Good
+from tests.support.families import (
+    VOCAB,
+    make_target,
+    plain_greedy,
+    random_drafter,
+    random_prompts,
+    randomise,
+)
+from tests.support.pair import bigram_target, knowing_drafter
+
+LENGTHS, NEW, DEPTH = (5, 9, 3, 12, 1), 25, 7
+
+
+def scripted(target, kind=Good):
+    """A way whose drafts are often right, and its prompts."""
+    prompts = random_prompts(LENGTHS)
+    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    way = ReferenceWay(
+        target, lambda: kind(answers, depth=DEPTH, vocab=target.vocab_size), batch_size=4
+    )
+    return way, prompts
+
+
+def greedy(target, way, prompts, eos=()):
+    return audit_greedy(target, way, prompts, max_new_tokens=NEW, eos=eos)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("kind", [Good, Adversarial])
+def test_the_reference_loop_is_lossless(family, kind):
+    target = make_target(family)
+    found = greedy(target, *scripted(target, kind))
+    assert found.differences == ()
+    assert found.tokens == len(LENGTHS) * NEW
+    assert sum(found.stats.accepted) > 10
+    assert Audit(greedy=found, sampling=None).answer == "lossless"
+
+
+def test_any_proposer_goes_and_endings_are_compared():
+    target = make_target("llama")
+    prompts = random_prompts(LENGTHS)
+    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    eos = {answers[0][3], answers[1][0]}
+    drafter = random_drafter()
+    way = ReferenceWay(target, lambda: DominoProposer(drafter, target, depth=DEPTH))
+    found = greedy(target, way, prompts, eos)
+    assert found.differences == ()
+    assert found.tokens < len(LENGTHS) * NEW
+
+
+def test_the_engine_is_lossless():
+    target, drafter = bigram_target(), knowing_drafter(shift=True, prefix=1)
+    way = EngineWay(make_engine(target, drafter, slots=2))
+    found = greedy(target, way, [[4, 9], [20], [1, 2, 3]])
+    assert found.differences == ()
+    assert found.stats.tokens_per_cycle > 5
+
+
+def keeps_what_was_rejected(self, counts):
+    """The first rejected draft's states stand where the last accepted one's should."""
+    start = self.slots
+    for layer in self._layers() if start else ():
+        for states in (layer.keys, layer.values):
+            for row, count in enumerate(counts):
+                if start + count < states.shape[2]:
+                    states[row, :, start + count - 1] = states[row, :, start + count].clone()
+    REAL_COMMIT(self, counts)
+
+
+def keeps_the_place_of_longer_rows(self, counts):
+    """Shorter rows' states are not moved to their end: they read stale ones."""
+    lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+    for layer in self._layers():
+        layer.keys = layer.keys[:, :, : max(lengths)]
+        layer.values = layer.values[:, :, : max(lengths)]
+    self.lengths = lengths
+
+
+def accepts_one_too_many(self, logits, drafts, drawn_from=None, argmax=None):
+    before = len(self.generated)
+    accepted = REAL_COMMIT_BLOCK(self, logits, drafts, drawn_from, argmax)
+    if accepted < len(drafts) and self.finish_reason is None and accepted:
+        self.generated[before + accepted] = drafts[accepted]
+    return accepted
+
+
+REAL_COMMIT, REAL_COMMIT_BLOCK = TargetCache.commit, Row.commit_block
+BROKEN = {
+    "wrong roll-back": (TargetCache, "commit", keeps_what_was_rejected),
+    "stale cache": (TargetCache, "commit", keeps_the_place_of_longer_rows),
+    "off-by-one acceptance": (Row, "commit_block", accepts_one_too_many),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_loop_is_a_bug(kind, monkeypatch):
+    target = make_target("llama")
+    way, prompts = scripted(target)
+    owner, name, broken = BROKEN[kind]
+    monkeypatch.setattr(owner, name, broken)
+    found = greedy(target, way, prompts)
+    assert found.count("bug") > 0
+    assert found.count("tie") == 0
+    bug = next(d for d in found.differences if d.verdict == "bug")
+    assert bug.gap > bug.bound > 0
+    assert bug.plain != bug.found
+    audit = Audit(greedy=found, sampling=None)
+    assert (audit.answer, audit.exit_code) == ("bug", 1)
+
+
+def test_a_broken_engine_is_a_bug(monkeypatch):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    real = engine.runner.start
+
+    def start(slots, plan):
+        report = real(slots, plan)
+
+        def one_more():
+            read = report().clone()
+            read[:, 0] = (read[:, 0] + 1).clamp(max=plan.depth)
+            return read
+
+        return one_more
+
+    monkeypatch.setattr(engine.runner, "start", start)
+    found = greedy(make_target("llama"), EngineWay(engine), random_prompts((5, 9)))
+    assert found.count("bug") > 0
+
+
+def test_the_engines_own_logits_are_those_of_known_text():
+    target = make_target("llama")
+    way = EngineWay(make_engine(target, random_drafter(), slots=3))
+    ids = random_prompts((14,))[0]
+    expected = PlainReader(target).read(ids)
+    for shape in (
+        Pass(start=0, width=14, rows=1, kept=14),
+        Pass(start=11, width=8, rows=3, kept=3),
+    ):
+        assert shape.holds(len(ids) - 1)
+        torch.testing.assert_close(way.own_logits(ids, shape), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_overrunning_the_end_is_a_bug(monkeypatch):
+    target = make_target("llama")
+    way, prompts = scripted(target)
+    eos = {plain_greedy(target.model, prompts[0], 4)[-1]}
+    monkeypatch.setattr("domino_spec.audit.ways.at_eos", lambda _: lambda row: None)
+    found = greedy(target, way, prompts, eos)
+    assert any(d.verdict == "bug" and d.plain is None for d in found.differences)
+
+
+def test_ending_too_soon_is_a_bug(monkeypatch):
+    target = make_target("llama")
+    way, prompts = scripted(target)
+    stops = plain_greedy(target.model, prompts[0], 4)[-1]
+    real = way.write
+    monkeypatch.setattr(way, "write", lambda p, params, eos: real(p, params, eos={stops}))
+    found = greedy(target, way, prompts)
+    assert any(d.verdict == "bug" and d.found is None for d in found.differences)
+
+
+def test_nothing_drafted_cannot_be_told():
+    target = make_target("llama")
+    found = greedy(target, ReferenceWay(target, NoDrafts), random_prompts((5, 3)))
+    audit = Audit(greedy=found, sampling=None)
+    assert found.differences == ()
+    assert (audit.answer, audit.exit_code) == ("unclear", 2)
+
+
+# Ties ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def twins():
+    """A bfloat16 target whose tokens come in pairs with all but equal logits."""
+    config = tf.LlamaConfig(
+        vocab_size=VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    model = randomise(tf.AutoModelForCausalLM.from_config(config), 0.06, seed=2).eval()
+    with torch.no_grad():
+        rows = model.lm_head.weight
+        nudge = torch.randn(rows[1::2].shape, generator=torch.Generator().manual_seed(1))
+        rows[1::2] = rows[:-1:2] + 2e-4 * nudge
+    target = Target(model.bfloat16())
+    probe_target(target)
+    return target
+
+
+def test_a_real_near_tie_is_told_from_a_bug(twins, monkeypatch):
+    way, prompts = scripted(twins)
+    found = greedy(twins, way, prompts)
+    assert found.count("tie") >= 3
+    assert found.count("bug") == found.count("unclear") == 0
+    assert sum(tie.plain // 2 == tie.found // 2 for tie in found.differences) >= 3  # twins
+    for tie in found.differences:
+        assert tie.gap < tie.bound
+        assert "float32" in tie.why
+    assert Audit(greedy=found, sampling=None).exit_code == 0
+    monkeypatch.setattr(Row, "commit_block", accepts_one_too_many)
+    assert greedy(twins, way, prompts).count("bug") > 0
+
+
+def test_the_same_difference_without_rounding_is_a_bug(twins):
+    """In float32 these texts never part: the bound is measured, not granted."""
+    target = Target(twins.model.float())
+    try:
+        prompt = random_prompts((9,))[0]
+        way = ReferenceWay(target, lambda: Good([[0] * NEW], depth=DEPTH, vocab=VOCAB))
+        (text,) = way.write([prompt], SamplingParams(max_new_tokens=NEW), eos=())
+        plain = plain_greedy(target.model, prompt, NEW)
+        assert judge_first(target, prompt, plain, text.tokens, text.passes) is None
+        changed = [*plain[:5], plain[5] ^ 1, *plain[6:]]
+        bug = judge_first(target, prompt, plain, changed, text.passes)
+        assert (bug.position, bug.verdict) == (5, "bug")
+        assert bug.gap > bug.bound
+    finally:
+        twins.model.bfloat16()
+
+
+@pytest.mark.parametrize(("apart", "verdict"), [(0.0, "bug"), (100.0, "unclear")])
+def test_what_only_a_ways_own_forward_explains_is_unclear(apart, verdict):
+    target = make_target("llama")
+    way, prompts = scripted(target)
+    single = PlainReader(target).read(prompts[0])
+    passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
+    way.own_logits = lambda ids, shape: single + apart
+    found = judge(
+        target, way, prompt=0, position=0, ids=prompts[0], single=single,
+        found=int(single.argsort()[-2]), passes=passes,
+    )  # fmt: skip
+    assert found.verdict == verdict
+    assert found.gap > found.bound
