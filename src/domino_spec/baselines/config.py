@@ -48,6 +48,11 @@ class BaselineConfig:
         raise NotImplementedError
 
     @property
+    def trained_depth(self) -> int:
+        """Drafts behind each anchor that training looks at."""
+        return self.default_depth
+
+    @property
     def most_drafts(self) -> int | None:
         """Drafts it can give in a cycle; None where there is no end."""
         return self.default_depth

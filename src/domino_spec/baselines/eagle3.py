@@ -18,7 +18,7 @@ from domino_spec.baselines.config import Eagle3Config
 from domino_spec.drafter import TargetVocabulary
 from domino_spec.drafter.backbone import RotaryPositions
 from domino_spec.drafter.initial import initialise_layers
-from domino_spec.drafter.layers import DraftMLP, KeyValue, Rotary, attend, rotate
+from domino_spec.drafter.layers import DraftMLP, KeyValue, Rotary, rotate
 
 NextTokens = Callable[[int, Tensor], Tensor]
 """(step, the states behind its guess [rows, starts, hidden]) -> tokens to read [rows, starts]."""
@@ -50,10 +50,16 @@ class Eagle3Layer(nn.Module):
         return keys, self._heads(self.v_proj(joined))
 
     def forward(
-        self, joined: Tensor, features: Tensor, seen: KeyValue, rotary: Rotary, mask: Tensor
+        self,
+        joined: Tensor,
+        features: Tensor,
+        rotary: Rotary,
+        context: KeyValue,
+        visible: Tensor,  # [rows, starts, context] bool
+        chain: Sequence[KeyValue],  # of each step behind the context, [rows, kv heads, starts, ...]
     ) -> Tensor:
         query = rotate(self._heads(self.q_proj(joined)), rotary)
-        mixed = attend(query, *seen, mask)
+        mixed = _attend(query, context, visible, chain)
         states: Tensor = features + self.o_proj(mixed.transpose(1, 2).flatten(2))
         output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return output
@@ -61,6 +67,28 @@ class Eagle3Layer(nn.Module):
     def _heads(self, states: Tensor) -> Tensor:
         # [rows, n, heads * head_dim] -> [rows, heads, n, head_dim]
         return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+def _attend(query: Tensor, context: KeyValue, visible: Tensor, chain: Sequence[KeyValue]) -> Tensor:
+    """Attention of each start to what it sees of the context and to its own chain alone.
+
+    All starts share the context, so that is one product; a chain is a few keys for each start.
+    """
+    keys, values = context
+    rows, heads, starts, size = query.shape
+    grouped = query.view(rows, keys.shape[1], -1, starts, size)  # [rows, kv heads, group, ...]
+    scores = torch.einsum("rkgsd,rknd->rkgsn", grouped, keys)
+    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
+    if chain:
+        chain_keys, chain_values = (torch.stack(part, dim=3) for part in zip(*chain, strict=True))
+        own = torch.einsum("rkgsd,rksjd->rkgsj", grouped, chain_keys)
+        scores = torch.cat((scores, own), dim=-1)
+    shares = torch.softmax(scores.float() * size**-0.5, dim=-1).to(values.dtype)
+    mixed = torch.einsum("rkgsn,rknd->rkgsd", shares[..., : keys.shape[2]], values)
+    if chain:
+        later = shares[..., keys.shape[2] :]
+        mixed = mixed + torch.einsum("rkgsj,rksjd->rkgsd", later, chain_values)
+    return mixed.reshape(rows, heads, starts, size)
 
 
 class Eagle3(BaselineDrafter[Eagle3Config]):
@@ -126,21 +154,14 @@ class Eagle3(BaselineDrafter[Eagle3Config]):
         decoding starts one a row behind the cached context and reads what it drafted. A step sees
         the context up to its chain's start and the steps of its own chain.
         """
-        starts = features.shape[1]
-        own = torch.eye(starts, dtype=torch.bool, device=visible.device).expand(
-            visible.shape[0], -1, -1
-        )
-        keys, values, mask = *context, visible
         tokens, outputs = anchor_tokens, []
+        chain: list[KeyValue] = []
         for step in range(steps):
             joined = self.layer.join(self.embed(target, tokens), features)
             rotary = self.rotary(features, positions + step)
             if step:  # the first row's keys are the context's
-                new_keys, new_values = self.layer.keys_values(joined, rotary)
-                keys = torch.cat((keys, new_keys), dim=2)
-                values = torch.cat((values, new_values), dim=2)
-                mask = torch.cat((mask, own), dim=2)
-            features = self.layer(joined, features, (keys, values), rotary, mask.unsqueeze(1))
+                chain.append(self.layer.keys_values(joined, rotary))
+            features = self.layer(joined, features, rotary, context, visible, chain)
             hidden = self.norm(features)
             outputs.append(hidden)
             if step + 1 < steps:

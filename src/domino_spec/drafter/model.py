@@ -85,6 +85,11 @@ class Drafter(nn.Module):
         return self.config.target_layer_ids
 
     @property
+    def output_norm(self) -> Tensor:
+        """The weight of the norm before the lm_head."""
+        return self.backbone.norm.weight
+
+    @property
     def dtype(self) -> torch.dtype:
         """The backbone's parameter type."""
         return self.backbone.fc.weight.dtype
