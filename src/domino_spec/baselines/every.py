@@ -46,11 +46,15 @@ def pack_any(
     return save_baseline(drafter, folder, bits=bits, **options)
 
 
-def load_any(source: str | Path, *, dtype: torch.dtype | None = None) -> AnyDrafter:
-    """A drafter on the CPU, in eval mode."""
+def load_any(
+    source: str | Path, *, dtype: torch.dtype | None = None
+) -> tuple[AnyDrafter, Provenance]:
+    """A drafter on the CPU, in eval mode, and where it comes from."""
     if is_baseline(locate(source).read_config()):
-        return load_baseline(source, dtype=dtype).drafter
-    return load_drafter(source, dtype=dtype).drafter
+        baseline = load_baseline(source, dtype=dtype)
+        return baseline.drafter, baseline.provenance
+    checkpoint = load_drafter(source, dtype=dtype)
+    return checkpoint.drafter, checkpoint.provenance
 
 
 def drafter_like(drafter: AnyDrafter, weights: Mapping[str, Tensor]) -> AnyDrafter:

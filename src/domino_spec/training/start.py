@@ -72,7 +72,7 @@ def _mask_token(config: TrainConfig, target: Target, tokenizer: Any, training: C
 
 def _warm_start(config: TrainConfig, shape: DrafterConfig | BaselineConfig) -> AnyDrafter:
     assert config.init is not None
-    drafter = load_any(config.init, dtype=torch.float32)
+    drafter, _ = load_any(config.init, dtype=torch.float32)
     stated, wanted = drafter.config.to_dict(), shape.to_dict()
     different = [
         f"{name} {stated[name]!r} against {wanted.get(name)!r}"
