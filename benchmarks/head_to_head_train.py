@@ -5,9 +5,9 @@
 
 A kind with several rates tries each for the shorter time and goes on with the one that gives most
 tokens a cycle on one half of the held-out conversations; the other half measures the full run.
-Seconds are those of training alone: the compiler, evaluations and files are not counted. Everything
-but the kind, its rate and its own `--set KIND:NAME=VALUE` is shared. A trained drafter leaves as KIND.tar (with
-parts KIND.tar.0, KIND.tar.1 ... where it is larger than `--part-bytes`: `cat KIND.tar.* | tar x`).
+Seconds are those of training alone: the compiler, evaluations and files are not counted. All but
+the kind, its rate and its own settings is shared. A trained drafter leaves as KIND.tar, or where
+that is larger than `--part-bytes` as KIND.tar.0, KIND.tar.1 ...: `cat KIND.tar.* | tar x`.
 """
 
 from __future__ import annotations
