@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -24,32 +23,6 @@ from tests.cli import tiny
 
 TINY = ("--length", 64, "--rows", 2, "--anchors", 4, "--size", "small")
 FAST = (*TINY, "--eval-every", 0, "--no-tensorboard")
-
-
-@pytest.fixture(scope="module")
-def talks(tmp_path_factory):
-    """Conversations, and a row that is none."""
-    path = tmp_path_factory.mktemp("data") / "talks.jsonl"
-    draw = random.Random(0)
-    words = " ".join(tiny.LINES).split()
-    rows = []
-    for index in range(30):
-        question, answer = (" ".join(draw.choices(words, k=k)) for k in (4, 12))
-        messages = [
-            {"role": "user", "content": f"{question} {index}"},
-            {"role": "assistant", "content": answer},
-        ]
-        rows.append(json.dumps({"messages": messages}))
-    path.write_text("\n".join(rows) + "\n{broken\n", encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def train(domino, target, talks, tmp_path):
-    def run(*arguments, out="run", basics=(target, "--data", talks)):
-        return domino("train", *basics, "--out", tmp_path / out, *arguments)
-
-    return run
 
 
 @pytest.fixture
@@ -376,32 +349,3 @@ def test_the_module_trains_from_a_file(target, talks, tmp_path, capsys):
     for wrong, expected in (([], "usage"), ([str(file), "device=gpu"], "device is 'gpu'")):
         with pytest.raises(training_main.ConfigError, match=expected):
             training_main.main(wrong)
-
-
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
-def test_baselines_are_trained_by_the_same_command(train, domino, target, tmp_path, kind):
-    result = train("--kind", kind, "--draft-steps", 2, "--steps", 3, "--log-every", 1, *FAST)
-    assert result.exit_code == 0, result.output
-    assert f"{kind} drafter" in result.stderr
-    assert "domino eval" in result.stderr.replace("\n", " ")
-    folder = tmp_path / "run" / "drafter"
-    assert json.loads((folder / "config.json").read_text())["drafter"] == kind
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["variant"] == kind
-    told = train("--kind", kind, "--rank", 4, *FAST, out="other")
-    assert told.exit_code == 1
-    assert f"a {kind} drafter has no rank" in told.stderr
-
-
-def test_a_run_over_seconds_tells_its_steps(train, tmp_path):
-    result = train("--max-seconds", 0.05, "--log-every", 1, "--json", *FAST)
-    assert result.exit_code == 0, result.output
-    first, *_, last = map(json.loads, result.stdout.splitlines())
-    assert (first["config"]["steps"], first["config"]["max_seconds"]) == (None, 0.05)
-    assert last["finished"]
-    assert last["step"] >= 4
-    lines = train("--max-seconds", 0.05, "--log-every", 1, *FAST, out="again").stderr
-    assert "0.05 s of steps" in lines
-    assert "step 1:" in lines
-    both = train("--max-seconds", 1, "--steps", 3, *FAST, out="both")
-    assert both.exit_code == 1
-    assert "contradict" in both.stderr
