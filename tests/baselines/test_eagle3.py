@@ -111,3 +111,18 @@ def test_later_steps_learn_through_the_earlier_ones():
     )  # fmt: skip
     hidden[:, :, 2].sum().backward()
     assert drafter.fc.weight.grad.abs().sum() > 0
+
+
+def test_a_step_fed_with_the_targets_feature_is_a_chain_that_starts_there(monkeypatch):
+    """Positions, keys and visibility of own states are those of true ones."""
+    target, drafter = make_target("llama"), random_baseline("eagle3")
+    tokens = torch.randint(0, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))
+    taps = target.forward(tokens, target.new_cache(1), taps=drafter.taps).taps
+    later = trained_logits(drafter, target, tokens, torch.tensor([[10, 17]]), 1, taps=taps)
+    true = drafter.features(taps)[:, [9, 16]]
+    forward = drafter.layer.forward
+    monkeypatch.setattr(
+        drafter.layer, "forward", lambda *given: forward(*given) if given[5] else true
+    )
+    led = trained_logits(drafter, target, tokens, torch.tensor([[9, 16]]), 2, taps=taps)
+    torch.testing.assert_close(led[:, :, 1], later[:, :, 0], atol=1e-5, rtol=1e-5)

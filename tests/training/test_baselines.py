@@ -108,7 +108,7 @@ def learnt(request, tmp_path_factory, corpus, loaded):
     reports = Reports()
     run = ready(
         tmp_path_factory.mktemp("learnt") / "run", corpus, loaded, reports, variant=request.param,
-        steps=60, learning_rate=RATES[request.param], eval_every=30, log_every=20, save_every=0,
+        steps=80, learning_rate=RATES[request.param], eval_every=40, log_every=20, save_every=0,
     )  # fmt: skip
     before = run.evaluate()
     outcome, folder = train(run)
@@ -121,7 +121,7 @@ def test_the_loss_falls_and_tokens_a_cycle_rise(learnt):
     assert losses[-1] < 0.5 * losses[0]
     assert len(reports.trained[0][1]["accuracy"]) == run.config.draft_steps == 4
     found = [values["tokens_per_cycle"] for _, values in reports.evaluated]
-    assert [step for step, _ in reports.evaluated] == [30, 60]
+    assert [step for step, _ in reports.evaluated] == [40, 80]
     assert before["tokens_per_cycle"] < 2.0 < 2.8 < found[-1]
     assert outcome.finished
 
