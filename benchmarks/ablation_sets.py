@@ -62,7 +62,12 @@ def answers_to(
 
 
 def held_out_set(
-    corpus: Corpus, loaded: LoadedTarget, held_out: int, folder: str | None
+    corpus: Corpus,
+    loaded: LoadedTarget,
+    held_out: int,
+    folder: str | None,
+    *,
+    max_new_tokens: int = 256,
 ) -> tuple[PromptSet, Continuations]:
     """Prompts of the conversations that every run keeps from its training."""
     conversations = split_held_out(corpus, held_out)[1]
@@ -71,6 +76,6 @@ def held_out_set(
         for i in range(len(conversations))
         if conversations.first_supervised(i)
     ]
-    tokens = min(256, (loaded.target.context_length or 10**6) - max(map(len, prompts)))
+    tokens = min(max_new_tokens, (loaded.target.context_length or 10**6) - max(map(len, prompts)))
     answers = answers_to(HELD_OUT, prompts, loaded, folder, max_new_tokens=tokens)
     return PromptSet.of(HELD_OUT, prompts, longest=10**6), answers

@@ -23,6 +23,7 @@ import torch
 from benchmarks.ablation_plan import Entry, Plan, own_settings
 from benchmarks.ablation_sets import HELD_OUT, Sets, held_out_set, load_sets
 from domino_spec.api import DominoDecoder
+from domino_spec.baselines.every import AnyDrafter
 from domino_spec.checkpoints import save_drafter
 from domino_spec.data import Corpus, load_corpus
 from domino_spec.drafter import Drafter
@@ -63,7 +64,7 @@ class Speed:
 
 def train_one(
     settings: dict[str, Any], loaded: LoadedTarget, corpus: Corpus, out: Path
-) -> tuple[Drafter, TrainConfig, Speed, float]:
+) -> tuple[AnyDrafter, TrainConfig, Speed, float]:
     """One run; also how many seconds its steps took, evaluation and saving left out."""
     speed = Speed()
     config = TrainConfig.from_dict({**settings, "out": str(out)})
@@ -167,6 +168,7 @@ class Study:
             keep = arguments.keep / entry.name if entry.keep and arguments.keep else None
             out = keep or Path(folder)
             drafter, config, speed, seconds = train_one(settings, self.loaded, self.corpus, out)
+            assert isinstance(drafter, Drafter), "baselines are compared by head_to_head_train"
             if keep is not None:
                 parts = keep / "parts"
                 save_drafter(drafter, parts, dtype=torch.bfloat16, max_shard_bytes=PART_BYTES)

@@ -2,19 +2,22 @@
 
 import json
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from benchmarks import ablations, average, refit_output, training_speed
+from benchmarks import ablations, average, head_to_head_train, refit_output, training_speed
 from benchmarks.ablation_plan import Entry, own_settings
 
+from domino_spec.baselines import open_drafter
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import write_shard
 from domino_spec.drafter import Drafter
 from domino_spec.records import read_records
+from domino_spec.targets import load_target
 from tests.cli.tiny import MASK, VOCAB, drafter_config, make_tokenizer, save_target
 from tests.support.families import random_prompts
 
@@ -146,3 +149,44 @@ def test_weights_are_averaged_and_shapes_must_agree(tmp_path, monkeypatch):
     save_drafter(Drafter.fresh(replace(config, block_size=5), seed=0), tmp_path / "b")
     with pytest.raises(SystemExit, match="different shapes"):
         average.main()
+
+
+def test_every_kind_is_trained_for_the_same_time_packed_and_measured(tiny, tmp_path, monkeypatch):
+    arguments = [
+        "head_to_head_train", "--target", str(tiny), "--data", str(tiny / "s.npz"), "--seconds",
+        "0.05", "--search-seconds", "0.02", "--prompts", "2", "--tokens", "12", "--keep",
+        str(tmp_path / "kept"), "--records", str(tmp_path / "r.jsonl"), "--part-bytes", "40000",
+        "--rates", "domino=1e-3", "dflash=1e-3", "markov=1e-3", "eagle3=1e-3", "medusa=1e-2,1e-3",
+        "--set", "rows=2", "length=64", "held_out=4", f"mask_token_id={MASK}", "log_every=1",
+        "domino:layers=1", "dflash:layers=1", "markov:layers=1", "medusa:draft_steps=3",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    head_to_head_train.main()
+    records = read_records(tmp_path / "r.jsonl")
+    searched = [r for r in records if r["stage"] == "search"]
+    assert [(r["kind"], r["learning_rate"]) for r in searched] == [
+        ("medusa", 1e-2),
+        ("medusa", 1e-3),
+    ]
+    full = {r["kind"]: r for r in records if r["stage"] == "full"}
+    assert list(full) == list(head_to_head_train.KINDS)
+    best = max(searched, key=lambda r: r["held_out"]["tokens_per_cycle"])
+    assert full["medusa"]["learning_rate"] == best["learning_rate"]
+    assert full["medusa"]["settings"]["draft_steps"] == full["medusa"]["drafts"] == 3
+    for kind, record in full.items():
+        assert record["held_out"]["tokens_per_cycle"] >= 1.0
+        if kind == "lookup":
+            continue
+        assert record["training_seconds"] >= 0.05
+        assert record["steps"] > 3
+        assert record["parameters"] > 0
+        assert "/" not in json.dumps(record["settings"])
+        parts = sorted((tmp_path / "kept").glob(f"{kind}.tar*"))
+        assert all(part.stat().st_size <= 40_000 for part in parts)
+        (tmp_path / "whole.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
+        with tarfile.open(tmp_path / "whole.tar") as tar:
+            tar.extractall(tmp_path / "home", filter="data")
+        opened = open_drafter(tmp_path / "home" / kind, load_target(tiny, device="cpu").target)
+        assert opened.kind == kind
+        assert opened.parameters == record["parameters"]
+    assert any(part.suffix == ".1" for part in (tmp_path / "kept").iterdir()), "cut in parts"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -47,5 +49,31 @@ def dflash(tmp_path_factory) -> str:
 def domino():
     def run(*arguments: object, stdin: str | None = None, **env: str) -> Result:
         return CliRunner().invoke(app, [str(a) for a in arguments], input=stdin, env=env)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def talks(tmp_path_factory):
+    """Conversations, and a row that is none."""
+    path = tmp_path_factory.mktemp("data") / "talks.jsonl"
+    draw = random.Random(0)
+    words = " ".join(tiny.LINES).split()
+    rows = []
+    for index in range(30):
+        question, answer = (" ".join(draw.choices(words, k=k)) for k in (4, 12))
+        messages = [
+            {"role": "user", "content": f"{question} {index}"},
+            {"role": "assistant", "content": answer},
+        ]
+        rows.append(json.dumps({"messages": messages}))
+    path.write_text("\n".join(rows) + "\n{broken\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def train(domino, target, talks, tmp_path):
+    def run(*arguments, out="run", basics=(target, "--data", talks)):
+        return domino("train", *basics, "--out", tmp_path / out, *arguments)
 
     return run

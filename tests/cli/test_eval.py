@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from domino_spec.baselines import Medusa, MedusaConfig, save_baseline
 from domino_spec.data.shards import write_shard
 from domino_spec.records import read_records
 from tests.cli import tiny
@@ -125,3 +126,37 @@ def test_what_makes_no_sense_is_said_at_once(domino, target, draft, prompts, tmp
     assert deep.exit_code == 1
     assert "depth is 99" in deep.stderr
     assert "loading target" not in deep.stderr
+
+
+@pytest.fixture(scope="module")
+def medusa(tmp_path_factory):
+    config = MedusaConfig(
+        hidden_size=tiny.HIDDEN, vocab_size=tiny.VOCAB, num_target_layers=tiny.LAYERS, num_heads=3
+    )
+    folder = tmp_path_factory.mktemp("baseline") / "medusa"
+    return save_baseline(Medusa.fresh(config, seed=0), folder)
+
+
+def test_drafters_of_every_kind_are_measured_side_by_side(domino, target, draft, medusa, prompts):
+    arguments = ["eval", target, "--prompts", prompts, "-n", NEW, "--decode", "--batch-size", 2]
+    for drafter in (draft, medusa, "lookup:4", "plain"):
+        arguments += ["--draft", drafter]
+    found = document(domino(*arguments, "--json"))["measurements"]
+    assert [m["drafter"] for m in found] == ["domino", "medusa", "lookup:4", "plain"]
+    assert [m["depth"] for m in found] == [7, 3, 4, 0]
+    assert [m["head"] for m in found] == [True, None, None, None]
+    assert found[-1]["tokens_per_cycle"] == 1.0
+    answers = [m["per_prompt"]["outcome"] for m in found]
+    assert answers.count(answers[0]) == 4, "all are exact"
+
+
+def test_a_baseline_is_not_simulated_and_says_so_first(domino, target, medusa, prompts):
+    arguments = ("eval", target, "--draft", medusa, "--prompts", prompts, "-n", NEW)
+    for more in ((), ("--decode", "--no-head")):
+        result = domino(*arguments, *more)
+        assert result.exit_code == 1
+        assert "--decode" in result.stderr
+        assert "loading target" not in result.stderr
+    deep = domino(*arguments, "--decode", "--depth", 9)
+    assert deep.exit_code == 1
+    assert "medusa drafter gives 1 to 3" in deep.stderr.replace("\n", " ")

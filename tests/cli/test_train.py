@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -24,32 +23,6 @@ from tests.cli import tiny
 
 TINY = ("--length", 64, "--rows", 2, "--anchors", 4, "--size", "small")
 FAST = (*TINY, "--eval-every", 0, "--no-tensorboard")
-
-
-@pytest.fixture(scope="module")
-def talks(tmp_path_factory):
-    """Conversations, and a row that is none."""
-    path = tmp_path_factory.mktemp("data") / "talks.jsonl"
-    draw = random.Random(0)
-    words = " ".join(tiny.LINES).split()
-    rows = []
-    for index in range(30):
-        question, answer = (" ".join(draw.choices(words, k=k)) for k in (4, 12))
-        messages = [
-            {"role": "user", "content": f"{question} {index}"},
-            {"role": "assistant", "content": answer},
-        ]
-        rows.append(json.dumps({"messages": messages}))
-    path.write_text("\n".join(rows) + "\n{broken\n", encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def train(domino, target, talks, tmp_path):
-    def run(*arguments, out="run", basics=(target, "--data", talks)):
-        return domino("train", *basics, "--out", tmp_path / out, *arguments)
-
-    return run
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import transformers as tf
 
 from domino_spec import DominoDecoder
 from domino_spec.errors import InputError
-from domino_spec.targets import Target, probe_target
+from domino_spec.targets import Target, probe_target, read
 from tests.support.families import (
     CONFIGS,
     VOCAB,
@@ -31,6 +31,17 @@ def test_taps_are_layer_outputs_without_the_final_norm(family):
     torch.testing.assert_close(first, states[1])
     torch.testing.assert_close(middle, states[4])
     assert not torch.allclose(final, states[last + 1]), "the last state in the list is normed"
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_final_tap_is_what_the_lm_head_reads(family):
+    target = make_target(family)
+    ids = torch.tensor(random_prompts((9,)))
+    output = target.forward(ids, target.new_cache(1), taps=(target.final_tap,), keep=[8])
+    assert output.taps.shape == (1, 9, target.hidden_size), "of every position, not of those kept"
+    torch.testing.assert_close(target.logits(output.taps[:, 8:]), output.logits)
+    reading = read(target, ids, taps=(1, target.final_tap))
+    torch.testing.assert_close(reading.taps[..., target.hidden_size :], reading.hidden)
 
 
 def test_hooks_are_gone_after_a_forward():

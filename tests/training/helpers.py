@@ -57,6 +57,14 @@ def bigram_corpus(folder: Path, *, count: int = 120) -> Corpus:
     return load_corpus([str(path)], tokenizer=None, vocab_size=SIZE)
 
 
+_NOT_OF = {
+    "dflash": ("gru_hidden_dim", "rank"),
+    "markov": ("gru_hidden_dim",),
+    "medusa": ("gru_hidden_dim", "rank", "mask_token_id"),
+    "eagle3": ("gru_hidden_dim", "rank", "mask_token_id", "layers"),
+}
+
+
 def bigram_config(out: Path, **changes: Any) -> TrainConfig:
     values: dict[str, Any] = {
         "target": "bigram", "data": ["bigrams.npz"], "out": str(out), "steps": 12, "length": 64,
@@ -64,10 +72,11 @@ def bigram_config(out: Path, **changes: Any) -> TrainConfig:
         "gru_hidden_dim": 16, "learning_rate": 3e-3, "log_every": 4, "eval_every": 0,
         "save_every": 4, "held_out": 8, "eval_prompts": 4, "eval_tokens": 20,
     }  # fmt: skip
-    if changes.get("variant") in ("dflash", "markov"):
-        del values["gru_hidden_dim"]
-        if changes["variant"] == "dflash":
-            del values["rank"]
+    variant = changes.get("variant")
+    for name in _NOT_OF.get(variant, ()):
+        del values[name]
+    if variant in ("medusa", "eagle3"):
+        values["draft_steps"] = 4
     return TrainConfig.from_dict({**values, **changes})
 
 

@@ -13,7 +13,7 @@ from domino_spec.decoding import DominoProposer
 from domino_spec.drafter import Drafter
 from domino_spec.targets import read
 from domino_spec.training.loss import Mixture
-from domino_spec.training.objective import Objective
+from domino_spec.training.objective import BlockObjective
 from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
 from tests.support.pair import bigram_target, knowing_drafter, successor
 from tests.support.runs import run
@@ -96,7 +96,7 @@ def test_all_ten_are_here():
 
 def losses_of(drafter, target, batch, *, lam=0.5, anchors=64):
     """A batch's summed loss, its gradients, its hits: every place is an anchor."""
-    objective = Objective(drafter, labels="soft", sharpness=1.0, chunk=64)
+    objective = BlockObjective(drafter, labels="soft", sharpness=1.0, chunk=64)
     blocks = blocks_of(batch, anchors=anchors, depth=drafter.config.max_depth, chunk=64)
     reading = read(
         target,

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from domino_spec.drafter import Drafter, MarkovHeadConfig
 from domino_spec.targets import read
 from domino_spec.training.loss import Mixture
-from domino_spec.training.objective import Objective
+from domino_spec.training.objective import BlockObjective
 from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
 from tests.training.helpers import batch_of, blocks_of
 
@@ -83,7 +83,7 @@ def test_loss_and_gradients_are_the_formulas(case):
     target = make_target("llama")
     drafter: Drafter = random_drafter(drafter_config(**changes))
     batch = batch_of(ROWS, length=40, vocab=VOCAB)
-    objective = Objective(drafter, labels="soft" if soft else "hard", sharpness=1.0, chunk=8)
+    objective = BlockObjective(drafter, labels="soft" if soft else "hard", sharpness=1.0, chunk=8)
     blocks = blocks_of(
         batch, anchors=6, depth=drafter.config.max_depth, chunk=8, known=objective.known
     )
@@ -125,7 +125,7 @@ def test_hits_are_the_targets_own_choices():
         positions=batch.positions,
         documents=batch.documents,
     )
-    objective = Objective(drafter, labels="soft", sharpness=1.0, chunk=64)
+    objective = BlockObjective(drafter, labels="soft", sharpness=1.0, chunk=64)
     mixture = Mixture.of(base=0.5, variation=0.0, device=torch.device("cpu"))
     terms = objective(target, reading, blocks, mixture=mixture, total_weight=1.0)
     _, final = drafter(

@@ -19,6 +19,7 @@ from domino_spec.training.observers import read_log
 from domino_spec.training.state import Checkpoints
 from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
 from tests.training.helpers import assert_same
+from tests.training.together import KINDS
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5
@@ -58,6 +59,8 @@ def folder(tmp_path_factory):
     assert main([run, "rows=4", f"out={folder / 'one'}"]) == 0
     reduced = ["draft_vocab=40", "labels=hard", "accumulate=2"]
     assert main([run, "rows=2", *reduced, f"out={folder / 'one-reduced'}"]) == 0
+    for kind, changes in KINDS.items():
+        assert main([run, "rows=4", *changes, f"out={folder / f'one-{kind}'}"]) == 0
     assert main([run, "rows=4", "dtype=bfloat16", "steps=2", f"out={folder / 'one-half'}"]) == 0
     return folder
 
@@ -66,7 +69,15 @@ def curves(out, *names):
     return torch.tensor([[line[name] for name in names] for line in read_log(out / "log.jsonl")])
 
 
-@pytest.mark.parametrize(("two", "one"), [("whole", "one"), ("reduced", "one-reduced")])
+@pytest.mark.parametrize(
+    ("two", "one"),
+    [
+        ("whole", "one"),
+        ("reduced", "one-reduced"),
+        ("medusa", "one-medusa"),
+        ("eagle3", "one-eagle3"),
+    ],
+)
 def test_losses_and_weights_are_those_of_one_process(folder, two, one):
     names = ("loss", "grad_norm", "lambda", "learning_rate")
     found, wanted = (curves(folder / name, *names) for name in (two, one))
@@ -82,6 +93,13 @@ def test_losses_and_weights_are_those_of_one_process(folder, two, one):
                 torch.testing.assert_close(
                     ours["state"][index][name], value, atol=1e-5, rtol=1e-3, msg=name
                 )
+
+
+def test_processes_agree_when_their_time_is_over(folder):
+    """Else one would wait for the other for ever."""
+    lines = read_log(folder / "timed" / "log.jsonl")
+    assert lines[-1]["training_seconds"] >= 0.05 > lines[-2]["training_seconds"]
+    assert Checkpoints(folder / "timed", keep=2).steps()[-1] == lines[-1]["step"]
 
 
 def test_counts_are_those_of_all_processes(folder):

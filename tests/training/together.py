@@ -11,6 +11,12 @@ import torch.distributed as dist
 from domino_spec.errors import ConfigError
 from domino_spec.training import __main__ as command
 
+_BARE = ("rank=null", "gru_hidden_dim=null", "mask_token_id=null", "draft_steps=3")
+KINDS = {
+    "medusa": ("variant=medusa", *_BARE),
+    "eagle3": ("variant=eagle3", "layers=null", *_BARE),
+}
+
 
 class Stopping(command._Lines):
     """One of the processes is told to stop, the other is not."""
@@ -37,6 +43,9 @@ def main(folder: Path) -> None:
     assert trained("stopped", "--resume") == 0
     assert trained("reduced", "draft_vocab=40", "labels=hard", "accumulate=2", "rows=1") == 0
     assert trained("half", "dtype=bfloat16", "steps=2") == 0
+    for kind, changes in KINDS.items():
+        assert trained(kind, *changes) == 0
+    assert trained("timed", "steps=null", "max_seconds=0.05") == 0
     try:
         trained("muon", "optimizer=muon")
     except ConfigError as error:

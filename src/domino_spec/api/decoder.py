@@ -252,6 +252,10 @@ class DominoDecoder:
         """Decode prepared rows; without their parameters only the reference loop can."""
         return self._paths.run(rows, params, stats, speculate=speculate)
 
+    def proposer(self, *, speculate: bool = True) -> Proposer:
+        """A fresh source of drafts for one run of the reference loop."""
+        return self._paths.proposer(speculate=speculate)
+
     def _rows(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Row]:
         return make_rows(
             prompts,

@@ -137,14 +137,14 @@ class Paths:
         self, rows: Sequence[Row], stats: RunStats, *, speculate: bool
     ) -> Iterator[Commit]:
         try:
-            for commit in decode(self._target, self._proposer(speculate=speculate), rows, stats):
+            for commit in decode(self._target, self.proposer(speculate=speculate), rows, stats):
                 yield commit
                 self._watch.look(stats, None)
         finally:
             self._watch.end(stats)
 
-    def _proposer(self, *, speculate: bool) -> Proposer:
-        """A fresh source of drafts for one run."""
+    def proposer(self, *, speculate: bool = True) -> Proposer:
+        """A fresh source of drafts for one run of the reference loop."""
         if self._drafter is None or not speculate:
             return NoDrafts()
         depth = self._drafter.config.default_depth if self._depth is None else self._depth

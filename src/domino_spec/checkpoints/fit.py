@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from domino_spec.checkpoints.provenance import Provenance
-from domino_spec.drafter import DrafterConfig
 from domino_spec.errors import MismatchError
 
 Verdict = Literal["ok", "mismatch", "unknown"]
+
+
+class Shape(Protocol):
+    """What of a drafter's configuration a target must agree with."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_target_layers(self) -> int: ...
+
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +64,7 @@ _ANOTHER_TARGET = "The drafter was made for another target: use the target it na
 _STRUCTURAL = ("hidden size", "vocabulary", "target layers", "taps")
 
 
-def check_fit(config: DrafterConfig, provenance: Provenance, facts: TargetFacts) -> list[Check]:
+def check_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list[Check]:
     """Compare everything that can be compared, structure first."""
     return [
         _compare("hidden size", config.hidden_size, facts.hidden_size, _ANOTHER_TARGET),
@@ -59,16 +74,10 @@ def check_fit(config: DrafterConfig, provenance: Provenance, facts: TargetFacts)
             "taps",
             list(config.target_layer_ids),
             f"layers 0 to {facts.num_layers - 1}",
-            max(config.target_layer_ids) < facts.num_layers,
+            all(layer < facts.num_layers for layer in config.target_layer_ids),
             _ANOTHER_TARGET,
         ),
-        _check(
-            "mask token",
-            config.mask_token_id,
-            f"ids 0 to {facts.vocab_size - 1}",
-            config.mask_token_id < facts.vocab_size,
-            _ANOTHER_TARGET,
-        ),
+        *_mask_token(config, facts),
         _compare(
             "tokenizer",
             provenance.tokenizer_sha256,
@@ -104,7 +113,16 @@ def check_fit(config: DrafterConfig, provenance: Provenance, facts: TargetFacts)
     ]
 
 
-def require_fit(config: DrafterConfig, provenance: Provenance, facts: TargetFacts) -> list[Check]:
+def _mask_token(config: Shape, facts: TargetFacts) -> list[Check]:
+    token = getattr(config, "mask_token_id", None)  # only block drafters have one
+    if token is None:
+        return []
+    inside = token < facts.vocab_size
+    expected = f"ids 0 to {facts.vocab_size - 1}"
+    return [_check("mask token", token, expected, inside, _ANOTHER_TARGET)]
+
+
+def require_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list[Check]:
     """Raise where the shapes cannot work together; return the other mismatches as warnings."""
     mismatches = [c for c in check_fit(config, provenance, facts) if c.verdict == "mismatch"]
     structural = [check for check in mismatches if check.name in _STRUCTURAL]

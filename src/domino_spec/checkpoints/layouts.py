@@ -17,6 +17,8 @@ from domino_spec.errors import ConfigError
 PUBLIC = "public"
 SPECULATORS = "speculators"
 PACKED = "packed"
+BASELINE_FIELD = "drafter"
+"""Names the kind of a drafter that is none of ours (`domino_spec.baselines`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,12 @@ def recognise(values: Mapping[str, Any]) -> str:
         return PUBLIC
     if PACKED_ARCHITECTURE in architectures:
         return PACKED
+    if values.get(BASELINE_FIELD) is not None:
+        raise ConfigError(
+            f"config.json describes a drafter of kind {values[BASELINE_FIELD]!r}; expected a "
+            "Domino, DFlash or Markov drafter here. It can be compared with them "
+            "(domino eval --decode) and trained, but not exported, simulated or served."
+        )
     raise ConfigError(
         f"config.json says architectures = {list(architectures)}; expected one of "
         f"{[*public.ARCHITECTURES, PACKED_ARCHITECTURE]}, or {speculators.TYPE_FIELD!r}. This is "

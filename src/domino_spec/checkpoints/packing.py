@@ -68,12 +68,16 @@ class Packing:
             "architectures": [PACKED_ARCHITECTURE],
             "model_type": PACKED_MODEL_TYPE,
             "dtype": str(DTYPE).removeprefix("torch."),
-            SECTION: {
-                "version": VERSION,
-                "dtype": str(DTYPE).removeprefix("torch."),
-                "group_size": self.group_size,
-                "bits": dict(self.bits),
-            },
+            SECTION: self.section(),
+        }
+
+    def section(self) -> dict[str, Any]:
+        """What `read_section` reads."""
+        return {
+            "version": VERSION,
+            "dtype": str(DTYPE).removeprefix("torch."),
+            "group_size": self.group_size,
+            "bits": dict(self.bits),
         }
 
 
@@ -140,6 +144,13 @@ def choose_packing(
 
 def read_packing(values: Mapping[str, Any]) -> tuple[dict[str, Any], Packing]:
     """A packed config.json as the public one it was made from, and how it was packed."""
+    public = {name: value for name, value in values.items() if name != SECTION}
+    public |= {"architectures": [DFLASH_ARCHITECTURE], "model_type": PLAIN_MODEL_TYPE}
+    return public, read_section(values)
+
+
+def read_section(values: Mapping[str, Any]) -> Packing:
+    """How a packed checkpoint's matrices are stored."""
     section = Fields(values).nested(SECTION)
     version = required(section["version"], integer)
     if version != VERSION:
@@ -156,10 +167,7 @@ def read_packing(values: Mapping[str, Any]) -> tuple[dict[str, Any], Packing]:
     bits = {
         name: required(Stated(stated[name].label, b), integer) for name, b in stated.values.items()
     }
-    packing = Packing(bits=bits, group_size=required(section["group_size"], integer))
-    public = {name: value for name, value in values.items() if name != SECTION}
-    public |= {"architectures": [DFLASH_ARCHITECTURE], "model_type": PLAIN_MODEL_TYPE}
-    return public, packing
+    return Packing(bits=bits, group_size=required(section["group_size"], integer))
 
 
 def join_parts(

@@ -144,7 +144,12 @@ def _fill(drafter: Drafter, plan: TensorPlan, *, dtype: torch.dtype, device: tor
             part = {state: file.get_tensor(h.name).to(dtype) for state, h in tensors}
         drafter.load_state_dict(part, strict=False, assign=True)
     if plan.offsets is not None:
-        tokens = draft_tokens(_read_one(plan.offsets), drafter.config)
+        config = drafter.config
+        tokens = draft_tokens(
+            read_one(plan.offsets),
+            vocab_size=config.vocab_size,
+            draft_vocab_size=config.draft_vocab_size,
+        )
         drafter.draft_tokens = None if tokens is None else tokens.to(device)
     # Not stored: the frequencies are computed, which on the meta device left no values.
     drafter.backbone.rotary = RotaryPositions(drafter.config).to(device)
@@ -153,7 +158,8 @@ def _fill(drafter: Drafter, plan: TensorPlan, *, dtype: torch.dtype, device: tor
             module.flatten_parameters()
 
 
-def _read_one(header: TensorHeader) -> Tensor:
+def read_one(header: TensorHeader) -> Tensor:
+    """One stored tensor."""
     with open_tensors(header.file) as file:
         tensor: Tensor = file.get_tensor(header.name)
         return tensor

@@ -71,19 +71,30 @@ def plan_tensors(
         to_public(name): tuple(parameter.shape)
         for name, parameter in empty_drafter(config).named_parameters()
     }
-    weights: dict[str, Weight] = {**stored_weights}
-    if packing is not None:
-        weights = join_parts(stored_weights, expected, packing)
-    _require_names(weights, expected)
-    _require_shapes(weights, expected, config)
-    _require_floats(weights)
+    weights = named_weights(stored_weights, expected, packing)
+    _require_outputs(weights, config)
+    require_shapes(weights, expected)
     offsets = found.get(OFFSETS)
-    _require_offsets(offsets, config)
+    require_offsets(offsets, vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size)
     return TensorPlan(
         weights=weights,
         offsets=offsets,
         ignored=tuple(sorted(found[public].name for public in ignored)),
     )
+
+
+def named_weights(
+    stored: Mapping[str, TensorHeader],
+    expected: Mapping[str, tuple[int, ...]],
+    packing: Packing | None,
+) -> dict[str, Weight]:
+    """All of the expected names and no others, packed or of floats."""
+    weights: dict[str, Weight] = {**stored}
+    if packing is not None:
+        weights = join_parts(stored, expected, packing)
+    _require_names(weights, expected)
+    _require_floats(weights)
+    return weights
 
 
 def _target_copies(config: DrafterConfig, layout: str) -> frozenset[str]:
@@ -116,11 +127,7 @@ def _require_names(weights: Mapping[str, Weight], expected: Mapping[str, tuple[i
         )
 
 
-def _require_shapes(
-    weights: Mapping[str, Weight],
-    expected: Mapping[str, tuple[int, ...]],
-    config: DrafterConfig,
-) -> None:
+def _require_outputs(weights: Mapping[str, Weight], config: DrafterConfig) -> None:
     outputs = [weights[name] for name in _HEAD_OUTPUTS if name in weights]
     for output in outputs:
         if output.shape[:1] == (config.output_vocab_size,):
@@ -131,6 +138,10 @@ def _require_shapes(
             f"{config.output_vocab_size}. Correct vocab_size, or state draft_vocab_size and store "
             f"its map {OFFSETS!r} for a reduced vocabulary."
         )
+
+
+def require_shapes(weights: Mapping[str, Weight], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse tensors of other shapes, by name."""
     wrong = [
         f"{weights[name].name!r} is {list(weights[name].shape)}, expected {list(shape)}"
         for name, shape in expected.items()
@@ -155,16 +166,19 @@ def _require_floats(weights: Mapping[str, Weight]) -> None:
         )
 
 
-def _require_offsets(offsets: TensorHeader | None, config: DrafterConfig) -> None:
+def require_offsets(
+    offsets: TensorHeader | None, *, vocab_size: int, draft_vocab_size: int | None
+) -> None:
+    """Refuse a reduced vocabulary without its map, and a map of another size."""
     if offsets is None:
-        if config.draft_vocab_size is not None:
+        if draft_vocab_size is not None:
             raise CheckpointError(
-                f"config.json says draft_vocab_size = {config.draft_vocab_size} of "
-                f"{config.vocab_size} tokens, but the checkpoint lacks tensor {OFFSETS!r} "
-                f"[{config.draft_vocab_size}], which maps them to the target's ids."
+                f"config.json says draft_vocab_size = {draft_vocab_size} of "
+                f"{vocab_size} tokens, but the checkpoint lacks tensor {OFFSETS!r} "
+                f"[{draft_vocab_size}], which maps them to the target's ids."
             )
         return
-    expected = (config.output_vocab_size,)
+    expected = (vocab_size if draft_vocab_size is None else draft_vocab_size,)
     if offsets.shape != expected or offsets.dtype not in INTEGER_BYTES:
         raise CheckpointError(
             f"tensor {offsets.name!r} is {list(offsets.shape)} of {offsets.dtype}, expected "

@@ -16,7 +16,7 @@ from domino_spec.checkpoints.folder import (
     write_folder,
 )
 from domino_spec.checkpoints.names import OFFSETS
-from domino_spec.checkpoints.packing import CODES, DTYPE, SCALES, choose_packing
+from domino_spec.checkpoints.packing import CODES, DTYPE, SCALES, Packing, choose_packing
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.public import write_public
 from domino_spec.checkpoints.quantise import pack, quantise
@@ -55,6 +55,7 @@ def save_packed(
     bits: int | Mapping[str, int] = 8,
     group_size: int = 64,
     provenance: Provenance | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
     """Write a checkpoint folder with matrices of 8, 6 or 4 bits, and return it.
 
@@ -62,7 +63,23 @@ def save_packed(
     (`layers.*`); what no pattern names, and the norms, are stored in bfloat16. Loading gives the
     same numbers in every type: those of the unpacked matrices, rounded to bfloat16.
     """
-    weights = public_weights(drafter)
+    tensors, packing = packed_tensors(public_weights(drafter), bits, group_size)
+    if drafter.draft_tokens is not None:
+        tensors[OFFSETS] = offsets(drafter.draft_tokens).int()
+    return write_folder(
+        folder,
+        tensors=tensors,
+        config=packing.written(write_public(drafter.config, dtype=dtype_name(DTYPE))),
+        dtype=None,
+        provenance=provenance,
+        max_shard_bytes=max_shard_bytes,
+    )
+
+
+def packed_tensors(
+    weights: Mapping[str, Tensor], bits: int | Mapping[str, int], group_size: int
+) -> tuple[dict[str, Tensor], Packing]:
+    """What is stored of these weights, and how the matrices among them are packed."""
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     packing = choose_packing(shapes, bits, group_size)
     tensors: dict[str, Tensor] = {}
@@ -73,12 +90,4 @@ def save_packed(
         width = packing.bits[name]
         codes, scales = quantise(weight, bits=width, group_size=group_size)
         tensors |= {name + CODES: pack(codes, width), name + SCALES: scales}
-    if drafter.draft_tokens is not None:
-        tensors[OFFSETS] = offsets(drafter.draft_tokens).int()
-    return write_folder(
-        folder,
-        tensors=tensors,
-        config=packing.written(write_public(drafter.config, dtype=dtype_name(DTYPE))),
-        dtype=None,
-        provenance=provenance,
-    )
+    return tensors, packing

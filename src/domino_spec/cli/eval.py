@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from domino_spec.cli.loading import load_decoders, named
+from domino_spec.cli.loading import load_compared, named
 from domino_spec.cli.options import (
     CandidatesOption,
     ChatOptions,
@@ -26,6 +26,7 @@ from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
+    from domino_spec.baselines import NamedProposer
     from domino_spec.evaluation import Measurement, PromptSet, Protocol
 
 _PROMPTS = "Prompts"
@@ -70,7 +71,8 @@ class EvaluatedOptions:
     draft: Annotated[
         list[str],
         typer.Option(
-            help="A drafter: a folder, a safetensors file, a hub id or released:NAME; repeatable.",
+            help="A drafter of any kind: a folder, a safetensors file, a hub id, released:NAME, "
+            "lookup[:DEPTH] or plain; repeatable.",
             rich_help_panel=_DRAFTER,
         ),
     ]
@@ -160,19 +162,26 @@ def evaluate(
 
         protocol = how.protocol()
         turns = _turns(source)
-        decoders = load_decoders(voice, target, target_options, evaluated.each(), chat)
+        plain, drafters = load_compared(
+            voice,
+            target,
+            target_options,
+            evaluated.each(),
+            chat,
+            baselines=how.decode and evaluated.head,
+        )
         if protocol.temperature and not how.decode:
             voice.note("at a temperature a simulation counts the match rule: greedy drafts")
-        sets = _prompt_sets(decoders[0], source, turns, protocol, system=chat.system)
+        sets = _prompt_sets(plain, source, turns, protocol, system=chat.system)
         documents = []
-        measured = _measure(voice, decoders, sets, protocol, how, head=evaluated.head)
-        table = _table(several=len(decoders) > 1)
+        measured = _measure(voice, plain, drafters, sets, protocol, how, head=evaluated.head)
+        table = _table(several=len(drafters) > 1)
         for draft, measurement in zip(evaluated.draft * len(sets), measured, strict=True):
             names = {"target": named(target), "drafter": named(draft)}
             documents.append({**names, **measurement.to_dict()})
             if out is not None:
                 append_record(out, {**documents[-1], "environment": environment()})
-            _add_row(table, named(draft) if len(decoders) > 1 else None, measurement)
+            _add_row(table, named(draft) if len(drafters) > 1 else None, measurement)
         if as_json:
             voice.document({"measurements": documents, "warnings": voice.warnings})
         else:
@@ -220,7 +229,8 @@ def _prompt_sets(
 
 def _measure(
     voice: Voice,
-    decoders: Sequence[DominoDecoder],
+    plain: DominoDecoder,
+    drafters: Sequence[DominoDecoder | NamedProposer],
     sets: Sequence[PromptSet],
     protocol: Protocol,
     how: MeasurementOptions,
@@ -228,29 +238,46 @@ def _measure(
     head: bool,
 ) -> Iterator[Measurement]:
     """Every drafter on the first set, then on the next; the target answers each set once."""
-    from domino_spec.evaluation import continuations_for, measure_decoded, measure_simulated
+    from domino_spec.baselines import NamedProposer
+    from domino_spec.evaluation import (
+        continuations_for,
+        measure_decoded,
+        measure_proposer,
+        measure_simulated,
+    )
 
     for prompts in sets:
         count = f"{len(prompts.prompts)} prompts of {prompts.name}"
         if how.decode:
-            for decoder in decoders:
+            for drafter in drafters:
                 with voice.working(f"decoding {count}"):
-                    decoded = measure_decoded(
-                        decoder, prompts, protocol, head=head, batch_size=how.batch_size
-                    )
+                    if isinstance(drafter, NamedProposer):
+                        decoded = measure_proposer(
+                            plain.target,
+                            drafter.make(),
+                            prompts,
+                            protocol,
+                            eos=plain.eos_token_ids,
+                            batch_size=how.batch_size,
+                        )
+                    else:
+                        decoded = measure_decoded(
+                            drafter, prompts, protocol, head=head, batch_size=how.batch_size
+                        )
                 yield decoded
             continue
         with voice.working(f"the target answers {count}"):
             continuations = continuations_for(
-                decoders[0],
+                plain,
                 prompts,
                 protocol,
                 batch_size=how.batch_size,
                 folder=how.continuations,
             )
-        for decoder in decoders:
+        for drafter in drafters:
+            assert not isinstance(drafter, NamedProposer), "refused before"
             with voice.working(f"simulating {count}"):
-                simulated = measure_simulated(decoder, prompts, protocol, continuations, head=head)
+                simulated = measure_simulated(drafter, prompts, protocol, continuations, head=head)
             yield simulated
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from domino_spec.cli.loop_options import LoopOptions
 from domino_spec.cli.options import ChatOptions, DraftOptions, TargetOptions
 from domino_spec.cli.voice import Voice
-from domino_spec.errors import TargetError
+from domino_spec.errors import InputError, TargetError
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
+    from domino_spec.baselines import NamedProposer
+    from domino_spec.targets import LoadedTarget
 
 
 def load_decoder(
@@ -37,34 +39,94 @@ def load_decoders(
     loop_options: LoopOptions | None = None,
 ) -> list[DominoDecoder]:
     """A decoder for each drafter, all with one target."""
-    from domino_spec.api import DominoDecoder
-    from domino_spec.targets import load_target
-
-    arguments = target_options.arguments()
     for draft_options in drafts:
         if draft_options.draft is not None:
             voice.status(f"finding drafter {draft_options.draft}")
             _check_drafter(target, target_options, draft_options)
+    loaded = _load_target(voice, target, target_options)
+    return [_decoder(loaded, options, chat_options, loop_options) for options in drafts]
+
+
+def load_compared(
+    voice: Voice,
+    target: str,
+    target_options: TargetOptions,
+    drafts: Sequence[DraftOptions],
+    chat_options: ChatOptions,
+    *,
+    baselines: bool,
+) -> tuple[DominoDecoder, list[DominoDecoder | NamedProposer]]:
+    """The target alone, and each drafter of whatever kind with it.
+
+    Without `baselines` those that are no block drafters are refused, before anything is loaded.
+    """
+    from domino_spec.baselines import open_drafter
+    from domino_spec.baselines.registry import is_baseline_source
+
+    other = []
+    for options in drafts:
+        assert options.draft is not None
+        voice.status(f"finding drafter {options.draft}")
+        other.append(is_baseline_source(options.draft))
+        if not other[-1]:
+            _check_drafter(target, target_options, options)
+        elif not baselines:
+            raise InputError(
+                f"{options.draft} is no block drafter and cannot be simulated with these "
+                "settings; decode for real with --decode, and leave --no-head out."
+            )
+    loaded = _load_target(voice, target, target_options)
+    plain = _decoder(loaded, DraftOptions(draft=None), chat_options)
+    opened: list[DominoDecoder | NamedProposer] = []
+    for options, is_other in zip(drafts, other, strict=True):
+        if is_other:
+            assert options.draft is not None
+            opened.append(
+                open_drafter(
+                    options.draft,
+                    loaded.target,
+                    loaded.tokenizer,
+                    depth=options.depth,
+                    candidates=options.candidates,
+                    shift_label=options.shift_label,
+                )
+            )
+        else:
+            opened.append(_decoder(loaded, options, chat_options))
+    return plain, opened
+
+
+def _load_target(voice: Voice, target: str, target_options: TargetOptions) -> LoadedTarget:
+    from domino_spec.targets import load_target
+
     voice.status(f"loading target {target}")
-    loaded = load_target(target, **arguments)
+    loaded = load_target(target, **target_options.arguments())
     if loaded.tokenizer is None:
         raise TargetError(
             f"{target} came without a tokenizer, so text cannot be read; expected tokenizer files "
             "beside its weights. Save the model's tokenizer there."
         )
-    return [
-        DominoDecoder.from_pretrained(
-            loaded,
-            draft_options.draft,
-            draft_revision=draft_options.draft_revision,
-            shift_label=draft_options.shift_label,
-            depth=draft_options.depth,
-            candidates=draft_options.candidates,
-            chat_options=chat_options.template_options(),
-            **(loop_options or LoopOptions()).arguments(),
-        )
-        for draft_options in drafts
-    ]
+    return loaded
+
+
+def _decoder(
+    loaded: LoadedTarget,
+    draft_options: DraftOptions,
+    chat_options: ChatOptions,
+    loop_options: LoopOptions | None = None,
+) -> DominoDecoder:
+    from domino_spec.api import DominoDecoder
+
+    return DominoDecoder.from_pretrained(
+        loaded,
+        draft_options.draft,
+        draft_revision=draft_options.draft_revision,
+        shift_label=draft_options.shift_label,
+        depth=draft_options.depth,
+        candidates=draft_options.candidates,
+        chat_options=chat_options.template_options(),
+        **(loop_options or LoopOptions()).arguments(),
+    )
 
 
 def _check_drafter(target: str, target_options: TargetOptions, draft_options: DraftOptions) -> None:

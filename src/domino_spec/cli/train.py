@@ -172,19 +172,16 @@ def _introduce(voice: Voice, run: Run, *, alone: bool) -> None:
 
     config, report = run.config, run.corpus.report
     parameters = sum(p.numel() for p in run.drafter.parameters())
-    taps = ", ".join(map(str, run.drafter.config.target_layer_ids))
     bad = bad_lines(report.bad)
-    voice.status(
-        f"{config.variant} drafter: {parameters / 1e6:,.1f}M parameters, {config.layers} layers, "
-        f"taps {taps}, blocks of {config.block_size}"
-    )
+    voice.status(f"{config.variant} drafter: {parameters / 1e6:,.1f}M parameters, {_shape(run)}")
     for line in report.lines():
         if line not in bad:
             voice.status(line)
     for line in bad:
         voice.warn(line)
+    length = f"{config.steps:,} steps" if config.steps else f"{config.max_seconds:g} s of steps"
     voice.status(
-        f"{config.steps:,} steps of {config.rows} rows × {config.length} tokens, {config.anchors} "
+        f"{length} of {config.rows} rows × {config.length} tokens, {config.anchors} "
         f"blocks a row, {config.labels} labels, learning rate {config.learning_rate:.3g}"
     )
     if run.evaluate is None and config.eval_every != 0:
@@ -202,7 +199,18 @@ def _introduce(voice: Voice, run: Run, *, alone: bool) -> None:
         )
 
 
+def _shape(run: Run) -> str:
+    config = run.config
+    if config.variant == "medusa":
+        return f"{config.draft_steps} heads of {config.layers} blocks"
+    taps = f"taps {', '.join(map(str, run.drafter.config.target_layer_ids))}"
+    if config.variant == "eagle3":
+        return f"{taps}, unrolled for {config.draft_steps} steps"
+    return f"{config.layers} layers, {taps}, blocks of {config.block_size}"
+
+
 def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> None:
+    from domino_spec.training.config import BASELINES
     from domino_spec.training.observers import CURVES_FILE, LOG_FILE, draw_curves
 
     out = Path(run.config.out)
@@ -229,12 +237,17 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
             }
         )
     elif folder is None:
-        _say(voice, f"stopped at step {outcome.step} of {run.config.steps}; go on with: {again}")
+        of = f" of {run.config.steps}" if run.config.steps else ""
+        _say(voice, f"stopped at step {outcome.step}{of}; go on with: {again}")
     else:
         told = "" if rate is None else f"; tokens a cycle, held out: {tokens_a_cycle(outcome.last)}"
         _say(voice, f"the drafter is in {folder}{told}")
-        target = shlex.quote(run.config.target)
-        voice.note(f"try it: domino chat {target} --draft {shlex.quote(str(folder))}")
+        target, draft = shlex.quote(run.config.target), shlex.quote(str(folder))
+        if run.config.variant in BASELINES:
+            more = f"domino eval {target} --draft {draft} --decode --prompts FILE"
+        else:
+            more = f"domino chat {target} --draft {draft}"
+        voice.note(f"try it: {more}")
 
 
 def _say(voice: Voice, line: str) -> None:

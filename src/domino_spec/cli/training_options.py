@@ -29,6 +29,8 @@ class Variant(StrEnum):
     DOMINO = "domino"
     DFLASH = "dflash"
     MARKOV = "markov"
+    MEDUSA = "medusa"
+    EAGLE3 = "eagle3"
 
 
 class Labels(StrEnum):
@@ -64,7 +66,10 @@ class ShapeOptions:
     variant: Annotated[
         Variant | None,
         typer.Option(
-            help="Domino's causal head, no head, or a bigram head; unset: domino.",
+            "--variant",
+            "--kind",
+            help="Domino's causal head, no head, a bigram head, or another method's drafter to "
+            "compare with; unset: domino.",
             rich_help_panel=_DRAFTER,
         ),
     ] = None
@@ -94,6 +99,13 @@ class ShapeOptions:
     mask_token_id: Annotated[
         int | None,
         typer.Option(help="A token that text never holds.", rich_help_panel=_DRAFTER),
+    ] = None
+    draft_steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Medusa's heads (unset: 5), or the steps that EAGLE-3 is unrolled (unset: 7).",
+            rich_help_panel=_DRAFTER,
+        ),
     ] = None
     init: Annotated[
         str | None,
@@ -168,6 +180,13 @@ class LearningOptions:
     epochs: Annotated[
         float | None,
         typer.Option(help="Passes over the data instead; unset: 3.", rich_help_panel=_OPTIMISER),
+    ] = None
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of training instead, evaluations and checkpoints not counted.",
+            rich_help_panel=_OPTIMISER,
+        ),
     ] = None
     learning_rate: Annotated[
         float | None,

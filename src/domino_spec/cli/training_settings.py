@@ -12,7 +12,12 @@ from typing import Any
 from domino_spec.errors import InputError, TrainingError
 
 # Naming one of these leaves no room for what an earlier layer said of the other.
-_REPLACES = {"epochs": "steps", "steps": "epochs", "taps": "target_layer_ids"}
+_REPLACES = {
+    "epochs": ("steps", "max_seconds"),
+    "steps": ("epochs", "max_seconds"),
+    "max_seconds": ("steps", "epochs"),
+    "taps": ("target_layer_ids",),
+}
 _NEEDED = {"target": "the TARGET", "data": "--data", "out": "--out"}
 
 
@@ -59,7 +64,8 @@ def check_installed(*, tensorboard: bool) -> None:
 
 
 def _over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    replaced = {other for name, other in _REPLACES.items() if upper.get(name) is not None}
+    stated = [others for name, others in _REPLACES.items() if upper.get(name) is not None]
+    replaced = {other for others in stated for other in others}
     return {k: v for k, v in lower.items() if k not in replaced} | dict(upper)
 
 

@@ -46,7 +46,8 @@ class LineView:
         told = [f"{label} {value}" for label, value in rows(values)]
         if "loss" in values and (left := self._pace.left()) is not None:
             told.append(f"{clock(left)} left")
-        self._voice.note(f"step {step}/{self._pace.total}: {' · '.join(told)}")
+        of = f"/{self._pace.total}" if self._pace.total else ""  # a run over seconds cannot know
+        self._voice.note(f"step {step}{of}: {' · '.join(told)}")
 
     def close(self) -> None:
         """The run is over."""
@@ -119,7 +120,7 @@ class Pace:
             self._first = (step, now)
         first, since = self._first
         rate = (now - since) / (step - first) if step > first else seconds_per_step
-        if rate is not None and math.isfinite(rate):
+        if self.total and rate is not None and math.isfinite(rate):
             self._due = now + rate * (self.total - step)
 
     def elapsed(self) -> float:

@@ -2,7 +2,13 @@
 
 from domino_spec.decoding.loop import decode
 from domino_spec.decoding.params import SamplingParams
-from domino_spec.decoding.proposers import DominoProposer, NoDrafts, Proposal, Proposer
+from domino_spec.decoding.proposers import (
+    DominoProposer,
+    DraftChoices,
+    NoDrafts,
+    Proposal,
+    Proposer,
+)
 from domino_spec.decoding.rows import Commit, Row, StopRule
 from domino_spec.decoding.sampling import Sampler, make_sampler
 from domino_spec.decoding.stats import RowStats, RunStats
@@ -11,6 +17,7 @@ from domino_spec.decoding.text import TextStream
 __all__ = [
     "Commit",
     "DominoProposer",
+    "DraftChoices",
     "NoDrafts",
     "Proposal",
     "Proposer",

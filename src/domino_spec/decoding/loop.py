@@ -51,7 +51,7 @@ def decode(
             proposer.observe(output.taps, kept)
         for row, commit in zip(rows, commits, strict=True):
             counts = {"accepted": commit.accepted, "committed": len(commit.tokens)}
-            drafts = offered(row, commit, depth)
+            drafts = offered(row, commit, proposal.tokens.shape[1])  # may be fewer than asked for
             row.stats.record(drafts=drafts, **counts)
             stats.rows.record(drafts=drafts, **counts)
 

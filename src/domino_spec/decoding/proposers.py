@@ -52,6 +52,36 @@ class Proposer(Protocol):
         """Only these rows go on, in this order."""
 
 
+class DraftChoices:
+    """Chooses drafts as their rows want them: greedily, drawn, or with the target's own noise."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self.drawn: list[list[DraftDistribution] | None] = [
+            [] if row.sampler.draws_drafts else None for row in rows
+        ]
+
+    def __call__(self, index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+        """Columns [rows] of a draft's logits [rows, k], behind which stand these target ids."""
+        columns = logits.argmax(dim=-1)
+        for row, kept in enumerate(self.drawn):
+            sampler, ids = self._rows[row].sampler, None if tokens is None else tokens[row]
+            if kept is not None:
+                columns[row], distribution = sampler.draft(logits[row], ids)
+                kept.append(distribution)
+            elif sampler.couples:
+                position = self._rows[row].ids.shape[1] + index
+                columns[row] = sampler.coupled_draft(logits[row], ids, position)
+        return columns
+
+    def tokens(self, index: int, logits: Tensor, draft_tokens: Tensor | None) -> Tensor:
+        """The same as target ids [rows], where all rows share a (reduced) vocabulary."""
+        if draft_tokens is None:
+            return self(index, logits, None)
+        ids = draft_tokens.expand(logits.shape[0], -1)
+        return draft_tokens[self(index, logits, ids)]
+
+
 class NoDrafts:
     """Plain decoding: the same loop with nothing to verify."""
 
@@ -102,31 +132,16 @@ class DominoProposer:
         """One backbone forward, then the head's rollout."""
         anchors = torch.tensor([row.anchor for row in rows], device=self.drafter.device)
         hidden = self.drafter.decode_hidden(self.target, anchors, self._context, depth)
-        drawn: list[list[DraftDistribution] | None] = [
-            [] if row.sampler.draws_drafts else None for row in rows
-        ]
-
-        def choose(index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
-            columns = logits.argmax(dim=-1)
-            for row, kept in enumerate(drawn):
-                sampler, ids = rows[row].sampler, None if tokens is None else tokens[row]
-                if kept is not None:
-                    columns[row], distribution = sampler.draft(logits[row], ids)
-                    kept.append(distribution)
-                elif sampler.couples:
-                    position = rows[row].ids.shape[1] + index
-                    columns[row] = sampler.coupled_draft(logits[row], ids, position)
-            return columns
-
+        choices = DraftChoices(rows)
         tokens = rollout(
             self.drafter,
             self.target,
             hidden=hidden,
             anchor_tokens=anchors,
-            choose=choose,
+            choose=choices,
             candidates=self.candidates,
         )
-        return Proposal(tokens, drawn)
+        return Proposal(tokens, choices.drawn)
 
     def select(self, rows: Sequence[int]) -> None:
         """Drop finished rows from the context."""

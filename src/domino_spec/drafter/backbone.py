@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 from transformers import Qwen3Config
@@ -77,10 +77,29 @@ class Backbone(nn.Module):
         return layer.self_attn
 
 
+class RotaryShape(Protocol):
+    """What rotary angles depend on."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+    @property
+    def rope_parameters(self) -> Mapping[str, Any]: ...
+
+
 class RotaryPositions(Qwen3RotaryEmbedding):  # type: ignore[misc]
     """Rotary angles from the drafter's own parameters, always computed in float32."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: RotaryShape) -> None:
         super().__init__(_rotary_config(config))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryPositions:
@@ -93,7 +112,7 @@ class RotaryPositions(Qwen3RotaryEmbedding):  # type: ignore[misc]
         return self
 
 
-def _rotary_config(config: DrafterConfig) -> Qwen3Config:
+def _rotary_config(config: RotaryShape) -> Qwen3Config:
     return Qwen3Config(
         hidden_size=config.hidden_size,
         num_attention_heads=config.num_heads,

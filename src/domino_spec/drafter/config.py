@@ -91,6 +91,11 @@ class DrafterConfig:
         return self.block_size - self.first_slot
 
     @property
+    def trained_depth(self) -> int:
+        """Drafts behind each anchor that training looks at."""
+        return self.max_depth
+
+    @property
     def alignment(self) -> str:
         """The alignment in words, for messages."""
         return "shift" if self.shift_label else "no-shift"

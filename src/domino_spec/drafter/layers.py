@@ -69,11 +69,11 @@ class DraftAttention(nn.Module):
 class DraftMLP(nn.Module):
     """SwiGLU."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
         output: Tensor = self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
@@ -86,7 +86,7 @@ class DraftLayer(nn.Module):
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.self_attn = DraftAttention(config)
-        self.mlp = DraftMLP(config)
+        self.mlp = DraftMLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 

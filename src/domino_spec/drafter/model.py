@@ -12,7 +12,7 @@ from domino_spec.drafter.backbone import Backbone
 from domino_spec.drafter.config import DrafterConfig
 from domino_spec.drafter.context import DraftContext
 from domino_spec.drafter.heads import build_head
-from domino_spec.drafter.initial import initialise_backbone
+from domino_spec.drafter.initial import initialise_layers
 from domino_spec.drafter.layers import KeyValue
 from domino_spec.errors import ConfigError
 
@@ -49,7 +49,9 @@ class Drafter(nn.Module):
         if config.draft_vocab_size is not None and draft_tokens is None:
             draft_tokens = torch.arange(config.draft_vocab_size)
         if draft_tokens is not None:
-            _check_draft_tokens(draft_tokens, config)
+            check_draft_tokens(
+                draft_tokens, size=config.draft_vocab_size, vocab_size=config.vocab_size
+            )
         # Target id of each token of a reduced vocabulary, [draft vocabulary].
         self.register_buffer("draft_tokens", draft_tokens)
 
@@ -72,10 +74,20 @@ class Drafter(nn.Module):
         with torch.random.fork_rng(devices=[]):  # building draws numbers that nobody uses
             drafter = cls(config, draft_tokens)
         generator = torch.Generator().manual_seed(seed)
-        initialise_backbone(drafter.backbone, generator)
+        initialise_layers(drafter.backbone, generator, layers=config.num_layers)
         if drafter.head is not None:
             drafter.head.initialise(generator)
         return drafter
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs it reads."""
+        return self.config.target_layer_ids
+
+    @property
+    def output_norm(self) -> Tensor:
+        """The weight of the norm before the lm_head."""
+        return self.backbone.norm.weight
 
     @property
     def dtype(self) -> torch.dtype:
@@ -226,17 +238,18 @@ class Drafter(nn.Module):
         return states.view(rows, count, depth, -1)
 
 
-def _check_draft_tokens(tokens: Tensor, config: DrafterConfig) -> None:
-    if config.draft_vocab_size is None or tokens.shape != (config.draft_vocab_size,):
+def check_draft_tokens(tokens: Tensor, *, size: int | None, vocab_size: int) -> None:
+    """Refuse a map of a reduced vocabulary that is not one target id for each of its tokens."""
+    if size is None or tokens.shape != (size,):
         raise ConfigError(
-            f"draft_tokens has shape {tuple(tokens.shape)}; expected ({config.draft_vocab_size},), "
+            f"draft_tokens has shape {tuple(tokens.shape)}; expected ({size},), "
             "one target id for each token of the reduced vocabulary."
         )
     if tokens.is_meta:
         return
-    inside = bool(((tokens >= 0) & (tokens < config.vocab_size)).all())
+    inside = bool(((tokens >= 0) & (tokens < vocab_size)).all())
     if not inside or len(set(tokens.tolist())) != len(tokens):
         raise ConfigError(
-            f"draft_tokens must be different ids from 0 to {config.vocab_size - 1}; found one "
+            f"draft_tokens must be different ids from 0 to {vocab_size - 1}; found one "
             "outside or twice."
         )

@@ -7,6 +7,7 @@ from domino_spec.evaluation.protocol import (
     Protocol,
     continuations_for,
     measure_decoded,
+    measure_proposer,
     measure_simulated,
 )
 from domino_spec.evaluation.simulate import Simulation, simulate, without_head
@@ -23,6 +24,7 @@ __all__ = [
     "encode_turns",
     "fingerprint",
     "measure_decoded",
+    "measure_proposer",
     "measure_simulated",
     "read_turns",
     "simulate",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from domino_spec.api import DominoDecoder
 from domino_spec.data.loops import is_loop
-from domino_spec.decoding import DominoProposer, RowStats, SamplingParams
+from domino_spec.decoding import DominoProposer, Proposer, RowStats, SamplingParams
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
@@ -61,7 +61,8 @@ class Measurement:
     """How drafts were accepted; None when greedy, where there is one way."""
     depth: int
     candidates: int | None
-    head: bool
+    head: bool | None
+    """Whether the head corrected; None for drafters that have no such choice."""
     outcomes: tuple[Outcome, ...]
     rows: tuple[RowStats, ...]
     """One a prompt, whatever its outcome; those left out of a simulation are empty."""
@@ -178,7 +179,6 @@ def measure_decoded(
     accept: AcceptRule = "rejection",
 ) -> Measurement:
     """Decode for real, in batches."""
-    start = time.perf_counter()
     drafter = _drafter(decoder)
     proposer = DominoProposer(
         drafter if head else without_head(drafter),
@@ -186,6 +186,30 @@ def measure_decoded(
         depth=decoder.depth,
         candidates=decoder.candidates,
     )
+    measured = measure_proposer(
+        decoder.target,
+        proposer,
+        prompts,
+        protocol,
+        eos=decoder.eos_token_ids,
+        batch_size=batch_size,
+        accept=accept,
+    )
+    return replace(measured, head=head, candidates=decoder.candidates)
+
+
+def measure_proposer(
+    target: Target,
+    proposer: Proposer,
+    prompts: PromptSet,
+    protocol: Protocol,
+    *,
+    eos: Collection[int],
+    batch_size: int = 16,
+    accept: AcceptRule = "rejection",
+) -> Measurement:
+    """The same for any source of drafts."""
+    start = time.perf_counter()
     params = SamplingParams(
         max_new_tokens=protocol.max_new_tokens,
         temperature=protocol.temperature,
@@ -193,21 +217,16 @@ def measure_decoded(
         accept=accept,
     )
     answers = decode_prompts(
-        decoder.target,
-        proposer,
-        prompts.prompts,
-        params,
-        eos=decoder.eos_token_ids,
-        batch_size=batch_size,
+        target, proposer, prompts.prompts, params, eos=eos, batch_size=batch_size
     )
     return Measurement(
         prompts=prompts,
         protocol=protocol,
         way="decoded",
         accept=accept if protocol.temperature else None,
-        depth=decoder.depth,
-        candidates=decoder.candidates,
-        head=head,
+        depth=proposer.depth,
+        candidates=None,
+        head=None,
         outcomes=tuple(protocol.outcome(answer.tokens) for answer in answers),
         rows=tuple(answer.stats for answer in answers),
         seconds=time.perf_counter() - start,

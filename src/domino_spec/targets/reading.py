@@ -56,7 +56,7 @@ def read(
         inputs["position_ids"] = positions.to(target.device)
     with (
         evaluating(target.model),
-        tapped(target.layers, taps) as outputs,
+        tapped(target.tap_points, taps) as outputs,
         _without_logits(target.lm_head) as states,
     ):
         target.model(**inputs)

@@ -8,16 +8,22 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from domino_spec.errors import TargetError
 
 
+def find_decoder(model: PreTrainedModel) -> nn.Module:
+    """The model without its lm_head: what it returns goes into the lm_head."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return decoder if isinstance(decoder, nn.Module) else model
+
+
 def find_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
     """The decoder's list of layers: the outermost ModuleList of the right length."""
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     found = [
         (name.count("."), name, module)
-        for name, module in (decoder or model).named_modules()
+        for name, module in find_decoder(model).named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == num_layers
     ]
     if not found:
@@ -30,18 +36,19 @@ def find_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
 
 def first_tensor(output: Any) -> Tensor:
     """The hidden states in a layer's output, which is a tensor or a tuple that starts with one."""
-    states = output[0] if isinstance(output, (tuple, list)) else output
+    states = output[0] if isinstance(output, (tuple, list, ModelOutput)) else output
     if not isinstance(states, Tensor):
         raise TargetError(f"a tapped layer returned {type(states).__name__}; expected a tensor.")
     return states
 
 
 @contextmanager
-def tapped(layers: nn.ModuleList, ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+def tapped(points: Sequence[nn.Module], ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """Collect the outputs of these layers while the context is open.
 
     Hooks sit on the layers themselves: the model's own list of hidden states would hold every
-    layer, and its last entry is already normed.
+    layer, and its last entry is already normed. Behind the layers comes the decoder as a whole:
+    its output is what the lm_head turns into logits.
     """
     outputs: dict[int, Tensor] = {}
 
@@ -51,7 +58,7 @@ def tapped(layers: nn.ModuleList, ids: Sequence[int]) -> Iterator[dict[int, Tens
 
         return hook
 
-    handles = [layers[index].register_forward_hook(keep(index)) for index in ids]
+    handles = [points[index].register_forward_hook(keep(index)) for index in ids]
     try:
         yield outputs
     finally:

@@ -22,7 +22,7 @@ from domino_spec.targets.support import (
     static_rope_limit,
     unwrap_adapters,
 )
-from domino_spec.targets.taps import find_layers, tapped
+from domino_spec.targets.taps import find_decoder, find_layers, tapped
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Target:
         self.model = model
         self.config = model.config.get_text_config()
         self.layers = find_layers(model, int(self.config.num_hidden_layers))
+        self.tap_points: Sequence[nn.Module] = (*self.layers, find_decoder(model))
         self.embedding: nn.Module = model.get_input_embeddings()
         self.lm_head: nn.Module = model.get_output_embeddings()
         self._forward_names = frozenset(inspect.signature(model.forward).parameters)
@@ -67,6 +68,11 @@ class Target:
     @property
     def num_layers(self) -> int:
         """Number of decoder layers."""
+        return len(self.layers)
+
+    @property
+    def final_tap(self) -> int:
+        """The tap behind all layers and the final norm: what the lm_head reads."""
         return len(self.layers)
 
     @property
@@ -202,7 +208,7 @@ class Target:
         keeps_inside = kept is not None and self.takes("logits_to_keep")
         if keeps_inside:
             inputs["logits_to_keep"] = kept
-        with torch.no_grad(), evaluating(self.model), tapped(self.layers, taps) as outputs:
+        with torch.no_grad(), evaluating(self.model), tapped(self.tap_points, taps) as outputs:
             logits: Tensor = self.model(**inputs).logits
         if kept is not None and not keeps_inside:
             logits = logits[:, kept]

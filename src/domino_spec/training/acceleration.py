@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from domino_spec.baselines.every import AnyDrafter
 from domino_spec.drafter import Drafter
 from domino_spec.drafter.layers import DraftLayer
 from domino_spec.targets import Target
@@ -24,10 +25,11 @@ class Acceleration:
     are in place only while `active`; decoding in between, with its many shapes, runs `suspended`.
     """
 
-    def __init__(self, drafter: Drafter, target: Target) -> None:
+    def __init__(self, drafter: AnyDrafter, target: Target) -> None:
         self._drafter = drafter
         self._forms: list[tuple[nn.Module, str, Callable[..., Any]]] = []
-        for layer in drafter.backbone.layers:
+        # The baselines' own layers are few and small beside the target and the loss.
+        for layer in drafter.backbone.layers if isinstance(drafter, Drafter) else ():
             assert isinstance(layer, DraftLayer)
             self._add(layer, "forward", _learning)
             self._add(layer.self_attn, "keys_values")
@@ -59,14 +61,16 @@ class Acceleration:
     def _apply(self) -> None:
         for module, name, compiled in self._forms:
             module.__dict__[name] = compiled
-        # FlexAttention has no backward pass on a CPU.
-        on_gpu = self._drafter.device.type == "cuda"
-        self._drafter.backbone.attention = "flex" if on_gpu else "dense"
+        if isinstance(self._drafter, Drafter):
+            # FlexAttention has no backward pass on a CPU.
+            on_gpu = self._drafter.device.type == "cuda"
+            self._drafter.backbone.attention = "flex" if on_gpu else "dense"
 
     def _remove(self) -> None:
         for module, name, _ in self._forms:
             module.__dict__.pop(name, None)
-        self._drafter.backbone.attention = "dense"
+        if isinstance(self._drafter, Drafter):
+            self._drafter.backbone.attention = "dense"
 
 
 def _learning(layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -80,6 +80,7 @@ def plan_blocks(
     noise: Tensor,
     chunk: int,
     known: Tensor | None = None,  # [vocabulary] bool: tokens the drafter can propose
+    history: int = 0,  # tokens of its own document that an anchor needs before it
 ) -> Blocks:
     """Anchors and the weighted labels behind them.
 
@@ -87,7 +88,8 @@ def plan_blocks(
     the anchor's own document; it weighs exp(-j / gamma).
     """
     length = batch.tokens.shape[1]
-    places, real = sample_anchors(eligible(batch), anchors, noise)
+    allowed = eligible(batch) & (batch.positions >= history)
+    places, real = sample_anchors(allowed, anchors, noise)
     draft = torch.arange(depth)
     index = places.unsqueeze(-1) + 1 + draft  # [rows, anchors, depth]
     inside = index < length

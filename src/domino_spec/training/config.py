@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args
 from domino_spec.errors import ConfigError
 
 Size = Literal["small", "base", "large"]
-Variant = Literal["domino", "dflash", "markov"]
+Variant = Literal["domino", "dflash", "markov", "medusa", "eagle3"]
+BASELINES: tuple[Variant, ...] = ("medusa", "eagle3")
 Precision = Literal["auto", "float32", "bfloat16"]
 Switch = Literal["auto", "on", "off"]
 
@@ -35,6 +36,7 @@ class TrainConfig:
     size: Size = "base"
     variant: Variant = "domino"
     layers: int | None = None
+    """Of the backbone, or residual blocks in each of Medusa's heads."""
     intermediate_size: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -52,6 +54,8 @@ class TrainConfig:
     draft_vocab: int | None = None
     """A reduced vocabulary: the tokens the data's answers use most."""
     mask_token_id: int | None = None
+    draft_steps: int | None = None
+    """Medusa's heads, or the steps that EAGLE-3 is unrolled; block drafters have blocks."""
     init: str | None = None
     """A drafter to start from instead of random weights (a warm start: no optimiser state)."""
 
@@ -86,6 +90,8 @@ class TrainConfig:
     # Optimisation.
     steps: int | None = None
     epochs: float | None = None
+    max_seconds: float | None = None
+    """Seconds of training instead, evaluations and checkpoints not counted."""
     learning_rate: float | None = None
     optimizer: Literal["adamw", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
@@ -102,7 +108,10 @@ class TrainConfig:
     """Memory that one chunk of logits and their gradients may take."""
     log_every: int = 20
     eval_every: int | None = None
-    """Steps between simulated acceptance lengths; a tenth of the run by default, 0 = never."""
+    """Steps between acceptance lengths; a tenth of the run by default, 0 = never.
+
+    A run over seconds does not know its steps: by default it evaluates and saves at its end.
+    """
     eval_prompts: int = 32
     eval_tokens: int = 128
     save_every: int | None = None
@@ -136,10 +145,18 @@ class TrainConfig:
             raise ConfigError(f"betas are {list(self.betas)}; expected two from 0 to below 1.")
         if not self.data:
             raise ConfigError("no training data: name files, folders or hf:DATASET.")
-        if self.steps is not None and self.epochs is not None:
-            raise ConfigError("both steps and epochs are given; they contradict each other.")
+        budgets = [n for n in ("steps", "epochs", "max_seconds") if getattr(self, n) is not None]
+        if len(budgets) > 1:
+            raise ConfigError(
+                f"both {' and '.join(budgets)} are given; they contradict each other."
+            )
         if self.variant == "dflash" and (self.rank or self.gru_hidden_dim or self.prefix_len):
             raise ConfigError("a DFlash drafter has no head; leave rank, gru and prefix out.")
+        foreign = [name for name in _foreign(self.variant) if getattr(self, name) is not None]
+        if foreign:
+            raise ConfigError(
+                f"a {self.variant} drafter has no {', '.join(foreign)}; leave it out."
+            )
         if self.labels == "hard" and self.sharpness != 1.0:
             raise ConfigError("sharpness is for soft labels; hard ones have nothing to sharpen.")
 
@@ -177,9 +194,23 @@ _CHOICES = {
     "compile": get_args(Switch),
 }
 _POSITIVE = (
-    "accumulate", "anchors", "block_size", "chunk_bytes", "clip", "draft_vocab", "epochs", "gamma",
-    "keep", "layers", "learning_rate", "length", "log_every", "rows", "sharpness", "steps",
+    "accumulate", "anchors", "block_size", "chunk_bytes", "clip", "draft_steps", "draft_vocab",
+    "epochs", "gamma", "keep", "layers", "learning_rate", "length", "log_every", "max_seconds",
+    "rows", "sharpness", "steps",
 )  # fmt: skip
+_HEAD_SETTINGS = ("rank", "gru_hidden_dim", "prefix_len", "mask_token_id")
+_ATTENTION_SETTINGS = (
+    "intermediate_size", "heads", "kv_heads", "head_dim", "taps", "target_layer_ids",
+)  # fmt: skip
+
+
+def _foreign(variant: Variant) -> tuple[str, ...]:
+    """Settings that mean nothing for a kind of drafter."""
+    if variant == "medusa":
+        return (*_HEAD_SETTINGS, *_ATTENTION_SETTINGS)
+    return (*_HEAD_SETTINGS, "layers") if variant == "eagle3" else ("draft_steps",)
+
+
 _RANGES: Mapping[str, tuple[float, float]] = {
     "curriculum_ratio": (0.0, 1.0),
     "diverge_factor": (1.0, math.inf),

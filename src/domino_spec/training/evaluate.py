@@ -7,9 +7,14 @@ from contextlib import nullcontext
 from typing import Any
 
 from domino_spec.api.prompts import end_tokens
+from domino_spec.baselines.every import AnyDrafter
+from domino_spec.baselines.files import AnyBaseline
+from domino_spec.baselines.registry import named_baseline
 from domino_spec.data import Corpus, is_loop
+from domino_spec.decoding import RowStats, SamplingParams
 from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
+from domino_spec.evaluation.runs import decode_prompts
 from domino_spec.targets import Target
 from domino_spec.training.acceleration import Acceleration
 from domino_spec.training.config import TrainConfig
@@ -26,7 +31,7 @@ def split_held_out(corpus: Corpus, count: int) -> tuple[Corpus, Corpus]:
 
 def held_out_evaluation(
     config: TrainConfig,
-    drafter: Drafter,
+    drafter: AnyDrafter,
     target: Target,
     tokenizer: Any | None,
     held_out: Corpus,
@@ -66,6 +71,8 @@ def held_out_evaluation(
 
     def evaluate() -> dict[str, Any]:
         with acceleration.suspended() if acceleration else nullcontext():
+            if not isinstance(drafter, Drafter):
+                return _decoded(drafter, target, tokenizer, answers())
             on = simulate(drafter, target, answers())
             told: dict[str, Any] = {
                 "tokens_per_cycle": on.tokens_per_cycle,
@@ -77,3 +84,24 @@ def held_out_evaluation(
         return told
 
     return evaluate
+
+
+def _decoded(
+    drafter: AnyBaseline, target: Target, tokenizer: Any | None, answers: Continuations
+) -> dict[str, Any]:
+    """The same for drafters that nobody simulates, by decoding."""
+    total = RowStats()
+    for answer in decode_prompts(
+        target,
+        named_baseline(drafter.config.kind, drafter, target).make(),
+        answers.prompts,
+        SamplingParams(max_new_tokens=answers.max_new_tokens),
+        eos=end_tokens(target, tokenizer),
+        batch_size=_BATCH,
+    ):
+        total.add(answer.stats)
+    shares = total.acceptance_by_position
+    return {
+        "tokens_per_cycle": total.tokens_per_cycle,
+        "first_draft_acceptance": shares[0] if shares else 0.0,
+    }

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from domino_spec.checkpoints import Provenance, save_drafter
-from domino_spec.drafter import Drafter
+from domino_spec.baselines.every import AnyDrafter, drafter_like, save_any
+from domino_spec.checkpoints import Provenance
 from domino_spec.training.masters import Masters
 from domino_spec.training.optimiser import Optimiser
-from domino_spec.training.state import Checkpoints, RunState, drafter_from
+from domino_spec.training.state import Checkpoints, RunState
 from domino_spec.training.trainer import Trainer
 from domino_spec.training.world import World
 
@@ -25,7 +25,7 @@ class Keeper:
 
     out: Path
     checkpoints: Checkpoints
-    drafter: Drafter
+    drafter: AnyDrafter
     masters: Masters
     optimiser: Optimiser
     world: World
@@ -44,22 +44,24 @@ class Keeper:
             optimiser=optimiser,
             data=trainer.position,
             settings=self.settings,
+            seconds=trainer.budget.seconds,
         )
-        drafter = drafter_from(weights, self.drafter.config, self.drafter.draft_tokens)
+        drafter = drafter_like(self.drafter, weights)
         return self.checkpoints.save(state, drafter, dtype=self.dtype, provenance=self.provenance)
 
     def finish(self, trainer: Trainer) -> Path | None:
-        """The trained drafter in the public layout, with what was last measured of it."""
+        """The trained drafter in its own kind's layout, with what was last measured of it."""
         weights = self.masters.state_dict()
         if not self.world.leads:
             return None
-        drafter = drafter_from(weights, self.drafter.config, self.drafter.draft_tokens)
+        drafter = drafter_like(self.drafter, weights)
         folder = self.out / DRAFTER_FOLDER
         provenance = replace(self.provenance, tokens_per_cycle=trainer.tokens_per_cycle)
-        return save_drafter(drafter, folder, provenance=provenance, dtype=self.dtype)
+        return save_any(drafter, folder, provenance=provenance, dtype=self.dtype)
 
     def restore(self, state: RunState, trainer: Trainer) -> None:
         """Go on exactly where a checkpoint was written."""
         self.masters.load_state_dict(state.weights)
         self.optimiser.load_state_dict(state.optimiser)
+        trainer.budget.resume(state.seconds)
         trainer.step, trainer.saved_at = state.step, self.checkpoints.path(state.step)

@@ -1,13 +1,20 @@
-"""The training loss of a drafter over one batch of blocks."""
+"""The training loss of a drafter over one batch of blocks.
+
+What is learnt is the same for every kind: behind each anchor the target's own distribution (or
+the data's token), weighted by the draft's place. How a kind comes to its hidden states is its
+own; `Objective.learn` is all that differs.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from abc import ABC, abstractmethod
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from domino_spec.baselines.every import AnyDrafter
 from domino_spec.drafter import Drafter, TargetVocabulary
 from domino_spec.targets import Reading
 from domino_spec.training.blocks import Blocks
@@ -26,12 +33,28 @@ class StepTerms(NamedTuple):
     run_length: Tensor  # mean drafts that are right in a row, teacher forced
 
 
-class Objective(nn.Module):
+class Learnt(NamedTuple):
+    """What a drafter says of each label: logits are lm_head(hidden), perhaps corrected."""
+
+    hidden: Tensor  # [labels, hidden]
+    activation: Tensor | None = None  # [labels, rank]
+    output_weight: Tensor | None = None  # [output vocabulary, rank]
+    prefix_len: int = 0
+    """Leading drafts that are not corrected."""
+
+
+D = TypeVar("D", bound=AnyDrafter)
+
+
+class Objective(nn.Module, ABC, Generic[D]):
     """Wraps a drafter so that its forward is its loss; what is sharded is sharded as a whole."""
+
+    history = 0
+    """Tokens of its own document that must stand before an anchor."""
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: D,
         *,
         labels: Labels,
         sharpness: float,
@@ -53,6 +76,15 @@ class Objective(nn.Module):
         # Column of each target token in a reduced vocabulary, -1 where it has none.
         self.register_buffer("columns", columns, persistent=False)
 
+    @abstractmethod
+    def learn(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Learnt:
+        """The drafter's forward over all blocks, teacher forced, at the labels."""
+
+    @property
+    def depth(self) -> int:
+        """Drafts behind each anchor."""
+        return self.drafter.config.trained_depth
+
     @property
     def known(self) -> Tensor | None:
         """Tokens that may be hard labels, on the CPU; None means all."""
@@ -70,38 +102,21 @@ class Objective(nn.Module):
         mixture: Mixture,
         total_weight: Tensor | float,
     ) -> StepTerms:
-        """Teacher forced: backbone over all blocks, head over the true prefixes, one loss."""
-        drafter = self.drafter
-        with record_function("step: backbone"):
-            hidden = drafter.block_hidden(
-                target,
-                taps=reading.taps,
-                tokens=blocks.tokens,
-                anchors=blocks.anchors,
-                positions=blocks.positions,
-                documents=blocks.documents if blocks.packed else None,
-            )  # [rows, anchors, depth, hidden]
-            depth = hidden.shape[2]
-            kept = hidden.flatten(0, 2).index_select(0, blocks.slots)  # [labels, hidden]
-        activation = output_weight = None
-        if drafter.head is not None:
-            with record_function("step: head"):
-                states = drafter.prefix_states(target, blocks.tokens, blocks.anchors)
-                states = states.flatten(0, 2).index_select(0, blocks.slots)
-                activation = drafter.head.activation(drafter.head.project_hidden(kept), states)
-                output_weight = drafter.head.output_weight
+        """The step's loss, and what was right."""
+        learnt = self.learn(target, reading, blocks)
         with record_function("step: loss"):
-            job = self._job(target, reading, blocks, mixture, total_weight)
+            job = self._job(target, reading, blocks, learnt, mixture, total_weight)
             loss, base_hits, final_hits = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-                kept, activation, output_weight, job
+                learnt.hidden, learnt.activation, learnt.output_weight, job
             )
-        return StepTerms(loss=loss, **_accuracy(base_hits, final_hits, blocks, depth))
+        return StepTerms(loss=loss, **_accuracy(base_hits, final_hits, blocks, self.depth))
 
     def _job(
         self,
         target: TargetVocabulary,
         reading: Reading,
         blocks: Blocks,
+        learnt: Learnt,
         mixture: Mixture,
         total_weight: Tensor | float,
     ) -> LossJob:
@@ -112,19 +127,43 @@ class Objective(nn.Module):
         if self.columns is not None:
             assert isinstance(self.columns, Tensor)
             labels = self.columns[labels].clamp(min=0)
-        prefix = 0 if self.drafter.head is None else self.drafter.head.prefix_len
         return LossJob(
             target=target,
             teacher=teacher,
             draft_tokens=self.drafter.draft_tokens,
             labels=labels,
-            corrected=blocks.drafts >= prefix,
+            corrected=blocks.drafts >= learnt.prefix_len,
             weights=blocks.weights / total_weight,
             mixture=mixture,
             sharpness=self.sharpness,
             chunk=self.chunk,
             gradients=self._gradients,
         )
+
+
+class BlockObjective(Objective[Drafter]):
+    """Block drafters: the backbone over all blocks, the head over the true prefixes."""
+
+    def learn(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Learnt:
+        """Base logits from the slots, the correction from the prefixes' states."""
+        drafter = self.drafter
+        with record_function("step: backbone"):
+            hidden = drafter.block_hidden(
+                target,
+                taps=reading.taps,
+                tokens=blocks.tokens,
+                anchors=blocks.anchors,
+                positions=blocks.positions,
+                documents=blocks.documents if blocks.packed else None,
+            )  # [rows, anchors, depth, hidden]
+            kept = hidden.flatten(0, 2).index_select(0, blocks.slots)  # [labels, hidden]
+        if drafter.head is None:
+            return Learnt(kept)
+        with record_function("step: head"):
+            states = drafter.prefix_states(target, blocks.tokens, blocks.anchors)
+            states = states.flatten(0, 2).index_select(0, blocks.slots)
+            activation = drafter.head.activation(drafter.head.project_hidden(kept), states)
+        return Learnt(kept, activation, drafter.head.output_weight, drafter.head.prefix_len)
 
 
 @torch.no_grad()

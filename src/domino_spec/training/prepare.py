@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -14,17 +15,21 @@ import torch
 from torch import Tensor
 
 from domino_spec.api.facts import target_facts
+from domino_spec.baselines import BaselineConfig
+from domino_spec.baselines.every import AnyDrafter
 from domino_spec.checkpoints import Provenance
 from domino_spec.data import Batch, Corpus, PackedBatches, load_corpus
-from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.drafter import DrafterConfig
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import fingerprint
 from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Blocks, plan_blocks
+from domino_spec.training.budget import Budget
 from domino_spec.training.config import TrainConfig, save_config
 from domino_spec.training.evaluate import held_out_evaluation, split_held_out
 from domino_spec.training.keeper import DRAFTER_FOLDER, Keeper
+from domino_spec.training.kinds import make_objective
 from domino_spec.training.loss import chunk_gradients
 from domino_spec.training.masters import Masters
 from domino_spec.training.meters import Watch
@@ -51,7 +56,7 @@ class Run:
     config: TrainConfig
     trainer: Trainer
     corpus: Corpus
-    drafter: Drafter
+    drafter: AnyDrafter
     acceleration: Acceleration | None
     evaluate: Callable[[], dict[str, Any]] | None
     finish: Callable[[], Path | None]
@@ -121,14 +126,16 @@ def prepare(
     evaluate = held_out_evaluation(
         config, drafter, target, tokenizer, held_out, acceleration=acceleration, world=world
     )
+    budget = Budget(steps=config.steps, seconds=config.max_seconds, world=world)
     trainer = Trainer(
         target=target,
         objective=objective,
         masters=masters,
         optimiser=optimiser,
         batches=batches,
-        plan=_planner(config, drafter.config, objective),
-        schedule=_schedule(config),
+        plan=_planner(config, objective),
+        schedule=_schedule(config, budget),
+        budget=budget,
         world=world,
         accumulate=config.accumulate,
         clip=config.clip,
@@ -141,7 +148,8 @@ def prepare(
     )
     if state is not None:
         keeper.restore(state, trainer)
-        notice(f"going on from step {state.step} of {config.steps}")
+        known = f" of {config.steps}" if config.steps else f", {budget.seconds:.0f} s of training"
+        notice(f"going on from step {state.step}{known}")
     return Run(
         config=config,
         trainer=trainer,
@@ -154,7 +162,7 @@ def prepare(
 
 
 def train(run: Run) -> tuple[Outcome, Path | None]:
-    """Run to the end; a finished run leaves its drafter in the public layout."""
+    """Run to the end; a finished run leaves its drafter behind."""
     with run.acceleration.active() if run.acceleration else nullcontext():
         outcome = run.trainer.run()
     return outcome, run.finish() if outcome.finished else None
@@ -216,16 +224,16 @@ def _batches(config: TrainConfig, training: Corpus, tokenizer: Any, world: World
 
 def _learner(
     config: TrainConfig,
-    drafter: Drafter,
+    drafter: AnyDrafter,
     target: Target,
     *,
     world: World,
     dtype: torch.dtype,
     quick: bool,
-) -> tuple[Objective, Masters, Optimiser]:
+) -> tuple[Objective[Any], Masters, Optimiser]:
     """The drafter where it is trained, in this type, perhaps spread over processes."""
     drafter.to(world.device, dtype if world.alone else torch.float32).train()
-    objective = Objective(
+    objective = make_objective(
         drafter,
         labels=config.labels,
         sharpness=config.sharpness,
@@ -250,26 +258,25 @@ def _learner(
 
 
 def _intervals(config: TrainConfig) -> Intervals:
-    steps = _known(config.steps)
+    steps = config.steps or sys.maxsize  # unknown: never but at the end
+    whole = 10 if config.steps else 1
     return Intervals(
         log=config.log_every,
-        evaluate=_tenth(config.eval_every, steps),
-        save=_tenth(config.save_every, steps) or steps,
+        evaluate=_part(config.eval_every, steps, whole),
+        save=_part(config.save_every, steps, whole) or steps,
     )
 
 
-def _chunk(config: TrainConfig, drafter: DrafterConfig) -> int:
+def _chunk(config: TrainConfig, drafter: DrafterConfig | BaselineConfig) -> int:
     """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
     fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
-    most = _known(config.rows) * _known(config.anchors) * drafter.max_depth
+    most = _known(config.rows) * _known(config.anchors) * drafter.trained_depth
     return max(128, min(fitting, max(2048, most // 16), most) // 128 * 128)
 
 
-def _planner(
-    config: TrainConfig, drafter: DrafterConfig, objective: Objective
-) -> Callable[[Batch, Tensor], Blocks]:
-    known, chunk = objective.known, objective.chunk
-    anchors, gamma, depth = _known(config.anchors), config.gamma, drafter.max_depth
+def _planner(config: TrainConfig, objective: Objective[Any]) -> Callable[[Batch, Tensor], Blocks]:
+    known, chunk, history = objective.known, objective.chunk, objective.history
+    anchors, gamma, depth = _known(config.anchors), config.gamma, objective.depth
 
     def plan(batch: Batch, noise: Tensor) -> Blocks:
         return plan_blocks(
@@ -280,22 +287,23 @@ def _planner(
             noise=noise,
             chunk=chunk,
             known=known,
+            history=history,
         )
 
     return plan
 
 
 def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
-    if config.steps is not None:
+    if config.steps is not None or config.max_seconds is not None:
         return config
     epochs = _DEFAULT_EPOCHS if config.epochs is None else config.epochs
     steps = max(1, math.ceil(epochs * batches.batches_per_epoch / config.accumulate))
     return dataclasses.replace(config, steps=steps, epochs=None)
 
 
-def _schedule(config: TrainConfig) -> Schedule:
+def _schedule(config: TrainConfig, budget: Budget) -> Schedule:
     return Schedule(
-        total_steps=_known(config.steps),
+        total_steps=budget.places,
         learning_rate=_known(config.learning_rate),
         warmup_ratio=config.warmup_ratio,
         min_lr_ratio=config.min_lr_ratio,
@@ -306,8 +314,8 @@ def _schedule(config: TrainConfig) -> Schedule:
     )
 
 
-def _tenth(stated: int | None, steps: int) -> int:
-    return max(1, steps // 10) if stated is None else stated
+def _part(stated: int | None, steps: int, parts: int) -> int:
+    return max(1, steps // parts) if stated is None else stated
 
 
 def _provenance(config: TrainConfig, loaded: LoadedTarget) -> Provenance:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from domino_spec.baselines import BaselineConfig, Eagle3Config, MedusaConfig
 from domino_spec.drafter import (
     DominoHeadConfig,
     DrafterConfig,
@@ -17,7 +18,7 @@ from domino_spec.drafter import (
 )
 from domino_spec.errors import ConfigError
 from domino_spec.targets import Target
-from domino_spec.training.config import TrainConfig
+from domino_spec.training.config import BASELINES, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,17 @@ class _Dial:
     taps: int
     rank: int
     gru: int
+    medusa_layers: int
 
 
 _DIALS = {
-    "small": _Dial(layers=2, taps=3, rank=64, gru=256),
-    "base": _Dial(layers=5, taps=5, rank=256, gru=1024),
-    "large": _Dial(layers=8, taps=7, rank=512, gru=2048),
+    "small": _Dial(layers=2, taps=3, rank=64, gru=256, medusa_layers=1),
+    "base": _Dial(layers=5, taps=5, rank=256, gru=1024, medusa_layers=4),
+    "large": _Dial(layers=8, taps=7, rank=512, gru=2048, medusa_layers=8),
 }
 _BLOCKS_PER_TOKEN = 1 / 8
+_DRAFT_STEPS = {"medusa": 5, "eagle3": 7}
+_EAGLE3_TAPS = 3  # low, middle, high
 _BASE_RATE = 1e-3  # at a hidden size of 576; wider drafters take smaller steps
 
 
@@ -51,19 +55,33 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
             f"length is {length}, the target's context {context}; pack rows of at most that."
         )
     filled: dict[str, Any] = {
-        "layers": config.layers or min(dial.layers, target.num_layers),
+        "length": length,
+        "rows": config.rows or max(1, 16384 // length),
+        "learning_rate": config.learning_rate or _BASE_RATE * min(1.0, (576 / hidden) ** 0.5),
+    }
+    blocks = length * _BLOCKS_PER_TOKEN
+    if config.variant in BASELINES:
+        filled["draft_steps"] = config.draft_steps or _DRAFT_STEPS[config.variant]
+        # As many labels a step as block drafters have: shorter blocks, more of them.
+        blocks *= config.block_size / filled["draft_steps"]
+    filled["anchors"] = config.anchors or max(1, round(blocks))
+    if config.variant == "medusa":
+        filled["layers"] = config.layers or dial.medusa_layers
+        return dataclasses.replace(config, **filled)
+    filled |= {
         "intermediate_size": config.intermediate_size or _intermediate(text, hidden),
         "heads": heads,
         "kv_heads": kv_heads if heads % kv_heads == 0 else heads,
         "head_dim": config.head_dim or int(getattr(text, "head_dim", None) or hidden // heads),
-        "target_layer_ids": config.target_layer_ids
-        or _taps(target.num_layers, config.taps or dial.taps, exact=config.taps is not None),
-        "length": length,
-        "rows": config.rows or max(1, 16384 // length),
-        "anchors": config.anchors or max(1, round(length * _BLOCKS_PER_TOKEN)),
-        "learning_rate": config.learning_rate or _BASE_RATE * min(1.0, (576 / hidden) ** 0.5),
     }
+    taps = _EAGLE3_TAPS if config.variant == "eagle3" else dial.taps
+    filled["target_layer_ids"] = config.target_layer_ids or _taps(
+        target.num_layers, config.taps or taps, exact=config.taps is not None
+    )
     filled["taps"] = len(filled["target_layer_ids"])
+    if config.variant == "eagle3":
+        return dataclasses.replace(config, **filled)
+    filled["layers"] = config.layers or min(dial.layers, target.num_layers)
     if config.variant != "dflash":
         filled["rank"] = config.rank or min(dial.rank, hidden)
         filled["prefix_len"] = (
@@ -74,27 +92,34 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
     return dataclasses.replace(config, **filled)
 
 
+def baseline_config(config: TrainConfig, target: Target) -> BaselineConfig:
+    """The same for a drafter that is no block drafter."""
+    assert config.draft_steps is not None, "derive comes first"
+    shared: dict[str, Any] = {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": config.draft_vocab,
+        "num_target_layers": target.num_layers,
+    }
+    if config.variant == "medusa":
+        assert config.layers is not None
+        return MedusaConfig(**shared, num_heads=config.draft_steps, num_layers=config.layers)
+    return Eagle3Config(
+        **shared,
+        **_attention(config, target),
+        tapped_layers=config.target_layer_ids or (),
+        unrolled=config.draft_steps,
+    )
+
+
 def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -> DrafterConfig:
     """The drafter that a derived configuration describes."""
-    text = target.config
-    shape = {
-        name: getattr(config, name)
-        for name in ("layers", "intermediate_size", "heads", "kv_heads", "head_dim")
-    }
-    assert None not in shape.values(), "derive comes first"
+    assert config.layers is not None, "derive comes first"
     assert config.target_layer_ids is not None
-    rope = dict(getattr(text, "rope_parameters", None) or {})
-    theta = rope.get("rope_theta", getattr(text, "rope_theta", 10000.0))
     return DrafterConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=shape["intermediate_size"],
-        num_layers=shape["layers"],
-        num_heads=shape["heads"],
-        num_kv_heads=shape["kv_heads"],
-        head_dim=shape["head_dim"],
-        rms_norm_eps=float(getattr(text, "rms_norm_eps", 1e-6)),
-        rope_parameters={"rope_type": "default", "rope_theta": float(theta or 10000.0)},
-        max_position_embeddings=target.context_length or 40960,
+        num_layers=config.layers,
+        **_attention(config, target),
         vocab_size=target.vocab_size,
         draft_vocab_size=config.draft_vocab,
         num_target_layers=target.num_layers,
@@ -104,6 +129,27 @@ def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -
         shift_label=config.shift_label,
         head=_head(config),
     )
+
+
+def _attention(config: TrainConfig, target: Target) -> dict[str, Any]:
+    """What a drafter's layers are like, in its configuration's names."""
+    text = target.config
+    names = {
+        "intermediate_size": "intermediate_size",
+        "num_heads": "heads",
+        "num_kv_heads": "kv_heads",
+        "head_dim": "head_dim",
+    }
+    shape = {name: getattr(config, setting) for name, setting in names.items()}
+    assert None not in shape.values(), "derive comes first"
+    rope = dict(getattr(text, "rope_parameters", None) or {})
+    theta = rope.get("rope_theta", getattr(text, "rope_theta", 10000.0))
+    return {
+        **shape,
+        "rms_norm_eps": float(getattr(text, "rms_norm_eps", 1e-6)),
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(theta or 10000.0)},
+        "max_position_embeddings": target.context_length or 40960,
+    }
 
 
 def choose_mask_token(target: Target, tokenizer: Any | None, counts: np.ndarray) -> int:

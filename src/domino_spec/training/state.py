@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.checkpoints import Provenance, save_drafter
-from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.baselines.every import AnyDrafter, save_any
+from domino_spec.checkpoints import Provenance
 from domino_spec.errors import TrainingError
 
 FOLDER = "checkpoints"
@@ -30,18 +30,8 @@ class RunState:
     optimiser: list[dict[str, Any]]
     data: dict[str, Any]
     settings: dict[str, Any]
-
-
-def drafter_from(
-    weights: dict[str, Tensor], config: DrafterConfig, draft_tokens: Tensor | None
-) -> Drafter:
-    """A drafter on the CPU with these full-precision weights."""
-    drafter = Drafter(config, None if draft_tokens is None else draft_tokens.cpu())
-    own = dict(drafter.named_parameters())
-    with torch.no_grad():
-        for name, value in weights.items():
-            own[name].copy_(value)
-    return drafter.eval()
+    seconds: float = 0.0
+    """Spent on training, which a schedule over seconds follows."""
 
 
 class Checkpoints:
@@ -69,7 +59,7 @@ class Checkpoints:
     def save(
         self,
         state: RunState,
-        drafter: Drafter,
+        drafter: AnyDrafter,
         *,
         dtype: torch.dtype,
         provenance: Provenance | None,
@@ -80,7 +70,7 @@ class Checkpoints:
         staging = self.folder / f".{final.name}.part"
         for abandoned in self.folder.glob(".step-*"):  # of saves that were interrupted
             shutil.rmtree(abandoned, ignore_errors=True)
-        save_drafter(drafter, staging, provenance=provenance, dtype=dtype)
+        save_any(drafter, staging, provenance=provenance, dtype=dtype)
         with (staging / STATE_FILE).open("wb") as file:
             torch.save(vars(state), file)
             file.flush()

@@ -17,6 +17,7 @@ from domino_spec.data import PackedBatches
 from domino_spec.errors import TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.training.blocks import Blocks
+from domino_spec.training.budget import Budget
 from domino_spec.training.feed import Feed, Plan, Work
 from domino_spec.training.loss import Mixture
 from domino_spec.training.masters import Masters
@@ -67,12 +68,13 @@ class Trainer:
         self,
         *,
         target: Target,
-        objective: Objective,
+        objective: Objective[Any],
         masters: Masters,
         optimiser: Optimiser,
         batches: PackedBatches,
         plan: Plan,
         schedule: Schedule,
+        budget: Budget,
         world: World,
         accumulate: int,
         clip: float,
@@ -85,7 +87,7 @@ class Trainer:
     ) -> None:
         self.target, self.objective = target, objective
         self.masters, self.optimiser = masters, optimiser
-        self.schedule, self.world = schedule, world
+        self.schedule, self.budget, self.world = schedule, budget, world
         self.step = 0
         self.position = batches.state_dict()
         self.saved_at: Path | None = None
@@ -97,8 +99,8 @@ class Trainer:
         self._intervals, self._watch = intervals, watch
         self._observers = list(observers)
         self._evaluate, self._save = evaluate, save
-        self._taps = objective.drafter.config.target_layer_ids
-        self._meter = Meter(objective.drafter.config.max_depth, world)
+        self._taps = objective.drafter.taps
+        self._meter = Meter(objective.depth, world)
         self._signal: int | None = None
         self._saved_step: int | None = None
         self._last: dict[str, Any] = {}
@@ -106,21 +108,21 @@ class Trainer:
 
     def run(self) -> Outcome:
         """Train to the end, or until told to stop; both leave a checkpoint."""
-        total = self.schedule.total_steps
         feed = Feed(
             self._batches,
             self._plan,
             first_step=self.step,
-            last_step=total,
+            last_step=self.budget.last_step(self.step),
             parts=self._accumulate,
             seed=self._seed,
             pin=self.world.device.type == "cuda",
         )
         with self._listening():
             try:
+                self.budget.begin()
                 for work in feed:
                     self._one_step(work)
-                    if self._should_stop():
+                    if self._should_stop() or self.budget.over(self.step):
                         break
             finally:
                 feed.close()
@@ -128,17 +130,17 @@ class Trainer:
                     observer.close()
         return Outcome(
             step=self.step,
-            finished=self.step == total,
+            finished=self.budget.over(self.step),
             signal=self._signal,
             last=self._last,
         )
 
     def _one_step(self, work: Work) -> None:
-        step, total = self.step, self.schedule.total_steps
+        step, place = self.step, self.budget.place(self.step)
         device = self.world.device
         mixture = Mixture.of(
-            base=self.schedule.base_share(step),
-            variation=self.schedule.tv_share(step),
+            base=self.schedule.base_share(place),
+            variation=self.schedule.tv_share(place),
             device=device,
         )
         weight = self.world.sum(sum(part.total_weight for part in work.parts))
@@ -149,17 +151,19 @@ class Trainer:
             loss += self._learn(part.to(device), mixture, divisor)
         with record_function("step: optimiser"):
             norm = self.masters.clip(self._clip)
-            self.optimiser.step(self.schedule.rate(step))
+            self.optimiser.step(self.schedule.rate(place))
             self.masters.give_weights()
             self.masters.clear()
         self._meter.step(loss, norm)
         self.step, self.position = step + 1, work.position
+        self.budget.count()
+        total = self.budget.last_step(self.step)
 
         due, intervals = self._intervals.due, self._intervals
         logs = due(intervals.log, self.step, total)
         saves = self._save is not None and due(intervals.save, self.step, total)
         if logs or saves:
-            self._report(step)
+            self._report(place)
         if self._evaluate and due(intervals.evaluate, self.step, total):
             with self._paused():
                 measured = self._evaluate()
@@ -185,13 +189,14 @@ class Trainer:
         loss: torch.Tensor = terms.loss.detach()
         return loss
 
-    def _report(self, step: int) -> None:
+    def _report(self, place: int) -> None:
         values = self._meter.report()
         values |= {
-            "lambda": round(self.schedule.base_share(step), 6),
-            "learning_rate": self.schedule.rate(step),
+            "lambda": round(self.schedule.base_share(place), 6),
+            "learning_rate": self.schedule.rate(place),
             "epoch": self.position["epoch"],
             "seconds": time.perf_counter() - self._started,
+            "training_seconds": self.budget.seconds,
         }
         if self.world.device.type == "cuda":
             values["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.world.device)
@@ -221,7 +226,7 @@ class Trainer:
         self._signal = self._signal or signal.SIGTERM
         if self._saved_step != self.step:
             if not self._meter.empty:  # a loss that is no number must not be saved
-                self._report(self.step - 1)
+                self._report(self.budget.place(self.step - 1))
             self.save()
         return True
 
@@ -234,7 +239,9 @@ class Trainer:
     def _paused(self) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self._meter.pause(time.perf_counter() - began)
+        paused = time.perf_counter() - began
+        self._meter.pause(paused)
+        self.budget.pause(paused)
 
     @contextmanager
     def _listening(self) -> Iterator[None]:

@@ -1,0 +1,123 @@
+"""Baseline drafters as folders: config.json with the kind, and tensors, plain or packed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.baselines.base import BaselineDrafter
+from domino_spec.baselines.config import BASELINE_CONFIGS, BaselineConfig
+from domino_spec.baselines.eagle3 import Eagle3
+from domino_spec.baselines.medusa import Medusa
+from domino_spec.checkpoints.fields import Fields
+from domino_spec.checkpoints.folder import MAX_SHARD_BYTES, dtype_name, write_folder
+from domino_spec.checkpoints.headers import read_headers
+from domino_spec.checkpoints.layouts import BASELINE_FIELD
+from domino_spec.checkpoints.locate import locate
+from domino_spec.checkpoints.names import OFFSETS
+from domino_spec.checkpoints.packing import DTYPE, SECTION, PackedTensor, read_section
+from domino_spec.checkpoints.provenance import CONFIG_KEY, Provenance
+from domino_spec.checkpoints.read import read_one
+from domino_spec.checkpoints.tensors import named_weights, require_offsets, require_shapes
+from domino_spec.checkpoints.vocabulary import draft_tokens, offsets
+from domino_spec.checkpoints.write import packed_tensors
+
+AnyBaseline = BaselineDrafter[Any]
+MODELS: Mapping[str, type[AnyBaseline]] = {"medusa": Medusa, "eagle3": Eagle3}
+_DTYPE = "dtype"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineCheckpoint:
+    """A loaded baseline and what its files say about it."""
+
+    drafter: AnyBaseline
+    config: BaselineConfig
+    provenance: Provenance
+    source: str
+
+
+def build(config: BaselineConfig, tokens: Tensor | None = None) -> AnyBaseline:
+    """The module of a configuration."""
+    return MODELS[config.kind](config, tokens)
+
+
+def is_baseline(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is one of these drafters'."""
+    return values.get(BASELINE_FIELD) in BASELINE_CONFIGS
+
+
+def save_baseline(
+    drafter: AnyBaseline,
+    folder: str | Path,
+    *,
+    provenance: Provenance | None = None,
+    dtype: torch.dtype | None = None,
+    bits: int | Mapping[str, int] | None = None,
+    group_size: int = 64,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> Path:
+    """Write a checkpoint folder and return it; with `bits`, matrices of 8, 6 or 4 bits."""
+    config = drafter.config.to_dict()
+    tensors = {name: parameter.detach() for name, parameter in drafter.named_parameters()}
+    stored: torch.dtype | None = drafter.dtype if dtype is None else dtype
+    if bits is not None:
+        tensors, packing = packed_tensors(tensors, bits, group_size)
+        config[SECTION] = packing.section()
+        stored = None
+    if drafter.draft_tokens is not None:
+        tensors[OFFSETS] = offsets(drafter.draft_tokens).int()
+    return write_folder(
+        folder,
+        tensors=tensors,
+        config={**config, _DTYPE: dtype_name(stored or DTYPE)},
+        dtype=stored,
+        provenance=provenance,
+        max_shard_bytes=max_shard_bytes,
+    )
+
+
+def load_baseline(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> BaselineCheckpoint:
+    """Load one in eval mode; without `dtype` in the stored type, packed matrices in bfloat16."""
+    files = locate(source, revision=revision)
+    values = files.read_config()
+    packing = read_section(values) if SECTION in values else None
+    provenance = Provenance.from_dict(Fields(values).nested(CONFIG_KEY).values)
+    own = {name: v for name, v in values.items() if name not in (SECTION, CONFIG_KEY, _DTYPE)}
+    config = BaselineConfig.from_dict(own)
+    with torch.device("meta"):
+        drafter = build(config)
+    expected = {name: tuple(p.shape) for name, p in drafter.named_parameters()}
+    headers = read_headers(files)
+    found = {name: header for name, header in headers.items() if name != OFFSETS}
+    weights = named_weights(found, expected, packing)
+    require_shapes(weights, expected)
+    vocabulary, reduced = config.vocab_size, config.draft_vocab_size
+    require_offsets(headers.get(OFFSETS), vocab_size=vocabulary, draft_vocab_size=reduced)
+    state = {
+        name: weight.read() if isinstance(weight, PackedTensor) else read_one(weight)
+        for name, weight in weights.items()
+    }
+    kept = dtype or next(iter(state.values())).dtype
+    device = torch.device("cpu" if device is None else device)
+    placed = {name: tensor.to(device, kept) for name, tensor in state.items()}
+    drafter.load_state_dict(placed, strict=False, assign=True)
+    if OFFSETS in headers:
+        stored = read_one(headers[OFFSETS])
+        tokens = draft_tokens(stored, vocab_size=vocabulary, draft_vocab_size=reduced)
+        drafter.draft_tokens = None if tokens is None else tokens.to(device)
+    drafter.compute_buffers(device)
+    return BaselineCheckpoint(
+        drafter=drafter.eval(), config=config, provenance=provenance, source=files.source
+    )

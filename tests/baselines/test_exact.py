@@ -1,0 +1,108 @@
+"""Every baseline decodes exactly as the target alone, whatever it drafts."""
+
+import pytest
+import torch
+
+from domino_spec.baselines import PromptLookup
+from domino_spec.baselines.registry import baseline_proposer
+from domino_spec.decoding import NoDrafts
+from tests.support.baselines import knowing_eagle3, knowing_medusa, random_baseline
+from tests.support.families import VOCAB, make_target, plain_greedy, random_prompts
+from tests.support.pair import SIZE, bigram_target, successor
+from tests.support.runs import run
+
+LENGTHS = (5, 9, 3, 12, 1, 7, 20)
+NEW = 23
+KINDS = ("medusa", "eagle3", "lookup")
+
+
+def proposer_of(kind, target, *, depth=5, **changes):
+    if kind == "lookup":
+        return PromptLookup(depth=depth)
+    return baseline_proposer(random_baseline(kind, **changes), target, depth=depth)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen3_moe"])
+def test_greedy_is_plain_decoding(family):
+    target = make_target(family)
+    # Text that repeats itself, so that lookup finds something.
+    prompts = [prompt + prompt[:2] for prompt in random_prompts(LENGTHS)]
+    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    for kind in KINDS:
+        for rows in (1, len(prompts)):
+            found, _ = run(target, proposer_of(kind, target), prompts[:rows], max_new_tokens=NEW)
+            assert found == answers[:rows], (kind, rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_may_end_at_different_times(kind):
+    target = make_target("llama")
+    prompts = random_prompts(LENGTHS)
+    answers, _ = run(target, NoDrafts(), prompts, max_new_tokens=NEW, eos=range(0, VOCAB, 6))
+    assert len({len(answer) for answer in answers}) > 2, "the test is blind"
+    found, _ = run(
+        target, proposer_of(kind, target), prompts, max_new_tokens=NEW, eos=range(0, VOCAB, 6)
+    )
+    assert found == answers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coupled_sampling_gives_the_text_of_plain_decoding(kind):
+    target = make_target("qwen3")
+    prompts = random_prompts(LENGTHS)
+    options = {"max_new_tokens": NEW, "temperature": 1.3, "seed": 5, "accept": "coupled"}
+    plain, _ = run(target, NoDrafts(), prompts, **options)
+    assert run(target, proposer_of(kind, target), prompts, **options)[0] == plain
+    reduced = {} if kind == "lookup" else {"draft_vocab_size": 30}
+    assert run(target, proposer_of(kind, target, **reduced), prompts, **options)[0] == plain
+
+
+@pytest.mark.parametrize("accept", ["rejection", "match"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drawn_tokens_follow_the_target(kind, accept):
+    """The distribution of the third token, against the exact one of a bigram target."""
+    target = bigram_target()
+    with torch.no_grad():  # two more tokens compete
+        for step, weight in ((1, 0.9), (2, 0.8)):
+            target.model.lm_head.weight[(successor() + step) % SIZE, torch.arange(SIZE)] = weight
+    with torch.no_grad():
+        states = target.model.model(torch.arange(SIZE).unsqueeze(1)).last_hidden_state
+        probability = target.logits(states)[:, 0].softmax(-1)
+    exact = torch.linalg.matrix_power(probability, 3)[4]
+    drafter = {
+        "medusa": lambda: baseline_proposer(knowing_medusa(), target, depth=4),
+        "lookup": lambda: PromptLookup(depth=4),
+        "eagle3": lambda: baseline_proposer(_eagle(), target, depth=4),
+    }[kind]()
+    rows = 1500
+    found, _ = run(
+        target, drafter, [[9, 4, 11, 3, 4]] * rows, max_new_tokens=3, temperature=1.0, seed=1,
+        accept=accept,
+    )  # fmt: skip
+    counts = torch.tensor([answer[2] for answer in found]).bincount(minlength=SIZE).float()
+    large = exact > 0.02
+    assert large.sum() >= 3
+    error = (counts / rows - exact)[large].abs()
+    assert (error < 4 * (exact[large] * (1 - exact[large]) / rows).sqrt()).all()
+
+
+def _eagle():
+    drafter = knowing_eagle3()
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(1))
+    return drafter
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_medusa_that_knows_the_target_is_always_accepted(heads):
+    target = bigram_target()
+    drafter = knowing_medusa(heads=heads)
+    prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
+    found, stats = run(
+        target, baseline_proposer(drafter, target, depth=heads), prompts, max_new_tokens=31
+    )
+    assert found == [plain_greedy(target.model, prompt, 31) for prompt in prompts]
+    assert stats.rows.accepted == stats.rows.offered
+    assert stats.tokens_per_cycle == heads + 1

@@ -1,0 +1,130 @@
+"""Runs over seconds: what counts, what does not, and where the schedule is."""
+
+import pytest
+
+from domino_spec.errors import ConfigError
+from domino_spec.training import TrainConfig, train
+from domino_spec.training.budget import PLACES, Budget
+from domino_spec.training.state import Checkpoints
+from tests.training.helpers import Reports, ready
+
+
+class Clock:
+    """Moves when told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def steps(budget, clock, *seconds):
+    for took in seconds:
+        clock.now += took
+        budget.count()
+
+
+def test_the_first_steps_count_at_the_pace_of_the_later_ones():
+    clock = Clock()
+    budget = Budget(seconds=20.0, clock=clock)
+    budget.begin()
+    steps(budget, clock, 50.0, 9.0, 1.0)  # the compiler
+    assert budget.seconds == 0
+    assert budget.place(3) == 0
+    steps(budget, clock, 1.0)
+    assert budget.seconds == pytest.approx(4.0)  # four steps of one second
+    steps(budget, clock, *[1.0] * 6)
+    assert budget.seconds == pytest.approx(10.0)
+    assert budget.place(10) == PLACES // 2
+    assert not budget.over(10)
+    assert budget.last_step(10) > 10**9
+    steps(budget, clock, *[1.0] * 10)
+    assert budget.over(20)
+    assert budget.last_step(20) == 20
+    steps(budget, clock, 5.0)
+    assert budget.place(21) == PLACES, "never behind the end"
+
+
+def test_pauses_cost_nothing_and_earlier_runs_count():
+    clock = Clock()
+    budget = Budget(seconds=20.0, clock=clock)
+    budget.resume(15.0)
+    assert budget.place(0) == 0.75 * PLACES
+    budget.begin()
+    steps(budget, clock, 1.0, 1.0, 1.0)
+    clock.now += 300.0  # an evaluation
+    budget.pause(300.0)
+    steps(budget, clock, 1.0)
+    assert budget.seconds == pytest.approx(19.0)
+
+
+def test_a_budget_of_steps_is_at_the_step():
+    budget = Budget(steps=8)
+    assert (budget.places, budget.place(3), budget.last_step(3)) == (8, 3, 8)
+    assert not budget.over(7)
+    assert budget.over(8)
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """A step takes a second, whatever it does."""
+    clock = Clock()
+    count = Budget.count
+
+    def counted(self):
+        clock.now += 1.0
+        count(self)
+
+    monkeypatch.setattr(Budget, "count", counted)
+    monkeypatch.setattr(Budget, "pause", lambda self, seconds: None)
+    make = Budget.__init__
+    monkeypatch.setattr(
+        Budget, "__init__", lambda self, **options: make(self, **{**options, "clock": clock})
+    )
+
+
+TIMED = {"steps": None, "max_seconds": 12.0, "save_every": None, "log_every": 1}
+
+
+def test_a_run_over_seconds_ends_where_its_schedule_ends(tmp_path, corpus, loaded, clocked):
+    reports = Reports()
+    run = ready(tmp_path / "run", corpus, loaded, reports, **TIMED, eval_every=None)
+    outcome, folder = train(run)
+    assert outcome.finished
+    assert outcome.step == 12
+    assert folder is not None
+    rates = [values["learning_rate"] for _, values in reports.trained]
+    shares = [values["lambda"] for _, values in reports.trained]
+    assert max(rates) == pytest.approx(3e-3, rel=0.25)
+    assert rates[-1] < 0.1 * max(rates)
+    assert shares[0] == 1.0
+    assert shares[-1] == pytest.approx(1 / 12, abs=1e-3)
+    assert [step for step, _ in reports.evaluated] == [12], "unknown steps: at the end alone"
+    assert Checkpoints(tmp_path / "run", keep=2).steps() == [12]
+    assert reports.trained[-1][1]["training_seconds"] == pytest.approx(12.0)
+
+
+def test_a_resumed_run_has_only_the_rest(tmp_path, corpus, loaded, clocked):
+    class Stop:
+        def report(self, step, values):
+            if step == 7:
+                raise RuntimeError("stopped")
+
+        def close(self):
+            pass
+
+    settings = {**TIMED, "save_every": 5}
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(ready(tmp_path / "run", corpus, loaded, Stop(), **settings))
+    again = ready(tmp_path / "run", corpus, loaded, resume=True, **settings)
+    assert again.trainer.step == 5
+    assert again.trainer.budget.seconds == pytest.approx(5.0)
+    outcome, _ = train(again)
+    assert outcome.step == 12
+
+
+@pytest.mark.parametrize("other", [{"steps": 3}, {"epochs": 1.0}])
+def test_one_budget_at_a_time(other):
+    with pytest.raises(ConfigError, match="max_seconds are given; they contradict"):
+        TrainConfig(target="t", data=("d",), out="o", max_seconds=3.0, **other)
