@@ -2,9 +2,11 @@
 
 import pytest
 from benchmarks import make_results
+from benchmarks.results_head_to_head import head_to_head
 
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
+from tests.bench.helpers import made_up
 
 
 def test_page_is_made_from_the_records():
@@ -46,3 +48,13 @@ def test_a_broken_record_is_named(tmp_path):
     (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"a":\n')
     with pytest.raises(InputError, match="line 2"):
         read_records(tmp_path / "r.jsonl")
+
+
+def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
+    assert head_to_head(tmp_path) == ""
+    for record in made_up({"plain": [2.0] * 6, "fast": [1.0] * 6}, cycles={"fast": 25}):
+        append_record(tmp_path / "head-to-head-cpu.jsonl", record)
+    section = head_to_head(tmp_path)
+    assert section.startswith("## Head-to-head\n")
+    assert "| maths | 0 | 1 | fast | 2.00× | 2.00× | 4.00 | 100.0 | 6 of 6 |" in section
+    assert "domino report records/head-to-head-cpu.jsonl" in section

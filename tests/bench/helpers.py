@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import json
 from functools import cache
 
 from domino_spec.bench import Cell, HeadToHead, Journal, Method, Settings, plain, plan_cells
@@ -122,13 +122,13 @@ def made_up(
                 "record": "unit", "cell": cell.to_dict(), "unit": unit, "prompts": [unit],
                 "prompt_tokens": [10], "order": [list(seconds)], "methods": found, **common,
             })  # fmt: skip
-    return copy.deepcopy(records)
+    return json.loads(json.dumps(records))
 
 
 def _method(seconds: float, tokens: int, cycles: int) -> dict:
     drafts = 0 if cycles == tokens else 3
     return {
-        "seconds": [seconds], "prefill": [0.0], "draft": [0.25 * seconds],
+        "seconds": [seconds], "prefill": [0.0], "draft": [0.25 * seconds if drafts else 0.0],
         "verify": [0.5 * seconds], "cycles": cycles, "peak_memory": 2**30, "repeats_agree": True,
         "rows": [{
             "tokens": tokens, "sha256": "s", "finish": "length", "cycles": cycles,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,14 @@ def resampled(columns: ArrayLike, statistic: Statistic) -> tuple[float, Array]:
     """The statistic of a table's column sums [units, columns], and of the tables that chance might
     have given instead: as many units, drawn with replacement, whole rows at a time."""
     table: Array = np.asarray(columns, dtype=np.float64)
-    units = len(table)
-    drawn = np.random.default_rng(_SEED).multinomial(units, [1 / units] * units, size=SAMPLES)
-    return float(statistic(table.sum(axis=0))), statistic(drawn @ table)
+    return float(statistic(table.sum(axis=0))), statistic(_drawn(len(table)) @ table)
+
+
+@lru_cache(maxsize=8)
+def _drawn(units: int) -> Array:
+    """How often each unit comes in each draw, [samples, units]."""
+    rng = np.random.default_rng(_SEED)
+    return rng.multinomial(units, [1 / units] * units, size=SAMPLES).astype(np.float64)
 
 
 def interval(columns: ArrayLike, statistic: Statistic) -> Interval:
