@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-import torch
 
 from domino_spec.bench import Cell, measure, plain, summarise
 from domino_spec.bench.paths import Prompt
@@ -70,15 +69,16 @@ def test_plain_and_drafted_share_weights(path):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_records_hold_what_happened(path, batch, tmp_path):
-    run = make_run(path, batches=(batch,), temperatures=(0.0, 0.9))
+    sets = [prompt_set(numbers=(0, 1, 2))]
+    run = make_run(path, batches=(batch,), temperatures=(0.0, 0.9), sets=sets, warm_up=0)
     journal = journal_of(run, tmp_path / "r.jsonl")
     measure(run, journal)
     (summary,) = summarise(journal.records)
     greedy, sampled = summary.cells
     assert (greedy.units, greedy.used, greedy.left_over) == (
-        5 // batch,
-        5 // batch * batch,
-        5 % batch,
+        3 // batch,
+        3 // batch * batch,
+        3 % batch,
     )
     line = greedy.line("knowing")
     # A drafter that knows commits 8, then the rest of 11.
@@ -131,12 +131,13 @@ def test_methods_take_turns():
 
 def test_loops_and_short_answers_are_counted_and_not_timed(tmp_path, monkeypatch):
     """The bigram target walks a cycle of 39 tokens: an answer much longer than that is a loop."""
-    run = make_run(max_new_tokens=120, repeats=1, sets=[prompt_set(too_long=2)])
+    sets = [prompt_set(numbers=(0, 1), too_long=2)]
+    run = make_run(max_new_tokens=120, repeats=1, sets=sets)
     journal = journal_of(run, tmp_path / "loops.jsonl")
     measure(run, journal)
     (summary,) = summarise(journal.records)
     (cell,) = summary.cells
-    assert (cell.loops, cell.used, cell.units, cell.too_long) == (5, 0, 0, 2)
+    assert (cell.loops, cell.used, cell.units, cell.too_long) == (2, 0, 0, 2)
     assert cell.lines == ()
     run = make_run(shortest_answer=NEW + 1, repeats=1)
     journal = journal_of(run, tmp_path / "short.jsonl")
@@ -214,5 +215,25 @@ def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
     assert answers[0] == answers[1]
     assert path.engines["plain"].policy is None
     assert path.engines["knowing"].policy is not None
-    assert path.stages(methods[1], 1, 16) is None  # a cycle has no one depth to be divided at
-    assert torch.is_tensor(path.engines["knowing"].slots.lengths)
+    path._inside = False  # as on a GPU, where a cycle is one piece
+    assert path.stages(methods[1], 1, 16) is None  # and has no one depth to be divided at
+
+
+def test_an_engine_whose_cycles_are_one_piece_is_divided_apart(tmp_path):
+    run = make_run("engine")
+    run.path._inside = False
+    journal = journal_of(run, tmp_path / "r.jsonl")
+    measure(run, journal)
+    (stages,) = [r for r in journal.records if r["record"] == "stages"]
+    assert stages["methods"]["plain"]["draft"] == 0
+    assert all(found["verify"] > 0 for found in stages["methods"].values())
+    assert stages["methods"]["knowing"]["draft"] > 0
+    units = [r for r in journal.records if r["record"] == "unit"]
+    assert all(u["methods"]["knowing"]["draft"] is None for u in units)
+    (summary,) = summarise(journal.records)
+    line = summary.cells[0].line("knowing")
+    assert line.cycle.verify == pytest.approx(1e3 * stages["methods"]["knowing"]["verify"])
+    assert summary.stage_context == stages["context"]
+    assert len(journal.records) == len(units) + 3
+    measure(make_run("engine"), journal_of(run, tmp_path / "r.jsonl"))  # nothing is timed twice
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == len(journal.records)

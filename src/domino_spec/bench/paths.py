@@ -129,12 +129,17 @@ class EnginePath:
                 target, method.drafter, slots=slots, capacity=capacity, **drafts
             )
         self._adaptive = adaptive
+        self._inside = target.device.type == "cpu"
+        """Whether the parts of a cycle can be timed inside it."""
 
     def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """All rows are admitted, then run to the end of the last one."""
         engine = self.engines[method.name]
         rows = make_rows(prompts, params, self.target, self._eos)
         cycles = 0
+        # On a GPU a cycle is one graph and nobody waits inside it: `stages` times its parts.
+        clock = {"draft": 0.0, "verify": 0.0} if self._inside else None
+        engine.cycle.clock = clock
         self._memory.reset()
         start = _now(self.target)
         for row in rows:
@@ -146,8 +151,8 @@ class EnginePath:
         return Timed(
             seconds=end - start,
             prefill=admitted - start,
-            draft=None,
-            verify=None,
+            draft=None if clock is None else clock["draft"],
+            verify=None if clock is None else clock["verify"],
             cycles=cycles,
             rows=tuple(rows),
             peak_memory=self._memory.read(),
@@ -163,7 +168,7 @@ class EnginePath:
     def stages(self, method: Method, batch: int, context: int) -> Stages | None:
         """Greedy, at the drafter's whole depth; None where depth changes cycle by cycle."""
         engine = self.engines[method.name]
-        if engine.policy is not None:
+        if self._inside or engine.policy is not None:
             return None
         bench = Bench(engine, context=min(context, engine.capacity))
         if engine.drafter is None or not engine.depth:

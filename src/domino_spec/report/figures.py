@@ -209,7 +209,7 @@ def _cycles(run: RunSummary, cells: Sequence[CellSummary], where: str, tag: str)
         "Draft and verify were timed alone on the idle engine, greedily, with "
         f"{run.stage_context} tokens in the cache; the rest is what the clock had more."
         if run.stage_context is not None
-        else "Each part was timed inside the runs, waiting for the device between them."
+        else "Each part was timed inside the runs."
     )
     return [
         Stacks(
