@@ -1,5 +1,8 @@
 """The results page says what the records say."""
 
+import importlib.machinery
+import sys
+
 import pytest
 from benchmarks import make_results
 from benchmarks.results_head_to_head import head_to_head
@@ -42,6 +45,16 @@ def test_records_carry_their_circumstances(tmp_path):
     append_record(tmp_path / "new" / "r.jsonl", {"a": 1})
     append_record(tmp_path / "new" / "r.jsonl", {"a": 2})
     assert read_records(tmp_path / "new" / "r.jsonl") == [{"a": 1}, {"a": 2}]
+
+
+def test_a_command_names_no_paths_of_the_machine(monkeypatch):
+    monkeypatch.delenv("DOMINO_COMMAND", raising=False)
+    monkeypatch.setattr("sys.argv", ["/some/bin/domino", "bench", "/models/smol.gguf", "--x=1"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert environment()["command"] == "domino bench smol.gguf --x=1"
+    spec = importlib.machinery.ModuleSpec("domino_spec.bench.__main__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    assert environment()["command"] == "python -m domino_spec.bench bench smol.gguf --x=1"
 
 
 def test_a_broken_record_is_named(tmp_path):

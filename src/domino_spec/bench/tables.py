@@ -36,14 +36,16 @@ def how_measured(run: RunSummary) -> str:
     """In words, from the settings."""
     target, settings = run.facts["target"], run.settings
     depth = " Depth is chosen cycle by cycle." if settings["adaptive"] else ""
+    count = settings["repeats"]
+    repeats = "one run" if count == 1 else f"the median of {count} runs"
     sampled = any(temperature for temperature, _ in run.points)
     accept = f" Sampled drafts are accepted by the {settings['accept']} rule." if sampled else ""
     return (
         f"{target['name']}, {target['dtype']} on {target['device']}; all methods on "
-        f"{_PATHS[settings['path']]}. Up to {settings['max_new_tokens']} new tokens; the median of "
-        f"{settings['repeats']} repeats a prompt, methods in turns on each batch after "
-        f"{settings['warm_up']} to warm up; 95% intervals by drawing prompts (batches where rows "
-        f"share one) anew.{depth}{accept}"
+        f"{_PATHS[settings['path']]}. Up to {settings['max_new_tokens']} new tokens; {repeats} a "
+        f"prompt, methods in turns on each batch after {settings['warm_up']} to warm up; 95% "
+        "intervals by drawing prompts (batches where rows share one) anew."
+        f"{depth}{accept}"
     )
 
 
