@@ -10,13 +10,20 @@ ENGINES := tests/engines
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-engines test-slow lint format results clean
+.PHONY: demo test test-engines test-slow browser lint format results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/domino demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# What the report's tests look through; without it they are skipped. Debian's, where one may install.
+browser:
+	@command -v chromium >/dev/null || { \
+		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
+	} >/dev/null 2>&1 || echo "no chromium here: the report's browser tests will be skipped"
 
 # The plugins inside real engines, on a CPU: environments of their own, kept between runs.
 test-engines: $(VLLM)/.ready $(SGLANG)/.ready

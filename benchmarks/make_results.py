@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results_engine import engine
+from benchmarks.results_head_to_head import head_to_head
 from benchmarks.results_serving import serving
 from benchmarks.results_training import training
 from benchmarks.tables import circumstances, table
@@ -36,6 +37,7 @@ def page() -> str:
         [
             HEAD,
             training(RECORDS, RELEASED),
+            *filter(None, [head_to_head(RECORDS)]),
             engine(read_records(RECORDS / "engine-text.jsonl")),
             serving(read_records(RECORDS / "vllm.jsonl")),
             exactness(read_records(RECORDS / "exactness.jsonl")),

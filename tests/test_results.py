@@ -1,10 +1,15 @@
 """The results page says what the records say."""
 
+import importlib.machinery
+import sys
+
 import pytest
 from benchmarks import make_results
+from benchmarks.results_head_to_head import head_to_head
 
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
+from tests.bench.helpers import made_up
 
 
 def test_page_is_made_from_the_records():
@@ -42,7 +47,27 @@ def test_records_carry_their_circumstances(tmp_path):
     assert read_records(tmp_path / "new" / "r.jsonl") == [{"a": 1}, {"a": 2}]
 
 
+def test_a_command_names_no_paths_of_the_machine(monkeypatch):
+    monkeypatch.delenv("DOMINO_COMMAND", raising=False)
+    monkeypatch.setattr("sys.argv", ["/some/bin/domino", "bench", "/models/smol.gguf", "--x=1"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    assert environment()["command"] == "domino bench smol.gguf --x=1"
+    spec = importlib.machinery.ModuleSpec("domino_spec.bench.__main__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
+    assert environment()["command"] == "python -m domino_spec.bench bench smol.gguf --x=1"
+
+
 def test_a_broken_record_is_named(tmp_path):
     (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"a":\n')
     with pytest.raises(InputError, match="line 2"):
         read_records(tmp_path / "r.jsonl")
+
+
+def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
+    assert head_to_head(tmp_path) == ""
+    for record in made_up({"plain": [2.0] * 6, "fast": [1.0] * 6}, cycles={"fast": 25}):
+        append_record(tmp_path / "head-to-head-cpu.jsonl", record)
+    section = head_to_head(tmp_path)
+    assert section.startswith("## Head-to-head\n")
+    assert "| maths | 0 | 1 | fast | 2.00× | 2.00× | 4.00 | 100.0 | 6 of 6 |" in section
+    assert "domino report records/head-to-head-cpu.jsonl" in section

@@ -26,7 +26,7 @@ from domino_spec.checkpoints import (
     load_drafter,
     require_fit,
 )
-from domino_spec.decoding import Commit, Row, RunStats, SamplingParams, TextStream
+from domino_spec.decoding import Commit, Proposer, Row, RunStats, SamplingParams, TextStream
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget, Target, load_target

@@ -1,117 +1,288 @@
-"""`domino bench`: where the time of a cycle goes."""
+"""`domino bench`: drafters against plain decoding on this machine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.core import TyperGroup
 
+from domino_spec.cli.bench_engine import engine
 from domino_spec.cli.groups import grouped
-from domino_spec.cli.options import Dtype, JsonOption
-from domino_spec.cli.voice import speaking
+from domino_spec.cli.options import (
+    Accept,
+    CandidatesOption,
+    ChatOptions,
+    DepthOption,
+    JsonOption,
+    ShiftLabelOption,
+    TargetArgument,
+    TargetOptions,
+)
+from domino_spec.cli.voice import Voice, speaking
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed on this machine.")
+if TYPE_CHECKING:
+    from domino_spec.bench import Cell, RunSummary, Watcher
 
-_WHAT = "Measurement"
+_DRAFTERS = "Drafters"
+_WHAT = "What is measured"
+_HOW = "How it is measured"
+
+
+class DefaultGroup(TyperGroup):
+    """`domino bench TARGET` means `domino bench run TARGET`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the default command before what names none."""
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["run", *args]
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+
+bench_app = typer.Typer(
+    cls=DefaultGroup,
+    no_args_is_help=True,
+    help="Measure speed on this machine: domino bench TARGET --draft A --draft B.",
+)
+
+
+class WantedPath(StrEnum):
+    """Which loop runs everything."""
+
+    AUTO = "auto"
+    ENGINE = "engine"
+    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """What to measure."""
+class ComparedOptions:
+    """Which drafters, and how much they draft."""
 
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.", rich_help_panel=_WHAT)] = (
-        Dtype.BFLOAT16
-    )
-    context: Annotated[
-        int, typer.Option(min=1, help="Tokens already in the cache.", rich_help_panel=_WHAT)
-    ] = 1024
-    candidates: Annotated[
-        int | None,
+    draft: Annotated[
+        list[str],
         typer.Option(
-            min=1, help="Drafts are chosen among so many base candidates; unset: all tokens.",
+            help="A drafter: a folder, a safetensors file, a hub id or released:NAME; repeatable.",
+            rich_help_panel=_DRAFTERS,
+        ),
+    ] = field(default_factory=list)
+    shift_label: ShiftLabelOption = None
+    depth: DepthOption = None
+    candidates: CandidatesOption = None
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive",
+            help="Let the engine choose each cycle's depth from what cycles cost here.",
+            rich_help_panel=_DRAFTERS,
+        ),
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellOptions:
+    """The axes of the tables."""
+
+    prompts: Annotated[
+        list[str],
+        typer.Option(
+            help='maths, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
+            "repeatable; unset: the three built in.",
             rich_help_panel=_WHAT,
         ),
-    ] = None  # fmt: skip
-    rows: Annotated[
-        list[int],
-        typer.Option("--rows", min=1, help="Rows at a time; repeatable.", rich_help_panel=_WHAT),
-    ] = field(default_factory=lambda: [1])
-    tokens_per_cycle: Annotated[
+    ] = field(default_factory=list)
+    limit: Annotated[
+        int | None, typer.Option(help="Prompts a set, from the first.", rich_help_panel=_WHAT)
+    ] = None
+    temperatures: Annotated[
         list[float],
+        typer.Option("--temperature", "-t", help="0 is greedy; repeatable.", rich_help_panel=_WHAT),
+    ] = field(default_factory=lambda: [0.0])
+    batch_sizes: Annotated[
+        list[int],
         typer.Option(
-            min=1.0, help="Acceptance to force, labelled so; repeatable.", rich_help_panel=_WHAT
+            "--batch-size", "-b", help="Rows at a time; repeatable.", rich_help_panel=_WHAT
         ),
-    ] = field(default_factory=lambda: [7.17, 4.2])
-    reference: Annotated[
-        bool, typer.Option(help="Also the Transformers loop.", rich_help_panel=_WHAT)
-    ] = True
+    ] = field(default_factory=lambda: [1])
 
 
-def engine(
-    shape: Annotated[
-        str, typer.Argument(help="qwen3-0.6b, qwen3-4b, qwen3-8b, llama-3-8b, or a config.json.")
-    ],
-    options: EngineOptions,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; unset: a GPU if any.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Append the record to this file.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class HowOptions:
+    """How each cell is measured."""
+
+    path: Annotated[
+        WantedPath,
+        typer.Option(
+            help="One loop for all methods: the engine, or the reference loop through "
+            "Transformers; auto: the engine where it can run them all.",
+            rich_help_panel=_HOW,
+        ),
+    ] = WantedPath.AUTO
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_HOW)] = (
+        256
+    )
+    shortest_answer: Annotated[
+        int, typer.Option(help="Shorter answers are left out.", rich_help_panel=_HOW)
+    ] = 32
+    repeats: Annotated[
+        int, typer.Option(help="Of each prompt; the median counts.", rich_help_panel=_HOW)
+    ] = 3
+    warm_up: Annotated[
+        int, typer.Option(help="Batches before a cell is timed.", rich_help_panel=_HOW)
+    ] = 1
+    seed: Annotated[int, typer.Option(help="Prompt i draws from it + i.", rich_help_panel=_HOW)] = 0
+    accept: Annotated[
+        Accept,
+        typer.Option(
+            help="How sampled drafts are accepted; coupled gives plain decoding's own text.",
+            rich_help_panel=_HOW,
+        ),
+    ] = Accept.COUPLED
+
+
+def run(
+    target: TargetArgument,
+    *,
+    compared: ComparedOptions,
+    cells: CellOptions,
+    how: HowOptions,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The file of raw records, continued where it ends; unset: bench-TARGET-KEY.jsonl "
+            "in this folder."
+        ),
+    ] = None,
+    chat: ChatOptions,
+    target_options: TargetOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """The engine against the memory's floor: random weights of any shape, acceptance forced."""
+    """Drafters against plain decoding: tasks, temperatures, batch sizes; killed runs go on.
+
+    All methods run on the same path over the same weights, in turns; speed-ups come with 95%
+    intervals. Loops and short answers are left out and counted.
+    """
     with speaking(as_json=as_json) as voice:
-        import torch
+        from domino_spec.bench import Request, run_request
 
-        from domino_spec.fast.report import Request, measure_engine
-        from domino_spec.records import append_record, environment
-        from domino_spec.targets import default_device
-
-        dtype = options.dtype.resolved()
         request = Request(
-            shape=shape,
-            dtype=dtype if isinstance(dtype, torch.dtype) else torch.bfloat16,
-            device=default_device() if device is None else torch.device(device),
-            context=options.context,
-            candidates=options.candidates,
-            batches=tuple(options.rows),
-            tokens_per_cycle=tuple(options.tokens_per_cycle),
-            reference=options.reference,
+            target=target,
+            draft=tuple(compared.draft),
+            prompts=tuple(cells.prompts),
+            limit=cells.limit,
+            temperatures=tuple(cells.temperatures),
+            batch_sizes=tuple(cells.batch_sizes),
+            path=how.path.value,
+            max_new_tokens=how.max_new_tokens,
+            shortest_answer=how.shortest_answer,
+            repeats=how.repeats,
+            warm_up=how.warm_up,
+            seed=how.seed,
+            accept=how.accept.value,
+            adaptive=compared.adaptive,
+            depth=compared.depth,
+            candidates=compared.candidates,
+            shift_label=compared.shift_label,
+            system=chat.system,
+            chat_options=chat.template_options(),
+            load=target_options.arguments(),
+            out=out,
         )
-        record = measure_engine(request, voice.status) | {"environment": environment()}
-        if out is not None:
-            append_record(out, record)
+        with _watching(voice) as watcher:
+            summary, path = run_request(request, watcher)
         if as_json:
-            voice.document(record)
+            voice.document({**document(summary), "records": str(path), "warnings": voice.warnings})
             return
-        for table in tables(record):
+        for table in tables(summary):
             voice.out.print(table)
+        voice.note(f"raw records: {path} · a page of them: domino report {path}")
 
 
-def tables(record: dict[str, Any]) -> list[Table]:
-    """The record for people."""
-    parts = Table(title=f"{record['shape']}, {record['dtype']}, {record['context']} tokens, 1 row")
-    for name in ("part", "ms", "floor, ms", "× floor"):
-        parts.add_column(name, justify="left" if name == "part" else "right")
-    whole = [("plain step", record["plain"]), (f"cycle of {record['depth']}", record["cycle"])]
-    for name, held in [*whole, *((f"  {s['name']}", s) for s in record["stages"])]:
-        parts.add_row(name, _ms(held["seconds"]), _ms(held["floor"]), f"{held['over_floor']:.2f}")
-    for name, seconds in record.get("reference", {}).items():
-        parts.add_row(f"Transformers loop, {name}", _ms(seconds), "", "")
-    parts.caption = f"floor: bytes over {record['bandwidth'] / 1e12:.2f} TB/s, measured here"
-    gains = Table(title="Over plain decoding on the same engine (acceptance forced)")
-    gains.add_column("rows", justify="right")
-    gains.add_column("plain, tokens/s", justify="right")
-    for tokens in record["forced"]:
-        gains.add_column(f"{tokens:g} a cycle", justify="right")
-    for entry in record["batches"]:
-        cells = [f"{gain['gain']:.2f}× ({gain['depth']} drafts)" for gain in entry["gains"]]
-        gains.add_row(str(entry["rows"]), f"{entry['plain_per_second']:,.0f}", *cells)
-    return [parts, gains]
+@contextmanager
+def _watching(voice: Voice) -> Iterator[Watcher]:
+    """A bar a cell on a terminal; a line a cell elsewhere."""
+    from domino_spec.bench import Watcher
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of "
+               "{task.total}"), TimeRemainingColumn())  # fmt: skip
+    bars = Progress(*columns, console=voice.err, disable=not voice.shows_bars, transient=True)
+    known: dict[Cell, Any] = {}
+
+    class Bars(Watcher):
+        def say(self, message: str) -> None:
+            voice.status(message)
+
+        def progress(self, cell: Cell, done: int, total: int) -> None:
+            if cell not in known:
+                known[cell] = bars.add_task(str(cell), total=total)
+            bars.update(known[cell], completed=done)
+
+    with bars:
+        yield Bars()
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3f}"
+def document(summary: RunSummary) -> dict[str, Any]:
+    """The figures for machines."""
+    cells = [
+        {
+            **found.cell.to_dict(),
+            **{
+                name: getattr(found, name)
+                for name in ("units", "used", "loops", "short", "too_long", "left_over")
+            },
+            "methods": {
+                line.method: {
+                    "speed_up": line.speed_up.to_dict(),
+                    "decoding_speed_up": line.decoding_speed_up.to_dict(),
+                    "tokens_per_cycle": line.tokens_per_cycle.to_dict(),
+                    "tokens_per_second": line.tokens_per_second,
+                    "acceptance_by_position": line.counts.acceptance_by_position,
+                    "cycle_ms": None if line.cycle is None else vars(line.cycle),
+                    "same": line.same,
+                    "compared": line.compared,
+                    "peak_memory": line.peak_memory,
+                }
+                for line in found.lines
+            },
+        }
+        for found in (*summary.cells, *summary.overall)
+    ]
+    return {"facts": dict(summary.facts), "cells": cells}
 
 
+def tables(summary: RunSummary) -> list[Table]:
+    """The figures for people."""
+    from domino_spec.bench.tables import (
+        HEADS,
+        LEFT_OUT_HEADS,
+        how_measured,
+        left_out_rows,
+        method_rows,
+    )
+
+    figures = Table(title="Over plain decoding", box=None, title_justify="left")
+    _fill(figures, HEADS, method_rows(summary), words=("task", "method"))
+    figures.caption, figures.caption_justify = how_measured(summary), "left"
+    left_out = Table(title="Prompts", box=None, title_justify="left")
+    _fill(left_out, LEFT_OUT_HEADS, left_out_rows(summary), words=("task",))
+    return [figures, left_out]
+
+
+def _fill(
+    table: Table, heads: tuple[str, ...], rows: list[list[str]], *, words: tuple[str, ...]
+) -> None:
+    for head in heads:
+        table.add_column(head, justify="left" if head in words else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row, style="dim" if "plain" in row else None)
+
+
+bench_app.command("run")(grouped(run))
 bench_app.command("engine")(grouped(engine))

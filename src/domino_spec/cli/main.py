@@ -19,6 +19,7 @@ from domino_spec.cli.export import export
 from domino_spec.cli.generate import generate
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.info import info
+from domino_spec.cli.report import report
 from domino_spec.cli.train import train
 
 # Torch and Transformers are imported inside the commands, so that help comes at once.
@@ -46,7 +47,7 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, info, doctor, audit, train, export, demo):
+for _command in (generate, chat, info, doctor, audit, train, export, report, demo):
     app.command()(grouped(_command))
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from domino_spec.decoding import NoDrafts, SamplingParams
 from domino_spec.errors import InputError
@@ -139,15 +140,20 @@ def fingerprint(target: Target) -> str:
         for name, value in target.config.to_dict().items()
         if not name.startswith("_") and name not in _NOT_THE_MODEL
     }
-    weights = []
-    for name, weight in target.model.named_parameters():
+    return _sha256([config, str(target.dtype), weight_values(target.model)])
+
+
+def weight_values(model: nn.Module) -> list[list[object]]:
+    """Name, shape and some values of every weight: enough to tell two models apart."""
+    weights: list[list[object]] = []
+    for name, weight in model.named_parameters():
         values: list[float] = []
         if not weight.is_meta:  # off-loaded: its name and shape must do
             flat = weight.detach().flatten()
             step = max(1, len(flat) // _VALUES_A_WEIGHT)
             values = flat[::step].to("cpu", torch.float32).tolist()
         weights.append([name, list(weight.shape), values])
-    return _sha256([config, str(target.dtype), weights])
+    return weights
 
 
 def _sha256(value: object) -> str:

@@ -19,7 +19,7 @@ from domino_spec.fast.checks import check_row, check_settings
 from domino_spec.fast.cycle import Cycle, Plan
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Runner
-from domino_spec.fast.policy import DepthPolicy
+from domino_spec.fast.policy import DepthPolicy, depths
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import needs_filter
 from domino_spec.fast.seats import Flight, Seat
@@ -193,6 +193,17 @@ class Engine:
         if self.ahead and len(self._flights) < 2 and self._seats:
             return []
         return self._land() if self._flights else []
+
+    def capture(self, rows: int, params: SamplingParams) -> None:
+        """Record every kind of cycle that up to so many such rows could need, where graphs are on.
+
+        Otherwise each is recorded at its first use, inside somebody's answer.
+        """
+        chosen = (self.depth,) if self.policy is None else depths(self.depth)
+        for depth in chosen:
+            plan = Plan(depth, sampled=params.samples, filtered=needs_filter(params))
+            with self._on_device():
+                self.runner.capture_up_to(rows, plan)
 
     def _start(self) -> None:
         seats = tuple(self._seats)

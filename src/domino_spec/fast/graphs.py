@@ -38,12 +38,19 @@ class Runner:
         if not self._graphs:
             report = self._cycle.run(torch.tensor(slots, device=self._cycle.slots.device), plan)
             return report.cpu
-        size = next((step for step in LADDER if step >= len(slots)), len(slots))
+        size = _filled(len(slots))
         captured = self._captured.get((size, plan)) or self.capture(size, plan)
         filled = [*slots, *[self._cycle.slots.spare] * (size - len(slots))]
         captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
         captured.graph.replay()
         return _read_back(captured.report, len(slots))
+
+    def capture_up_to(self, rows: int, plan: Plan) -> None:
+        """Record a cycle for each size that so many rows, or fewer, are filled up to."""
+        if self._graphs:
+            for size in sorted({_filled(count) for count in range(1, rows + 1)}):
+                if (size, plan) not in self._captured:
+                    self.capture(size, plan)
 
     def capture(self, size: int, plan: Plan) -> Captured:
         """Record one cycle of this kind; rows in use are not touched."""
@@ -62,6 +69,11 @@ class Runner:
         captured = Captured(graph, slots, report)
         self._captured[size, plan] = captured
         return captured
+
+
+def _filled(rows: int) -> int:
+    """The size of the batch that so many rows run in."""
+    return next((step for step in LADDER if step >= rows), rows)
 
 
 def _read_back(report: Tensor, rows: int) -> Callable[[], Tensor]:

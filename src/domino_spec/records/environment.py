@@ -69,7 +69,12 @@ def _command() -> str:
     """How to run it again, without the machine's own paths."""
     if os.environ.get("DOMINO_COMMAND"):
         return os.environ["DOMINO_COMMAND"]
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    program = Path(sys.argv[0]).name
+    if spec is not None:
+        program = f"python -m {spec.name.removesuffix('.__main__')}"
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    return " ".join([program, *words])
 
 
 def _version(package: str) -> str:

@@ -41,12 +41,20 @@ class TargetCache:
         """Keep the first `counts[row]` of the positions the last forward appended."""
         start = self.slots
         lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+        # All rows that must move do so at once: plain decoding of rows of different lengths comes
+        # here for every token.
+        moves = [
+            (row, start + offset, length + offset)
+            for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True))
+            for offset in range(count if length != start else 0)
+        ]
+        places: dict[torch.device, Tensor] = {}
         for layer in self._layers():
-            for states in (layer.keys, layer.values):
-                for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
-                    if length != start and count:
-                        kept = states[row, :, start : start + count].clone()
-                        states[row, :, length : length + count] = kept
+            for states in (layer.keys, layer.values) if moves else ():
+                if states.device not in places:
+                    places[states.device] = torch.tensor(moves, device=states.device).T
+                rows, found, wanted = places[states.device]
+                states[rows, :, wanted] = states[rows, :, found]  # read whole before written
             size = max(lengths)
             layer.keys = layer.keys[:, :, :size]
             layer.values = layer.values[:, :, :size]

@@ -1,0 +1,133 @@
+"""The file of a run: everything measured so far, so that a killed run goes on where it was.
+
+Lines of JSON, each with the run's key and circumstances: one `run` (what was measured with what),
+a `cell` for each cell (which prompts count), a `unit` for each batch of prompts (every method,
+every repeat: comparisons are paired inside it) and, from the engine, `stages`. A file belongs to
+one run; what could change a figure is part of the run's key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from domino_spec.bench.settings import Cell, digest
+from domino_spec.errors import InputError
+from domino_spec.records import append_record, environment
+
+RUN, CELL, UNIT, STAGES = "run", "cell", "unit", "stages"
+_MACHINE = ("hardware", "python", "versions", "commit")
+_SHORT_KEY = 8
+
+
+def machine_of(circumstances: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the circumstances a time depends on: another day does not change it."""
+    return {name: circumstances[name] for name in _MACHINE}
+
+
+class Journal:
+    """What of a run is on file, and the way to add to it."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self.path = path
+        self.environment = environment()
+        self.facts = {**facts, "machine": machine_of(self.environment)}
+        self.key = digest(self.facts)
+        self.records: list[dict[str, Any]] = []
+        self.resumed = False
+
+    @staticmethod
+    def named_after(stem: str, facts: Mapping[str, Any], folder: Path | None = None) -> Journal:
+        """A file of this run's own: the same command finds it again, another starts another."""
+        journal = Journal(Path(), facts)
+        folder = Path() if folder is None else folder
+        journal.path = folder / f"bench-{stem}-{journal.key[:_SHORT_KEY]}.jsonl"
+        return journal
+
+    def open(self) -> None:
+        """Read what is there; refuse a file of another run."""
+        if self.path.exists():
+            self.records = _read_whole_lines(self.path)
+        if not self.records:
+            self._add(RUN, {"facts": self.facts})
+            return
+        first = self.records[0]
+        if first.get("record") != RUN:
+            raise InputError(
+                f"{self.path} is not a file of domino bench; expected a first line of the kind "
+                f"{RUN!r}. Give another --out."
+            )
+        if first["key"] != self.key:
+            changed = ", ".join(_changes(first["facts"], self.facts)) or "how it is written down"
+            raise InputError(
+                f"{self.path} holds another run: what differs is {changed}. Figures of two runs "
+                "do not mix; give another --out, or leave it out."
+            )
+        self.resumed = True
+
+    def cell(self, cell: Cell, prompts: str) -> dict[str, Any] | None:
+        """What is on file of which prompts count, if anything; `prompts` is their hash."""
+        for record in self._of(CELL):
+            if record["cell"]["task"] == cell.task and record["prompts_digest"] != prompts:
+                raise InputError(
+                    f"{self.path} has other prompts of the name {cell.task}; rename the new ones, "
+                    "or give another --out."
+                )
+        return next((r for r in self._of(CELL) if r["cell"] == cell.to_dict()), None)
+
+    def units(self, cell: Cell) -> set[int]:
+        """Which units of a cell are done."""
+        return {r["unit"] for r in self._of(UNIT) if r["cell"] == cell.to_dict()}
+
+    def has_stages(self, batch_size: int) -> bool:
+        """Whether the parts of a cycle with so many rows were timed."""
+        return any(r["batch_size"] == batch_size for r in self._of(STAGES))
+
+    def add_cell(self, cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Which prompts of a cell count."""
+        return self._add(CELL, {"cell": cell.to_dict(), **values})
+
+    def add_unit(self, cell: Cell, unit: int, values: Mapping[str, Any]) -> None:
+        """A batch that every method has answered."""
+        self._add(UNIT, {"cell": cell.to_dict(), "unit": unit, **values})
+
+    def add_stages(self, batch_size: int, values: Mapping[str, Any]) -> None:
+        """The parts of a cycle."""
+        self._add(STAGES, {"batch_size": batch_size, **values})
+
+    def _of(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["record"] == kind]
+
+    def _add(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        record = {"record": kind, "key": self.key, **values, "environment": self.environment}
+        append_record(self.path, record)
+        self.records.append(record)
+        return record
+
+
+def _read_whole_lines(path: Path) -> list[dict[str, Any]]:
+    """All records; a last line that was never finished is taken off the file."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    try:
+        records = [json.loads(line) for line in data[:whole].splitlines()]
+    except ValueError as error:
+        raise InputError(f"{path} is not a file of JSON lines: {error}.") from error
+    if not all(isinstance(record, dict) for record in records):
+        raise InputError(f"{path} is not a file of records; give another --out.")
+    return records
+
+
+def _changes(old: Any, new: Any, name: str = "") -> list[str]:
+    """Where two trees of plain values differ, by name."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found = []
+        for key in sorted({*old, *new}):
+            found += _changes(old.get(key), new.get(key), f"{name} {key}".strip())
+        return found
+    return [name] if digest(old) != digest(new) else []

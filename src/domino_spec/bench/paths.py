@@ -1,0 +1,201 @@
+"""The two ways to run a method: the reference loop, which takes all, and the engine.
+
+Plain decoding runs on the same path as what it is compared with: in the reference loop without
+drafts (one forward a token, no layer tapped), or on an engine without a drafter over the same
+weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from domino_spec.bench.memory import PeakMemory
+from domino_spec.bench.methods import Method
+from domino_spec.decoding import Row, RunStats, SamplingParams, decode, make_sampler
+from domino_spec.decoding.stopping import at_eos, at_length
+from domino_spec.errors import InputError
+from domino_spec.fast.calibration import adapt_depth
+from domino_spec.fast.engine import Engine
+from domino_spec.fast.measure import Bench
+from domino_spec.targets import Target
+
+Stages = Mapping[str, float]
+"""Seconds of a cycle's draft and verify."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and its number in its set, from which its draws follow."""
+
+    number: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One batch, answered once by one method."""
+
+    seconds: float
+    """From the prompts to the last token, everything in between."""
+    prefill: float
+    draft: float | None
+    """None where a cycle is one piece; `DecodingPath.stages` measures its parts apart."""
+    verify: float | None
+    cycles: int
+    """Cycles of the whole batch; rows count theirs themselves."""
+    rows: tuple[Row, ...]
+    peak_memory: int | None
+
+
+class DecodingPath(Protocol):
+    """Runs every method of a run."""
+
+    def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+        """Answer a batch, timed."""
+
+    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:
+        """Whatever would otherwise happen at first use, inside a timed run."""
+
+    def stages(self, method: Method, batch: int, context: int) -> Stages | None:
+        """The parts of a cycle timed alone, where `run` cannot tell them apart."""
+
+
+class ReferencePath:
+    """The reference loop through Transformers: any target, any proposer."""
+
+    def __init__(self, target: Target, methods: Sequence[Method], *, eos: Collection[int]) -> None:
+        self.target = target
+        self._eos = eos
+        self._proposers = {method.name: method.make() for method in methods}
+        self._memory = PeakMemory(target.device)
+
+    def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+        """Prefill, draft and verify are told apart by waiting for the device at each boundary."""
+        rows = make_rows(prompts, params, self.target, self._eos)
+        stats, cycles = RunStats(), 0
+        self._memory.reset()
+        start = _now(self.target)
+        for commit in decode(self.target, self._proposers[method.name], rows, stats):
+            cycles = commit.cycle
+        seconds = _now(self.target) - start
+        return Timed(
+            seconds=seconds,
+            prefill=stats.prefill_seconds,
+            draft=stats.draft_seconds,
+            verify=stats.verify_seconds,
+            cycles=cycles,
+            rows=tuple(rows),
+            peak_memory=self._memory.read(),
+        )
+
+    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:
+        """Nothing is captured or compiled."""
+
+    def stages(self, method: Method, batch: int, context: int) -> Stages | None:  # noqa: ARG002
+        """Every run has its own."""
+        return None
+
+
+class EnginePath:
+    """An engine a method, all over the same weights."""
+
+    def __init__(
+        self,
+        target: Target,
+        methods: Sequence[Method],
+        *,
+        eos: Collection[int],
+        slots: int,
+        capacity: int,
+        adaptive: bool = False,
+    ) -> None:
+        self.target = target
+        self._eos = eos
+        self._memory = PeakMemory(target.device)
+        self.engines: dict[str, Engine] = {}
+        for method in methods:
+            if not method.fits_engine:
+                raise InputError(
+                    f"the engine cannot run {method.name} ({method.kind}); it knows Domino, DFlash "
+                    "and Markov drafters. Take the reference path for all."
+                )
+            drafts = dict(method.settings) if method.drafter is not None else {}
+            self.engines[method.name] = Engine(
+                target, method.drafter, slots=slots, capacity=capacity, **drafts
+            )
+        self._adaptive = adaptive
+        self._inside = target.device.type == "cpu"
+        """Whether the parts of a cycle can be timed inside it."""
+
+    def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+        """All rows are admitted, then run to the end of the last one."""
+        engine = self.engines[method.name]
+        rows = make_rows(prompts, params, self.target, self._eos)
+        cycles = 0
+        # On a GPU a cycle is one graph and nobody waits inside it: `stages` times its parts.
+        clock = {"draft": 0.0, "verify": 0.0} if self._inside else None
+        engine.cycle.clock = clock
+        self._memory.reset()
+        start = _now(self.target)
+        for row in rows:
+            engine.admit(row, params)
+        admitted = _now(self.target)
+        while engine.busy:
+            cycles += bool(engine.step())
+        end = _now(self.target)
+        return Timed(
+            seconds=end - start,
+            prefill=admitted - start,
+            draft=None if clock is None else clock["draft"],
+            verify=None if clock is None else clock["verify"],
+            cycles=cycles,
+            rows=tuple(rows),
+            peak_memory=self._memory.read(),
+        )
+
+    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:
+        """Costs are measured and cycles captured beforehand."""
+        engine = self.engines[method.name]
+        if self._adaptive and engine.drafter is not None and engine.policy is None:
+            adapt_depth(engine)
+        engine.capture(batch, params)
+
+    def stages(self, method: Method, batch: int, context: int) -> Stages | None:
+        """Greedy, at the drafter's whole depth; None where depth changes cycle by cycle."""
+        engine = self.engines[method.name]
+        if self._inside or engine.policy is not None:
+            return None
+        bench = Bench(engine, context=min(context, engine.capacity))
+        if engine.drafter is None or not engine.depth:
+            return {"draft": 0.0, "verify": bench.cycle_seconds(batch, 0)}
+        parts = {stage.name: stage.seconds for stage in bench.stages(batch, engine.depth)}
+        verify = sum(parts.pop(name) for name in ("verify", "logits and choice"))
+        return {"draft": sum(parts.values()), "verify": verify}
+
+
+def make_rows(
+    prompts: Sequence[Prompt], params: SamplingParams, target: Target, eos: Collection[int]
+) -> list[Row]:
+    """A row a prompt, which draws from the seed and its own number whatever its batch."""
+    return [
+        Row(
+            prompt.number,
+            prompt.tokens,
+            sampler=make_sampler(params, row=prompt.number, device=target.device),
+            stop_rules=[at_eos(eos), at_length()],
+            max_new_tokens=params.max_new_tokens,
+            device=target.device,
+        )
+        for prompt in prompts
+    ]
+
+
+def _now(target: Target) -> float:
+    if target.device.type == "cuda":
+        torch.cuda.synchronize(target.device)
+    return time.perf_counter()

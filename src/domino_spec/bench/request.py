@@ -1,0 +1,192 @@
+"""From names on a command line to a run: loads what is to be compared, and compares it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from domino_spec.api.prompts import end_tokens
+from domino_spec.bench.journal import Journal
+from domino_spec.bench.methods import DraftSettings, Method, make_methods
+from domino_spec.bench.paths import DecodingPath, EnginePath, ReferencePath
+from domino_spec.bench.runner import HeadToHead, Watcher, measure
+from domino_spec.bench.settings import PathName, Settings, plan_cells
+from domino_spec.bench.summary import RunSummary, read_runs
+from domino_spec.bench.tasks import Task, read_tasks
+from domino_spec.decoding.params import AcceptRule
+from domino_spec.errors import InputError, TargetError
+from domino_spec.evaluation import PromptSet, fingerprint
+from domino_spec.fast.families import why_not_lean
+from domino_spec.targets import LoadedTarget, Target, load_target
+
+WantedPath = Literal["auto", "engine", "reference"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What somebody wants compared."""
+
+    target: str
+    draft: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    """Names of built-in sets, files, or hf:NAME; none takes the built-in ones."""
+    limit: int | None = None
+    temperatures: tuple[float, ...] = (0.0,)
+    batch_sizes: tuple[int, ...] = (1,)
+    path: WantedPath = "auto"
+    max_new_tokens: int = 256
+    shortest_answer: int = 32
+    repeats: int = 3
+    warm_up: int = 1
+    seed: int = 0
+    accept: AcceptRule = "coupled"
+    adaptive: bool = False
+    depth: int | None = None
+    candidates: int | None = None
+    shift_label: bool | None = None
+    system: str | None = None
+    chat_options: Mapping[str, Any] = field(default_factory=dict)
+    load: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `load_target`."""
+    out: Path | None = None
+    """Unset: a file in this folder, named after the target and the run's key."""
+
+
+def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSummary, Path]:
+    """Measure what is not on file yet; the whole run's figures and its file."""
+    watcher = watcher or Watcher()
+    # What can be wrong on the command line is found out before anything large is loaded.
+    tasks = read_tasks(
+        request.prompts, limit=request.limit, system=request.system, notice=watcher.say
+    )
+    cells = plan_cells([t.name for t in tasks], request.temperatures, request.batch_sizes)
+    likely: PathName = "engine" if request.adaptive else "reference"
+    _settings(request, likely if request.path == "auto" else request.path)
+    watcher.say(f"loading target {request.target}")
+    loaded = load_target(request.target, **request.load)
+    if loaded.tokenizer is None:
+        raise TargetError(
+            f"{request.target} came without a tokenizer, so prompts cannot be read; expected "
+            "tokenizer files beside its weights. Save the model's tokenizer there."
+        )
+    drafts = DraftSettings(
+        depth=request.depth,
+        candidates=request.candidates,
+        shift_label=request.shift_label,
+        chat_options=request.chat_options,
+    )
+    methods = make_methods(request.draft, loaded, drafts)
+    settings = _settings(request, choose_path(request, loaded.target, methods, watcher))
+    prompts = _encoded(tasks, loaded, settings, request)
+    facts = {
+        "settings": settings.to_dict(),
+        "target": {
+            "name": short_name(request.target),
+            "fingerprint": fingerprint(loaded.target),
+            "dtype": str(loaded.target.dtype).removeprefix("torch."),
+            "device": loaded.target.device.type,
+        },
+        "methods": [method.to_dict() for method in methods],
+        "system": request.system,
+        "chat_options": dict(request.chat_options),
+    }
+    journal = (
+        Journal(request.out, facts)
+        if request.out is not None
+        else Journal.named_after(_file_stem(short_name(request.target)), facts)
+    )
+    run = HeadToHead(
+        settings=settings,
+        path=_open_path(settings, loaded, methods, prompts, max(request.batch_sizes)),
+        methods=methods,
+        prompts=prompts,
+        cells=cells,
+    )
+    measure(run, journal, watcher)
+    (summary,) = read_runs([journal.path])
+    return summary, journal.path
+
+
+def choose_path(
+    request: Request, target: Target, methods: list[Method], watcher: Watcher
+) -> PathName:
+    """The engine where it can run the target and every method, unless somebody decides."""
+    if request.path == "reference":
+        return "reference"
+    reason = why_not_lean(target)
+    if reason is not None:
+        reason = f"the target is not for the engine: {reason}"
+    for method in methods:
+        if reason is None and not method.fits_engine:
+            reason = f"the engine does not run {method.name} ({method.kind})"
+    if reason is None and request.accept != "coupled":
+        reason = f"the engine does not know the {request.accept} rule"
+    if request.path == "engine" and reason is not None:
+        raise InputError(f"{reason}. Take --path reference.")
+    watcher.say("all on the engine" if reason is None else f"all in the reference loop: {reason}")
+    return "engine" if reason is None else "reference"
+
+
+def short_name(source: str) -> str:
+    """Without the machine's own paths."""
+    return Path(source).resolve().name if Path(source).exists() else source
+
+
+def _settings(request: Request, path: PathName) -> Settings:
+    return Settings(
+        path=path,
+        max_new_tokens=request.max_new_tokens,
+        shortest_answer=request.shortest_answer,
+        repeats=request.repeats,
+        warm_up=request.warm_up,
+        seed=request.seed,
+        accept=request.accept,
+        adaptive=request.adaptive,
+    )
+
+
+def _encoded(
+    tasks: list[Task], loaded: LoadedTarget, settings: Settings, request: Request
+) -> dict[str, PromptSet]:
+    longest = settings.protocol().longest_for(loaded.target)
+    if longest < 1:
+        raise InputError(
+            f"max_new_tokens is {settings.max_new_tokens}, which leaves no room for a prompt in "
+            f"the target's context of {loaded.target.context_length}; ask for fewer."
+        )
+    return {
+        task.name: task.encoded(
+            loaded.tokenizer, longest=longest, chat_options=request.chat_options
+        )
+        for task in tasks
+    }
+
+
+def _open_path(
+    settings: Settings,
+    loaded: LoadedTarget,
+    methods: list[Method],
+    prompts: Mapping[str, PromptSet],
+    slots: int,
+) -> DecodingPath:
+    eos = end_tokens(loaded.target, loaded.tokenizer)
+    if settings.path == "reference":
+        if slots > 1 and loaded.target.batch_refusal:
+            raise TargetError(loaded.target.batch_refusal)
+        return ReferencePath(loaded.target, methods, eos=eos)
+    longest = max((len(p) for found in prompts.values() for p in found.prompts), default=1)
+    return EnginePath(
+        loaded.target,
+        methods,
+        eos=eos,
+        slots=slots,
+        capacity=longest + settings.max_new_tokens,
+        adaptive=settings.adaptive,
+    )
+
+
+def _file_stem(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]+", "-", Path(name).stem).strip("-").lower() or "target"

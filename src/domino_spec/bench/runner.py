@@ -1,0 +1,196 @@
+"""Measures cell after cell: every method on every batch of prompts, in turns."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from domino_spec.bench.journal import Journal
+from domino_spec.bench.methods import PLAIN, Method
+from domino_spec.bench.paths import DecodingPath, Prompt, Timed
+from domino_spec.bench.settings import Cell, Settings, digest
+from domino_spec.bench.tasks import prompts_digest
+from domino_spec.decoding import Row
+from domino_spec.evaluation import PromptSet
+
+_T = TypeVar("_T")
+
+
+class Watcher:
+    """Hears how a run goes on; the default does not listen."""
+
+    def say(self, message: str) -> None:
+        """Something that takes a while begins."""
+
+    def progress(self, cell: Cell, done: int, total: int) -> None:
+        """So many units of a cell are on file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadToHead:
+    """Everything a run needs, loaded."""
+
+    settings: Settings
+    path: DecodingPath
+    methods: Sequence[Method]
+    """Plain decoding first."""
+    prompts: Mapping[str, PromptSet]
+    """By the name of the task."""
+    cells: Sequence[Cell]
+
+
+def measure(run: HeadToHead, journal: Journal, watcher: Watcher | None = None) -> None:
+    """Measure whatever is not on file yet."""
+    watcher = watcher or Watcher()
+    journal.open()
+    for cell in run.cells:
+        _measure_cell(run, cell, journal, watcher)
+
+
+def _measure_cell(run: HeadToHead, cell: Cell, journal: Journal, watcher: Watcher) -> None:
+    prompts = run.prompts[cell.task]
+    found = journal.cell(cell, prompts_digest(prompts))
+    if found is None:
+        watcher.say(f"{cell}: plain answers, to see which prompts count")
+        found = journal.add_cell(cell, _which_count(run, cell, prompts))
+    tokens = dict(zip(prompts.numbers, prompts.prompts, strict=True))
+    units = [[Prompt(n, tokens[n]) for n in numbers] for numbers in found["units"]]
+    done = journal.units(cell)
+    if len(done) < len(units):
+        watcher.say(f"{cell}: {len(units) - len(done)} to measure")
+        _warm_up(run, cell, units)
+    for unit, batch in enumerate(units):
+        if unit not in done:
+            journal.add_unit(cell, unit, _measure_unit(run, cell, unit, batch))
+            done.add(unit)
+        watcher.progress(cell, len(done), len(units))
+    if units and not journal.has_stages(cell.batch_size):
+        _add_stages(run, cell, units, journal)
+
+
+def _which_count(run: HeadToHead, cell: Cell, prompts: PromptSet) -> dict[str, Any]:
+    """Plain decoding answers all once, untimed: loops and short answers flatter or say nothing."""
+    protocol, params = run.settings.protocol(), run.settings.params(cell.temperature)
+    pairs = zip(prompts.numbers, prompts.prompts, strict=True)
+    every = [Prompt(number, tokens) for number, tokens in pairs]
+    outcomes: dict[int, str] = {}
+    for batch in _chunks(every, cell.batch_size):
+        answered = run.path.run(run.methods[0], batch, params)
+        outcomes |= {row.index: protocol.outcome(row.generated) for row in answered.rows}
+    used = [number for number in prompts.numbers if outcomes[number] == "used"]
+    chunks = _chunks(used, cell.batch_size)
+    # A batch that is not full would be timed as another batch size.
+    full = [chunk for chunk in chunks if len(chunk) == cell.batch_size]
+    count = Counter(outcomes.values())
+    return {
+        "prompts_digest": prompts_digest(prompts),
+        "outcomes": {str(number): outcome for number, outcome in outcomes.items()},
+        "units": full,
+        "used": sum(map(len, full)),
+        "loops": count["loop"],
+        "short": count["short"],
+        "too_long": prompts.too_long,
+        "left_over": len(used) - sum(map(len, full)),
+    }
+
+
+def _warm_up(run: HeadToHead, cell: Cell, units: Sequence[Sequence[Prompt]]) -> None:
+    params = run.settings.params(cell.temperature)
+    for method in run.methods:
+        run.path.prepare(method, cell.batch_size, params)
+        for turn in range(run.settings.warm_up):
+            run.path.run(method, units[turn % len(units)], params)
+
+
+def turns(
+    methods: Sequence[str], *, seed: int, cell: Cell, unit: int, repeats: int
+) -> list[list[str]]:
+    """Who runs when: drawn anew for each unit, and each repeat starts with the next one."""
+    drawn = list(methods)
+    random.Random(digest([seed, cell.to_dict(), unit])).shuffle(drawn)
+    shifts = [turn % len(drawn) for turn in range(repeats)]
+    return [drawn[shift:] + drawn[:shift] for shift in shifts]
+
+
+def _measure_unit(
+    run: HeadToHead, cell: Cell, unit: int, batch: Sequence[Prompt]
+) -> dict[str, Any]:
+    settings = run.settings
+    params = settings.params(cell.temperature)
+    by_name = {method.name: method for method in run.methods}
+    order = turns(list(by_name), seed=settings.seed, cell=cell, unit=unit, repeats=settings.repeats)
+    timed: dict[str, list[Timed]] = {name: [] for name in by_name}
+    for turn in order:
+        for name in turn:
+            timed[name].append(run.path.run(by_name[name], batch, params))
+    plain = timed[PLAIN][0].rows if settings.same_text(cell.temperature) else None
+    return {
+        "prompts": [prompt.number for prompt in batch],
+        "prompt_tokens": [len(prompt.tokens) for prompt in batch],
+        "order": order,
+        "methods": {name: _written(repeats, plain) for name, repeats in timed.items()},
+    }
+
+
+def _written(repeats: Sequence[Timed], plain: Sequence[Row] | None) -> dict[str, Any]:
+    """One method's repeats; counts are those of the first, and whether the others agree."""
+    first = repeats[0]
+    answers = [[row.generated for row in each.rows] for each in repeats]
+    peaks = [each.peak_memory for each in repeats if each.peak_memory is not None]
+
+    def column(value: Callable[[Timed], float | None]) -> list[float] | None:
+        values = [value(each) for each in repeats]
+        return None if any(v is None for v in values) else [float(f"{v:.6g}") for v in values]
+
+    return {
+        "seconds": column(lambda each: each.seconds),
+        "prefill": column(lambda each: each.prefill),
+        "draft": column(lambda each: each.draft),
+        "verify": column(lambda each: each.verify),
+        "cycles": first.cycles,
+        "peak_memory": max(peaks, default=None),
+        "repeats_agree": all(answer == answers[0] for answer in answers),
+        "rows": [
+            {
+                "tokens": len(row.generated),
+                "sha256": hashlib.sha256(repr(row.generated).encode()).hexdigest()[:12],
+                "finish": row.finish_reason,
+                "cycles": row.stats.cycles,
+                "committed": row.stats.committed,
+                "offered": list(row.stats.offered),
+                "accepted": list(row.stats.accepted),
+                "differs_at": None
+                if plain is None
+                else first_difference(plain[index].generated, row.generated),
+                "compared": plain is not None,
+            }
+            for index, row in enumerate(first.rows)
+        ],
+    }
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Where two answers part, counted from 0; None if they are the same."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def _add_stages(
+    run: HeadToHead, cell: Cell, units: Sequence[Sequence[Prompt]], journal: Journal
+) -> None:
+    """The parts of a cycle in the middle of an answer of middling length."""
+    lengths = sorted(len(prompt.tokens) for unit in units for prompt in unit)
+    context = lengths[len(lengths) // 2] + run.settings.max_new_tokens // 2
+    found = {m.name: run.path.stages(m, cell.batch_size, context) for m in run.methods}
+    if any(stages is not None for stages in found.values()):
+        journal.add_stages(cell.batch_size, {"context": context, "methods": found})
+
+
+def _chunks(items: Sequence[_T], size: int) -> list[list[_T]]:
+    return [list(items[start : start + size]) for start in range(0, len(items), size)]

@@ -1,0 +1,103 @@
+"""Ratios of sums with bootstrap intervals: prompts are drawn anew, methods stay paired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+SAMPLES = 4000
+LEVEL = 0.95
+FEWEST = 5
+"""Under so many units an interval would be made up."""
+_SEED = 20260707
+"""One seed for all: the same records give the same tables."""
+
+Array = NDArray[np.float64]
+Statistic = Callable[[Array], Array]
+"""From sums [..., columns] to values [...]."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and where it lies with a chance of 95%; no bounds where there are too few units."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def verdict(self) -> int:
+        """1 or -1 where the interval lies above or below 1 as a whole, else 0: nothing is shown."""
+        if self.low is None or self.high is None:
+            return 0
+        return int(self.low > 1) - int(self.high < 1)
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Plain values for machines."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def resampled(columns: ArrayLike, statistic: Statistic) -> tuple[float, Array]:
+    """The statistic of a table's column sums [units, columns], and of the tables that chance might
+    have given instead: as many units, drawn with replacement, whole rows at a time."""
+    table: Array = np.asarray(columns, dtype=np.float64)
+    return float(statistic(table.sum(axis=0))), statistic(_drawn(len(table)) @ table)
+
+
+@lru_cache(maxsize=8)
+def _drawn(units: int) -> Array:
+    """How often each unit comes in each draw, [samples, units]."""
+    rng = np.random.default_rng(_SEED)
+    return rng.multinomial(units, [1 / units] * units, size=SAMPLES).astype(np.float64)
+
+
+def interval(columns: ArrayLike, statistic: Statistic) -> Interval:
+    """The statistic of the column sums of [units, columns] with its percentile interval."""
+    value, draws = resampled(columns, statistic)
+    return bounded(value, draws, units=len(np.asarray(columns)))
+
+
+def bounded(value: float, draws: Array, *, units: int) -> Interval:
+    """A value with the middle share of its draws."""
+    if units < FEWEST:
+        return Interval(value)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return Interval(value, float(low), float(high))
+
+
+def geometric_mean(tables: Sequence[ArrayLike], statistic: Statistic) -> Interval:
+    """Over tasks, each counting the same; every task is drawn anew by itself."""
+    return _mean(tables, statistic, over=np.log, back=np.exp)
+
+
+def arithmetic_mean(tables: Sequence[ArrayLike], statistic: Statistic) -> Interval:
+    """The same without logarithms."""
+    return _mean(tables, statistic, over=np.asarray, back=np.asarray)
+
+
+def _mean(tables: Sequence[ArrayLike], statistic: Statistic, *, over: Any, back: Any) -> Interval:
+    found = []
+    for index, table in enumerate(tables):
+        value, draws = resampled(table, statistic)
+        # One seed for all tables would draw the same units of each: mixed up, they are independent.
+        np.random.default_rng([_SEED, index]).shuffle(draws)
+        found.append((value, draws))
+    value = float(back(np.mean([over(value) for value, _ in found])))
+    draws = back(np.mean([over(draws) for _, draws in found], axis=0))
+    return bounded(value, draws, units=min(len(np.asarray(table)) for table in tables))
+
+
+def ratio(sums: Array) -> Array:
+    """First column over second."""
+    return sums[..., 0] / sums[..., 1]
+
+
+def rate_ratio(sums: Array) -> Array:
+    """Columns tokens, seconds, plain tokens, plain seconds: how many times plain's speed."""
+    return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])

@@ -1,0 +1,119 @@
+"""A run's figures as Markdown, for the results page and for terminals without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from domino_spec.bench.statistics import Interval
+from domino_spec.bench.summary import CellSummary, Line, RunSummary
+
+HEADS = ("task", "T", "rows", "method", "over plain", "decoding alone", "tokens a cycle",
+         "tokens/s", "same text")  # fmt: skip
+LEFT_OUT_HEADS = ("task", "T", "rows", "used", "loops", "short", "too long", "left over")
+_PATHS = {
+    "engine": "the engine (plain: the same engine without a drafter, over the same weights)",
+    "reference": "the reference loop through Transformers (plain: the same loop without drafts)",
+}
+
+
+def markdown(runs: Sequence[RunSummary]) -> str:
+    """Every run: how it was measured, then its tables."""
+    return "\n\n".join(part for run in runs for part in _run(run))
+
+
+def _run(run: RunSummary) -> list[str]:
+    return [
+        how_measured(run),
+        " ".join(circumstances(environment) for environment in run.environments),
+        table(HEADS, method_rows(run)),
+        "What was left out (a loop flatters any drafter, a short answer says little):",
+        table(LEFT_OUT_HEADS, left_out_rows(run)),
+    ]
+
+
+def how_measured(run: RunSummary) -> str:
+    """In words, from the settings."""
+    target, settings = run.facts["target"], run.settings
+    depth = " Depth is chosen cycle by cycle." if settings["adaptive"] else ""
+    count = settings["repeats"]
+    repeats = "one run" if count == 1 else f"the median of {count} runs"
+    sampled = any(temperature for temperature, _ in run.points)
+    accept = f" Sampled drafts are accepted by the {settings['accept']} rule." if sampled else ""
+    return (
+        f"{target['name']}, {target['dtype']} on {target['device']}; all methods on "
+        f"{_PATHS[settings['path']]}. Up to {settings['max_new_tokens']} new tokens; {repeats} a "
+        f"prompt, methods in turns on each batch after {settings['warm_up']} to warm up; 95% "
+        "intervals by drawing prompts (batches where rows share one) anew."
+        f"{depth}{accept}"
+    )
+
+
+def circumstances(environment: Mapping[str, Any]) -> str:
+    """How the records were made."""
+    versions = environment["versions"]
+    return (
+        f"`{environment['command']}`, commit {environment['commit']}, {environment['hardware']}, "
+        f"Python {environment['python']}, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, {environment['date']}."
+    )
+
+
+def method_rows(run: RunSummary) -> list[list[str]]:
+    """A row for each method in each cell, then over all tasks."""
+    rows = []
+    for temperature, batch_size in run.points:
+        for summary in run.at(temperature, batch_size):
+            rows += [[*_place(summary), *_figures(line)] for line in summary.lines]
+    return rows
+
+
+def left_out_rows(run: RunSummary) -> list[list[str]]:
+    """How many prompts of each cell count, and why the others do not."""
+    return [
+        [*_place(s), *map(str, (s.used, s.loops, s.short, s.too_long, s.left_over))]
+        for s in run.cells
+    ]
+
+
+def _place(summary: CellSummary) -> list[str]:
+    cell = summary.cell
+    return [cell.task, f"{cell.temperature:g}", str(cell.batch_size)]
+
+
+def _figures(line: Line) -> list[str]:
+    return [
+        line.method,
+        times(line.speed_up),
+        times(line.decoding_speed_up),
+        plain_interval(line.tokens_per_cycle),
+        f"{line.tokens_per_second:.1f}",
+        f"{line.same} of {line.compared}" if line.compared else "–",
+    ]
+
+
+def times(found: Interval) -> str:
+    """A ratio: 1.42× (1.36 to 1.48)."""
+    return _with_bounds(found, "×")
+
+
+def plain_interval(found: Interval) -> str:
+    """A number: 3.21 (3.02 to 3.40)."""
+    return _with_bounds(found, "")
+
+
+def _with_bounds(found: Interval, unit: str) -> str:
+    text = f"{found.value:.2f}{unit}"
+    if found.low is None or found.high is None or found.low == found.high:
+        return text
+    return f"{text} ({found.low:.2f} to {found.high:.2f})"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,139 @@
+"""A run on the tiny pair whose drafter knows the target, and records made up for known answers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+from domino_spec.bench import Cell, HeadToHead, Journal, Method, Settings, plain, plan_cells
+from domino_spec.bench.paths import EnginePath, ReferencePath
+from domino_spec.decoding import DominoProposer
+from domino_spec.evaluation import PromptSet
+from domino_spec.targets import Target
+from tests.fast.runs import own
+from tests.support.drafters import ScriptedProposer
+from tests.support.pair import SIZE, bigram_target, knowing_drafter
+
+NEW = 12
+DEPTH = 7
+ONE_CELL = (Cell("maths", 0.0, 1),)
+
+
+@cache
+def _target() -> Target:
+    return bigram_target()
+
+
+def prompt_set(name="count", numbers=(0, 1, 2, 3, 4), too_long=0) -> PromptSet:
+    prompts = tuple((1 + n, 5 + n, 9 + n)[: 1 + n % 3] for n in numbers)
+    return PromptSet(name, prompts, tuple(numbers), too_long)
+
+
+def knowing(target: Target, *, name="knowing") -> Method:
+    drafter = knowing_drafter(shift=True, prefix=0)
+    return Method(
+        name=name, kind="domino", drafter=drafter, fingerprint=name,
+        make=lambda: DominoProposer(drafter, target, depth=DEPTH),
+        settings={"depth": DEPTH, "candidates": None}, nbytes=64,
+    )  # fmt: skip
+
+
+def hopeless() -> Method:
+    """Only the reference loop runs it: a plain `Proposer`, plugged in by its factory alone."""
+    return Method(
+        name="hopeless", kind="scripted", fingerprint="hopeless",
+        make=lambda: ScriptedProposer([[0]] * 99, depth=2, vocab=SIZE),
+    )  # fmt: skip
+
+
+def make_run(
+    path="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), **settings
+) -> HeadToHead:
+    target = own(_target())
+    methods = [plain(), *(methods or [knowing(target)])]
+    sets = sets or [prompt_set()]
+    how = Settings(
+        path=path, **{"max_new_tokens": NEW, "shortest_answer": 4, "repeats": 2, **settings}
+    )
+    if path == "reference":
+        runs_on = ReferencePath(target, methods, eos=())
+    else:
+        runs_on = EnginePath(target, methods, eos=(), slots=max(batches), capacity=64)
+    return HeadToHead(
+        settings=how,
+        path=runs_on,
+        methods=methods,
+        prompts={found.name: found for found in sets},
+        cells=plan_cells([found.name for found in sets], temperatures, batches),
+    )
+
+
+def facts(run: HeadToHead, **changes) -> dict:
+    return {
+        "settings": run.settings.to_dict(),
+        "target": {"name": "bigram", "dtype": "float32", "device": "cpu", "fingerprint": "b"},
+        "methods": [method.to_dict() for method in run.methods],
+        **changes,
+    }
+
+
+def journal_of(run: HeadToHead, path, **changes) -> Journal:
+    return Journal(path, facts(run, **changes))
+
+
+def made_up(
+    seconds: dict[str, list[float]],
+    *,
+    cells=ONE_CELL,
+    tokens=100,
+    cycles=None,
+    loops=0,
+    path="reference",
+) -> list[dict]:
+    """Records of a run in which each method takes so many seconds for each unit of each cell."""
+    environment = {
+        "date": "2026-07-07", "commit": "0" * 12, "command": "domino bench TARGET",
+        "hardware": "a made-up machine", "python": "3.11", "versions": {
+            "torch": "2.13.0", "transformers": "5.22.2", "domino-spec": "0.1.0"},
+    }  # fmt: skip
+    common = {"key": "k" * 64, "environment": environment}
+    methods = [
+        {"name": name, "kind": "plain" if name == "plain" else "domino", "fingerprint": name,
+         "settings": {}, "nbytes": 0}
+        for name in seconds
+    ]  # fmt: skip
+    settings = Settings(path=path).to_dict()
+    target = {"name": "made up", "dtype": "float32", "device": "cpu", "fingerprint": "f"}
+    head = {"settings": settings, "target": target, "methods": methods}
+    records = [{"record": "run", "facts": head, **common}]
+    for cell in cells:
+        count = len(seconds["plain"])
+        records.append({
+            "record": "cell", "cell": cell.to_dict(), "prompts_digest": "p", "outcomes": {},
+            "units": [[n] for n in range(count)], "used": count, "loops": loops, "short": 0,
+            "too_long": 0, "left_over": 0, **common,
+        })  # fmt: skip
+        for unit in range(count):
+            found = {
+                name: _method(spent[unit], tokens, (cycles or {}).get(name, tokens))
+                for name, spent in seconds.items()
+            }
+            records.append({
+                "record": "unit", "cell": cell.to_dict(), "unit": unit, "prompts": [unit],
+                "prompt_tokens": [10], "order": [list(seconds)], "methods": found, **common,
+            })  # fmt: skip
+    return json.loads(json.dumps(records))
+
+
+def _method(seconds: float, tokens: int, cycles: int) -> dict:
+    drafts = 0 if cycles == tokens else 3
+    return {
+        "seconds": [seconds], "prefill": [0.0], "draft": [0.25 * seconds if drafts else 0.0],
+        "verify": [0.5 * seconds], "cycles": cycles, "peak_memory": 2**30, "repeats_agree": True,
+        "rows": [{
+            "tokens": tokens, "sha256": "s", "finish": "length", "cycles": cycles,
+            "committed": tokens, "offered": [cycles] * drafts,
+            "accepted": [cycles * (3 - i) // 4 for i in range(drafts)], "differs_at": None,
+            "compared": True,
+        }],
+    }  # fmt: skip

@@ -1,0 +1,239 @@
+"""What is measured, in which order, and that the baseline is no strawman."""
+
+from collections import Counter
+
+import pytest
+
+from domino_spec.bench import Cell, measure, plain, summarise
+from domino_spec.bench.paths import Prompt
+from domino_spec.bench.runner import first_difference, turns
+from domino_spec.bench.settings import Settings, plan_cells
+from domino_spec.errors import InputError
+from domino_spec.fast import target as lean
+from domino_spec.targets import Target
+from tests.bench.helpers import DEPTH, NEW, hopeless, journal_of, knowing, make_run, prompt_set
+
+PATHS = ("reference", "engine")
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """Every forward of a target: how many tokens a row, and whether layers were tapped."""
+    seen = []
+    plain_forward, lean_forward = Target.forward, lean.LeanTarget.forward
+
+    def reference(self, tokens, cache, *, taps=(), **options):
+        seen.append((tokens.shape[1], bool(taps)))
+        return plain_forward(self, tokens, cache, taps=taps, **options)
+
+    def engine(self, block, rows, taps=(), **options):
+        seen.append((block.shape[1], bool(taps)))
+        return lean_forward(self, block, rows, taps, **options)
+
+    monkeypatch.setattr(Target, "forward", reference)
+    monkeypatch.setattr(lean.LeanTarget, "forward", engine)
+    return seen
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_plain_decoding_is_one_forward_a_token_and_no_more(path, forwards, monkeypatch):
+    run = make_run(path)
+    drafter = run.methods[1].drafter
+
+    def busy(*_, **__):
+        raise AssertionError("plain decoding must leave the drafter alone")
+
+    for name in ("draft_hidden", "decode_hidden", "context"):
+        monkeypatch.setattr(drafter, name, busy)
+    batch = [Prompt(0, (3, 7, 11)), Prompt(1, (4, 8, 12))]
+    if path == "engine":
+        batch = batch[:1]
+        assert run.path.engines["plain"].drafter is None
+    forwards.clear()
+    timed = run.path.run(plain(), batch, run.settings.params(0.0))
+    assert forwards == [(3, False)] + [(1, False)] * (NEW - 1)
+    assert timed.cycles == NEW - 1
+    assert all(row.stats.offered == [] for row in timed.rows)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_plain_and_drafted_share_weights(path):
+    run = make_run(path)
+    if path == "engine":
+        one, other = (engine.target for engine in run.path.engines.values())
+        assert one.embedding.data_ptr() == other.embedding.data_ptr()
+    else:
+        assert run.path._proposers["knowing"].target is run.path.target
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_records_hold_what_happened(path, batch, tmp_path):
+    sets = [prompt_set(numbers=(0, 1, 2))]
+    run = make_run(path, batches=(batch,), temperatures=(0.0, 0.9), sets=sets, warm_up=0)
+    journal = journal_of(run, tmp_path / "r.jsonl")
+    measure(run, journal)
+    (summary,) = summarise(journal.records)
+    greedy, sampled = summary.cells
+    assert (greedy.units, greedy.used, greedy.left_over) == (
+        3 // batch,
+        3 // batch * batch,
+        3 % batch,
+    )
+    line = greedy.line("knowing")
+    # A drafter that knows commits 8, then the rest of 11.
+    assert line.tokens_per_cycle.value == pytest.approx((NEW - 1) / 2)
+    assert line.counts.acceptance_by_position[:3] == [1.0, 1.0, 1.0]
+    assert len(line.counts.offered) == DEPTH
+    for found in (greedy, sampled):  # a seed gives the same text with drafts and without
+        assert (found.line("knowing").same, found.line("knowing").compared) == (found.used,) * 2
+        assert found.line("plain").tokens_per_cycle.value == 1.0
+        assert found.line("plain").speed_up.value == 1.0
+        assert found.line("plain").compared == 0
+        assert found.line("knowing").repeats_agree
+    cycle = line.cycle
+    assert cycle.draft > 0
+    assert cycle.verify > 0
+    assert greedy.line("plain").cycle.draft < cycle.draft
+    units = [r for r in journal.records if r["record"] == "unit"]
+    for unit in units:
+        for found in unit["methods"].values():
+            assert len(found["seconds"]) == 2
+            assert all(0 < p < s for p, s in zip(found["prefill"], found["seconds"], strict=True))
+            assert found["peak_memory"] > 0
+    assert all(r["environment"]["hardware"] and r["key"] == journal.key for r in journal.records)
+
+
+def test_any_proposer_takes_part_through_its_factory(tmp_path):
+    run = make_run(methods=[hopeless()])
+    journal = journal_of(run, tmp_path / "r.jsonl")
+    measure(run, journal)
+    (summary,) = summarise(journal.records)
+    line = summary.cells[0].line("hopeless")
+    assert line.same == line.compared == 5
+    assert line.tokens_per_cycle.value < 1.2
+    with pytest.raises(InputError, match="cannot run hopeless"):
+        make_run("engine", methods=[hopeless()])
+
+
+def test_methods_take_turns():
+    names = ["plain", "a", "b"]
+    firsts = Counter()
+    for unit in range(30):
+        order = turns(names, seed=0, cell=Cell("maths", 0.0, 1), unit=unit, repeats=3)
+        assert [sorted(turn) for turn in order] == [sorted(names)] * 3
+        assert {turn[0] for turn in order} == set(names)  # each repeat another one begins
+        firsts[order[0][0]] += 1
+    assert min(firsts.values()) >= 4
+    again = turns(names, seed=0, cell=Cell("maths", 0.0, 1), unit=29, repeats=3)
+    assert again == order
+
+
+def test_loops_and_short_answers_are_counted_and_not_timed(tmp_path, monkeypatch):
+    """The bigram target walks a cycle of 39 tokens: an answer much longer than that is a loop."""
+    sets = [prompt_set(numbers=(0, 1), too_long=2)]
+    run = make_run(max_new_tokens=120, repeats=1, sets=sets)
+    journal = journal_of(run, tmp_path / "loops.jsonl")
+    measure(run, journal)
+    (summary,) = summarise(journal.records)
+    (cell,) = summary.cells
+    assert (cell.loops, cell.used, cell.units, cell.too_long) == (2, 0, 0, 2)
+    assert cell.lines == ()
+    run = make_run(shortest_answer=NEW + 1, repeats=1)
+    journal = journal_of(run, tmp_path / "short.jsonl")
+    measure(run, journal)
+    assert summarise(journal.records)[0].cells[0].short == 5
+
+
+def test_a_difference_is_found_and_placed(tmp_path):
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
+    assert first_difference([1, 2, 3], [1, 2]) == 2
+    run = make_run()
+    honest, calls = run.path.run, []
+
+    def lying(method, batch, params):
+        timed = honest(method, batch, params)
+        if method.name == "knowing" and 3 in [prompt.number for prompt in batch]:
+            timed.rows[0].generated[4] = 0
+        calls.append(method.name)
+        return timed
+
+    run.path.run = lying
+    journal = journal_of(run, tmp_path / "r.jsonl")
+    measure(run, journal)
+    line = summarise(journal.records)[0].cells[0].line("knowing")
+    assert (line.same, line.compared) == (4, 5)
+    (wrong,) = [u for u in journal.records if u.get("prompts") == [3]]
+    assert wrong["methods"]["knowing"]["rows"][0]["differs_at"] == 4
+
+
+def test_texts_that_need_not_agree_are_not_compared(tmp_path):
+    run = make_run(temperatures=(0.8,), accept="rejection", repeats=1)
+    journal = journal_of(run, tmp_path / "r.jsonl")
+    measure(run, journal)
+    assert summarise(journal.records)[0].cells[0].line("knowing").compared == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"repeats": 0}, "repeats is 0"),
+        ({"max_new_tokens": 1}, "max_new_tokens is 1"),
+        ({"accept": "rejection"}, "the engine does not know"),
+        ({"path": "gpu"}, "expected engine or reference"),
+        ({"path": "reference", "adaptive": True}, "only the engine adapts"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change, words):
+    with pytest.raises(InputError, match=words):
+        Settings(**{"path": "engine", **change})
+
+
+def test_cells_that_make_no_sense_are_refused():
+    for temperatures, sizes, words in (
+        ((), (1,), "no temperature"), ((0.0, 0.0), (1,), "given twice"),
+        ((-1.0,), (1,), "0 or more"), ((0.0,), (0,), "1 or more"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=words):
+            plan_cells(["a"], temperatures, sizes)
+
+
+def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
+    from domino_spec.bench.paths import EnginePath
+    from tests.fast.runs import own
+    from tests.support.pair import bigram_target
+
+    target = own(bigram_target())
+    methods = [plain(), knowing(target)]
+    path = EnginePath(target, methods, eos=(), slots=1, capacity=64, adaptive=True)
+    params = Settings(path="engine", max_new_tokens=NEW).params(0.0)
+    for method in methods:
+        path.prepare(method, 1, params)
+    answers = [path.run(m, [Prompt(0, (3, 7))], params).rows[0].generated for m in methods]
+    assert answers[0] == answers[1]
+    assert path.engines["plain"].policy is None
+    assert path.engines["knowing"].policy is not None
+    path._inside = False  # as on a GPU, where a cycle is one piece
+    assert path.stages(methods[1], 1, 16) is None  # and has no one depth to be divided at
+
+
+def test_an_engine_whose_cycles_are_one_piece_is_divided_apart(tmp_path):
+    run = make_run("engine")
+    run.path._inside = False
+    journal = journal_of(run, tmp_path / "r.jsonl")
+    measure(run, journal)
+    (stages,) = [r for r in journal.records if r["record"] == "stages"]
+    assert stages["methods"]["plain"]["draft"] == 0
+    assert all(found["verify"] > 0 for found in stages["methods"].values())
+    assert stages["methods"]["knowing"]["draft"] > 0
+    units = [r for r in journal.records if r["record"] == "unit"]
+    assert all(u["methods"]["knowing"]["draft"] is None for u in units)
+    (summary,) = summarise(journal.records)
+    line = summary.cells[0].line("knowing")
+    assert line.cycle.verify == pytest.approx(1e3 * stages["methods"]["knowing"]["verify"])
+    assert summary.stage_context == stages["context"]
+    assert len(journal.records) == len(units) + 3
+    measure(make_run("engine"), journal_of(run, tmp_path / "r.jsonl"))  # nothing is timed twice
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == len(journal.records)

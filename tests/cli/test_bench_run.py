@@ -1,0 +1,123 @@
+"""`domino bench TARGET` and its twin without typer."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from domino_spec.bench import BUILT_IN, MAKERS, Method, Request
+from domino_spec.bench.__main__ import parse
+from domino_spec.records import read_records
+from tests.support.drafters import ScriptedProposer
+
+QUICK = ("-n", 16, "--shortest-answer", 4, "--limit", 2, "--repeats", 1)
+
+
+def test_a_target_alone_is_enough_to_run(domino, target, draft, dflash, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    out = tmp_path / "r.jsonl"
+    arguments = ("bench", target, "--draft", draft, "--draft", dflash, "--prompts", "chat", *QUICK)
+    result = domino(*arguments, "--out", out)
+    assert result.exit_code == 0, result.output
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["chat", "0", "1", "domino"] in [line[:4] for line in lines]
+    assert "all on the engine" in result.stderr
+    assert "domino report" in result.stderr
+    before = out.read_text()
+    again = domino(*arguments, "--out", out, "--json")  # nothing is left to do
+    assert again.exit_code == 0, again.output
+    assert out.read_text() == before
+    found = json.loads(again.stdout)
+    (cell,) = found["cells"]
+    assert cell["used"] + cell["loops"] + cell["short"] == 2
+    assert set(cell["methods"]) == {"plain", "domino", "dflash"}
+    assert all(m["same"] == m["compared"] for m in cell["methods"].values())
+    refused = domino(*arguments, "--out", out, "--seed", 1)
+    assert refused.exit_code == 1
+    assert "settings seed" in refused.stderr
+
+
+def test_the_default_file_is_named_after_target_and_run(domino, target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in (0, 0, 1):
+        result = domino("bench", "run", target, "--prompts", "maths", "--seed", seed, *QUICK)
+        assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in tmp_path.glob("bench-*.jsonl"))
+    assert len(names) == 2
+
+
+def test_a_new_kind_of_drafter_is_one_line(domino, target, tmp_path, monkeypatch):
+    def scripted(name, source, loaded, settings):
+        def make():
+            return ScriptedProposer([[0]] * 99, depth=int(source), vocab=loaded.target.vocab_size)
+
+        return Method(name=name, kind="scripted", make=make, fingerprint=source)
+
+    monkeypatch.setitem(MAKERS, "scripted", scripted)
+    out = tmp_path / "r.jsonl"
+    result = domino(
+        "bench", target, "--draft", "scripted:3", "--prompts", "code", *QUICK, "--out", out
+    )
+    assert result.exit_code == 0, result.output
+    assert "all in the reference loop: the engine does not run scripted:3" in result.stderr
+    facts = read_records(out)[0]["facts"]
+    assert facts["settings"]["path"] == "reference"
+    refused = domino("bench", target, "--draft", "scripted:3", "--path", "engine", *QUICK)
+    assert refused.exit_code == 1
+    assert "Take --path reference" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompts", "nothing.jsonl"), "there is no nothing.jsonl"),
+        (("-t", "-1"), "expected 0 or more"),
+        (("-b", "2", "-b", "2"), "given twice"),
+        (("--repeats", "0"), "repeats is 0"),
+        (("--draft", "released:x", "--draft", "released:x"), "given twice"),
+        (("-n", "5000"), "leaves no room"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(domino, target, arguments, words):
+    result = domino("bench", target, *arguments)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_shows_both_commands(domino):
+    result = domino("bench", "--help")
+    assert result.exit_code == 0
+    for word in ("run", "engine"):
+        assert word in result.stdout
+
+
+def test_the_twin_knows_every_option():
+    names = {field.name for field in dataclasses.fields(Request)}
+    asked = parse([
+        "T", "--draft", "a", "--draft", "b", "--prompts", "chat", "--limit", "3", "-t", "0",
+        "-t", "1", "-b", "4", "--path", "reference", "-n", "9", "--shortest-answer", "5",
+        "--repeats", "2", "--warm-up", "0", "--seed", "7", "--accept", "match", "--adaptive",
+        "--depth", "2", "--candidates", "8", "--no-shift-label", "--system", "Be brief.",
+        "--no-thinking", "--dtype", "float32", "--out", "o.jsonl",
+    ])  # fmt: skip
+    unset = Request(target="")
+    same = {name for name in names if getattr(asked, name) == getattr(unset, name)}
+    assert same == set()  # every field can be set, and was
+    assert parse(["T"]) == Request(target="T", load=parse(["T"]).load)
+    assert BUILT_IN == ("maths", "code", "chat")
+
+
+def test_the_twin_runs_without_typer_and_rich(target, draft, tmp_path):
+    code = (
+        "import sys; sys.modules['typer'] = sys.modules['rich'] = None\n"
+        "from domino_spec.bench.__main__ import main; main(sys.argv[1:])"
+    )
+    words = [target, "--draft", draft, "--prompts", "chat", *QUICK, "--out", tmp_path / "r.jsonl"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "| chat | 0 | 1 | domino |" in done.stdout

@@ -1,0 +1,49 @@
+"""Which cycles are recorded beforehand; recording itself needs a GPU."""
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.fast.cycle import Plan
+from domino_spec.fast.graphs import Runner
+from domino_spec.fast.policy import DepthPolicy, depths
+from tests.fast.runs import make_engine
+from tests.support.families import make_target, random_drafter
+
+
+def recorded_by(engine, *, graphs=True):
+    runner, found = Runner(engine.cycle, graphs=graphs), []
+
+    def capture(size, plan):
+        found.append((size, plan))
+        runner._captured[size, plan] = None
+
+    runner.capture = capture
+    engine.runner = runner
+    return found
+
+
+def test_every_size_that_rows_may_shrink_to_is_recorded_once():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=5)
+    found = recorded_by(engine)
+    engine.capture(5, SamplingParams())
+    assert found == [(size, Plan(7)) for size in (1, 2, 4, 8)]
+    engine.capture(3, SamplingParams())
+    assert len(found) == 4
+    engine.capture(1, SamplingParams(temperature=0.7, top_p=0.9))
+    assert found[4:] == [(1, Plan(7, sampled=True, filtered=True))]
+
+
+def test_a_policy_may_choose_any_depth():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    found = recorded_by(engine)
+    engine.policy = DepthPolicy({1: dict.fromkeys(depths(7), 1.0)}, 7)
+    engine.capture(1, SamplingParams())
+    assert [plan.depth for _, plan in found] == list(depths(7))
+
+
+def test_without_graphs_and_without_a_drafter():
+    engine = make_engine(make_target("llama"), None, slots=2)
+    found = recorded_by(engine)
+    engine.capture(2, SamplingParams())
+    assert found == [(1, Plan(0)), (2, Plan(0))]
+    nothing = recorded_by(engine, graphs=False)
+    engine.capture(2, SamplingParams())
+    assert nothing == []

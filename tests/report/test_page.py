@@ -1,0 +1,174 @@
+"""The page says what the records say; nothing in a record can break out of it."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from domino_spec.bench import Cell, summarise
+from domino_spec.errors import InputError
+from domino_spec.records import append_record
+from domino_spec.report import Bars, Lines, Stacks, figures, page, write_report
+from domino_spec.report.svg import _ticks
+from domino_spec.report.words import doubts, findings
+from tests.bench.helpers import made_up
+from tests.report.runs import EVIL, GOOD, TASKS, records
+
+VOID = {"meta", "link"}
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes; complains about tags that do not close."""
+
+    def __init__(self):
+        super().__init__()
+        self.found, self.open = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def tags_of(text):
+    parser = Tags()
+    parser.feed(text)
+    assert parser.open == []
+    return parser.found
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return summarise(records())
+
+
+def test_every_chart_is_there_with_its_words_and_its_table(runs):
+    drawn = figures(runs[0])
+    kinds = [type(figure) for figure in drawn]
+    assert kinds == [Bars, Bars, Lines, Stacks, Lines] * 2  # for each temperature
+    tags = tags_of(page(runs))
+    charts = [attributes for tag, attributes in tags if tag == "svg"]
+    assert [chart["data-chart"] for chart in charts] == [figure.slug for figure in drawn]
+    ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for chart in charts:
+        assert chart["role"] == "img"
+        assert set(chart["aria-labelledby"].split()) <= set(ids)
+    assert sum(tag == "table" for tag, _ in tags) == len(drawn) + 3
+
+
+def test_numbers_on_the_page_are_those_of_the_summary(runs):
+    text = page(runs)
+    for cell in runs[0].cells:
+        for line in cell.lines:
+            assert f"{line.speed_up.value:.2f}×" in text
+            assert f"<td>{line.tokens_per_second:.1f}</td>" in text
+    for words in ("a made-up machine", "domino bench TARGET", "2.13.0", "kkkkkkkkkkkk"):
+        assert words in text
+
+
+def test_nothing_is_fetched_and_nothing_runs(runs):
+    text = page(runs)
+    assert "<script" not in text
+    assert not re.search(r"(?:src|href)=[\"'](?!data:)", text)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "default-src 'none'" in text
+
+
+def test_a_name_cannot_break_out():
+    text = page(summarise(records(evil=True)))
+    assert "<img" not in text
+    assert "&lt;img src=x onerror=alert(1)&gt; &amp; &#x27;co&#x27;" in text
+    named = [a for tag, a in tags_of(text) if a.get("data-method") == EVIL]
+    assert named
+
+
+def test_verdicts_follow_the_intervals(runs):
+    said = {(f.subject, "T 0;" in f.rest): f for f in findings(runs[0])}
+    good = said[GOOD, True]
+    assert good.kind == "unclear"  # faster with one row, slower with sixteen: not one word
+    assert re.match(r"faster with 1 row: 2\.\d\d× .*; slower with 16 rows: 0\.\d\d×", good.found)
+    kinds = {}
+    for name, spent in (("fast", 1.0), ("slow", 4.0), ("even", 2.0)):
+        spread = [spent * f for f in (0.9, 1.1, 1.0, 0.95, 1.05, 1.0)]
+        (run,) = summarise(made_up({"plain": [2.0] * 6, name: spread}))
+        (finding,) = findings(run)
+        kinds[name] = (finding.kind, finding.found.split(" with")[0])
+    assert kinds == {
+        "fast": ("faster", "faster"),
+        "slow": ("slower", "slower"),
+        "even": ("unclear", "no clear difference"),
+    }
+    (run,) = summarise(made_up({"plain": [2.0] * 3, "few": [1.0] * 3}))
+    assert findings(run)[0].kind == "unclear"
+    assert "An interval takes 5 units" in findings(run)[0].rest
+
+
+def test_doubts_are_said():
+    assert doubts(summarise(made_up({"plain": [2.0] * 6, "fast": [1.0] * 6}))[0]) == []
+    made = made_up({"plain": [2.0] * 6, "fast": [1.0] * 6}, loops=9)
+    made[2]["methods"]["fast"]["rows"][0]["differs_at"] = 7
+    made[3]["methods"]["fast"]["repeats_agree"] = False
+    for record in made:
+        record["environment"]["commit"] += "+changes"
+    made[-1]["environment"]["date"] = "2026-07-08"
+    found = " ".join(doubts(summarise(made)[0]))
+    for words in ("1 of 6 answers of fast differ", "Repeats of fast did not", "9 of 15 plain",
+                  "changes that no commit holds", "2 sittings"):  # fmt: skip
+        assert words in found
+
+
+def test_a_run_without_a_prompt_that_counts_is_still_a_page():
+    (run,) = summarise(made_up({"plain": [], "fast": []}, loops=4))
+    assert figures(run) == []
+    text = page([run])
+    assert "No prompt counts in: maths, T 0, 1 row." in text
+    tags_of(text)
+
+
+def test_plain_decoding_alone_has_no_speed_up_to_show():
+    (run,) = summarise(made_up({"plain": [2.0] * 6}, cells=[Cell(t, 0.0, 1) for t in TASKS]))
+    assert [type(figure) for figure in figures(run)] == [Stacks]
+
+
+@pytest.mark.parametrize("highest", [0.003, 0.9, 1.0, 3.2, 47, 800, 12345.0])
+def test_scales_reach_the_highest_value(highest):
+    ticks = _ticks(highest)
+    assert ticks[0] == 0
+    assert highest <= ticks[-1] * 1.0000001 < 1.6 * highest
+    assert 3 <= len(ticks) <= 7
+
+
+def test_pictures_of_the_same_charts(tmp_path):
+    """One of each kind, with a name that matplotlib would take for mathematics."""
+    names = ("plain", "costs $1 or $2_x$")
+    cells = [Cell("maths", 0.0, size) for size in (1, 4)]
+    made = made_up({n: [2.0] * 5 for n in names}, cells=cells, cycles={names[1]: 40})
+    for record in made:
+        append_record(tmp_path / "r.jsonl", record)
+    out, *pictures = write_report(
+        [tmp_path / "r.jsonl"], tmp_path / "p" / "r.html", pictures=tmp_path / "png"
+    )
+    assert out.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert [p.stem for p in pictures] == [f.slug for f in figures(summarise(made)[0])]
+    assert len(pictures) == 5
+    for picture in pictures:
+        data = picture.read_bytes()
+        assert data.startswith(b"\x89PNG")
+        assert len(data) > 5000
+
+
+def test_what_is_no_record_is_refused(tmp_path):
+    append_record(tmp_path / "other.jsonl", {"set": "gsm8k"})
+    with pytest.raises(InputError, match="no records of domino bench"):
+        write_report([tmp_path / "other.jsonl"], tmp_path / "r.html")
+    with pytest.raises(InputError, match="cannot be read"):
+        write_report([tmp_path / "none.jsonl"], tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()
