@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ def open_drafter(
     candidates: int | None = None,
     shift_label: bool | None = None,
     revision: str | None = None,
+    chat_options: Mapping[str, Any] | None = None,
 ) -> NamedProposer:
     """Find out what `spec` names and load it where the target is, in the target's type.
 
@@ -86,7 +87,7 @@ def open_drafter(
     if not is_baseline_source(spec, revision=revision):
         return _block_drafter(
             spec, target, tokenizer, depth=depth, candidates=candidates, shift_label=shift_label,
-            revision=revision,
+            revision=revision, chat_options=chat_options,
         )  # fmt: skip
     if candidates is not None or shift_label is not None:
         raise InputError(
@@ -163,6 +164,7 @@ def _block_drafter(
     candidates: int | None,
     shift_label: bool | None,
     revision: str | None,
+    chat_options: Mapping[str, Any] | None,
 ) -> NamedProposer:
     decoder = DominoDecoder.from_pretrained(
         target,
@@ -172,6 +174,7 @@ def _block_drafter(
         shift_label=shift_label,
         depth=depth,
         candidates=candidates,
+        chat_options=chat_options,
     )
     drafter = decoder.drafter
     assert isinstance(drafter, Drafter)

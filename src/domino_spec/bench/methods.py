@@ -1,8 +1,7 @@
 """What takes part in a head-to-head: plain decoding, and whatever can propose drafts.
 
-A new kind of drafter is one line of `MAKERS`: its prefix, and a function that makes a `Method` of
-what follows it (`--draft medusa:PATH`). What has no known prefix is a Domino, DFlash or Markov
-drafter of the ordinary loader.
+A drafter of any kind we know is opened by `baselines.registry`; a kind of one's own is one line of
+`MAKERS`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from domino_spec.api import DominoDecoder
+from domino_spec.baselines import NamedProposer, open_drafter
 from domino_spec.bench.settings import digest
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter
@@ -23,7 +22,6 @@ from domino_spec.evaluation.continuations import weight_values
 from domino_spec.targets import LoadedTarget
 
 PLAIN = "plain"
-_DFLASH = "dflash"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,57 +71,54 @@ class DraftSettings:
     chat_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-Maker = Callable[[str, str, LoadedTarget, DraftSettings], Method]
-"""From the name it is to have, what follows the prefix, the target and the settings."""
-
-
 def plain() -> Method:
     """Plain decoding: one forward a token and nothing else."""
     return Method(name=PLAIN, kind=PLAIN, make=NoDrafts, fingerprint=PLAIN)
 
 
-def block_drafter(name: str, source: str, loaded: LoadedTarget, settings: DraftSettings) -> Method:
-    """A Domino, DFlash or Markov drafter: a folder, a file, a hub id or released:NAME."""
-    decoder = DominoDecoder.from_pretrained(
-        loaded,
-        source,
-        depth=settings.depth,
-        candidates=settings.candidates,
-        shift_label=settings.shift_label,
-        chat_options=settings.chat_options,
-    )
-    drafter = decoder.drafter
-    assert drafter is not None
-    head = drafter.config.head
-    used = {"depth": decoder.depth, "candidates": decoder.candidates}
-    return Method(
-        name=name,
-        kind=_DFLASH if head is None else head.kind,
-        make=decoder.proposer,
-        fingerprint=digest([drafter.config.to_dict(), weight_values(drafter)]),
-        settings=used,
-        drafter=drafter,
-        nbytes=bytes_of(drafter),
-    )
-
+Maker = Callable[[str, str, LoadedTarget, DraftSettings], Method]
+"""From the name it is to have, what follows the prefix, the target and the settings."""
 
 MAKERS: dict[str, Maker] = {}
-"""Kinds of drafters beside the ordinary ones, by the prefix of their source."""
+"""Kinds of one's own, by the prefix of their source: `--draft mine:3`."""
 
 
 def make_methods(
     sources: Sequence[str], loaded: LoadedTarget, settings: DraftSettings
 ) -> list[Method]:
     """Plain decoding and a method for each source, in order."""
-    methods = [plain()]
+    found = [plain()]
     for name, source in zip(names_of(sources), sources, strict=True):
         prefix, _, rest = source.partition(":")
-        maker = MAKERS.get(prefix)
-        if maker is None:
-            methods.append(block_drafter(name, source, loaded, settings))
-        else:
-            methods.append(maker(name, rest, loaded, settings))
-    return methods
+        if prefix in MAKERS:
+            found.append(MAKERS[prefix](name, rest, loaded, settings))
+            continue
+        opened = open_drafter(
+            source,
+            loaded.target,
+            loaded.tokenizer,
+            depth=settings.depth,
+            candidates=settings.candidates,
+            shift_label=settings.shift_label,
+            chat_options=settings.chat_options,
+        )
+        found.append(method_of(opened, name=name, candidates=settings.candidates))
+    return found
+
+
+def method_of(opened: NamedProposer, *, name: str, candidates: int | None = None) -> Method:
+    """Any source of drafts as a method."""
+    drafter = opened.drafter
+    facts: list[Any] = [opened.kind, opened.config and opened.config.to_dict()]
+    return Method(
+        name=name,
+        kind=opened.kind,
+        make=opened.make,
+        fingerprint=digest(facts if drafter is None else [*facts, weight_values(drafter)]),
+        settings={"depth": opened.depth, "candidates": candidates},
+        drafter=drafter if isinstance(drafter, Drafter) else None,
+        nbytes=0 if drafter is None else bytes_of(drafter),
+    )
 
 
 def names_of(sources: Sequence[str]) -> list[str]:

@@ -11,10 +11,12 @@ import torch
 
 from domino_spec.decoding import DominoProposer, Row, SamplingParams, make_sampler
 from domino_spec.drafter import Drafter
+from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.measure import Bench, accepted_pattern, bandwidth, expected, geometric
 from domino_spec.fast.policy import depths
 from domino_spec.fast.shapes import random_drafter, random_target
+from domino_spec.fast.weights import nbytes
 from domino_spec.targets import Target
 
 Say = Callable[[str], None]
@@ -40,22 +42,13 @@ class Request:
 
 def measure_engine(request: Request, say: Say) -> dict[str, Any]:
     """Everything, in one run."""
+    speed = bandwidth(request.device)
+    _forget_peak(request.device)
     began = time.perf_counter()
     say(f"making {request.shape} with random weights")
     target = random_target(request.shape, device=request.device, dtype=request.dtype)
     drafter = random_drafter(target)
     depth = drafter.config.default_depth
-    record: dict[str, Any] = {
-        "shape": request.shape,
-        "dtype": str(request.dtype).removeprefix("torch."),
-        "candidates": request.candidates,
-        "context": request.context,
-        "depth": depth,
-        "forced": list(request.tokens_per_cycle),
-    }
-    if request.reference:
-        say("timing the Transformers loop")
-        record["reference"] = reference_seconds(target, drafter, request.context)
     engine = Engine(
         target,
         drafter,
@@ -63,11 +56,20 @@ def measure_engine(request: Request, say: Say) -> dict[str, Any]:
         capacity=request.context + 128 * (depth + 1),
         candidates=request.candidates,
     )
+    engine.runner.start([0], Plan(depth))()
+    record: dict[str, Any] = {
+        "shape": request.shape,
+        "dtype": str(request.dtype).removeprefix("torch."),
+        "candidates": request.candidates,
+        "context": request.context,
+        "depth": depth,
+        "forced": list(request.tokens_per_cycle),
+        "bandwidth": speed,
+        "first_cycle_seconds": time.perf_counter() - began,
+    }
     bench = Bench(engine, context=request.context)
-    record["bandwidth"] = bandwidth(request.device)
     say("timing one row")
-    record |= one_row(bench, record["bandwidth"])
-    record["first_cycle_seconds"] = time.perf_counter() - began
+    record |= one_row(bench, speed)
     record["batches"] = []
     for batch in request.batches:
         say(f"timing {batch} rows at a time")
@@ -79,9 +81,29 @@ def measure_engine(request: Request, say: Say) -> dict[str, Any]:
             for batch in sorted({1, max(request.batches)})
             for pace in loop_paces(bench, batch, request.tokens_per_cycle)
         ]
-    if request.device.type == "cuda":
-        record["peak_memory"] = torch.cuda.max_memory_allocated(request.device)
+    record["memory"] = memory(engine, target, drafter)
+    if request.reference:
+        say("timing the Transformers loop")
+        record["reference"] = reference_seconds(target, drafter, request.context)
     return record
+
+
+def memory(engine: Engine, target: Target, drafter: Drafter) -> dict[str, int]:
+    """Bytes of weights and caches, and on a GPU the most that was held at a time."""
+    found = {
+        "weights": nbytes(target.model.parameters()) + nbytes(drafter.parameters()),
+        "caches": engine.target.cache.nbytes
+        + (engine.drafter.cache.nbytes if engine.drafter is not None else 0),
+    }
+    if engine.target.device.type == "cuda":
+        found["peak"] = torch.cuda.max_memory_allocated(engine.target.device)
+    return found
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def one_row(bench: Bench, speed: float) -> dict[str, Any]:

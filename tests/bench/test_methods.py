@@ -1,0 +1,33 @@
+"""What takes part: any drafter by path or name, each with a fingerprint of its own."""
+
+import pytest
+
+from domino_spec.baselines import save_baseline
+from domino_spec.bench import make_methods
+from domino_spec.bench.methods import DraftSettings
+from domino_spec.checkpoints import save_drafter
+from domino_spec.errors import InputError
+from domino_spec.targets import LoadedTarget
+from tests.support.baselines import random_baseline
+from tests.support.families import make_target, random_drafter
+
+
+def test_any_kind_of_drafter_is_a_method(tmp_path):
+    loaded = LoadedTarget.of(make_target("llama"))
+    for kind in ("medusa", "eagle3"):
+        save_baseline(random_baseline(kind), tmp_path / kind)
+    save_drafter(random_drafter(), tmp_path / "domino")
+    sources = [*(str(tmp_path / kind) for kind in ("domino", "medusa", "eagle3")), "lookup:4"]
+    methods = make_methods(sources, loaded, DraftSettings())
+    assert [m.name for m in methods] == ["plain", "domino", "medusa", "eagle3", "lookup:4"]
+    assert [m.kind for m in methods] == ["plain", "domino", "medusa", "eagle3", "lookup"]
+    assert [m.fits_engine for m in methods] == [True, True, False, False, False]
+    assert [m.nbytes > 0 for m in methods] == [False, True, True, True, False]
+    assert len({m.fingerprint for m in methods}) == len(methods)
+    assert [m.make().depth for m in methods] == [0, 7, 5, 5, 4]
+
+
+def test_a_source_given_twice_is_refused():
+    loaded = LoadedTarget.of(make_target("llama"))
+    with pytest.raises(InputError, match="given twice"):
+        make_methods(["lookup", "lookup"], loaded, DraftSettings())
