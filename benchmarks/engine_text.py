@@ -80,10 +80,12 @@ def measure(
     for start in range(0, len(prompts), options.rows):
         batch = prompts[start : start + options.rows]
         found: dict[str, list[Timed]] = {label: [] for label in engines}
-        for turn in range(options.rounds):
+        for turn in range(-1, options.rounds):  # the first turn captures graphs and warms up
             order = list(engines) if turn % 2 == 0 else list(engines)[::-1]
             for label in order:
-                found[label].append(run(engines[label], batch, params, eos))
+                timed = run(engines[label], batch, params, eos)
+                if turn >= 0:
+                    found[label].append(timed)
         plain, drafted = found["plain"], found["domino"]
         outcomes = [protocol.outcome(answer) for answer in plain[0].answers]
         lines.append(
