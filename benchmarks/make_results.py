@@ -38,7 +38,10 @@ def page() -> str:
             HEAD,
             training(RECORDS, RELEASED),
             *filter(None, [head_to_head(RECORDS)]),
-            engine(read_records(RECORDS / "engine-text.jsonl")),
+            engine(
+                read_records(RECORDS / "engine.jsonl"),
+                read_records(RECORDS / "engine-text.jsonl"),
+            ),
             serving(read_records(RECORDS / "vllm.jsonl")),
             exactness(read_records(RECORDS / "exactness.jsonl")),
             gpu_exactness(gpu),

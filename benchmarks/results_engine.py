@@ -7,7 +7,134 @@ from typing import Any
 from benchmarks.tables import circumstances, table
 
 
-def engine(records: list[dict[str, Any]]) -> str:
+def engine(shapes: list[dict[str, Any]], texts: list[dict[str, Any]]) -> str:
+    """The engine at its floor, then real text."""
+    return "\n".join(["## The engine", "", floors(shapes), real_text(texts)])
+
+
+def floors(records: list[dict[str, Any]]) -> str:
+    """Random weights of known shapes on a GPU: milliseconds against what their bytes take."""
+    first = records[0]
+    return "\n".join(
+        [
+            "### Against the memory's floor",
+            "",
+            f"Random weights, one row, a context of {first['context']} tokens, {first['depth']} "
+            f"drafts a cycle, {first['dtype']}, cycles captured in CUDA graphs. A floor is the "
+            "bytes that a forward cannot do without (each weight once, the output matrix twice in "
+            "a cycle, keys and values) over the bandwidth that the card showed in the same run "
+            f"({_bandwidths(records)} TB/s). Plain decoding is this engine without a drafter. "
+            "**Acceptance is forced** to the tokens a cycle named: the same kernels and the same "
+            "commit, only the accepted length is overridden. The rollout's share is what drafting "
+            "takes beyond its backbone and one reading of the output matrix.",
+            "",
+            "Each line of the tables is one run:",
+            "",
+            *(f"- {circumstances([record])}" for record in records),
+            "",
+            table(
+                ["shape", "rollout over", "plain", "its floor", "over it", "cycle", "its floor",
+                 "over it", "cycle's over plain's", "rollout", "forced", "Domino over plain",
+                 "whole loop"],
+                [_floor_row(record) for record in records],
+            ),
+            "",
+            table(
+                ["shape", "rollout over", "first cycle after", "memory over weights + caches",
+                 "Transformers: plain", "cycle"],
+                [_start_row(record) for record in records],
+            ),
+            "",
+            "The first cycle is counted from the making of the weights, with what had to be "
+            "compiled; memory is the most held at a time. A cycle's parts:",
+            "",
+            table(["part", *map(_shape, records)], _stage_rows(records)),
+            "",
+            batches(next(record for record in records if len(record["batches"]) > 1)),
+        ]
+    )  # fmt: skip
+
+
+def batches(record: dict[str, Any]) -> str:
+    """More rows at a time: fewer drafts pay."""
+    rows = []
+    for batch in record["batches"]:
+        cells = [str(batch["rows"]), f"{batch['plain_per_second']:.0f}"]
+        for gain in batch["gains"]:
+            cells += [str(gain["depth"]), f"{gain['gain']:.2f}×", f"{gain['whole']:.2f}×"]
+        rows.append(cells)
+    heads = ["rows", "plain tokens/s"]
+    for forced in record["forced"]:
+        heads += [f"drafts at {forced:g}", "over plain", f"with all {record['depth']}"]
+    return "\n".join(
+        [
+            f"{_shape(record)} with more rows at a time. A draft's chance is the one that makes so "
+            "many tokens a cycle of whole blocks; of the depths measured, the best is taken, as "
+            "the engine does:",
+            "",
+            table(heads, rows),
+            "",
+        ]
+    )
+
+
+def _bandwidths(records: list[dict[str, Any]]) -> str:
+    found = sorted({f"{record['bandwidth'] / 1e12:.2f}" for record in records})
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _shape(record: dict[str, Any]) -> str:
+    return f"{record['shape']}, {_over(record)}"
+
+
+def _over(record: dict[str, Any]) -> str:
+    return "all tokens" if record["candidates"] is None else f"top {record['candidates']}"
+
+
+def _floor_row(record: dict[str, Any]) -> list[str]:
+    plain, cycle = record["plain"], record["cycle"]
+    parts = {stage["name"]: stage["seconds"] for stage in record["stages"]}
+    rollout = parts["draft logits and rollout"] - parts["logits and choice"]
+    gain, loop = record["batches"][0]["gains"][0], record["loop"][0]
+    return [
+        record["shape"],
+        _over(record),
+        *_held(plain),
+        *_held(cycle),
+        f"{cycle['over_floor'] / plain['over_floor']:.3f}",
+        f"{rollout / cycle['seconds']:.1%}",
+        f"{gain['forced']:g}",
+        f"{gain['whole']:.2f}×",
+        f"{loop['gain']:.2f}×",
+    ]
+
+
+def _held(part: dict[str, float]) -> list[str]:
+    times = [f"{part[name] * 1e3:.2f} ms" for name in ("seconds", "floor")]
+    return [*times, f"{part['over_floor']:.3f}×"]
+
+
+def _start_row(record: dict[str, Any]) -> list[str]:
+    memory, loop = record["memory"], record.get("reference", {})
+    over = memory["peak"] / (memory["weights"] + memory["caches"]) - 1
+    return [
+        record["shape"],
+        _over(record),
+        f"{record['first_cycle_seconds']:.0f} s",
+        f"{over:+.1%}",
+        *(f"{loop[name] * 1e3:.0f} ms" if loop else "" for name in ("plain", "cycle")),
+    ]
+
+
+def _stage_rows(records: list[dict[str, Any]]) -> list[list[str]]:
+    names = [stage["name"] for stage in records[0]["stages"]]
+    return [
+        [name, *(f"{record['stages'][place]['seconds'] * 1e3:.2f} ms" for record in records)]
+        for place, name in enumerate(names)
+    ]
+
+
+def real_text(records: list[dict[str, Any]]) -> str:
     """Real text on a CPU, with a drafter against without."""
     rows = [
         [
@@ -25,15 +152,14 @@ def engine(records: list[dict[str, Any]]) -> str:
     first = records[0]
     return "\n".join(
         [
-            "## The engine",
+            "### Real text on a CPU",
             "",
             f"{first['target']} with {first['drafter'].removeprefix('released:')}, "
             f"{first['dtype']}, {first['threads']} threads, one row, {first['new_tokens']} new "
             "tokens: the engine with a drafter against the same engine without, in turns, the "
             f"median of {first['rounds']} for each prompt; reading the prompt is not timed. Depth "
             "is chosen cycle by cycle from costs measured on the machine. Prompts whose plain "
-            "answer loops or is short are left out of the sums. (The run was ended before "
-            "humaneval at T = 0.7.)",
+            "answer loops or is short are left out of the sums.",
             "",
             circumstances(records),
             "",

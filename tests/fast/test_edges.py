@@ -144,6 +144,39 @@ def test_a_spoiled_file_is_measured_again(cache, spoiled):
 # Rows that leave ----------------------------------------------------------------------------------
 
 
+def test_a_row_that_fills_its_slot_drafts_as_in_a_larger_one():
+    """The last blocks reach past the row's end, where the drafter's slots see each other."""
+    target, drafter = make_target("llama"), random_drafter()
+    prompt, new = [5, 9, 11, 3], 21
+    found = [
+        run_engine(make_engine(target, drafter, capacity=room), [prompt], max_new_tokens=new)
+        for room in (len(prompt) + new, 192)
+    ]
+    assert found[0][0] == found[1][0]
+    assert found[0][2] == found[1][2]
+
+
+def test_a_prompt_longer_than_a_chunk_is_read_whole(monkeypatch):
+    target, drafter = make_target("llama"), random_drafter()
+    prompt = [(7 * place) % 50 + 1 for place in range(45)]
+    whole = run_engine(make_engine(target, drafter), [prompt], max_new_tokens=12)
+    monkeypatch.setattr("domino_spec.fast.engine.PREFILL_CHUNK", 16)
+    assert run_engine(make_engine(target, drafter), [prompt], max_new_tokens=12) == whole
+
+
+def test_rows_that_never_draft_do_not_trouble_the_drafter(monkeypatch):
+    engine = make_engine(make_target("llama"), random_drafter())
+
+    def troubled(*_args, **_kwargs):
+        raise AssertionError("the drafter was asked")
+
+    monkeypatch.setattr(engine.drafter, "observe", troubled)
+    monkeypatch.setattr(engine.drafter, "propose", troubled)
+    Bench(engine, context=8).plain_seconds(1)
+    with pytest.raises(AssertionError, match="asked"):
+        Bench(engine, context=8).cycle_seconds(1, 0)
+
+
 def test_a_released_row_gets_no_more_tokens():
     engine = make_engine(make_target("qwen3"), random_drafter(), slots=2, ahead=True)
     params = SamplingParams(max_new_tokens=20)
