@@ -50,9 +50,9 @@ def by_hand(query, keys, values, slots, starts, *, causal, window, scale):
 
 WAYS = {
     "kernel": attention.attend,
-    "last": partial(split_attention.launch, block=16, splits=4, joined_by_last=True),
-    "second": partial(split_attention.launch, block=16, splits=2, joined_by_last=False),
-    "one": partial(split_attention.launch, block=16, splits=1, joined_by_last=False),
+    "four": partial(split_attention.launch, block=16, splits=4),
+    "two": partial(split_attention.launch, block=16, splits=2),
+    "one": partial(split_attention.launch, block=16, splits=1),
     "rows": lambda query, keys, values, slots, starts, **rule: Spans(
         slots, starts, query.shape[1]
     ).attend(query, keys, values, **rule),
@@ -75,7 +75,7 @@ def test_each_row_sees_its_own_cache(device, way, causal, window, n):
         torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["last", "second", "rows", "batch"])
+@pytest.mark.parametrize("way", ["four", "two", "rows", "batch"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_short_types(device, way, dtype):
     given = inputs(4, dtype, device, starts=[7, 40], group=4, head_dim=64)
@@ -85,7 +85,7 @@ def test_short_types(device, way, dtype):
     torch.testing.assert_close(mixed.float().cpu(), by_hand(*given, **rule), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("way", ["last", "second", "rows"])
+@pytest.mark.parametrize("way", ["four", "two", "rows"])
 @pytest.mark.parametrize("window", [None, 4])
 def test_past_the_capacity_nothing_breaks(device, way, window):
     """Tokens that did not fit see garbage, the others what they should, and nobody NaN."""
@@ -101,9 +101,24 @@ def test_past_the_capacity_nothing_breaks(device, way, window):
 def test_what_lies_behind_a_rows_end_does_not_matter_to_the_kernel(device):
     given = inputs(2, torch.float32, device, starts=[10, 20])
     rule = {"causal": True, "window": None, "scale": 0.2}
-    expected = WAYS["last"](*given, **rule)
+    expected = WAYS["four"](*given, **rule)
     given[1][:, :, 22:] = given[2][:, :, 22:] = float("nan")
-    assert torch.equal(WAYS["last"](*given, **rule), expected)
+    assert torch.equal(WAYS["four"](*given, **rule), expected)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("group", [2, 3])
+def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, group, dtype, window):
+    """Over every start: stretches grow from one block to two on the way."""
+    n, rule = 7, {"causal": True, "window": window, "scale": 0.2}
+    for start in range(0, CAPACITY - n, 3):
+        query, keys, values, slots, starts = inputs(n, dtype, device, starts=[start], group=group)
+        block = WAYS["two"](query, keys, values, slots, starts, **rule)
+        for place in range(n):
+            own = query[:, place : place + 1].contiguous()
+            alone = WAYS["two"](own, keys, values, slots, starts + place, **rule)
+            assert torch.equal(alone[:, 0], block[:, place]), (start, place)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from domino_spec.fast.kernels.runtime import usable
 from domino_spec.fast.kernels.split_attention import launch
 
-MAX_QUERIES = 128
-"""Queries (tokens times query heads of a kv head) that one program can hold."""
 MAX_TOKENS = 64
+"""More tokens a row are a prompt."""
 
 
 def attend(
@@ -39,8 +38,7 @@ def attend(
     on starts + n that the caller knows: where PyTorch attends over a batch, it need not look
     further; n itself says that all rows are empty.
     """
-    n, group = query.shape[1], query.shape[2] // keys.shape[1]
-    if usable(query) and n <= MAX_TOKENS and n * group <= MAX_QUERIES:
+    if usable(query) and query.shape[1] <= MAX_TOKENS:
         return launch(query, keys, values, slots, starts, causal=causal, window=window, scale=scale)
     return batch_twin(
         query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2]

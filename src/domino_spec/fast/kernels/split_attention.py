@@ -1,15 +1,16 @@
-"""The kernels of `attention`: one kv head's queries over stretches of the context, then joined.
+"""The kernels of `attention`: a few queries over stretches of the context, then joined.
 
-A program takes some queries of one kv head of one row and one stretch of the row's positions.
-How many programs there are follows from shapes alone, so that a captured graph serves any length;
-how long their stretches are follows from the row's length, so that short contexts use all of them
-too. With few queries the program that finishes last joins the parts; with many, the parts are too
-much for one program to read, and a second launch joins them.
+A program takes some queries of one kv head of one row and one stretch of the row's positions. How
+many programs there are follows from shapes alone, so that a captured graph serves any length; how
+long their stretches are follows from how far a query sees, so that short contexts use all of them
+too. A second launch joins the stretches.
+
+What a query gets does not depend on how many others are asked with it, to the last bit: stretches
+are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
+a block gets what it would have got alone.
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,17 +19,14 @@ from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available
 
 PROGRAMS = 132
-"""How many programs to aim at: the multiprocessors of an H200."""
+"""How many programs to aim at when one token is asked: the multiprocessors of an H200."""
 MAX_SPLITS = 32
-TILE = 64
+TILE = 16
 """Queries (tokens times query heads of a kv head) that a program takes."""
-BLOCK = 128
+BLOCK = 64
 """Positions a program reads at once."""
-JOINED_BY_LAST = 16384
-"""Up to so many numbers in the parts of a kv head the last program joins them."""
 JOINED_AT_ONCE = 8192
 """How many numbers of the parts a program of the second launch takes."""
-_COUNTERS = 4096
 
 
 def launch(
@@ -42,26 +40,18 @@ def launch(
     window: int | None,
     scale: float,
     block: int = BLOCK,
-    tile: int = TILE,
     splits: int | None = None,
-    joined_by_last: bool | None = None,
 ) -> Tensor:
-    """The kernels; the last four arguments are what shapes decide in production."""
+    """The kernels; the last two arguments are what shapes decide in production."""
     rows, n, heads, head_dim = query.shape
     kv_heads, capacity = keys.shape[1:3]
     group = heads // kv_heads
     assert query.is_contiguous()
     assert keys.stride() == values.stride()
     assert keys.stride()[2:] == (head_dim, 1)
-    queries = triton.next_power_of_2(n * group)
-    live = min(queries, tile)
-    tiles = triton.cdiv(n * group, live)
-    if splits is None:
-        splits = min(PROGRAMS // (rows * kv_heads * tiles), -(-capacity // block), MAX_SPLITS)
+    if splits is None:  # not by n: a token alone and one in a block are cut up alike
+        splits = min(PROGRAMS // (rows * kv_heads), -(-capacity // block), MAX_SPLITS)
         splits = 1 << max(splits, 1).bit_length() - 1
-    if joined_by_last is None:
-        parts_fit = live * splits * head_dim <= JOINED_BY_LAST
-        joined_by_last = parts_fit and rows * kv_heads * tiles <= _COUNTERS
 
     # Each split's mix before division, its highest score and its sum of weights.
     wide = torch.float32
@@ -70,6 +60,7 @@ def launch(
     totals = torch.empty_like(highest)
     mixed = query.new_empty(rows, n, heads * head_dim)
     shapes = {
+        "CAUSAL": causal,
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
@@ -78,6 +69,7 @@ def launch(
         "WINDOWED": window is not None,
         **overlap(query),
     }
+    tiles = triton.cdiv(n * group, TILE)
     _attend[(splits, kv_heads * tiles, rows)](
         query,
         keys,
@@ -88,24 +80,20 @@ def launch(
         parts,
         highest,
         totals,
-        _counters(query.device),
         n,
         capacity,
         window or 0,
         keys.stride(0),
         keys.stride(1),
         scale,
-        CAUSAL=causal,
         TILES=tiles,
-        QUERIES=max(live, 16),
-        LIVE=live,
-        JOINED=joined_by_last,
-        num_warps=8 if live > 64 else 4,
+        QUERIES=TILE,
+        num_warps=4,
         num_stages=3,
         **shapes,
     )
-    if splits > 1 and not joined_by_last:
-        joined = max(1, min(queries, JOINED_AT_ONCE // (splits * head_dim)))
+    if splits > 1:
+        joined = max(1, JOINED_AT_ONCE // (splits * head_dim))
         _join[(triton.cdiv(n * group, joined), kv_heads, rows)](
             starts,
             mixed,
@@ -122,15 +110,6 @@ def launch(
     return mixed
 
 
-@cache
-def _counters(device: torch.device) -> Tensor:
-    """How many programs of a head have finished; the last sets it back to 0.
-
-    Made once a device, by the first call, which must not be inside a graph's capture.
-    """
-    return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
-
-
 if triton_available():
     import triton
     import triton.language as tl
@@ -139,60 +118,34 @@ if triton_available():
 
     @triton.jit
     def _stretches(
+        query,  # [QUERIES]: which of n * GROUP
         start,
         n,
         capacity,
         window,
+        CAUSAL: tl.constexpr,
+        GROUP: tl.constexpr,
         BLOCK: tl.constexpr,
         SPLITS: tl.constexpr,
         WINDOWED: tl.constexpr,
     ):
-        """(end of what is seen, its first block, blocks a split, splits in use)."""
-        end = tl.minimum(start + n, capacity)
+        """For each query (position, end of what it sees, first block, blocks a split, splits)."""
+        position = start + tl.minimum(query // GROUP, n - 1)
+        last = position
+        if not CAUSAL:
+            last = position * 0 + start + n - 1
+        end = tl.minimum(last + 1, capacity)
         behind = tl.cdiv(end, BLOCK)
-        first = start * 0
+        first = position * 0
         if WINDOWED:
-            first = tl.maximum(start - window + 1, 0) // BLOCK
-            first = tl.minimum(first, behind - 1)
+            first = tl.minimum(tl.maximum(position - window + 1, 0) // BLOCK, behind - 1)
         each = tl.cdiv(behind - first, SPLITS)
-        return end, first, each, tl.cdiv(behind - first, each)
+        return position, end, first, each, tl.cdiv(behind - first, each)
 
     @triton.jit
     def _places(row, head, query, n, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
         """Which of [rows, n, heads] a head's queries are."""
         return ((row * n + query // GROUP) * KV_HEADS + head) * GROUP + query % GROUP
-
-    @triton.jit
-    def _joined(
-        parts,
-        highest,
-        totals,
-        first,  # the first query of the first split
-        query,  # [TILE]
-        count,
-        used,
-        HEAD_DIM: tl.constexpr,
-        SPLITS: tl.constexpr,
-    ):
-        """The mix of queries [TILE, HEAD_DIM] from the parts of the splits in use."""
-        lane = tl.arange(0, HEAD_DIM)
-        split = tl.arange(0, SPLITS)
-        live = query < count
-        there = (split < used)[:, None] & live[None, :]
-        place = first + split[:, None] * count + query[None, :]
-        tops = tl.load(highest + place, mask=there, other=float("-inf"), cache_modifier=".cg")
-        sums = tl.load(totals + place, mask=there, other=0.0, cache_modifier=".cg")
-        part = tl.load(
-            parts + place[:, :, None] * HEAD_DIM + lane[None, None, :],
-            mask=there[:, :, None],
-            other=0.0,
-            cache_modifier=".cg",
-        )  # [SPLITS, TILE, HEAD_DIM]: all at once, for a loop would wait for each split
-        top = tl.max(tops, axis=0)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.sum(sums * tl.exp2(tops - top[None, :]), axis=0)
-        weight = tl.exp2(tops - top[None, :]) / tl.where(total > 0, total, 1.0)[None, :]
-        return tl.sum(part * weight[:, :, None], axis=0)
 
     @triton.jit
     def _attend(
@@ -205,18 +158,15 @@ if triton_available():
         parts,
         highest,
         totals,
-        counters,
         n,
         capacity,
         window,
         slot_stride,
         head_stride,
         scale,
-        CAUSAL: tl.constexpr,
         TILES: tl.constexpr,
         QUERIES: tl.constexpr,
-        LIVE: tl.constexpr,
-        JOINED: tl.constexpr,
+        CAUSAL: tl.constexpr,
         KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         HEAD_DIM: tl.constexpr,
@@ -230,18 +180,24 @@ if triton_available():
         split, row = tl.program_id(0), tl.program_id(2)
         head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
         start = tl.load(starts + row).to(tl.int32)
-        end, first, each, used = _stretches(start, n, capacity, window, BLOCK, SPLITS, WINDOWED)
-        if split >= used:
-            return
         count = n * GROUP
+        index = tile * QUERIES + tl.arange(0, QUERIES)
+        position, end, first, each, used = _stretches(
+            index, start, n, capacity, window, CAUSAL, GROUP, BLOCK, SPLITS, WINDOWED
+        )
+        takes = split < used
+        low = (first + split * each) * BLOCK
+        high = tl.minimum(low + each * BLOCK, end)
+        lowest = tl.min(tl.where(takes, low, capacity), axis=0)
+        furthest = tl.max(tl.where(takes, high, 0), axis=0)
+        if furthest <= lowest:
+            return
         lane = tl.arange(0, HEAD_DIM)
-        index = tile * LIVE + tl.arange(0, QUERIES)
-        live = (index < count) & (tl.arange(0, QUERIES) < LIVE)
+        live = index < count
         place = _places(row, head, index, n, KV_HEADS, GROUP)
         asked = tl.load(
             query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
         )
-        position = start + index // GROUP
         offset = tl.load(slots + row) * slot_stride + head * head_stride
         keys += offset
         values += offset
@@ -249,19 +205,16 @@ if triton_available():
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mix = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
-        low = (first + split * each) * BLOCK
-        high = tl.minimum(low + each * BLOCK, end)
-        for at in range(low, high, BLOCK):
+        for at in range(lowest, furthest, BLOCK):
             spot = at + tl.arange(0, BLOCK)
-            inside = spot < end
+            inside = spot < furthest
             key = tl.load(
                 keys + spot[None, :] * HEAD_DIM + lane[:, None], mask=inside[None, :], other=0.0
             )
             # In powers of two: log2(e) is part of the scale.
             score = tl.dot(asked, key, input_precision="ieee") * (scale * 1.4426950408889634)
-            seen = inside[None, :] & live[:, None]
-            if CAUSAL:
-                seen = seen & (spot[None, :] <= position[:, None])
+            # A query's own stretch ends where it stops to see. What lies outside adds zeros.
+            seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
             if WINDOWED:
                 seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
             score = tl.where(seen, score, float("-inf"))
@@ -278,35 +231,18 @@ if triton_available():
             top = higher
 
         let_next_come(OVERLAP)
-        if used == 1:
-            mix = mix / tl.where(total > 0, total, 1.0)[:, None]
-            tl.store(
-                mixed + place[:, None] * HEAD_DIM + lane[None, :],
-                mix.to(mixed.dtype.element_ty),
-                mask=live[:, None],
-            )
-            return
-        origin = (row * KV_HEADS + head) * SPLITS * count
-        own = origin + split * count + index
-        tl.store(parts + own[:, None] * HEAD_DIM + lane[None, :], mix, mask=live[:, None])
-        tl.store(highest + own, top, mask=live)
-        tl.store(totals + own, total, mask=live)
-        if JOINED:
-            # All threads' parts are written before the one atomic that says so.
-            tl.debug_barrier()
-            counter = counters + (row * KV_HEADS + head) * TILES + tile
-            if tl.atomic_add(counter, 1, sem="acq_rel") == used - 1:
-                tl.store(counter, 0)
-                few = tile * LIVE + tl.arange(0, LIVE)
-                all_mix = _joined(
-                    parts, highest, totals, origin, few, count, used, HEAD_DIM, SPLITS
-                )
-                spots = _places(row, head, few, n, KV_HEADS, GROUP)
-                tl.store(
-                    mixed + spots[:, None] * HEAD_DIM + lane[None, :],
-                    all_mix.to(mixed.dtype.element_ty),
-                    mask=(few < count)[:, None],
-                )
+        alone = live & (used == 1) & takes
+        whole = mix / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            mixed + place[:, None] * HEAD_DIM + lane[None, :],
+            whole.to(mixed.dtype.element_ty),
+            mask=alone[:, None],
+        )
+        shared = live & (used > 1) & takes
+        own = ((row * KV_HEADS + head) * SPLITS + split) * count + index
+        tl.store(parts + own[:, None] * HEAD_DIM + lane[None, :], mix, mask=shared[:, None])
+        tl.store(highest + own, top, mask=shared)
+        tl.store(totals + own, total, mask=shared)
 
     @triton.jit
     def _join(
@@ -319,6 +255,7 @@ if triton_available():
         capacity,
         window,
         TILE: tl.constexpr,
+        CAUSAL: tl.constexpr,
         KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         HEAD_DIM: tl.constexpr,
@@ -332,16 +269,32 @@ if triton_available():
         let_next_come(OVERLAP)
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
-        _, _, _, used = _stretches(start, n, capacity, window, BLOCK, SPLITS, WINDOWED)
-        if used == 1:
-            return
         count = n * GROUP
         index = tile * TILE + tl.arange(0, TILE)
-        origin = (row * KV_HEADS + head) * SPLITS * count
-        mix = _joined(parts, highest, totals, origin, index, count, used, HEAD_DIM, SPLITS)
-        place = _places(row, head, index, n, KV_HEADS, GROUP)
-        tl.store(
-            mixed + place[:, None] * HEAD_DIM + tl.arange(0, HEAD_DIM)[None, :],
-            mix.to(mixed.dtype.element_ty),
-            mask=(index < count)[:, None],
+        _, _, _, _, used = _stretches(
+            index, start, n, capacity, window, CAUSAL, GROUP, BLOCK, SPLITS, WINDOWED
         )
+        shared = (index < count) & (used > 1)
+        lane = tl.arange(0, HEAD_DIM)
+        split = tl.arange(0, SPLITS)
+        there = (split[:, None] < used[None, :]) & shared[None, :]
+        place = ((row * KV_HEADS + head) * SPLITS + split[:, None]) * count + index[None, :]
+        tops = tl.load(highest + place, mask=there, other=float("-inf"))
+        sums = tl.load(totals + place, mask=there, other=0.0)
+        part = tl.load(
+            parts + place[:, :, None] * HEAD_DIM + lane[None, None, :],
+            mask=there[:, :, None],
+            other=0.0,
+        )  # [SPLITS, TILE, HEAD_DIM]: all at once, for a loop would wait for each split
+        top = tl.max(tops, axis=0)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        weight = tl.exp2(tops - top[None, :])
+        total = tl.sum(sums * weight, axis=0)
+        mix = tl.sum(part * weight[:, :, None], axis=0)
+        mix = mix / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            mixed + _places(row, head, index, n, KV_HEADS, GROUP)[:, None] * HEAD_DIM
+            + lane[None, :],
+            mix.to(mixed.dtype.element_ty),
+            mask=shared[:, None],
+        )  # fmt: skip
