@@ -46,6 +46,18 @@ def test_a_compiled_run_learns_the_same(traced, tmp_path, corpus, loaded):
     assert traced["chunk_gradients"] >= 3
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_compiled_baselines_learn_the_same(traced, tmp_path, corpus, loaded, kind):
+    runs = [
+        ready(tmp_path / mode, corpus, loaded, steps=2, variant=kind, compile=mode)
+        for mode in ("off", "on")
+    ]
+    for run in runs:
+        train(run)
+    assert_same(*map(weights_of, runs))
+    assert traced[f"{type(runs[0].drafter).__name__}.forward"] == 2
+
+
 def is_plain(drafter, target) -> bool:
     layers = [*drafter.backbone.layers, *target.layers]
     attentions = [layer.self_attn for layer in drafter.backbone.layers]

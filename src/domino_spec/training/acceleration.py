@@ -28,11 +28,13 @@ class Acceleration:
     def __init__(self, drafter: AnyDrafter, target: Target) -> None:
         self._drafter = drafter
         self._forms: list[tuple[nn.Module, str, Callable[..., Any]]] = []
-        # The baselines' own layers are few and small beside the target and the loss.
-        for layer in drafter.backbone.layers if isinstance(drafter, Drafter) else ():
-            assert isinstance(layer, DraftLayer)
-            self._add(layer, "forward", _learning)
-            self._add(layer.self_attn, "keys_values")
+        if isinstance(drafter, Drafter):
+            for layer in drafter.backbone.layers:
+                assert isinstance(layer, DraftLayer)
+                self._add(layer, "forward", _learning)
+                self._add(layer.self_attn, "keys_values")
+        else:  # heads side by side, or a few steps of one layer: small enough to compile whole
+            self._add(drafter, "forward")
         for layer in target.layers:
             self._add(layer, "forward")
 

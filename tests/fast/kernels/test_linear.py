@@ -174,6 +174,25 @@ def test_a_product_prepares_the_norm_behind_it(
     assert (made.weighted is not None) == few_rows.takes(shape[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(11, 40, 200, True), (16, 24, 4096, False)], ids=str)
+def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(
+    shape: tuple[int, int, int, bool], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Also through the norm that the product before it prepared, and a K that programs share."""
+    drawn = tensors(shape, dtype, device)
+    behind = tensors((1, shape[2], 48, False), dtype, device)
+    x = tensors((shape[0], 8, 48, False), dtype, device)["x"]
+
+    def run(rows: Tensor) -> Tensor:
+        made = linear_then_norm(rows, behind["weight"], drawn["norm"], EPS)
+        return linear(made, drawn["weight"], gated=shape[3])
+
+    together = run(x)
+    for row in range(len(x)):
+        assert torch.equal(run(x[row : row + 1])[0], together[row])
+
+
 def test_weights_in_groups_are_one_product(device: torch.device) -> None:
     drawn = tensors((3, 60, 64, False), torch.float32, device)
     groups = drawn["weight"].view(3, 20, 64)[:, 4:]  # rows of each group lie together
