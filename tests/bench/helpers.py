@@ -47,15 +47,15 @@ def hopeless() -> Method:
 
 
 def make_run(
-    path="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), **settings
+    engine="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), **settings
 ) -> HeadToHead:
     target = own(_target())
     methods = [plain(), *(methods or [knowing(target)])]
     sets = sets or [prompt_set()]
     how = Settings(
-        path=path, **{"max_new_tokens": NEW, "shortest_answer": 4, "repeats": 2, **settings}
+        engine=engine, **{"max_new_tokens": NEW, "shortest_answer": 4, "repeats": 2, **settings}
     )
-    if path == "reference":
+    if engine == "reference":
         runs_on = ReferencePath(target, methods, eos=())
     else:
         runs_on = EnginePath(target, methods, eos=(), slots=max(batches), capacity=64)
@@ -88,7 +88,7 @@ def made_up(
     tokens=100,
     cycles=None,
     loops=0,
-    path="reference",
+    engine="reference",
 ) -> list[dict]:
     """Records of a run in which each method takes so many seconds for each unit of each cell."""
     environment = {
@@ -102,7 +102,7 @@ def made_up(
          "settings": {}, "nbytes": 0}
         for name in seconds
     ]  # fmt: skip
-    settings = Settings(path=path).to_dict()
+    settings = Settings(engine=engine).to_dict()
     target = {"name": "made up", "dtype": "float32", "device": "cpu", "fingerprint": "f"}
     head = {"settings": settings, "target": target, "methods": methods}
     records = [{"record": "run", "facts": head, **common}]

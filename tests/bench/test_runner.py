@@ -13,7 +13,7 @@ from domino_spec.fast import target as lean
 from domino_spec.targets import Target
 from tests.bench.helpers import DEPTH, NEW, hopeless, journal_of, knowing, make_run, prompt_set
 
-PATHS = ("reference", "engine")
+LOOPS = ("reference", "fast")
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def forwards(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_plain_decoding_is_one_forward_a_token_and_no_more(path, forwards, monkeypatch):
-    run = make_run(path)
+@pytest.mark.parametrize("engine", LOOPS)
+def test_plain_decoding_is_one_forward_a_token_and_no_more(engine, forwards, monkeypatch):
+    run = make_run(engine)
     drafter = run.methods[1].drafter
 
     def busy(*_, **__):
@@ -46,7 +46,7 @@ def test_plain_decoding_is_one_forward_a_token_and_no_more(path, forwards, monke
     for name in ("draft_hidden", "decode_hidden", "context"):
         monkeypatch.setattr(drafter, name, busy)
     batch = [Prompt(0, (3, 7, 11)), Prompt(1, (4, 8, 12))]
-    if path == "engine":
+    if engine == "fast":
         batch = batch[:1]
         assert run.path.engines["plain"].drafter is None
     forwards.clear()
@@ -56,21 +56,21 @@ def test_plain_decoding_is_one_forward_a_token_and_no_more(path, forwards, monke
     assert all(row.stats.offered == [] for row in timed.rows)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_plain_and_drafted_share_weights(path):
-    run = make_run(path)
-    if path == "engine":
+@pytest.mark.parametrize("engine", LOOPS)
+def test_plain_and_drafted_share_weights(engine):
+    run = make_run(engine)
+    if engine == "fast":
         one, other = (engine.target for engine in run.path.engines.values())
         assert one.embedding.data_ptr() == other.embedding.data_ptr()
     else:
         assert run.path._proposers["knowing"].target is run.path.target
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("engine", LOOPS)
 @pytest.mark.parametrize("batch", [1, 2])
-def test_records_hold_what_happened(path, batch, tmp_path):
+def test_records_hold_what_happened(engine, batch, tmp_path):
     sets = [prompt_set(numbers=(0, 1, 2))]
-    run = make_run(path, batches=(batch,), temperatures=(0.0, 0.9), sets=sets, warm_up=0)
+    run = make_run(engine, batches=(batch,), temperatures=(0.0, 0.9), sets=sets, warm_up=0)
     journal = journal_of(run, tmp_path / "r.jsonl")
     measure(run, journal)
     (summary,) = summarise(journal.records)
@@ -113,7 +113,7 @@ def test_any_proposer_takes_part_through_its_factory(tmp_path):
     assert line.same == line.compared == 5
     assert line.tokens_per_cycle.value < 1.2
     with pytest.raises(InputError, match="cannot run hopeless"):
-        make_run("engine", methods=[hopeless()])
+        make_run("fast", methods=[hopeless()])
 
 
 def test_methods_take_turns():
@@ -181,13 +181,13 @@ def test_texts_that_need_not_agree_are_not_compared(tmp_path):
         ({"repeats": 0}, "repeats is 0"),
         ({"max_new_tokens": 1}, "max_new_tokens is 1"),
         ({"accept": "rejection"}, "the engine does not know"),
-        ({"path": "gpu"}, "expected engine or reference"),
-        ({"path": "reference", "adaptive": True}, "only the engine adapts"),
+        ({"engine": "gpu"}, "expected fast or reference"),
+        ({"engine": "reference", "adaptive": True}, "only the engine adapts"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change, words):
     with pytest.raises(InputError, match=words):
-        Settings(**{"path": "engine", **change})
+        Settings(**{"engine": "fast", **change})
 
 
 def test_cells_that_make_no_sense_are_refused():
@@ -208,7 +208,7 @@ def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
     target = own(bigram_target())
     methods = [plain(), knowing(target)]
     path = EnginePath(target, methods, eos=(), slots=1, capacity=64, adaptive=True)
-    params = Settings(path="engine", max_new_tokens=NEW).params(0.0)
+    params = Settings(engine="fast", max_new_tokens=NEW).params(0.0)
     for method in methods:
         path.prepare(method, 1, params)
     answers = [path.run(m, [Prompt(0, (3, 7))], params).rows[0].generated for m in methods]
@@ -220,7 +220,7 @@ def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
 
 
 def test_an_engine_whose_cycles_are_one_piece_is_divided_apart(tmp_path):
-    run = make_run("engine")
+    run = make_run("fast")
     run.path._inside = False
     journal = journal_of(run, tmp_path / "r.jsonl")
     measure(run, journal)
@@ -235,5 +235,5 @@ def test_an_engine_whose_cycles_are_one_piece_is_divided_apart(tmp_path):
     assert line.cycle.verify == pytest.approx(1e3 * stages["methods"]["knowing"]["verify"])
     assert summary.stage_context == stages["context"]
     assert len(journal.records) == len(units) + 3
-    measure(make_run("engine"), journal_of(run, tmp_path / "r.jsonl"))  # nothing is timed twice
+    measure(make_run("fast"), journal_of(run, tmp_path / "r.jsonl"))  # nothing is timed twice
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == len(journal.records)

@@ -63,10 +63,10 @@ def test_a_new_kind_of_drafter_is_one_line(domino, target, tmp_path, monkeypatch
     assert result.exit_code == 0, result.output
     assert "all in the reference loop: the engine does not run scripted:3" in result.stderr
     facts = read_records(out)[0]["facts"]
-    assert facts["settings"]["path"] == "reference"
-    refused = domino("bench", target, "--draft", "scripted:3", "--path", "engine", *QUICK)
+    assert facts["settings"]["engine"] == "reference"
+    refused = domino("bench", target, "--draft", "scripted:3", "--engine", "fast", *QUICK)
     assert refused.exit_code == 1
-    assert "Take --path reference" in refused.stderr
+    assert "Take --engine reference" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_twin_knows_every_option():
     names = {field.name for field in dataclasses.fields(Request)}
     asked = parse([
         "T", "--draft", "a", "--draft", "b", "--prompts", "chat", "--limit", "3", "-t", "0",
-        "-t", "1", "-b", "4", "--path", "reference", "-n", "9", "--shortest-answer", "5",
+        "-t", "1", "-b", "4", "--engine", "reference", "-n", "9", "--shortest-answer", "5",
         "--repeats", "2", "--warm-up", "0", "--seed", "7", "--accept", "match", "--adaptive",
         "--depth", "2", "--candidates", "8", "--no-shift-label", "--system", "Be brief.",
         "--no-thinking", "--dtype", "float32", "--out", "o.jsonl",

@@ -6,9 +6,10 @@ from domino_spec.baselines.eagle3_proposer import Eagle3Proposer
 from domino_spec.baselines.files import load_baseline, save_baseline
 from domino_spec.baselines.lookup import PromptLookup
 from domino_spec.baselines.medusa import Medusa, MedusaProposer
-from domino_spec.baselines.registry import NamedProposer, open_drafter
+from domino_spec.baselines.registry import PLAIN, NamedProposer, open_drafter, short_name
 
 __all__ = [
+    "PLAIN",
     "BaselineConfig",
     "Eagle3",
     "Eagle3Config",
@@ -21,4 +22,5 @@ __all__ = [
     "load_baseline",
     "open_drafter",
     "save_baseline",
+    "short_name",
 ]

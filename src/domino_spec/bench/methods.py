@@ -13,15 +13,13 @@ from typing import Any
 
 from torch import nn
 
-from domino_spec.baselines import NamedProposer, open_drafter
+from domino_spec.baselines import PLAIN, NamedProposer, open_drafter
 from domino_spec.bench.settings import digest
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import weight_values
 from domino_spec.targets import LoadedTarget
-
-PLAIN = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)

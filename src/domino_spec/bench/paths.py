@@ -122,7 +122,7 @@ class EnginePath:
             if not method.fits_engine:
                 raise InputError(
                     f"the engine cannot run {method.name} ({method.kind}); it knows Domino, DFlash "
-                    "and Markov drafters. Take the reference path for all."
+                    "and Markov drafters. Take the reference loop for all."
                 )
             drafts = dict(method.settings) if method.drafter is not None else {}
             self.engines[method.name] = Engine(

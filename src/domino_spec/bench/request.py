@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from domino_spec.api.paths import EngineChoice
 from domino_spec.api.prompts import end_tokens
+from domino_spec.baselines import short_name
 from domino_spec.bench.journal import Journal
 from domino_spec.bench.methods import DraftSettings, Method, make_methods
 from domino_spec.bench.paths import DecodingPath, EnginePath, ReferencePath
 from domino_spec.bench.runner import HeadToHead, Watcher, measure
-from domino_spec.bench.settings import PathName, Settings, plan_cells
+from domino_spec.bench.settings import LoopName, Settings, plan_cells
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tasks import Task, read_tasks
 from domino_spec.decoding.params import AcceptRule
@@ -21,8 +23,6 @@ from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
 from domino_spec.fast.families import why_not_lean
 from domino_spec.targets import LoadedTarget, Target, load_target
-
-WantedPath = Literal["auto", "engine", "reference"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Request:
     limit: int | None = None
     temperatures: tuple[float, ...] = (0.0,)
     batch_sizes: tuple[int, ...] = (1,)
-    path: WantedPath = "auto"
+    engine: EngineChoice = "auto"
     max_new_tokens: int = 256
     shortest_answer: int = 32
     repeats: int = 3
@@ -63,8 +63,8 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
         request.prompts, limit=request.limit, system=request.system, notice=watcher.say
     )
     cells = plan_cells([t.name for t in tasks], request.temperatures, request.batch_sizes)
-    likely: PathName = "engine" if request.adaptive else "reference"
-    _settings(request, likely if request.path == "auto" else request.path)
+    likely: LoopName = "fast" if request.adaptive else "reference"
+    _settings(request, likely if request.engine == "auto" else request.engine)
     watcher.say(f"loading target {request.target}")
     loaded = load_target(request.target, **request.load)
     if loaded.tokenizer is None:
@@ -79,7 +79,7 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
         chat_options=request.chat_options,
     )
     methods = make_methods(request.draft, loaded, drafts)
-    settings = _settings(request, choose_path(request, loaded.target, methods, watcher))
+    settings = _settings(request, choose_loop(request, loaded.target, methods, watcher))
     prompts = _encoded(tasks, loaded, settings, request)
     facts = {
         "settings": settings.to_dict(),
@@ -110,11 +110,11 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
     return summary, journal.path
 
 
-def choose_path(
+def choose_loop(
     request: Request, target: Target, methods: list[Method], watcher: Watcher
-) -> PathName:
+) -> LoopName:
     """The engine where it can run the target and every method, unless somebody decides."""
-    if request.path == "reference":
+    if request.engine == "reference":
         return "reference"
     reason = why_not_lean(target)
     if reason is not None:
@@ -124,20 +124,15 @@ def choose_path(
             reason = f"the engine does not run {method.name} ({method.kind})"
     if reason is None and request.accept != "coupled":
         reason = f"the engine does not know the {request.accept} rule"
-    if request.path == "engine" and reason is not None:
-        raise InputError(f"{reason}. Take --path reference.")
+    if request.engine == "fast" and reason is not None:
+        raise InputError(f"{reason}. Take --engine reference, or auto.")
     watcher.say("all on the engine" if reason is None else f"all in the reference loop: {reason}")
-    return "engine" if reason is None else "reference"
+    return "fast" if reason is None else "reference"
 
 
-def short_name(source: str) -> str:
-    """Without the machine's own paths."""
-    return Path(source).resolve().name if Path(source).exists() else source
-
-
-def _settings(request: Request, path: PathName) -> Settings:
+def _settings(request: Request, engine: LoopName) -> Settings:
     return Settings(
-        path=path,
+        engine=engine,
         max_new_tokens=request.max_new_tokens,
         shortest_answer=request.shortest_answer,
         repeats=request.repeats,
@@ -173,7 +168,7 @@ def _open_path(
     slots: int,
 ) -> DecodingPath:
     eos = end_tokens(loaded.target, loaded.tokenizer)
-    if settings.path == "reference":
+    if settings.engine == "reference":
         if slots > 1 and loaded.target.batch_refusal:
             raise TargetError(loaded.target.batch_refusal)
         return ReferencePath(loaded.target, methods, eos=eos)

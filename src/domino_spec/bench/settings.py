@@ -15,7 +15,7 @@ from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import InputError
 from domino_spec.evaluation import Protocol
 
-PathName = Literal["engine", "reference"]
+LoopName = Literal["fast", "reference"]
 """Which loop runs all methods of a run, plain decoding among them."""
 
 
@@ -23,7 +23,7 @@ PathName = Literal["engine", "reference"]
 class Settings:
     """How everything of one run is measured."""
 
-    path: PathName
+    engine: LoopName
     max_new_tokens: int = 256
     longest_prompt: int = 399
     shortest_answer: int = 32
@@ -47,15 +47,15 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} is {value!r}; expected {least} or more.")
-        if self.path not in get_args(PathName):
-            raise InputError(f"path is {self.path!r}; expected engine or reference.")
-        if self.path == "engine" and self.accept != "coupled":
+        if self.engine not in get_args(LoopName):
+            raise InputError(f"engine is {self.engine!r}; expected fast or reference.")
+        if self.engine == "fast" and self.accept != "coupled":
             raise InputError(
                 f"accept is {self.accept!r}, which the engine does not know: it draws drafts and "
                 "target with the same noise (coupled). Leave accept out, or take the reference "
-                "path."
+                "loop."
             )
-        if self.path == "reference" and self.adaptive:
+        if self.engine == "reference" and self.adaptive:
             raise InputError(
                 "only the engine adapts its depth; take the engine, or leave adaptive out."
             )

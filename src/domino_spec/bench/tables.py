@@ -11,8 +11,8 @@ from domino_spec.bench.summary import CellSummary, Line, RunSummary
 HEADS = ("task", "T", "rows", "method", "over plain", "decoding alone", "tokens a cycle",
          "tokens/s", "same text")  # fmt: skip
 LEFT_OUT_HEADS = ("task", "T", "rows", "used", "loops", "short", "too long", "left over")
-_PATHS = {
-    "engine": "the engine (plain: the same engine without a drafter, over the same weights)",
+_LOOPS = {
+    "fast": "the engine (plain: the same engine without a drafter, over the same weights)",
     "reference": "the reference loop through Transformers (plain: the same loop without drafts)",
 }
 
@@ -42,7 +42,7 @@ def how_measured(run: RunSummary) -> str:
     accept = f" Sampled drafts are accepted by the {settings['accept']} rule." if sampled else ""
     return (
         f"{target['name']}, {target['dtype']} on {target['device']}; all methods on "
-        f"{_PATHS[settings['path']]}. Up to {settings['max_new_tokens']} new tokens; {repeats} a "
+        f"{_LOOPS[settings['engine']]}. Up to {settings['max_new_tokens']} new tokens; {repeats} a "
         f"prompt, methods in turns on each batch after {settings['warm_up']} to warm up; 95% "
         "intervals by drawing prompts (batches where rows share one) anew."
         f"{depth}{accept}"

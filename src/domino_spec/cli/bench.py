@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 
 from domino_spec.cli.bench_engine import engine
 from domino_spec.cli.groups import grouped
+from domino_spec.cli.loop_options import EngineName
 from domino_spec.cli.options import (
     Accept,
     CandidatesOption,
@@ -52,14 +52,6 @@ bench_app = typer.Typer(
     no_args_is_help=True,
     help="Measure speed on this machine: domino bench TARGET --draft A --draft B.",
 )
-
-
-class WantedPath(StrEnum):
-    """Which loop runs everything."""
-
-    AUTO = "auto"
-    ENGINE = "engine"
-    REFERENCE = "reference"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +109,14 @@ class CellOptions:
 class HowOptions:
     """How each cell is measured."""
 
-    path: Annotated[
-        WantedPath,
+    engine: Annotated[
+        EngineName,
         typer.Option(
-            help="One loop for all methods: the engine, or the reference loop through "
+            help="One loop for all methods: fast is the engine, reference the loop through "
             "Transformers; auto: the engine where it can run them all.",
             rich_help_panel=_HOW,
         ),
-    ] = WantedPath.AUTO
+    ] = EngineName.AUTO
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_HOW)] = (
         256
     )
@@ -179,7 +171,7 @@ def run(
             limit=cells.limit,
             temperatures=tuple(cells.temperatures),
             batch_sizes=tuple(cells.batch_sizes),
-            path=how.path.value,
+            engine=how.engine.value,
             max_new_tokens=how.max_new_tokens,
             shortest_answer=how.shortest_answer,
             repeats=how.repeats,

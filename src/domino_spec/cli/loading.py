@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from domino_spec.cli.loop_options import LoopOptions
@@ -149,8 +148,3 @@ def _check_drafter(target: str, target_options: TargetOptions, draft_options: Dr
     )
     checked_depth(draft_options.depth, described.config)
     checked_candidates(draft_options.candidates)
-
-
-def named(source: str) -> str:
-    """A target or drafter without the machine's own paths."""
-    return Path(source).resolve().name if Path(source).exists() else source

@@ -46,7 +46,7 @@ def page(runs: Sequence[RunSummary]) -> str:
 
 def _section(run: RunSummary, index: int, *, several: bool) -> str:
     target, settings = run.facts["target"], run.settings
-    heading = f"{target['name']} · {settings['path']} · {run.environments[0]['hardware']}"
+    heading = f"{target['name']} · {settings['engine']} · {run.environments[0]['hardware']}"
     parts = [f"<section><h2>{escape(heading)}</h2>" if several else "<section>"]
     leads = [
         f'<li class="{f.kind}"><b>{escape(f.subject)}</b>: <strong>{escape(f.found)}</strong> '
