@@ -73,8 +73,13 @@ def _command() -> str:
     program = Path(sys.argv[0]).name
     if spec is not None:
         program = f"python -m {spec.name.removesuffix('.__main__')}"
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return " ".join([program, *words])
+    return " ".join([program, *map(_without_folders, sys.argv[1:])])
+
+
+def _without_folders(word: str) -> str:
+    """A word of a command line, or what stands behind its `=`, without the machine's folders."""
+    option, equals, value = word.rpartition("=")
+    return f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
 
 
 def _version(package: str) -> str:
