@@ -90,6 +90,21 @@ def test_a_name_cannot_break_out():
     assert named
 
 
+def test_nothing_else_in_a_record_can_break_out():
+    made = records()
+    facts = made[0]["facts"]
+    facts["target"] = dict.fromkeys(facts["target"], EVIL)
+    facts["settings"] |= dict.fromkeys(("shortest_answer", "max_new_tokens", "accept"), EVIL)
+    for method in facts["methods"]:
+        method |= {"kind": EVIL, "fingerprint": EVIL, "settings": {EVIL: EVIL}}
+    for record in made:
+        versions = dict.fromkeys(record["environment"]["versions"], EVIL)
+        record["environment"] = dict.fromkeys(record["environment"], EVIL) | {"versions": versions}
+    text = page(summarise(made))
+    assert "<img" not in text
+    assert text.count("&lt;img src=x") > 20
+
+
 def test_verdicts_follow_the_intervals(runs):
     said = {(f.subject, "T 0;" in f.rest): f for f in findings(runs[0])}
     good = said[GOOD, True]

@@ -11,9 +11,11 @@ from domino_spec.bench import PLAIN, RunSummary
 from domino_spec.bench.tables import (
     HEADS,
     LEFT_OUT_HEADS,
+    TAKING_PART_HEADS,
     how_measured,
     left_out_rows,
     method_rows,
+    taking_part_rows,
 )
 from domino_spec.report.figures import Figure, Table, figures
 from domino_spec.report.svg import draw
@@ -46,6 +48,7 @@ def page(runs: Sequence[RunSummary]) -> str:
 
 def _section(run: RunSummary, index: int, *, several: bool) -> str:
     target, settings = run.facts["target"], run.settings
+    shortest = escape(str(settings["shortest_answer"]))
     heading = f"{target['name']} · {settings['engine']} · {run.environments[0]['hardware']}"
     parts = [f"<section><h2>{escape(heading)}</h2>" if several else "<section>"]
     leads = [
@@ -68,12 +71,12 @@ def _section(run: RunSummary, index: int, *, several: bool) -> str:
                methods=True),
         "<h2>What was left out</h2><p class=\"soft\">Plain decoding answered every prompt once "
         "before anything was timed. A loop flatters any drafter, an answer shorter than "
-        f"{settings['shortest_answer']} tokens says little, a batch that is not full is another "
+        f"{shortest} tokens says little, a batch that is not full is another "
         "batch size.</p>",
         _table((LEFT_OUT_HEADS, left_out_rows(run)), "Prompts"),
         "<h2>How it was measured</h2>",
         f"<p>{escape(how_measured(run))}</p>",
-        _table(_methods(run), "What took part"),
+        _table((TAKING_PART_HEADS, taking_part_rows(run)), "What took part"),
         "".join(_environment(e) for e in run.environments),
         f'<p class="soft">Run <code>{escape(run.key[:12])}</code>, target '
         f"<code>{escape(target['fingerprint'][:12])}</code>.</p></section>",
@@ -108,27 +111,6 @@ def _table(table: Table, caption: str, *, methods: bool = False) -> str:
 
 def _plain(row: Sequence[str]) -> str:
     return ' class="plain"' if row[HEADS.index("method")] == PLAIN else ""
-
-
-def _methods(run: RunSummary) -> Table:
-    """Names, kinds, settings and weights, and the most memory in use while each ran."""
-    peaks: dict[str, int] = {}
-    for line in (line for cell in run.cells for line in cell.lines):
-        peaks[line.method] = max(peaks.get(line.method, 0), line.peak_memory or 0)
-    rows = []
-    for method in run.facts["methods"]:
-        settings = ", ".join(f"{k} {v}" for k, v in method["settings"].items() if v is not None)
-        peak = peaks.get(method["name"], 0)
-        rows.append([
-            method["name"], method["kind"], settings or "–", _size(method["nbytes"]),
-            _size(peak), method["fingerprint"][:12],
-        ])  # fmt: skip
-    heads = ("method", "kind", "settings", "own weights", "peak memory, all loaded", "fingerprint")
-    return heads, rows
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:,.1f} MiB" if count else "–"
 
 
 def _environment(environment: Mapping[str, Any]) -> str:
