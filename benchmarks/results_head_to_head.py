@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from benchmarks.tables import table
 from domino_spec.bench import markdown, read_runs
+from domino_spec.bench.tables import KINDS, circumstances
+from domino_spec.records import read_records
 
 FILES = "head-to-head*.jsonl"
+TRAINED = "head_to_head_train.jsonl"
+"""What `benchmarks.head_to_head_train` writes."""
 
 
 def head_to_head(records: Path) -> str:
@@ -14,6 +20,7 @@ def head_to_head(records: Path) -> str:
     files = sorted(records.glob(FILES))
     if not files:
         return ""
+    trained = records / TRAINED
     return "\n".join(
         [
             "## Head-to-head",
@@ -23,7 +30,49 @@ def head_to_head(records: Path) -> str:
             "prompt's reading out. The same records as a page with charts: "
             f"`domino report {' '.join(f'records/{path.name}' for path in files)}`.",
             "",
+            *([_training(read_records(trained)), ""] if trained.exists() else []),
             markdown(read_runs(files)),
             "",
         ]
     )
+
+
+def _training(records: list[dict[str, Any]]) -> str:
+    """How the drafters came about: the same data and seconds, the steps that these bought."""
+    full = [r for r in records if r["stage"] == "full"]
+    heads = ["drafter", "parameters", "seconds", "steps", "learning rate, tried on the search half",
+             "drafts", "tokens a cycle, held out", "as packed"]  # fmt: skip
+    lines = dict.fromkeys(circumstances(r["environment"]) for r in records)
+    return "\n".join(
+        [
+            "Every trained drafter saw the same data for the same seconds of training on the same "
+            "card; the compiler, evaluations and files are not counted. A learning rate was chosen "
+            "by short runs, on held-out conversations other than those of this table. Medusa and "
+            "EAGLE-3 borrow the target's lm_head and draft a chain, as all do here "
+            "([training.md](training.md)).",
+            "",
+            table(heads, [_trained_row(record, records) for record in full]),
+            "",
+            " ".join(lines),
+        ]
+    )
+
+
+def _trained_row(record: dict[str, Any], records: list[dict[str, Any]]) -> list[str]:
+    kind, held_out = record["kind"], f"{record['held_out']['tokens_per_cycle']:.2f}"
+    if "steps" not in record:  # prompt lookup
+        return [KINDS[kind], "–", "–", "–", "–", "–", held_out, "–"]
+    tried = [r for r in records if r["stage"] == "search" and r["kind"] == kind]
+    rates = ", ".join(
+        f"{r['learning_rate']:g}: {r['held_out']['tokens_per_cycle']:.2f}" for r in tried
+    )
+    return [
+        KINDS[kind],
+        f"{record['parameters'] / 1e6:,.1f}M",
+        f"{record['training_seconds']:.0f}",
+        f"{record['steps']:,}",
+        f"**{record['learning_rate']:g}**" + (f" ({rates})" if rates else ""),
+        str(record["drafts"]),
+        held_out,
+        f"{record['packed']['tokens_per_cycle']:.2f}",
+    ]

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from domino_spec.bench.tables import circumstances as one_run
+
 
 def circumstances(records: list[dict[str, Any]]) -> str:
     """One line on how a set of records was made; they must have been made together."""
-    lines = {
-        f"`{e['command']}`, commit {e['commit']}, {e['hardware']}, Python {e['python']}, "
-        f"torch {e['versions']['torch']}, transformers {e['versions']['transformers']}, "
-        f"{e['date']}."
-        for e in (record["environment"] for record in records)
-    }
+    lines = {one_run(record["environment"]) for record in records}
     if len(lines) != 1:
         raise ValueError(f"records of {len(lines)} different runs in one table: {sorted(lines)}")
     return lines.pop()

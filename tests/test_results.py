@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from benchmarks import make_results
-from benchmarks.results_head_to_head import head_to_head
+from benchmarks.results_head_to_head import TRAINED, head_to_head
 
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
@@ -49,18 +49,40 @@ def test_records_carry_their_circumstances(tmp_path):
 
 def test_a_command_names_no_paths_of_the_machine(monkeypatch):
     monkeypatch.delenv("DOMINO_COMMAND", raising=False)
-    monkeypatch.setattr("sys.argv", ["/some/bin/domino", "bench", "/models/smol.gguf", "--x=1"])
+    monkeypatch.setattr(
+        "sys.argv", ["/some/bin/domino", "bench", "/models/smol.gguf", "--x=1", "--out=/a/b.jsonl"]
+    )
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
-    assert environment()["command"] == "domino bench smol.gguf --x=1"
+    assert environment()["command"] == "domino bench smol.gguf --x=1 --out=b.jsonl"
     spec = importlib.machinery.ModuleSpec("domino_spec.bench.__main__", None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
-    assert environment()["command"] == "python -m domino_spec.bench bench smol.gguf --x=1"
+    assert environment()["command"].startswith("python -m domino_spec.bench bench smol.gguf")
 
 
 def test_a_broken_record_is_named(tmp_path):
     (tmp_path / "r.jsonl").write_text('{"a": 1}\n{"a":\n')
     with pytest.raises(InputError, match="line 2"):
         read_records(tmp_path / "r.jsonl")
+
+
+def test_how_the_compared_drafters_were_trained_is_told(tmp_path):
+    (first, *_), made = made_up({"plain": [2.0] * 6}), environment()
+    append_record(tmp_path / "head-to-head-cpu.jsonl", first)
+    stats = [{"tokens_per_cycle": value} for value in (1.5, 1.75, 2.0, 1.25)]
+    common = {"kind": "eagle3", "parameters": 3_400_000, "drafts": 7, "environment": made}
+    own = {"learning_rate": 1e-3, "training_seconds": 200.4, "steps": 1234}
+    for stage, rate, held_out in (("search", 5e-4, 0), ("search", 1e-3, 1), ("full", 1e-3, 2)):
+        record = {**common, **own, "stage": stage, "learning_rate": rate, "packed": stats[2]}
+        append_record(tmp_path / TRAINED, {**record, "held_out": stats[held_out]})
+    record = {"stage": "full", "kind": "lookup", "held_out": stats[3], "environment": made}
+    append_record(tmp_path / TRAINED, record)
+    section = head_to_head(tmp_path)
+    assert (
+        "| EAGLE-3, drafting a chain | 3.4M | 200 | 1,234 | **0.001** (0.0005: 1.50, 0.001: 1.75) "
+        "| 7 | 2.00 | 2.00 |" in section
+    )
+    assert "| prompt lookup | – | – | – | – | – | 1.25 | – |" in section
+    assert made["commit"] in section
 
 
 def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
@@ -71,3 +93,4 @@ def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
     assert section.startswith("## Head-to-head\n")
     assert "| maths | 0 | 1 | fast | 2.00× | 2.00× | 4.00 | 100.0 | 6 of 6 |" in section
     assert "domino report records/head-to-head-cpu.jsonl" in section
+    assert "| fast | Domino | – | – | 1,024.0 MiB | fast |" in section

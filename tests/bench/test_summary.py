@@ -62,7 +62,7 @@ def test_the_tables_say_what_the_records_say():
     assert "| maths | 0 | 1 | fast | 2.00× | 2.00× | 4.00 | 100.0 | 6 of 6 |" in text
     assert "| maths | 0 | 1 | plain | 1.00× | 1.00× | 1.00 | 50.0 | – |" in text
     assert "| maths | 0 | 1 | 6 | 3 | 0 | 0 | 0 |" in text
-    slow = next(line for line in text.splitlines() if "slow" in line)
+    slow = next(line for line in text.splitlines() if "| 1 | slow" in line)
     assert "0.75× (0." in slow  # with its interval
     for words in (
         "made up, float32 on cpu",

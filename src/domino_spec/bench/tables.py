@@ -10,11 +10,26 @@ from domino_spec.bench.summary import CellSummary, Line, RunSummary
 
 HEADS = ("task", "T", "rows", "method", "over plain", "decoding alone", "tokens a cycle",
          "tokens/s", "same text")  # fmt: skip
+TAKING_PART_HEADS = ("method", "kind", "settings", "own weights", "peak memory, all loaded",
+                     "fingerprint")  # fmt: skip
 LEFT_OUT_HEADS = ("task", "T", "rows", "used", "loops", "short", "too long", "left over")
 _LOOPS = {
     "fast": "the engine (plain: the same engine without a drafter, over the same weights)",
     "reference": "the reference loop through Transformers (plain: the same loop without drafts)",
 }
+
+
+KINDS = {
+    "plain": "plain decoding",
+    "lookup": "prompt lookup",
+    "domino": "Domino",
+    "dflash": "DFlash",
+    "markov": "Markov head",
+    "medusa": "Medusa, drafting a chain",
+    "eagle3": "EAGLE-3, drafting a chain",
+}
+"""What a kind is called; the last two are published with trees, and everybody here verifies one
+chain."""
 
 
 def markdown(runs: Sequence[RunSummary]) -> str:
@@ -26,6 +41,7 @@ def _run(run: RunSummary) -> list[str]:
     return [
         how_measured(run),
         " ".join(circumstances(environment) for environment in run.environments),
+        table(TAKING_PART_HEADS, taking_part_rows(run)),
         table(HEADS, method_rows(run)),
         "What was left out (a loop flatters any drafter, a short answer says little):",
         table(LEFT_OUT_HEADS, left_out_rows(run)),
@@ -68,6 +84,22 @@ def method_rows(run: RunSummary) -> list[list[str]]:
     return rows
 
 
+def taking_part_rows(run: RunSummary) -> list[list[str]]:
+    """Names, kinds, settings and weights, and the most memory in use while each ran."""
+    peaks: dict[str, int] = {}
+    for line in (line for cell in run.cells for line in cell.lines):
+        peaks[line.method] = max(peaks.get(line.method, 0), line.peak_memory or 0)
+    rows = []
+    for method in run.facts["methods"]:
+        settings = ", ".join(f"{k} {v}" for k, v in method["settings"].items() if v is not None)
+        rows.append([
+            method["name"], KINDS.get(method["kind"], method["kind"]), settings or "–",
+            _size(method["nbytes"]), _size(peaks.get(method["name"], 0)),
+            method["fingerprint"][:12],
+        ])  # fmt: skip
+    return rows
+
+
 def left_out_rows(run: RunSummary) -> list[list[str]]:
     """How many prompts of each cell count, and why the others do not."""
     return [
@@ -90,6 +122,10 @@ def _figures(line: Line) -> list[str]:
         f"{line.tokens_per_second:.1f}",
         f"{line.same} of {line.compared}" if line.compared else "–",
     ]
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB" if count else "–"
 
 
 def times(found: Interval) -> str:
