@@ -95,14 +95,16 @@ def _eagle():
     return drafter
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_medusa_that_knows_the_target_is_always_accepted(heads):
+@pytest.mark.parametrize("drafts", [1, 4])
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_a_drafter_that_knows_the_target_is_always_accepted(kind, drafts):
+    """Any misalignment of states, tokens and drafts would make it fail."""
     target = bigram_target()
-    drafter = knowing_medusa(heads=heads)
+    drafter = knowing_medusa(heads=drafts) if kind == "medusa" else knowing_eagle3(unrolled=drafts)
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
     found, stats = run(
-        target, baseline_proposer(drafter, target, depth=heads), prompts, max_new_tokens=31
+        target, baseline_proposer(drafter, target, depth=drafts), prompts, max_new_tokens=31
     )
     assert found == [plain_greedy(target.model, prompt, 31) for prompt in prompts]
     assert stats.rows.accepted == stats.rows.offered
-    assert stats.tokens_per_cycle == heads + 1
+    assert stats.tokens_per_cycle == drafts + 1

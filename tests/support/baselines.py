@@ -39,12 +39,14 @@ def random_baseline(kind: str, *, seed: int = 0, **changes) -> Medusa | Eagle3:
     return randomise(drafter.eval(), 0.3, seed=seed)
 
 
-def knowing_medusa(*, heads: int = 4) -> Medusa:
+def knowing_medusa(*, heads: int = 4, table: torch.Tensor | None = None) -> Medusa:
     """Head k of the bigram target's one-hot states turns a token into its k-th successor."""
-    config = MedusaConfig(hidden_size=SIZE, vocab_size=SIZE, num_target_layers=4, num_heads=heads)
+    table = successor() if table is None else table
+    size = len(table)
+    config = MedusaConfig(hidden_size=size, vocab_size=size, num_target_layers=4, num_heads=heads)
     drafter = Medusa(config).eval()
-    step = torch.zeros(SIZE, SIZE)
-    step[successor(), torch.arange(SIZE)] = 1.0
+    step = torch.zeros(size, size)
+    step[table, torch.arange(size)] = 1.0
     with torch.no_grad():
         for count, head in enumerate(drafter.heads, start=1):
             block = head.blocks[0]
@@ -53,14 +55,24 @@ def knowing_medusa(*, heads: int = 4) -> Medusa:
     return drafter
 
 
-def knowing_eagle3(*, unrolled: int = 4) -> Eagle3:
-    """Passes the embedding of the token it reads on to the lm_head, which knows its successor."""
+def knowing_eagle3(*, unrolled: int = 4, size: int = SIZE) -> Eagle3:
+    """Hands the token it reads to the lm_head, which knows its successor.
+
+    Each row attends to itself alone and adds its token's embedding, less the feature that it came
+    with: a chain that read another token or another row's feature would name something else.
+    """
     config = Eagle3Config(
-        hidden_size=SIZE, vocab_size=SIZE, num_target_layers=4, intermediate_size=2 * SIZE,
-        num_heads=4, num_kv_heads=2, head_dim=10, tapped_layers=(0, 1, 2), unrolled=unrolled,
+        hidden_size=size, vocab_size=size, num_target_layers=4, intermediate_size=8,
+        num_heads=1, num_kv_heads=1, head_dim=size, tapped_layers=(0, 1, 2), unrolled=unrolled,
     )  # fmt: skip
     drafter = Eagle3(config).eval()
+    one, none = torch.eye(size), torch.zeros(size, size)
     with torch.no_grad():
         for parameter in drafter.parameters():
             parameter.fill_(1.0) if parameter.dim() == 1 else parameter.zero_()
+        layer = drafter.layer
+        layer.q_proj.weight.copy_(torch.cat((1000.0 * one, none), dim=1))
+        layer.k_proj.weight.copy_(torch.cat((one, none), dim=1))
+        layer.v_proj.weight.copy_(torch.cat((one, -one), dim=1) / size**0.5)
+        layer.o_proj.weight.copy_(one)
     return drafter
