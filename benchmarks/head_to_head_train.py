@@ -30,10 +30,10 @@ from domino_spec.baselines.every import AnyDrafter, load_any, pack_any
 from domino_spec.baselines.lookup import PromptLookup
 from domino_spec.baselines.registry import named_baseline
 from domino_spec.data import Corpus, load_corpus
-from domino_spec.decoding import Proposer, RowStats, SamplingParams
+from domino_spec.decoding import Proposer, RowStats
 from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Continuations, Protocol, simulate
-from domino_spec.evaluation.runs import decode_prompts
+from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training.config import BASELINES, TrainConfig, parse_assignments
@@ -99,17 +99,14 @@ class Contest:
             if isinstance(drafter, torch.nn.Module)
             else drafter
         )
-        total = RowStats()
-        for answer in decode_prompts(
+        return greedy_counts(
             target,
             proposer,
             continuations.prompts,
-            SamplingParams(max_new_tokens=continuations.max_new_tokens),
+            max_new_tokens=continuations.max_new_tokens,
             eos=end_tokens(target, self.loaded.tokenizer),
             batch_size=self.arguments.batch,
-        ):
-            total.add(answer.stats)
-        return total
+        )
 
     def record(self, stage: str, values: dict[str, Any], **measured: RowStats) -> None:
         """Write it down and say it."""

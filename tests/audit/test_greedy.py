@@ -157,7 +157,7 @@ def test_overrunning_the_end_is_a_bug(monkeypatch):
     target = make_target("llama")
     way, prompts = scripted(target)
     eos = {plain_greedy(target.model, prompts[0], 4)[-1]}
-    monkeypatch.setattr("domino_spec.audit.ways.at_eos", lambda _: lambda row: None)
+    monkeypatch.setattr("domino_spec.evaluation.runs.at_eos", lambda _: lambda row: None)
     found = greedy(target, way, prompts, eos)
     assert any(d.verdict == "bug" and d.plain is None for d in found.differences)
 

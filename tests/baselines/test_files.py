@@ -70,7 +70,7 @@ def test_packed_folders_are_small_and_close(kind, bits, tmp_path):
 
 def test_wrong_folders_are_refused_by_name(tmp_path):
     save_baseline(random_baseline("medusa"), tmp_path / "m")
-    with pytest.raises(ConfigError, match="kind 'medusa'.*domino eval"):
+    with pytest.raises(ConfigError, match="kind 'medusa'.*domino bench"):
         load_drafter(tmp_path / "m")
     tensors = load_file(tmp_path / "m" / "model.safetensors")
     lost = tensors.pop("heads.1.blocks.0.bias")

@@ -27,6 +27,18 @@ def test_any_kind_of_drafter_is_a_method(tmp_path):
     assert [m.make().depth for m in methods] == [0, 7, 5, 5, 4]
 
 
+def test_what_only_block_drafters_know_is_told_to_them_alone(tmp_path):
+    loaded = LoadedTarget.of(make_target("llama"))
+    save_baseline(random_baseline("medusa"), tmp_path / "medusa")
+    save_drafter(random_drafter(), tmp_path / "domino")
+    medusa, domino = str(tmp_path / "medusa"), str(tmp_path / "domino")
+    settings = DraftSettings(candidates=8)
+    methods = make_methods([medusa, domino, "lookup"], loaded, settings)
+    assert [m.settings.get("candidates") for m in methods[1:]] == [None, 8, None]
+    with pytest.raises(InputError, match="no candidates"):
+        make_methods([medusa], loaded, settings)
+
+
 def test_a_source_given_twice_is_refused():
     loaded = LoadedTarget.of(make_target("llama"))
     with pytest.raises(InputError, match="given twice"):

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode, make_sampler
-from domino_spec.decoding.stopping import at_eos, at_length
+from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode
+from domino_spec.evaluation.runs import make_row
 from domino_spec.fast.engine import PREFILL_CHUNK, Engine
 from domino_spec.fast.rows import Rows
 from domino_spec.targets import Target
@@ -85,7 +85,7 @@ class ReferenceWay:
         for first in range(0, len(prompts), self.batch_size):
             batch = prompts[first : first + self.batch_size]
             rows = [
-                _row(first + index, prompt, params, eos, self._target.device)
+                make_row(first + index, prompt, params, eos=eos, device=self._target.device)
                 for index, prompt in enumerate(batch)
             ]
             written += self._decode(rows)
@@ -133,7 +133,7 @@ class EngineWay:
         """Rows come in as slots become free."""
         engine = self._engine
         rows = [
-            _row(index, prompt, params, eos, engine.slots.device)
+            make_row(index, prompt, params, eos=eos, device=engine.slots.device)
             for index, prompt in enumerate(prompts)
         ]
         passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
@@ -172,23 +172,6 @@ def block_of(ids: Sequence[int], shape: Pass) -> list[int]:
     """The tokens of a forward: the text as far as it goes, then what no earlier token sees."""
     block = list(ids[shape.start : shape.start + shape.width])
     return block + [ids[-1]] * (shape.width - len(block))
-
-
-def _row(
-    index: int,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    eos: Collection[int],
-    device: torch.device,
-) -> Row:
-    return Row(
-        index,
-        prompt,
-        sampler=make_sampler(params, row=index, device=device),
-        stop_rules=[at_eos(eos), at_length()],
-        max_new_tokens=params.max_new_tokens,
-        device=device,
-    )
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,19 @@ from domino_spec.baselines.eagle3 import Eagle3
 from domino_spec.baselines.medusa import Medusa
 from domino_spec.checkpoints.fields import Fields
 from domino_spec.checkpoints.folder import MAX_SHARD_BYTES, dtype_name, write_folder
-from domino_spec.checkpoints.headers import read_headers
+from domino_spec.checkpoints.headers import TensorHeader, read_headers
 from domino_spec.checkpoints.layouts import BASELINE_FIELD
 from domino_spec.checkpoints.locate import locate
 from domino_spec.checkpoints.names import OFFSETS
 from domino_spec.checkpoints.packing import DTYPE, SECTION, PackedTensor, read_section
 from domino_spec.checkpoints.provenance import CONFIG_KEY, Provenance
 from domino_spec.checkpoints.read import read_one
-from domino_spec.checkpoints.tensors import named_weights, require_offsets, require_shapes
+from domino_spec.checkpoints.tensors import (
+    Weight,
+    named_weights,
+    require_offsets,
+    require_shapes,
+)
 from domino_spec.checkpoints.vocabulary import draft_tokens, offsets
 from domino_spec.checkpoints.write import packed_tensors
 
@@ -82,14 +87,20 @@ def save_baseline(
     )
 
 
-def load_baseline(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-) -> BaselineCheckpoint:
-    """Load one in eval mode; without `dtype` in the stored type, packed matrices in bfloat16."""
+@dataclass(frozen=True, kw_only=True)
+class BaselineFiles:
+    """A checked checkpoint whose tensors are not read yet."""
+
+    source: str
+    config: BaselineConfig
+    provenance: Provenance
+    weights: Mapping[str, Weight]
+    offsets: TensorHeader | None
+    """The map of a reduced vocabulary."""
+
+
+def inspect_baseline(source: str | Path, *, revision: str | None = None) -> BaselineFiles:
+    """Check a checkpoint by its config and headers alone."""
     files = locate(source, revision=revision)
     values = files.read_config()
     packing = read_section(values) if SECTION in values else None
@@ -103,21 +114,51 @@ def load_baseline(
     found = {name: header for name, header in headers.items() if name != OFFSETS}
     weights = named_weights(found, expected, packing)
     require_shapes(weights, expected)
-    vocabulary, reduced = config.vocab_size, config.draft_vocab_size
-    require_offsets(headers.get(OFFSETS), vocab_size=vocabulary, draft_vocab_size=reduced)
+    require_offsets(
+        headers.get(OFFSETS),
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.draft_vocab_size,
+    )
+    return BaselineFiles(
+        source=files.source,
+        config=config,
+        provenance=provenance,
+        weights=weights,
+        offsets=headers.get(OFFSETS),
+    )
+
+
+def load_baseline(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> BaselineCheckpoint:
+    """Load one in eval mode; without `dtype` in the stored type, packed matrices in bfloat16."""
+    files = inspect_baseline(source, revision=revision)
+    config = files.config
+    with torch.device("meta"):
+        drafter = build(config)
     state = {
         name: weight.read() if isinstance(weight, PackedTensor) else read_one(weight)
-        for name, weight in weights.items()
+        for name, weight in files.weights.items()
     }
     kept = dtype or next(iter(state.values())).dtype
     device = torch.device("cpu" if device is None else device)
     placed = {name: tensor.to(device, kept) for name, tensor in state.items()}
     drafter.load_state_dict(placed, strict=False, assign=True)
-    if OFFSETS in headers:
-        stored = read_one(headers[OFFSETS])
-        tokens = draft_tokens(stored, vocab_size=vocabulary, draft_vocab_size=reduced)
+    if files.offsets is not None:
+        tokens = draft_tokens(
+            read_one(files.offsets),
+            vocab_size=config.vocab_size,
+            draft_vocab_size=config.draft_vocab_size,
+        )
         drafter.draft_tokens = None if tokens is None else tokens.to(device)
     drafter.compute_buffers(device)
     return BaselineCheckpoint(
-        drafter=drafter.eval(), config=config, provenance=provenance, source=files.source
+        drafter=drafter.eval(),
+        config=config,
+        provenance=files.provenance,
+        source=files.source,
     )

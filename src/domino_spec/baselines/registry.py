@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from domino_spec.baselines.eagle3_proposer import Eagle3Proposer
 from domino_spec.baselines.files import AnyBaseline, is_baseline, load_baseline
 from domino_spec.baselines.lookup import DEFAULT_DEPTH, PromptLookup
 from domino_spec.baselines.medusa import Medusa, MedusaProposer
-from domino_spec.checkpoints import require_fit
+from domino_spec.checkpoints import Provenance, require_fit
 from domino_spec.checkpoints.locate import locate
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
-from domino_spec.targets import Target
+from domino_spec.targets import LoadedTarget, Target
 
 PLAIN = "plain"
 LOOKUP = "lookup"
@@ -39,8 +39,11 @@ class NamedProposer:
     make: Callable[[], Proposer]
     """A fresh proposer for one run."""
     depth: int
+    candidates: int | None = None
+    """Base candidates that a block drafter's head chooses among; None means all."""
     config: DrafterConfig | BaselineConfig | None = None
     drafter: nn.Module | None = None
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def parameters(self) -> int:
@@ -61,7 +64,7 @@ class NamedProposer:
 
 def open_drafter(
     spec: str | Path,
-    target: Target,
+    target: Target | LoadedTarget,
     tokenizer: Any | None = None,
     *,
     depth: int | None = None,
@@ -76,9 +79,11 @@ def open_drafter(
     checkpoint of any kind: a folder, a file, a hub id or `released:NAME`.
     """
     named = str(spec)
+    loaded_target = target if isinstance(target, LoadedTarget) else LoadedTarget.of(target)
+    tokenizer = loaded_target.tokenizer if tokenizer is None else tokenizer
     if named == PLAIN:
         return NamedProposer(name=named, kind=PLAIN, make=NoDrafts, depth=0)
-    if named == LOOKUP or named.startswith(f"{LOOKUP}:"):
+    if is_lookup(named):
         drafts = lookup_depth(named) if depth is None else depth
         PromptLookup(depth=drafts)  # refuses what makes no sense
         return NamedProposer(
@@ -86,22 +91,31 @@ def open_drafter(
         )
     if not is_baseline_source(spec, revision=revision):
         return _block_drafter(
-            spec, target, tokenizer, depth=depth, candidates=candidates, shift_label=shift_label,
-            revision=revision, chat_options=chat_options,
+            spec, loaded_target, tokenizer, depth=depth, candidates=candidates,
+            shift_label=shift_label, revision=revision, chat_options=chat_options,
         )  # fmt: skip
     if candidates is not None or shift_label is not None:
         raise InputError(
             f"{named} is no block drafter: it has no candidates and no alignment to choose. "
             "Leave both out."
         )
+    target = loaded_target.target
     loaded = load_baseline(spec, revision=revision, dtype=target.dtype, device=target.device)
-    for check in require_fit(loaded.config, loaded.provenance, target_facts(target, tokenizer)):
+    facts = target_facts(target, tokenizer, loaded_target.revision, chat_options)
+    for check in require_fit(loaded.config, loaded.provenance, facts):
         warnings.warn(str(check), MismatchWarning, stacklevel=2)
-    return named_baseline(short_name(spec), loaded.drafter, target, depth=depth)
+    return named_baseline(
+        short_name(spec), loaded.drafter, target, depth=depth, provenance=loaded.provenance
+    )
 
 
 def named_baseline(
-    name: str, drafter: AnyBaseline, target: Target, *, depth: int | None = None
+    name: str,
+    drafter: AnyBaseline,
+    target: Target,
+    *,
+    depth: int | None = None,
+    provenance: Provenance | None = None,
 ) -> NamedProposer:
     """A loaded or freshly trained baseline."""
     config: BaselineConfig = drafter.config
@@ -116,6 +130,7 @@ def named_baseline(
         depth=drafts,
         config=config,
         drafter=drafter,
+        provenance=provenance or Provenance(),
     )
 
 
@@ -134,10 +149,14 @@ def block_kind(config: DrafterConfig) -> str:
 
 def is_baseline_source(spec: str | Path, *, revision: str | None = None) -> bool:
     """Whether `spec` is no block drafter; one that cannot be found is an error."""
-    named = str(spec)
-    if named in (PLAIN, LOOKUP) or named.startswith(f"{LOOKUP}:"):
+    if str(spec) == PLAIN or is_lookup(str(spec)):
         return True
     return is_baseline(locate(spec, revision=revision).read_config())
+
+
+def is_lookup(spec: str) -> bool:
+    """Whether it is `lookup` or `lookup:DEPTH`."""
+    return spec.partition(":")[0] == LOOKUP
 
 
 def lookup_depth(spec: str) -> int:
@@ -157,7 +176,7 @@ def short_name(spec: str | Path) -> str:
 
 def _block_drafter(
     spec: str | Path,
-    target: Target,
+    target: LoadedTarget,
     tokenizer: Any | None,
     *,
     depth: int | None,
@@ -183,6 +202,8 @@ def _block_drafter(
         kind=block_kind(drafter.config),
         make=decoder.proposer,
         depth=decoder.depth,
+        candidates=decoder.candidates,
         config=drafter.config,
         drafter=drafter,
+        provenance=decoder.provenance,
     )

@@ -1,7 +1,8 @@
 """The head-to-head: methods against plain decoding on the same path, raw records and figures."""
 
+from domino_spec.baselines import PLAIN
 from domino_spec.bench.journal import Journal
-from domino_spec.bench.methods import MAKERS, PLAIN, Method, make_methods, plain
+from domino_spec.bench.methods import MAKERS, Method, make_methods, plain
 from domino_spec.bench.request import Request, run_request
 from domino_spec.bench.runner import HeadToHead, Watcher, measure
 from domino_spec.bench.settings import Cell, Settings, plan_cells

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from domino_spec.baselines import PLAIN, NamedProposer, open_drafter
+from domino_spec.baselines.registry import is_baseline_source
 from domino_spec.bench.settings import digest
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter
@@ -85,26 +86,29 @@ def make_methods(
     sources: Sequence[str], loaded: LoadedTarget, settings: DraftSettings
 ) -> list[Method]:
     """Plain decoding and a method for each source, in order."""
-    found = [plain()]
-    for name, source in zip(names_of(sources), sources, strict=True):
+    found, names = [plain()], names_of(sources)
+    known = [source for source in sources if source.partition(":")[0] not in MAKERS]
+    blocks_too = not all(is_baseline_source(source) for source in known)
+    for name, source in zip(names, sources, strict=True):
         prefix, _, rest = source.partition(":")
         if prefix in MAKERS:
             found.append(MAKERS[prefix](name, rest, loaded, settings))
             continue
+        # Candidates and alignment are block drafters'; beside others they are theirs alone.
+        is_block = not (blocks_too and is_baseline_source(source))
         opened = open_drafter(
             source,
-            loaded.target,
-            loaded.tokenizer,
+            loaded,
             depth=settings.depth,
-            candidates=settings.candidates,
-            shift_label=settings.shift_label,
+            candidates=settings.candidates if is_block else None,
+            shift_label=settings.shift_label if is_block else None,
             chat_options=settings.chat_options,
         )
-        found.append(method_of(opened, name=name, candidates=settings.candidates))
+        found.append(method_of(opened, name=name))
     return found
 
 
-def method_of(opened: NamedProposer, *, name: str, candidates: int | None = None) -> Method:
+def method_of(opened: NamedProposer, *, name: str) -> Method:
     """Any source of drafts as a method."""
     drafter = opened.drafter
     facts: list[Any] = [opened.kind, opened.config and opened.config.to_dict()]
@@ -113,7 +117,7 @@ def method_of(opened: NamedProposer, *, name: str, candidates: int | None = None
         kind=opened.kind,
         make=opened.make,
         fingerprint=digest(facts if drafter is None else [*facts, weight_values(drafter)]),
-        settings={"depth": opened.depth, "candidates": candidates},
+        settings={"depth": opened.depth, "candidates": opened.candidates},
         drafter=drafter if isinstance(drafter, Drafter) else None,
         nbytes=0 if drafter is None else bytes_of(drafter),
     )

@@ -16,9 +16,9 @@ import torch
 
 from domino_spec.bench.memory import PeakMemory
 from domino_spec.bench.methods import Method
-from domino_spec.decoding import Row, RunStats, SamplingParams, decode, make_sampler
-from domino_spec.decoding.stopping import at_eos, at_length
+from domino_spec.decoding import Row, RunStats, SamplingParams, decode
 from domino_spec.errors import InputError
+from domino_spec.evaluation.runs import make_row
 from domino_spec.fast.calibration import adapt_depth
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.measure import Bench
@@ -183,14 +183,7 @@ def make_rows(
 ) -> list[Row]:
     """A row a prompt, which draws from the seed and its own number whatever its batch."""
     return [
-        Row(
-            prompt.number,
-            prompt.tokens,
-            sampler=make_sampler(params, row=prompt.number, device=target.device),
-            stop_rules=[at_eos(eos), at_length()],
-            max_new_tokens=params.max_new_tokens,
-            device=target.device,
-        )
+        make_row(prompt.number, prompt.tokens, params, eos=eos, device=target.device)
         for prompt in prompts
     ]
 

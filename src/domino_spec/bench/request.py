@@ -17,11 +17,11 @@ from domino_spec.bench.paths import DecodingPath, EnginePath, ReferencePath
 from domino_spec.bench.runner import HeadToHead, Watcher, measure
 from domino_spec.bench.settings import LoopName, Settings, plan_cells
 from domino_spec.bench.summary import RunSummary, read_runs
-from domino_spec.bench.tasks import Task, read_tasks
+from domino_spec.bench.tasks import Task, check_system, read_tasks
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
-from domino_spec.fast.families import why_not_lean
+from domino_spec.evaluation.loops import why_not_fast
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 
@@ -72,6 +72,7 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
             f"{request.target} came without a tokenizer, so prompts cannot be read; expected "
             "tokenizer files beside its weights. Save the model's tokenizer there."
         )
+    check_system(request.system, loaded.tokenizer)
     drafts = DraftSettings(
         depth=request.depth,
         candidates=request.candidates,
@@ -88,6 +89,7 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
             "fingerprint": fingerprint(loaded.target),
             "dtype": str(loaded.target.dtype).removeprefix("torch."),
             "device": loaded.target.device.type,
+            "attention": loaded.target.model.config._attn_implementation,
         },
         "methods": [method.to_dict() for method in methods],
         "system": request.system,
@@ -116,12 +118,8 @@ def choose_loop(
     """The engine where it can run the target and every method, unless somebody decides."""
     if request.engine == "reference":
         return "reference"
-    reason = why_not_lean(target)
-    if reason is not None:
-        reason = f"the target is not for the engine: {reason}"
-    for method in methods:
-        if reason is None and not method.fits_engine:
-            reason = f"the engine does not run {method.name} ({method.kind})"
+    reasons = (why_not_fast(target, name=m.name, kind=m.kind, drafter=m.drafter) for m in methods)
+    reason = next(filter(None, reasons), None)
     if reason is None and request.accept != "coupled":
         reason = f"the engine does not know the {request.accept} rule"
     if request.engine == "fast" and reason is not None:

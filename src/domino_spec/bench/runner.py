@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from domino_spec.baselines import PLAIN
 from domino_spec.bench.journal import Journal
-from domino_spec.bench.methods import PLAIN, Method
+from domino_spec.bench.methods import Method
 from domino_spec.bench.paths import DecodingPath, Prompt, Timed
 from domino_spec.bench.settings import Cell, Settings, digest
 from domino_spec.bench.tasks import prompts_digest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from domino_spec.baselines import PLAIN
 from domino_spec.bench.journal import CELL, RUN, STAGES, UNIT
-from domino_spec.bench.methods import PLAIN
 from domino_spec.bench.settings import Cell
 from domino_spec.bench.statistics import (
     Interval,

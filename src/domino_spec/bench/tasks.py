@@ -43,6 +43,11 @@ class Task:
         return PromptSet.of(self.name, prompts, longest=longest)
 
 
+def task_of(name: str, texts: Sequence[str], *, system: str | None = None) -> Task:
+    """Texts that are known already."""
+    return Task(name, tuple(PromptRow((text,), system) for text in texts))
+
+
 def read_tasks(
     sources: Sequence[str],
     *,
@@ -66,6 +71,15 @@ def read_tasks(
     if twice:
         raise InputError(f"two sets of prompts are called {twice[0]}; rename one of them.")
     return tasks
+
+
+def check_system(system: str | None, tokenizer: Any) -> None:
+    """Refuse a system message that would not be said; rows that bring their own go without."""
+    if system is not None and not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            "a system message needs a chat template, but the target's tokenizer has none; drop "
+            "--system."
+        )
 
 
 def prompts_digest(prompts: PromptSet) -> str:

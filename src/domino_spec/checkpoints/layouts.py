@@ -63,8 +63,8 @@ def recognise(values: Mapping[str, Any]) -> str:
     if values.get(BASELINE_FIELD) is not None:
         raise ConfigError(
             f"config.json describes a drafter of kind {values[BASELINE_FIELD]!r}; expected a "
-            "Domino, DFlash or Markov drafter here. It can be compared with them "
-            "(domino eval --decode) and trained, but not exported, simulated or served."
+            "Domino, DFlash or Markov drafter here. It can be trained, compared with them (domino "
+            "bench), audited and examined, but not exported, simulated or served."
         )
     raise ConfigError(
         f"config.json says architectures = {list(architectures)}; expected one of "

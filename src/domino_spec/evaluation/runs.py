@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from domino_spec.api.prompts import check_prompt
 from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode, make_sampler
 from domino_spec.decoding.stopping import at_eos, at_length
@@ -35,20 +37,49 @@ def decode_prompts(
     answers: dict[int, Answer] = {}
     for batch in batches([len(prompt) for prompt in prompts], target, batch_size):
         rows = [
-            Row(
-                index,
-                prompts[index],
-                sampler=make_sampler(params, row=index, device=target.device),
-                stop_rules=[at_eos(eos), at_length()],
-                max_new_tokens=params.max_new_tokens,
-                device=target.device,
-            )
+            make_row(index, prompts[index], params, eos=eos, device=target.device)
             for index in batch
         ]
         for _ in decode(target, proposer, rows):
             pass
         answers.update({row.index: Answer(tuple(row.generated), row.stats) for row in rows})
     return [answers[index] for index in range(len(prompts))]
+
+
+def greedy_counts(
+    target: Target,
+    proposer: Proposer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    eos: Collection[int],
+    batch_size: int,
+) -> RowStats:
+    """The counts of all prompts together, decoded greedily: for drafters that nobody simulates."""
+    params = SamplingParams(max_new_tokens=max_new_tokens)
+    total = RowStats()
+    for answer in decode_prompts(target, proposer, prompts, params, eos=eos, batch_size=batch_size):
+        total.add(answer.stats)
+    return total
+
+
+def make_row(
+    number: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    eos: Collection[int],
+    device: torch.device,
+) -> Row:
+    """A row that draws from the seed and its own number, whatever its batch."""
+    return Row(
+        number,
+        prompt,
+        sampler=make_sampler(params, row=number, device=device),
+        stop_rules=[at_eos(eos), at_length()],
+        max_new_tokens=params.max_new_tokens,
+        device=device,
+    )
 
 
 def batches(lengths: Sequence[int], target: Target, size: int) -> list[list[int]]:

@@ -11,10 +11,9 @@ from domino_spec.baselines.every import AnyDrafter
 from domino_spec.baselines.files import AnyBaseline
 from domino_spec.baselines.registry import named_baseline
 from domino_spec.data import Corpus, is_loop
-from domino_spec.decoding import RowStats, SamplingParams
 from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
-from domino_spec.evaluation.runs import decode_prompts
+from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.targets import Target
 from domino_spec.training.acceleration import Acceleration
 from domino_spec.training.config import TrainConfig
@@ -90,16 +89,14 @@ def _decoded(
     drafter: AnyBaseline, target: Target, tokenizer: Any | None, answers: Continuations
 ) -> dict[str, Any]:
     """The same for drafters that nobody simulates, by decoding."""
-    total = RowStats()
-    for answer in decode_prompts(
+    total = greedy_counts(
         target,
         named_baseline(drafter.config.kind, drafter, target).make(),
         answers.prompts,
-        SamplingParams(max_new_tokens=answers.max_new_tokens),
+        max_new_tokens=answers.max_new_tokens,
         eos=end_tokens(target, tokenizer),
         batch_size=_BATCH,
-    ):
-        total.add(answer.stats)
+    )
     shares = total.acceptance_by_position
     return {
         "tokens_per_cycle": total.tokens_per_cycle,
