@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from domino_spec.baselines import Medusa, MedusaConfig, save_baseline
 from domino_spec.cli.main import app
 from tests.cli import tiny
 
@@ -43,6 +44,15 @@ def draft(tmp_path_factory) -> str:
 @pytest.fixture(scope="session")
 def dflash(tmp_path_factory) -> str:
     return str(tiny.save_draft(Path(tmp_path_factory.mktemp("draft")) / "dflash", head=False))
+
+
+@pytest.fixture(scope="session")
+def medusa(tmp_path_factory) -> str:
+    config = MedusaConfig(
+        hidden_size=tiny.HIDDEN, vocab_size=tiny.VOCAB, num_target_layers=tiny.LAYERS, num_heads=3
+    )
+    folder = Path(tmp_path_factory.mktemp("baseline")) / "medusa"
+    return str(save_baseline(Medusa.fresh(config, seed=0), folder))
 
 
 @pytest.fixture

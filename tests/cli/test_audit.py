@@ -36,7 +36,7 @@ def test_a_bug_exits_with_1_and_every_difference_is_listed(domino, target, draft
         return accepted
 
     monkeypatch.setattr(Row, "commit_block", wrong)
-    greedy = ("audit", target, "--draft", draft, *QUICK, "--samples", 0)
+    greedy = ("audit", target, "--draft", draft, *QUICK, "--samples", 0, "--engine", "reference")
     people = domino(*greedy)
     assert people.exit_code == 1
     assert "greedy tokens that no rounding explains" in people.stdout
@@ -50,12 +50,40 @@ def test_a_bug_exits_with_1_and_every_difference_is_listed(domino, target, draft
     assert first["gap"] > first["bound"]
 
 
-def test_prompts_from_a_file(domino, target, draft, tmp_path):
+@pytest.mark.parametrize("kind", ["medusa", "lookup:2"])
+def test_any_kind_of_drafter_is_audited(domino, target, medusa, tmp_path, kind):
+    draft = medusa if kind == "medusa" else kind
+    given = ("audit", target, "--draft", draft, *QUICK, "--tokens", 24, "--samples", 20)
+    run = domino(*given, "--json")  # auto: the engine does not run it
+    assert run.exit_code == 0, run.output
+    values = json.loads(run.stdout)
+    assert (values["engine"], values["drafter"]) == ("reference", kind)
+    assert (values["kind"], values["sampling"]["accept"]) == (kind.split(":")[0], "rejection")
+    assert sum(values["greedy"]["offered"]) > 0, "something was drafted"
+    refused = domino(*given, "--engine", "fast")
+    assert refused.exit_code == 2
+    assert f"the engine does not run {kind}" in " ".join(refused.output.split())
+
+
+def test_auto_audits_the_loop_that_would_decode(domino, target, draft):
+    given = ("audit", target, "--draft", draft, *QUICK)
+    engine = json.loads(domino(*given, "--json").stdout)
+    assert (engine["engine"], engine["sampling"]["accept"]) == ("fast", "coupled")
+    rule = json.loads(domino(*given, "--accept", "match", "--json").stdout)
+    assert (rule["engine"], rule["sampling"]["accept"]) == ("reference", "match")
+    refused = domino(*given, "--accept", "match", "--engine", "fast")
+    assert refused.exit_code == 2
+    assert "draws are coupled" in " ".join(refused.output.split())
+
+
+def test_built_in_prompts_and_those_from_a_file(domino, target, draft, tmp_path):
     path = tmp_path / "quiz.jsonl"
     path.write_text('{"turns": ["what is the answer"]}\n{"turns": ["the lazy dog"]}\n')
     run = domino("audit", target, "--draft", draft, "--prompts", path, *QUICK, "--json")
     values = json.loads(run.stdout)
     assert (values["prompts"], values["greedy"]["prompts"]) == ("quiz", 2)
+    run = domino("audit", target, "--draft", draft, "--prompts", "maths", *QUICK, "--json")
+    assert json.loads(run.stdout)["prompts"] == "maths"
 
 
 @pytest.mark.parametrize(

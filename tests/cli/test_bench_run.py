@@ -37,6 +37,9 @@ def test_a_target_alone_is_enough_to_run(domino, target, draft, dflash, tmp_path
     refused = domino(*arguments, "--out", out, "--seed", 1)
     assert refused.exit_code == 1
     assert "settings seed" in refused.stderr
+    slower = domino(*arguments, "--out", out, "--attn-implementation", "eager")
+    assert slower.exit_code == 1
+    assert "target attention" in slower.stderr
 
 
 def test_the_default_file_is_named_after_target_and_run(domino, target, tmp_path, monkeypatch):
@@ -85,6 +88,13 @@ def test_what_makes_no_sense_is_one_line(domino, target, arguments, words):
     assert result.exit_code == 1
     assert words in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "audit"])
+def test_a_system_message_that_nobody_would_hear_is_refused(domino, base_target, command):
+    result = domino(command, base_target, "--draft", "lookup", "--system", "Be brief.")
+    assert result.exit_code == {"bench": 1, "audit": 2}[command]
+    assert "needs a chat template" in result.stderr
 
 
 def test_help_shows_both_commands(domino):

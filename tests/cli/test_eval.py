@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from domino_spec.baselines import Medusa, MedusaConfig, save_baseline
 from domino_spec.data.shards import write_shard
 from domino_spec.records import read_records
 from tests.cli import tiny
@@ -126,15 +125,6 @@ def test_what_makes_no_sense_is_said_at_once(domino, target, draft, prompts, tmp
     assert deep.exit_code == 1
     assert "depth is 99" in deep.stderr
     assert "loading target" not in deep.stderr
-
-
-@pytest.fixture(scope="module")
-def medusa(tmp_path_factory):
-    config = MedusaConfig(
-        hidden_size=tiny.HIDDEN, vocab_size=tiny.VOCAB, num_target_layers=tiny.LAYERS, num_heads=3
-    )
-    folder = tmp_path_factory.mktemp("baseline") / "medusa"
-    return save_baseline(Medusa.fresh(config, seed=0), folder)
 
 
 def test_drafters_of_every_kind_are_measured_side_by_side(domino, target, draft, medusa, prompts):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from domino_spec.baselines.every import AnyDrafter, save_any
 from domino_spec.checkpoints import (
     Provenance,
     chat_template_fingerprint,
-    save_drafter,
     tokenizer_fingerprint,
 )
 from domino_spec.drafter import Drafter
@@ -55,5 +55,5 @@ def known(**changes) -> Provenance:
     return Provenance(**facts | changes)
 
 
-def save(folder: Path, drafter: Drafter, provenance: Provenance | None = None) -> Path:
-    return save_drafter(drafter, folder, provenance=provenance)
+def save(folder: Path, drafter: AnyDrafter, provenance: Provenance | None = None) -> Path:
+    return save_any(drafter, folder, provenance=provenance)

@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from domino_spec.checkpoints import Provenance, describe
+from domino_spec.baselines.describe import describe_any
+from domino_spec.checkpoints import Provenance
 from domino_spec.cli.main import app
 from domino_spec.decoding import RowStats
 from domino_spec.doctor import Finding, Plans, worst
@@ -49,7 +50,7 @@ def test_a_sound_pair_gives_no_complaint(examine, provenance):
     assert code == 0
     assert findings["alignment"]["state"] == "ok"
     assert findings["tokens a cycle"]["found"].startswith("7.")
-    assert findings["engine"]["found"] == "runs this target"
+    assert findings["engine"]["found"] == "runs this pair"
 
 
 @pytest.mark.parametrize("really", [True, False])
@@ -173,7 +174,7 @@ def test_too_little_memory_is_caught_before_loading(examine, monkeypatch):
 
 
 def test_memory_is_counted_from_the_shapes(target, tmp_path):
-    described = describe(chatty.save(tmp_path / "draft", chatty.knowing()))
+    described = describe_any(chatty.save(tmp_path / "draft", chatty.knowing()))
     config = load_config(target)
     count = {"config": config, "described": described, "dtype": torch.float32}
     small = needs(plans=Plans(), context=100, **count)

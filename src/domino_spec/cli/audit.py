@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+import sys
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
-from domino_spec.cli.loading import load_decoder, named
+from domino_spec.cli.audit_view import print_audit
+from domino_spec.cli.loading import load_any
+from domino_spec.cli.loop_options import EngineName
 from domino_spec.cli.options import (
     Accept,
+    AnyDraftOptions,
     ChatOptions,
-    DraftOptions,
     JsonOption,
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.prompts import as_prompt
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
-    from domino_spec.audit import Audit, GreedyAudit, SamplingAudit, Way
+    from domino_spec.audit import GreedyAudit, SamplingAudit, Way
+    from domino_spec.baselines import NamedProposer
+    from domino_spec.bench.tasks import Task
     from domino_spec.decoding import SamplingParams
+    from domino_spec.decoding.params import AcceptRule
     from domino_spec.evaluation import PromptSet
 
 _WHAT = "Audit"
 _GREEDY = "Greedy part"
 _SAMPLING = "Sampling part"
-_LISTED = 20
-_STYLES = {"lossless": "green", "bug": "red", "unclear": "yellow", "tie": "dim"}
-
-
-class Loop(StrEnum):
-    """Which loop is audited."""
-
-    REFERENCE = "reference"
-    FAST = "fast"
+_USUAL: dict[str, AcceptRule] = {"fast": "coupled", "reference": "rejection"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +42,18 @@ class AuditOptions:
     """What is audited."""
 
     engine: Annotated[
-        Loop, typer.Option(help="The reference loop or the engine.", rich_help_panel=_WHAT)
-    ] = Loop.REFERENCE
-    prompts: Annotated[
-        list[Path],
+        EngineName,
         typer.Option(
-            help='JSON lines of {"turns": [...]}; repeatable; unset: fifty built-in ones.',
+            help="The loop that is audited: fast is the engine, reference the loop through "
+            "Transformers; auto: the engine where it can run this.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = EngineName.AUTO
+    prompts: Annotated[
+        list[str],
+        typer.Option(
+            help='maths, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
+            "repeatable; unset: fifty of our own.",
             rich_help_panel=_WHAT,
         ),
     ] = field(default_factory=list)
@@ -88,11 +87,13 @@ class SampledOptions:
     top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)] = 1.0
     min_p: Annotated[float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)] = 0.0
     accept: Annotated[
-        Accept,
+        Accept | None,
         typer.Option(
-            help="How drafts are accepted; the engine couples.", rich_help_panel=_SAMPLING
+            help="How drafts are accepted; unset: coupled on the engine, rejection in the "
+            "reference loop.",
+            rich_help_panel=_SAMPLING,
         ),
-    ] = Accept.REJECTION
+    ] = None
     seed: Annotated[
         int, typer.Option(min=0, help="The same one, the same answer.", rich_help_panel=_SAMPLING)
     ] = 0
@@ -104,8 +105,8 @@ class SampledOptions:
         ),
     ] = 0.01  # fmt: skip
 
-    def params(self, engine: Loop) -> SamplingParams:
-        """The checked parameters."""
+    def params(self) -> SamplingParams:
+        """The checked parameters; the accept rule may be left to the loop."""
         from domino_spec.decoding import SamplingParams
 
         return SamplingParams(
@@ -114,7 +115,7 @@ class SampledOptions:
             top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed,
-            accept="coupled" if engine is Loop.FAST else self.accept.value,
+            accept=None if self.accept is None else self.accept.value,
         )
 
 
@@ -123,7 +124,7 @@ def audit(
     *,
     what: AuditOptions,
     sampled: SampledOptions,
-    draft_options: DraftOptions,
+    draft_options: AnyDraftOptions,
     out: Annotated[Path | None, typer.Option(help="Append the record to this file.")] = None,
     chat: ChatOptions,
     target_options: TargetOptions,
@@ -136,15 +137,20 @@ def audit(
     """
     with speaking(as_json=as_json, failure=2) as voice:
         from domino_spec.audit import Audit
+        from domino_spec.baselines import short_name
+        from domino_spec.bench.tasks import check_system
         from domino_spec.records import append_record, environment
 
         if draft_options.draft is None:
             raise typer.BadParameter("there is no drafter to audit; give --draft.")
-        params = sampled.params(what.engine)
-        turns = _turns(what)
-        decoder = load_decoder(voice, target, target_options, draft_options, chat)
-        prompts = _encoded(decoder, turns, what, system=chat.system)
-        way = _way(decoder, what, prompts)
+        params = sampled.params()
+        task = _task(voice, what, system=chat.system)
+        decoder, opened = load_any(voice, target, target_options, draft_options, chat)
+        check_system(chat.system, decoder.tokenizer)
+        prompts = _encoded(decoder, task, what)
+        asked = params if sampled.samples else None
+        way = _way(voice, decoder, opened, what, prompts, asked)
+        params = replace(params, accept=params.accept or _USUAL[way.name])
         audited = Audit(
             greedy=_greedy(voice, decoder, way, what, prompts) if what.limit else None,
             sampling=_sampling(voice, decoder, way, sampled, params, prompts)
@@ -152,11 +158,12 @@ def audit(
             else None,
         )
         document = {
-            "target": named(target),
-            "drafter": named(draft_options.draft),
+            "target": short_name(target),
+            "drafter": opened.name,
+            "kind": opened.kind,
             "engine": way.name,
             "rows": way.batch_size,
-            "depth": decoder.depth,
+            "depth": opened.depth,
             "dtype": str(decoder.target.dtype).removeprefix("torch."),
             "device": str(decoder.target.device),
             "prompts": prompts.name,
@@ -169,39 +176,29 @@ def audit(
         if as_json:
             voice.document({**document, "warnings": voice.warnings})
         else:
-            _print(voice, audited)
+            print_audit(voice, audited)
         if audited.exit_code:
             raise typer.Exit(audited.exit_code)
 
 
-def _turns(what: AuditOptions) -> list[str]:
+def _task(voice: Voice, what: AuditOptions, *, system: str | None) -> Task:
+    """All prompts as one; what is wrong with them is found out before anything is loaded."""
     from domino_spec.audit import PROMPTS
-    from domino_spec.evaluation import read_turns
+    from domino_spec.bench.tasks import Task, read_tasks, task_of
 
     if not what.prompts:
-        return list(PROMPTS)
-    return [turn for path in what.prompts for turn in read_turns(path)]
+        return task_of("built-in", PROMPTS, system=system)
+    tasks = read_tasks(what.prompts, system=system, notice=voice.warn)
+    rows = tuple(row for task in tasks for row in task.rows)
+    return Task(", ".join(task.name for task in tasks), rows)
 
 
-def _encoded(
-    decoder: DominoDecoder, turns: Sequence[str], what: AuditOptions, *, system: str | None
-) -> PromptSet:
-    from domino_spec.api.prompts import encode_prompt
+def _encoded(decoder: DominoDecoder, task: Task, what: AuditOptions) -> PromptSet:
     from domino_spec.errors import InputError
-    from domino_spec.evaluation import PromptSet
 
     context = decoder.target.context_length
-    prompts = [
-        encode_prompt(
-            as_prompt(turn, decoder.tokenizer, raw=False, system=system),
-            decoder.tokenizer,
-            decoder.chat_options,
-        )
-        for turn in turns
-    ]
-    name = ", ".join(path.stem for path in what.prompts) or "built-in"
-    longest = max(map(len, prompts)) if context is None else context - what.tokens
-    found = PromptSet.of(name, [prompt for prompt in prompts if prompt], longest=longest)
+    longest = sys.maxsize if context is None else context - what.tokens
+    found = task.encoded(decoder.tokenizer, longest=longest, chat_options=decoder.chat_options)
     if not found.prompts:
         raise InputError(
             f"no prompt leaves room for {what.tokens} tokens in a context of {context}; ask for "
@@ -210,19 +207,40 @@ def _encoded(
     return found
 
 
-def _way(decoder: DominoDecoder, what: AuditOptions, prompts: PromptSet) -> Way:
+def _way(
+    voice: Voice,
+    decoder: DominoDecoder,
+    opened: NamedProposer,
+    what: AuditOptions,
+    prompts: PromptSet,
+    sampled: SamplingParams | None,
+) -> Way:
     from domino_spec.audit import EngineWay, ReferenceWay
+    from domino_spec.drafter import Drafter
+    from domino_spec.errors import InputError
+    from domino_spec.evaluation.loops import why_not_fast
     from domino_spec.fast.engine import Engine
+    from domino_spec.fast.sampling import why_not_on_device
 
-    if what.engine is Loop.REFERENCE:
-        return ReferenceWay(decoder.target, decoder.proposer, batch_size=what.batch_size)
+    reason: str | None = "it was asked for"
+    if what.engine is not EngineName.REFERENCE:
+        reason = why_not_fast(
+            decoder.target, name=opened.name, kind=opened.kind, drafter=opened.drafter
+        ) or (None if sampled is None else why_not_on_device(sampled))
+    if reason is not None:
+        if what.engine is EngineName.FAST:
+            raise InputError(f"the engine cannot be audited: {reason}. Take --engine reference.")
+        voice.status(f"the reference loop is audited: {reason}")
+        return ReferenceWay(decoder.target, opened.make, batch_size=what.batch_size)
+    assert opened.drafter is None or isinstance(opened.drafter, Drafter)
+    voice.status("the engine is audited")
     engine = Engine(
         decoder.target,
-        decoder.drafter,
+        opened.drafter,
         slots=what.batch_size,
         capacity=max(map(len, prompts.prompts)) + what.tokens,
-        depth=decoder.depth,
-        candidates=decoder.candidates,
+        depth=None if opened.drafter is None else opened.depth,
+        candidates=opened.candidates,
     )
     return EngineWay(engine)
 
@@ -262,74 +280,3 @@ def _sampling(
         alpha=sampled.alpha,
         say=voice.status,
     )
-
-
-def _print(voice: Voice, audited: Audit) -> None:
-    if audited.greedy is not None:
-        _print_greedy(voice, audited.greedy)
-    if audited.sampling is not None:
-        _print_sampling(voice, audited.sampling)
-    answer = {
-        "lossless": "lossless: nothing speaks against it",
-        "bug": "not lossless",
-        "unclear": "cannot tell",
-    }[audited.answer]
-    line = "; ".join([answer, *audited.reasons])
-    voice.out.print(Text(line, style=_STYLES[audited.answer]), soft_wrap=True)
-
-
-def _print_greedy(voice: Voice, greedy: GreedyAudit) -> None:
-    voice.out.print(
-        f"greedy: {greedy.tokens} tokens of {greedy.prompts} prompts compared with plain decoding, "
-        f"{len(greedy.differences)} differ ({greedy.count('tie')} near-ties, "
-        f"{greedy.count('bug')} bugs, {greedy.count('unclear')} unclear) · "
-        f"{greedy.stats.tokens_per_cycle:.2f} tokens a cycle",
-        soft_wrap=True,
-    )
-    if not greedy.differences:
-        return
-    table = Table(box=None)
-    for heading in ("prompt", "position", "plain", "found", "gap", "bound"):
-        table.add_column(heading, justify="right")
-    for heading in ("verdict", "why"):
-        table.add_column(heading, overflow="fold")
-    # What matters first; a page of ties says no more than their number.
-    order = sorted(greedy.differences, key=lambda d: d.verdict == "tie")
-    for each in order[:_LISTED]:
-        table.add_row(
-            *(_shown(v) for v in (each.prompt, each.position, each.plain, each.found)),
-            *(_shown(v) for v in (each.gap, each.bound)),
-            Text(each.verdict, style=_STYLES[each.verdict]),
-            each.why,
-        )
-    voice.out.print(table)
-    if len(order) > _LISTED:
-        voice.out.print(f"… and {len(order) - _LISTED} more; --json lists them all")
-
-
-def _print_sampling(voice: Voice, sampling: SamplingAudit) -> None:
-    smallest = min((place.adjusted for place in sampling.places), default=1.0)
-    seen = "even a total variation of 1 at one place might have been missed"
-    if sampling.detectable is not None:
-        seen = f"a total variation of {sampling.detectable:.2f} at one place would have been found"
-    voice.out.print(
-        f"sampling: {sampling.samples} samples at each of {len(sampling.places)} places "
-        f"(temperature {sampling.params.temperature:g}, {sampling.params.accept}), smallest "
-        f"adjusted p {smallest:.3g} · {seen} · false alarms {sampling.false_alarm:.4%}",
-        soft_wrap=True,
-    )
-    for place in sampling.places:
-        if place.again is None:
-            continue
-        verdict = "wrong again" if place.again <= sampling.alpha else "not again"
-        voice.out.print(
-            f"  prompt {place.prompt}, position {place.position}: adjusted p {place.adjusted:.3g}, "
-            f"on fresh samples {place.again:.3g}: {verdict}",
-            soft_wrap=True,
-        )
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -61,7 +61,8 @@ class ComparedOptions:
     draft: Annotated[
         list[str],
         typer.Option(
-            help="A drafter: a folder, a safetensors file, a hub id or released:NAME; repeatable.",
+            help="A drafter of any kind: a folder, a safetensors file, a hub id, released:NAME or "
+            "lookup[:DEPTH]; repeatable.",
             rich_help_panel=_DRAFTERS,
         ),
     ] = field(default_factory=list)

@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from domino_spec.cli.loading import load_decoder, named
+from domino_spec.cli.loading import load_any
 from domino_spec.cli.options import (
+    AnyDraftOptions,
     ChatOptions,
-    DraftOptions,
     JsonOption,
     TargetArgument,
     TargetOptions,
@@ -60,7 +60,7 @@ class PlanOptions:
 def doctor(
     target: TargetArgument,
     *,
-    draft_options: DraftOptions,
+    draft_options: AnyDraftOptions,
     plans: PlanOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
@@ -69,9 +69,10 @@ def doctor(
     """Examine a target, a drafter and this machine; exit code 1 if there is a problem.
 
     Files are read first. Then the target answers a few prompts, and the drafter is tried on them
-    as configured, with the other alignment and with other mask tokens.
+    as configured and, if it is a block drafter, with the other alignment and other mask tokens.
     """
     with speaking(as_json=as_json) as voice:
+        from domino_spec.baselines import short_name
         from domino_spec.doctor import Examination
 
         if draft_options.draft is None:
@@ -88,8 +89,8 @@ def doctor(
         if as_json:
             voice.document(
                 {
-                    "target": named(target),
-                    "drafter": named(draft_options.draft),
+                    "target": short_name(target),
+                    "drafter": short_name(draft_options.draft),
                     "state": whole.state,
                     "findings": [finding.to_dict() for finding in whole.findings],
                     "warnings": voice.warnings,
@@ -103,7 +104,7 @@ def doctor(
 
 def _read(
     target: str,
-    draft_options: DraftOptions,
+    draft_options: AnyDraftOptions,
     plans: PlanOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
@@ -111,7 +112,7 @@ def _read(
     import torch
 
     from domino_spec.api import read_target_facts
-    from domino_spec.checkpoints import describe
+    from domino_spec.baselines.describe import describe_any
     from domino_spec.cli.options import checked_device
     from domino_spec.doctor import Plans, examine_files
     from domino_spec.targets import default_device, load_config, load_tokenizer
@@ -125,7 +126,7 @@ def _read(
     }
     config = load_config(target, **place)
     facts = read_target_facts(target, **place, thinking=chat.thinking)
-    described = describe(
+    described = describe_any(
         draft_options.draft,
         revision=draft_options.draft_revision,
         shift_label=draft_options.shift_label,
@@ -158,7 +159,7 @@ def _dtype(options: TargetOptions, config: Any, device: torch.device) -> torch.d
 def _measured(
     voice: Voice,
     target: str,
-    draft_options: DraftOptions,
+    draft_options: AnyDraftOptions,
     plans: PlanOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
@@ -168,9 +169,10 @@ def _measured(
     from domino_spec.doctor import examine_loaded
 
     template = read.get("chat template")
-    decoder = load_decoder(voice, target, target_options, draft_options, chat)
+    decoder, drafts = load_any(voice, target, target_options, draft_options, chat)
     return examine_loaded(
         decoder,
+        drafts,
         PROMPTS[: plans.prompts],
         tokens=plans.tokens,
         template_fits=template is not None and template.state == "ok",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from domino_spec.cli.loading import load_compared, named
+from domino_spec.cli.loading import load_compared
 from domino_spec.cli.options import (
     CandidatesOption,
     ChatOptions,
@@ -158,6 +158,7 @@ def evaluate(
     Prompts of 400 tokens or more, answers under 32 tokens and answers that loop are left out.
     """
     with speaking(as_json=as_json) as voice:
+        from domino_spec.baselines import short_name
         from domino_spec.records import append_record, environment
 
         protocol = how.protocol()
@@ -177,11 +178,11 @@ def evaluate(
         measured = _measure(voice, plain, drafters, sets, protocol, how, head=evaluated.head)
         table = _table(several=len(drafters) > 1)
         for draft, measurement in zip(evaluated.draft * len(sets), measured, strict=True):
-            names = {"target": named(target), "drafter": named(draft)}
+            names = {"target": short_name(target), "drafter": short_name(draft)}
             documents.append({**names, **measurement.to_dict()})
             if out is not None:
                 append_record(out, {**documents[-1], "environment": environment()})
-            _add_row(table, named(draft) if len(drafters) > 1 else None, measurement)
+            _add_row(table, short_name(draft) if len(drafters) > 1 else None, measurement)
         if as_json:
             voice.document({"measurements": documents, "warnings": voice.warnings})
         else:

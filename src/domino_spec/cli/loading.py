@@ -25,25 +25,30 @@ def load_decoder(
     loop_options: LoopOptions | None = None,
 ) -> DominoDecoder:
     """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
-    options = (target_options, [draft_options], chat_options, loop_options)
-    return load_decoders(voice, target, *options)[0]
+    if draft_options.draft is not None:
+        voice.status(f"finding drafter {draft_options.draft}")
+        _check_drafter(target, target_options, draft_options)
+    loaded = _load_target(voice, target, target_options)
+    return _decoder(loaded, draft_options, chat_options, loop_options)
 
 
-def load_decoders(
+def load_any(
     voice: Voice,
     target: str,
     target_options: TargetOptions,
-    drafts: Sequence[DraftOptions],
+    draft_options: DraftOptions,
     chat_options: ChatOptions,
-    loop_options: LoopOptions | None = None,
-) -> list[DominoDecoder]:
-    """A decoder for each drafter, all with one target."""
-    for draft_options in drafts:
-        if draft_options.draft is not None:
-            voice.status(f"finding drafter {draft_options.draft}")
-            _check_drafter(target, target_options, draft_options)
+) -> tuple[DominoDecoder, NamedProposer]:
+    """The target alone, and a drafter of whatever kind for it."""
+    from domino_spec.baselines.registry import is_baseline_source
+
+    assert draft_options.draft is not None
+    voice.status(f"finding drafter {draft_options.draft}")
+    if not is_baseline_source(draft_options.draft, revision=draft_options.draft_revision):
+        _check_drafter(target, target_options, draft_options)
     loaded = _load_target(voice, target, target_options)
-    return [_decoder(loaded, options, chat_options, loop_options) for options in drafts]
+    plain = _decoder(loaded, DraftOptions(draft=None), chat_options)
+    return plain, _opened(loaded, draft_options, chat_options)
 
 
 def load_compared(
@@ -59,14 +64,13 @@ def load_compared(
 
     Without `baselines` those that are no block drafters are refused, before anything is loaded.
     """
-    from domino_spec.baselines import open_drafter
     from domino_spec.baselines.registry import is_baseline_source
 
     other = []
     for options in drafts:
         assert options.draft is not None
         voice.status(f"finding drafter {options.draft}")
-        other.append(is_baseline_source(options.draft))
+        other.append(is_baseline_source(options.draft, revision=options.draft_revision))
         if not other[-1]:
             _check_drafter(target, target_options, options)
         elif not baselines:
@@ -79,17 +83,7 @@ def load_compared(
     opened: list[DominoDecoder | NamedProposer] = []
     for options, is_other in zip(drafts, other, strict=True):
         if is_other:
-            assert options.draft is not None
-            opened.append(
-                open_drafter(
-                    options.draft,
-                    loaded.target,
-                    loaded.tokenizer,
-                    depth=options.depth,
-                    candidates=options.candidates,
-                    shift_label=options.shift_label,
-                )
-            )
+            opened.append(_opened(loaded, options, chat_options))
         else:
             opened.append(_decoder(loaded, options, chat_options))
     return plain, opened
@@ -125,6 +119,23 @@ def _decoder(
         candidates=draft_options.candidates,
         chat_options=chat_options.template_options(),
         **(loop_options or LoopOptions()).arguments(),
+    )
+
+
+def _opened(
+    loaded: LoadedTarget, draft_options: DraftOptions, chat_options: ChatOptions
+) -> NamedProposer:
+    from domino_spec.baselines import open_drafter
+
+    assert draft_options.draft is not None
+    return open_drafter(
+        draft_options.draft,
+        loaded,
+        depth=draft_options.depth,
+        candidates=draft_options.candidates,
+        shift_label=draft_options.shift_label,
+        revision=draft_options.draft_revision,
+        chat_options=chat_options.template_options(),
     )
 
 

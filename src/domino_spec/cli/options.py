@@ -175,6 +175,20 @@ class DraftOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnyDraftOptions(DraftOptions):
+    """The same for commands that take every kind of drafter."""
+
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            help="A drafter of any kind: a folder, a safetensors file, a hub id, released:NAME or "
+            "lookup[:DEPTH].",
+            rich_help_panel=_DRAFTER,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChatOptions:
     """What the chat template is told."""
 

@@ -244,7 +244,7 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
         _say(voice, f"the drafter is in {folder}{told}")
         target, draft = shlex.quote(run.config.target), shlex.quote(str(folder))
         if run.config.variant in BASELINES:
-            more = f"domino eval {target} --draft {draft} --decode --prompts FILE"
+            more = f"domino bench {target} --draft {draft}"
         else:
             more = f"domino chat {target} --draft {draft}"
         voice.note(f"try it: {more}")

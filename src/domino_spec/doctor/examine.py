@@ -9,12 +9,15 @@ from typing import Any
 import torch
 
 from domino_spec.api import DominoDecoder
-from domino_spec.checkpoints import Description, TargetFacts
+from domino_spec.baselines import NamedProposer
+from domino_spec.baselines.describe import AnyDescription
+from domino_spec.checkpoints import TargetFacts
 from domino_spec.doctor.findings import Finding, Plans, State, worst
 from domino_spec.doctor.measuring import measured_findings
 from domino_spec.doctor.memory import read_memory
 from domino_spec.doctor.reading import read_context, read_fit, read_mask, read_tokenizer
-from domino_spec.fast.families import why_not_lean
+from domino_spec.drafter import DrafterConfig
+from domino_spec.evaluation.loops import why_not_fast
 from domino_spec.records.environment import hardware
 
 
@@ -48,47 +51,51 @@ def examine_files(
     config: Any,
     tokenizer: Any | None,
     facts: TargetFacts,
-    described: Description,
+    described: AnyDescription,
     dtype: torch.dtype,
     device: torch.device,
     plans: Plans,
 ) -> Examination:
     """What configuration files and headers tell; no weights are read."""
+    drafter, provenance = described.config, described.provenance
     findings = [
         Finding(name="machine", state="ok", found=f"{hardware()}, torch {torch.__version__}"),
         _types(described, dtype, device),
         read_memory(config, described, plans, dtype=dtype, device=device),
-        *read_fit(described.config, described.provenance, facts),
+        *([] if drafter is None else read_fit(drafter, provenance, facts)),
         *read_tokenizer(tokenizer, facts),
-        *read_mask(described.config, tokenizer),
-        *read_context(described.config, described.provenance, facts, plans),
+        *(read_mask(drafter, tokenizer) if isinstance(drafter, DrafterConfig) else []),
+        *read_context(drafter, provenance, facts, plans),
     ]
     return Examination(findings=tuple(findings))
 
 
 def examine_loaded(
     decoder: DominoDecoder,
+    drafts: NamedProposer,
     texts: Sequence[str],
     *,
     tokens: int,
     template_fits: bool,
     say: Callable[[str], None] = lambda _: None,
 ) -> Examination:
-    """What a few answers of the target tell."""
-    reason = why_not_lean(decoder.target)
+    """What a few answers of the target tell; the decoder needs no drafter of its own."""
+    reason = why_not_fast(
+        decoder.target, name=drafts.name, kind=drafts.kind, drafter=drafts.drafter
+    )
     engine = Finding(
         name="engine",
         state="ok",
-        found="runs this target" if reason is None else f"the reference loop only: {reason}",
+        found="runs this pair" if reason is None else f"the reference loop only: {reason}",
     )
     measured = measured_findings(
-        decoder, texts, tokens=tokens, template_fits=template_fits, say=say
+        decoder, drafts, texts, tokens=tokens, template_fits=template_fits, say=say
     )
     return Examination(findings=(engine, *measured))
 
 
-def _types(described: Description, dtype: torch.dtype, device: torch.device) -> Finding:
-    stored = ", ".join(described.dtypes)
+def _types(described: AnyDescription, dtype: torch.dtype, device: torch.device) -> Finding:
+    stored = f"drafter stored as {', '.join(described.dtypes)}"
     name = str(dtype).removeprefix("torch.")
     state: State = "ok"
     advice = ""
@@ -98,6 +105,6 @@ def _types(described: Description, dtype: torch.dtype, device: torch.device) -> 
     elif dtype in (torch.float16, torch.bfloat16) and device.type == "cpu":
         advice = "On most CPUs half types are slower than float32."
     return Finding(
-        name="type", state=state, found=f"drafter stored as {stored}",
+        name="type", state=state, found=stored if described.dtypes else "nothing is stored",
         expected=f"{name} on {device}", advice=advice,
     )  # fmt: skip

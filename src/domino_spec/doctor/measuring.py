@@ -7,10 +7,12 @@ from typing import Any
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import encode_prompt
+from domino_spec.baselines import NamedProposer
 from domino_spec.decoding.stats import MIN_TOKENS_PER_CYCLE
 from domino_spec.doctor.findings import Finding
 from domino_spec.doctor.reading import mask_candidates
 from domino_spec.doctor.trials import Trial, answers, measure
+from domino_spec.drafter import DrafterConfig
 from domino_spec.evaluation import Continuations
 
 _MOST_MASKS = 16
@@ -21,6 +23,7 @@ Say = Callable[[str], None]
 
 def measured_findings(
     decoder: DominoDecoder,
+    drafts: NamedProposer,
     texts: Sequence[str],
     *,
     tokens: int,
@@ -30,27 +33,34 @@ def measured_findings(
     """Draft for a few answers of the target, as configured and otherwise."""
     say(f"the target answers {len(texts)} prompts of {tokens} tokens")
     known = answers(decoder, _encoded(decoder, texts, "as it is"), tokens=tokens)
-    own = measure(decoder, known)
-    alignment = _alignment(decoder, known, own)
-    mask = _mask(decoder, known, say)
-    formats = None
-    if not template_fits or own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE:
+    own = measure(decoder, drafts, known)
+    found: list[Finding | None] = []
+    if isinstance(drafts.config, DrafterConfig):
+        found.append(_alignment(decoder, drafts, drafts.config, known, own))
+        found.append(_mask(decoder, drafts, drafts.config, known, say))
+    unsure = not template_fits or own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
+    if drafts.config is not None and unsure:
         say("trying other forms of the prompts")
-        formats = _format(decoder, texts, own, tokens=tokens)
-    explained = any(f is not None and f.state == "problem" for f in (alignment, mask, formats))
-    yield alignment
-    if mask is not None:
-        yield mask
-    if formats is not None:
-        yield formats
-    yield _tokens_per_cycle(decoder, own, explained=explained)
+        found.append(_format(decoder, drafts, texts, own, tokens=tokens))
+    told = [finding for finding in found if finding is not None]
+    yield from told
+    explained = any(finding.state == "problem" for finding in told)
+    yield (
+        _untrained(own)
+        if drafts.config is None
+        else _tokens_per_cycle(drafts, own, explained=explained)
+    )
 
 
-def _alignment(decoder: DominoDecoder, known: Continuations, own: Trial) -> Finding:
-    assert decoder.config is not None
-    config = decoder.config
+def _alignment(
+    decoder: DominoDecoder,
+    drafts: NamedProposer,
+    config: DrafterConfig,
+    known: Continuations,
+    own: Trial,
+) -> Finding:
     other = "no-shift" if config.shift_label else "shift"
-    trial = measure(decoder, known, shift_label=not config.shift_label)
+    trial = measure(decoder, drafts, known, shift_label=not config.shift_label)
     found = f"{config.alignment}: {own.tokens_per_cycle:.2f} tokens a cycle"
     against = f"{other}: {trial.tokens_per_cycle:.2f}"
     if trial.clearly_better_than(own):
@@ -70,20 +80,28 @@ def _alignment(decoder: DominoDecoder, known: Continuations, own: Trial) -> Find
     )
 
 
-def _mask(decoder: DominoDecoder, known: Continuations, say: Say) -> Finding | None:
-    assert decoder.config is not None
-    candidates = mask_candidates(decoder.config, decoder.tokenizer, most=_MOST_MASKS)
+def _mask(
+    decoder: DominoDecoder,
+    drafts: NamedProposer,
+    config: DrafterConfig,
+    known: Continuations,
+    say: Say,
+) -> Finding | None:
+    candidates = mask_candidates(config, decoder.tokenizer, most=_MOST_MASKS)
     if not candidates:
         return None
     say(f"trying {len(candidates)} other mask tokens")
     # The best of many is lucky on what it was chosen by: it is compared on the other prompts.
     first, *others = range(len(known.prompts))
     chosen_by, rest = known.select([first]), known.select(others or [first])
-    tried = {token: measure(decoder, chosen_by, mask_token_id=token) for token in candidates}
+    tried = {
+        token: measure(decoder, drafts, chosen_by, mask_token_id=token) for token in candidates
+    }
     best = max(tried, key=lambda token: tried[token].tokens_per_cycle)
-    trial, own = measure(decoder, rest, mask_token_id=best), measure(decoder, rest)
+    trial = measure(decoder, drafts, rest, mask_token_id=best)
+    own = measure(decoder, drafts, rest)
     better = trial.clearly_better_than(own)
-    found = f"{decoder.config.mask_token_id}: {own.tokens_per_cycle:.2f} tokens a cycle"
+    found = f"{config.mask_token_id}: {own.tokens_per_cycle:.2f} tokens a cycle"
     return Finding(
         name="mask token, measured",
         state="problem" if better else "ok",
@@ -97,7 +115,12 @@ def _mask(decoder: DominoDecoder, known: Continuations, say: Say) -> Finding | N
 
 
 def _format(
-    decoder: DominoDecoder, texts: Sequence[str], own: Trial, *, tokens: int
+    decoder: DominoDecoder,
+    drafts: NamedProposer,
+    texts: Sequence[str],
+    own: Trial,
+    *,
+    tokens: int,
 ) -> Finding | None:
     template = getattr(decoder.tokenizer, "chat_template", None)
     if not template:
@@ -108,7 +131,7 @@ def _format(
     trials: dict[str, Trial] = {}
     for form in forms:
         known = answers(decoder, _encoded(decoder, texts, form), tokens=tokens)
-        trials[form] = measure(decoder, known)
+        trials[form] = measure(decoder, drafts, known)
     best = max(trials, key=lambda form: trials[form].tokens_per_cycle)
     better = trials[best].clearly_better_than(own)
     return Finding(
@@ -123,8 +146,20 @@ def _format(
     )
 
 
-def _tokens_per_cycle(decoder: DominoDecoder, own: Trial, *, explained: bool) -> Finding:
-    expected = decoder.provenance.tokens_per_cycle
+def _untrained(own: Trial) -> Finding:
+    """Prompt lookup: nothing was learnt, so nothing can be set up wrong."""
+    useless = own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
+    return Finding(
+        name="tokens a cycle",
+        state="warning" if useless else "ok",
+        found=f"{own.tokens_per_cycle:.2f} over {own.stats.cycles} cycles",
+        expected="nothing is trained",
+        advice="Lookup pays where answers repeat their prompts; these hardly do." * useless,
+    )
+
+
+def _tokens_per_cycle(drafts: NamedProposer, own: Trial, *, explained: bool) -> Finding:
+    expected = drafts.provenance.tokens_per_cycle
     reached = own.tokens_per_cycle
     found = f"{reached:.2f} over {own.stats.cycles} cycles"
     useless = reached < MIN_TOKENS_PER_CYCLE
@@ -132,7 +167,7 @@ def _tokens_per_cycle(decoder: DominoDecoder, own: Trial, *, explained: bool) ->
     advice = ""
     if useless and not explained:
         advice = (
-            "Hardly any draft is right, whatever the alignment, mask token and prompt format: the "
+            f"Hardly any draft is right, whatever the {_tried(drafts)}: the "
             "drafter was trained for another target or another version of it, or not at all. Use "
             "the target it names, or train one for this target."
         )
@@ -152,6 +187,11 @@ def _tokens_per_cycle(decoder: DominoDecoder, own: Trial, *, explained: bool) ->
         expected="unknown from training" if expected is None else f"{expected:.2f} in training",
         advice=advice,
     )
+
+
+def _tried(drafts: NamedProposer) -> str:
+    is_block = isinstance(drafts.config, DrafterConfig)
+    return "alignment, mask token and prompt format" if is_block else "prompt format"
 
 
 def _encoded(decoder: DominoDecoder, texts: Sequence[str], form: str) -> list[list[int]]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from domino_spec.checkpoints import Description
+from domino_spec.baselines import Eagle3Config
+from domino_spec.baselines.describe import AnyDescription
 from domino_spec.doctor.findings import Finding, Plans
 from domino_spec.drafter import DrafterConfig
 
@@ -38,35 +39,39 @@ class Needs:
 
 
 def needs(
-    config: Any, described: Description, plans: Plans, *, dtype: torch.dtype, context: int
+    config: Any, described: AnyDescription, plans: Plans, *, dtype: torch.dtype, context: int
 ) -> Needs | None:
     """What decoding takes at a context; None for a target whose size cannot be counted."""
     weights = _parameters(config)
     if weights is None:
         return None
     text, size = config.get_text_config(), dtype.itemsize
-    drafter: DrafterConfig = described.config
     heads = int(text.num_attention_heads)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     tokens = plans.rows * context
     target_cache = 2 * int(text.num_hidden_layers) * kv_heads * head_dim * tokens
     # The draft context grows in doublings.
-    draft_cache = 2 * 2 * drafter.num_layers * drafter.num_kv_heads * drafter.head_dim * tokens
-    block = plans.rows * drafter.block_size
-    logits = 2 * block * drafter.vocab_size  # the drafter's and the target's, both of a block
+    draft_cache = 2 * 2 * _cached_width(described) * tokens
+    block = plans.rows * (described.drafts + 1)
+    logits = 2 * block * int(text.vocab_size)  # the drafter's and the target's, both of a block
     wide = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
-    prefill = tokens * (2 * wide + (4 + drafter.num_taps) * int(text.hidden_size))
+    prefill = tokens * (2 * wide + (4 + _taps(described)) * int(text.hidden_size))
     return Needs(
         target=weights * size,
-        drafter=(described.backbone_parameters + described.head_parameters) * size,
+        drafter=described.parameters * size,
         caches=(target_cache + draft_cache) * size,
         activations=logits * (size + 4) + prefill * size,
     )
 
 
 def read_memory(
-    config: Any, described: Description, plans: Plans, *, dtype: torch.dtype, device: torch.device
+    config: Any,
+    described: AnyDescription,
+    plans: Plans,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> Finding:
     """Whether it fits, and what to do if not."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None) or _UNPLANNED
@@ -111,6 +116,22 @@ def available(device: torch.device) -> int | None:
 def gigabytes(size: int) -> str:
     """As people read it."""
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
+
+
+def _cached_width(described: AnyDescription) -> int:
+    """Numbers a token in the drafter's own keys, over all its layers."""
+    config = described.config
+    if isinstance(config, DrafterConfig):
+        return config.num_layers * config.num_kv_heads * config.head_dim
+    return config.num_kv_heads * config.head_dim if isinstance(config, Eagle3Config) else 0
+
+
+def _taps(described: AnyDescription) -> int:
+    """States of the target that are kept for the drafter."""
+    config = described.config
+    if config is None:
+        return 0
+    return len(config.target_layer_ids) or 1  # Medusa reads what the lm_head reads
 
 
 def _parameters(config: Any) -> int | None:

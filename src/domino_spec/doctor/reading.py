@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from domino_spec.baselines import BaselineConfig
 from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.doctor.findings import Finding, Plans, State
 from domino_spec.drafter import DrafterConfig
@@ -17,7 +18,7 @@ _MARKER = re.compile(r"<\|[^|<>{}\s]+\|>")
 
 
 def read_fit(
-    config: DrafterConfig, provenance: Provenance, facts: TargetFacts
+    config: DrafterConfig | BaselineConfig, provenance: Provenance, facts: TargetFacts
 ) -> Iterator[Finding]:
     """Every comparison of checkpoint and target, as `domino info` makes it."""
     for check in check_fit(config, provenance, facts):
@@ -116,15 +117,19 @@ def _special(tokenizer: Any) -> list[int]:
 
 
 def read_context(
-    config: DrafterConfig, provenance: Provenance, facts: TargetFacts, plans: Plans
+    config: DrafterConfig | BaselineConfig | None,
+    provenance: Provenance,
+    facts: TargetFacts,
+    plans: Plans,
 ) -> Iterator[Finding]:
     """The length that is planned against target, drafter and training."""
     wanted, trained = plans.context, provenance.training_length
     limits = {"the target's context": facts.context_length}
-    limits["the drafter's positions"] = config.max_position_embeddings
+    limits["the drafter's positions"] = getattr(config, "max_position_embeddings", None)
     known = {name: limit for name, limit in limits.items() if limit is not None}
     told = ", ".join(f"{name} {limit}" for name, limit in known.items())
-    told += f", trained on {'unknown' if trained is None else trained}"
+    if config is not None:
+        told += f", trained on {'unknown' if trained is None else trained}"
     found = "as long as the target takes" if wanted is None else wanted
     over = [name for name, limit in known.items() if wanted is not None and wanted > limit]
     state: State = "ok"
@@ -134,9 +139,9 @@ def read_context(
     elif over:
         state = "problem"
         advice = f"Plan for at most {min(known.values())} tokens: {' and '.join(over)} end there."
-    elif trained is None:
+    elif trained is None and config is not None:
         state, advice = "unknown", "The checkpoint does not say how long its training texts were."
-    elif wanted is not None and wanted > trained:
+    elif trained is not None and wanted is not None and wanted > trained:
         state = "warning"
         advice += " Train on longer texts, or decode plainly behind that."
     elif wanted is not None:

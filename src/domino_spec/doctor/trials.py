@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from domino_spec.api import DominoDecoder
+from domino_spec.baselines import NamedProposer
 from domino_spec.decoding import RowStats
 from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
+from domino_spec.evaluation.runs import greedy_counts
 
 _CLEAR = 3.0
 """Standard deviations between two averages that chance does not make."""
@@ -57,13 +59,28 @@ def answers(
     )
 
 
-def measure(decoder: DominoDecoder, continuations: Continuations, **changes: Any) -> Trial:
-    """Tokens a cycle with the drafter as it is, or with fields of its configuration changed."""
-    assert decoder.drafter is not None
-    drafter = changed(decoder.drafter, **changes) if changes else decoder.drafter
-    depth = min(decoder.depth, drafter.config.max_depth)
+def measure(
+    decoder: DominoDecoder, drafts: NamedProposer, continuations: Continuations, **changes: Any
+) -> Trial:
+    """Tokens a cycle with the drafter as it is, or with fields of its configuration changed.
+
+    Block drafters are simulated, which counts the same; others decode.
+    """
+    if not isinstance(drafts.drafter, Drafter):
+        assert not changes, "only block drafters can be read differently"
+        counts = greedy_counts(
+            decoder.target,
+            drafts.make(),
+            continuations.prompts,
+            max_new_tokens=continuations.max_new_tokens,
+            eos=decoder.eos_token_ids,
+            batch_size=len(continuations.prompts),
+        )
+        return Trial(counts)
+    drafter = changed(drafts.drafter, **changes) if changes else drafts.drafter
+    depth = min(drafts.depth, drafter.config.max_depth)
     simulated = simulate(
-        drafter, decoder.target, continuations, depth=depth, candidates=decoder.candidates
+        drafter, decoder.target, continuations, depth=depth, candidates=drafts.candidates
     )
     return Trial(simulated.total)
 
