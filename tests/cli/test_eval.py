@@ -79,6 +79,12 @@ def test_options_reach_the_measurement(domino, target, draft, prompts):
     assert len(found["accepted"]) <= 3
 
 
+def test_prompts_are_what_the_other_commands_take(domino, target, draft):
+    arguments = ("eval", target, "--draft", draft, "--prompts", "maths", "--limit", 2, "-n", NEW)
+    (found,) = document(domino(*arguments, "--json"))["measurements"]
+    assert (found["set"], found["used"] + found["loops"] + found["short"]) == ("maths", 2)
+
+
 def test_a_drawn_simulation_says_what_it_counts(domino, target, draft, prompts):
     arguments = ("eval", target, "--draft", draft, "--prompts", prompts, "-n", NEW, "-t", 0.7)
     assert "match rule" in domino(*arguments).stderr
@@ -119,7 +125,7 @@ def test_what_makes_no_sense_is_said_at_once(domino, target, draft, prompts, tmp
     assert split.exit_code == 2
     gone = domino("eval", target, "--draft", draft, "--prompts", tmp_path / "gone.jsonl")
     assert gone.exit_code == 1
-    assert "gone.jsonl cannot be read" in gone.stderr
+    assert "gone.jsonl; expected a file" in " ".join(gone.stderr.split())
     assert "loading target" not in gone.stderr
     deep = domino("eval", target, "--draft", draft, "--prompts", prompts, "--depth", 99)
     assert deep.exit_code == 1

@@ -27,6 +27,7 @@ from domino_spec.cli.voice import Voice, speaking
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
     from domino_spec.baselines import NamedProposer
+    from domino_spec.bench.tasks import Task
     from domino_spec.evaluation import Measurement, PromptSet, Protocol
 
 _PROMPTS = "Prompts"
@@ -39,9 +40,10 @@ class PromptOptions:
     """Where prompts come from."""
 
     prompts: Annotated[
-        list[Path],
+        list[str],
         typer.Option(
-            help='JSON lines of {"turns": [...]}, of which the first is asked; repeatable.',
+            help='maths, code, chat (built in), JSON lines of {"turns": [...]}, of which the first '
+            "is asked, or hf:NAME[:SPLIT]; repeatable.",
             rich_help_panel=_PROMPTS,
         ),
     ] = field(default_factory=list)
@@ -159,10 +161,11 @@ def evaluate(
     """
     with speaking(as_json=as_json) as voice:
         from domino_spec.baselines import short_name
+        from domino_spec.bench.tasks import check_system
         from domino_spec.records import append_record, environment
 
         protocol = how.protocol()
-        turns = _turns(source)
+        tasks = _tasks(voice, source, system=chat.system)
         plain, drafters = load_compared(
             voice,
             target,
@@ -173,7 +176,8 @@ def evaluate(
         )
         if protocol.temperature and not how.decode:
             voice.note("at a temperature a simulation counts the match rule: greedy drafts")
-        sets = _prompt_sets(plain, source, turns, protocol, system=chat.system)
+        check_system(chat.system, plain.tokenizer)
+        sets = _prompt_sets(plain, source, tasks, protocol)
         documents = []
         measured = _measure(voice, plain, drafters, sets, protocol, how, head=evaluated.head)
         table = _table(several=len(drafters) > 1)
@@ -189,35 +193,32 @@ def evaluate(
             voice.out.print(table)
 
 
-def _turns(source: PromptOptions) -> list[tuple[str, list[str]]]:
+def _tasks(voice: Voice, source: PromptOptions, *, system: str | None) -> list[Task]:
     """The texts of the prompt files; what is wrong with them is found out first."""
-    from domino_spec.evaluation import read_turns
+    from domino_spec.bench.tasks import read_tasks
 
     if not source.prompts and not source.data:
         raise typer.BadParameter("there are no prompts; give --prompts FILE or --data CORPUS.")
     if source.held_out is not None and not source.data:
         raise typer.BadParameter("--held-out goes with --data; files of prompts are not split.")
-    return [(path.stem, read_turns(path, limit=source.limit)) for path in source.prompts]
+    if not source.prompts:
+        return []
+    return read_tasks(source.prompts, limit=source.limit, system=system, notice=voice.warn)
 
 
 def _prompt_sets(
     decoder: DominoDecoder,
     source: PromptOptions,
-    turns: Sequence[tuple[str, list[str]]],
+    tasks: Sequence[Task],
     protocol: Protocol,
-    *,
-    system: str | None,
 ) -> list[PromptSet]:
     from domino_spec.data import load_corpus
-    from domino_spec.evaluation import corpus_prompts, encode_turns
+    from domino_spec.evaluation import corpus_prompts
     from domino_spec.training.evaluate import split_held_out
 
     target, tokenizer, chat = decoder.target, decoder.tokenizer, decoder.chat_options
     longest = protocol.longest_for(target)
-    sets = [
-        encode_turns(name, texts, tokenizer, longest=longest, system=system, chat_options=chat)
-        for name, texts in turns
-    ]
+    sets = [task.encoded(tokenizer, longest=longest, chat_options=chat) for task in tasks]
     if source.data:
         corpus = load_corpus(
             source.data, tokenizer=tokenizer, vocab_size=target.vocab_size, chat_options=chat
