@@ -111,11 +111,11 @@ def _why_not_plain(target: Target, model: Any) -> str | None:
     for name, module in modules.items():
         if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
             return f"its {name} is a {type(module).__name__} (quantised, adapted or off-loaded)"
-        if name.startswith("layer") and ".mlp" in f".{name}" and module.bias is not None:
-            return "its MLP has biases"
     for layer in target.layers:
-        biases = [layer.get_submodule(name).bias is None for name in _PROJECTIONS[:3]]
-        if len(set(biases)) != 1:
+        plain = [layer.get_submodule(name).bias is None for name in _PROJECTIONS]
+        if not all(plain[4:]):
+            return "its MLP has biases"
+        if len(set(plain[:3])) != 1:
             return "some of its query, key and value projections have biases and some have none"
     if type(target.embedding) is not nn.Embedding:
         return f"its embedding is a {type(target.embedding).__name__}"
