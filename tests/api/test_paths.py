@@ -223,6 +223,20 @@ def test_a_model_that_somebody_listens_to_is_called_as_it_is(auto):
 
 def test_transformers_own_hooks_are_harmless(auto):
     auto.target.model(torch.tensor([[5, 6]]), output_hidden_states=True, output_attentions=True)
+def test_a_module_whose_forward_was_replaced_is_called_as_it_is(auto):
+    before = auto.generate(TEXT, **LONG).tokens
+    module = auto.target.layers[2].mlp
+    plain = module.forward
+    module.forward = lambda states: plain(states) * -1.0
+    try:
+        with pytest.warns(ReferenceLoopNotice, match=r"layers.2.mlp has a hook"):
+            steered = auto.generate(TEXT, **LONG)
+    finally:
+        del module.forward
+    assert steered.tokens != before
+    assert auto.generate(TEXT, **LONG).run.engine == "fast"
+
+
     assert auto.generate(TEXT, **LONG).run.engine == "fast"
 
 
