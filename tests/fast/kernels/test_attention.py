@@ -52,6 +52,10 @@ WAYS = {
     "kernel": attention.attend,
     "last": partial(split_attention.launch, block=16, splits=4, joined_by_last=True),
     "second": partial(split_attention.launch, block=16, splits=2, joined_by_last=False),
+    "tiles, last": partial(split_attention.launch, block=16, tile=4, splits=4, joined_by_last=True),
+    "tiles, second": partial(
+        split_attention.launch, block=16, tile=4, splits=2, joined_by_last=False
+    ),
     "one": partial(split_attention.launch, block=16, splits=1, joined_by_last=False),
     "rows": lambda query, keys, values, slots, starts, **rule: Spans(
         slots, starts, query.shape[1]

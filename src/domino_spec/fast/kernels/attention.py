@@ -16,7 +16,7 @@ from domino_spec.fast.kernels.runtime import usable
 from domino_spec.fast.kernels.split_attention import launch
 
 MAX_QUERIES = 128
-"""Queries (tokens times query heads of a kv head) that one program can hold."""
+"""Queries (tokens times query heads of a kv head) up to which `split_attention` is taken."""
 MAX_TOKENS = 64
 
 
