@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -13,7 +14,15 @@ from domino_spec.fast import pool as pool_module
 from domino_spec.fast import sizes
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.pool import EnginePool
-from domino_spec.fast.sizes import Size, fitting, free_bytes, size_for, token_bytes
+from domino_spec.fast.sizes import (
+    Size,
+    fitting,
+    free_bytes,
+    packed_bytes,
+    size_for,
+    token_bytes,
+)
+from domino_spec.fast.target import LeanTarget
 from tests.fast.runs import make_engine, own, run_reference
 from tests.support.families import make_target, random_drafter, random_prompts
 
@@ -270,3 +279,37 @@ def test_a_token_costs_its_keys_and_values_in_both_models():
 def test_free_memory_is_known_here_or_not_at_all():
     found = free_bytes(torch.device("cpu"))
     assert found is None or found > 1 << 20
+def test_weights_are_packed_where_the_copy_leaves_as_much_free(monkeypatch):
+    target, drafter = make_target("llama"), random_drafter()
+    copy = packed_bytes(target, drafter)
+    assert copy > sum(p.nbytes for p in target.model.model.layers.parameters())
+    for free, pack, packs in (
+        (2 * copy + (1 << 30), None, True),
+        (2 * copy - 1, None, False),
+        (2 * copy - 1 + (1 << 30), True, True),
+        (None, None, True),
+    ):
+        monkeypatch.setattr(pool_module, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(pool_module, "fitting", lambda wanted, *_, **__: wanted)
+        found, engine = run(make_pool(pack=pack))
+        assert engine.packs is packs
+        assert found == expected()
+
+
+def test_slots_take_no_memory_that_the_copy_needs(monkeypatch):
+    seen = []
+
+    def fits(wanted, present, needed, *, row, free):
+        seen.append(free)
+        return wanted
+
+    monkeypatch.setattr(pool_module, "fitting", fits)
+    monkeypatch.setattr(pool_module, "free_bytes", lambda _: 1 << 30)
+    pool = make_pool()
+    run(pool, PROMPTS[:1])
+    (before,) = seen
+    assert before == (1 << 30) - packed_bytes(pool._target, pool._drafter)
+    run(pool)
+    assert seen[1] > 1 << 30  # packed already, and its slots are given back
+
+

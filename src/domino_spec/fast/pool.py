@@ -23,6 +23,7 @@ from domino_spec.fast.sizes import (
     free_bytes,
     needed_capacity,
     size_for,
+    packed_bytes,
     token_bytes,
 )
 from domino_spec.targets import Target
@@ -114,7 +115,7 @@ class EnginePool:
             capacity=size.capacity,
             depth=self._depth,
             candidates=self._candidates,
-            pack=self._pack,
+            pack=self._packs(free_bytes(self._target.device)),
         )
         self._state = _state(self._target, self._drafter)
         return engine
@@ -129,6 +130,12 @@ class EnginePool:
     def _give_back(self, engine: Engine) -> None:
         """Keep the one with more room; what shares no weights with later ones is out of date."""
         if self._source is None or engine.target.layers is not self._source.target.layers:
+    def _packs(self, free: int | None) -> bool:
+        """Whether a new engine packs; where nobody says, only if the copy leaves as much free."""
+        if self._target.device.type != "cpu" or self._pack is not None:
+            return bool(self._pack)
+        return free is None or 2 * packed_bytes(self._target, self._drafter) <= free
+
             return
         if self._kept is None or _slot_bytes(self._kept) < _slot_bytes(engine):
             self._kept = engine
@@ -148,6 +155,8 @@ class EnginePool:
             return wanted
         return fitting(wanted, present, needed_capacity(rows), row=row, free=free)
 
+        if free is not None and self._source is None and self._packs(free):
+            free -= packed_bytes(self._target, self._drafter)
 
 def _slot_bytes(engine: Engine) -> int:
     own = engine.target.cache.nbytes
