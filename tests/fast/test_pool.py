@@ -169,9 +169,61 @@ def test_memory_that_runs_out_while_growing_costs_only_that_run(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError):
         run(pool)
     monkeypatch.undo()
+    caches = (engine.target.cache, engine.drafter.cache)
+    assert [cache.nbytes for cache in caches] == [0, 0]  # somebody else needs it now
     found, other = run(pool)
     assert found == expected()
+    assert other is engine
     assert matrices(other) == held
+
+
+def test_growing_gives_back_all_slots_before_it_takes_any(monkeypatch):
+    pool = make_pool()
+    _, engine = run(pool, PROMPTS[:1])
+    plain, held = LeanTarget.resize, []
+
+    def resize(self, **sizes):
+        held.append(engine.target.cache.nbytes + engine.drafter.cache.nbytes)
+        plain(self, **sizes)
+
+    monkeypatch.setattr(LeanTarget, "resize", resize)
+    run(pool)
+    assert held == [0]
+
+
+def test_costs_that_nobody_waited_for_cost_no_second_engine(monkeypatch):
+    def interrupted(engine, *, batches):
+        raise KeyboardInterrupt
+
+    pool = make_pool(depth=None)
+    monkeypatch.setattr(pool_module, "adapt_depth", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(pool)
+    first = pool._source
+    assert run(pool, speculate=False) == (expected(), first)
+
+
+def test_threads_that_come_together_share_the_weights(monkeypatch):
+    pool, made, second = make_pool(), [], []
+    plain, came = pool_module.Engine, Event()
+
+    def make(*arguments, **options):
+        made.append(None)
+        if len(made) > 1:
+            came.set()
+        elif not second:
+            second.append(Thread(target=lambda: made.append(run(pool, PROMPTS[1:2]))))
+            second[0].start()
+            came.wait(0.2)  # as long as it takes if it may come in
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(pool_module, "Engine", make)
+    found, engine = run(pool, PROMPTS[:1])
+    second[0].join()
+    assert made[:1] == [None]
+    ((other, its),) = made[1:]
+    assert found + other == expected()[:2]
+    assert matrices(its) == matrices(engine)
 
 
 def test_a_callers_inference_mode_stays_the_callers():
@@ -276,9 +328,6 @@ def test_a_token_costs_its_keys_and_values_in_both_models():
     assert both == token_bytes(target, drafter) * places
 
 
-def test_free_memory_is_known_here_or_not_at_all():
-    found = free_bytes(torch.device("cpu"))
-    assert found is None or found > 1 << 20
 def test_weights_are_packed_where_the_copy_leaves_as_much_free(monkeypatch):
     target, drafter = make_target("llama"), random_drafter()
     copy = packed_bytes(target, drafter)
@@ -313,3 +362,6 @@ def test_slots_take_no_memory_that_the_copy_needs(monkeypatch):
     assert seen[1] > 1 << 30  # packed already, and its slots are given back
 
 
+def test_free_memory_is_known_here_or_not_at_all():
+    found = free_bytes(torch.device("cpu"))
+    assert found is None or found > 1 << 20

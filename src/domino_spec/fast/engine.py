@@ -105,12 +105,23 @@ class Engine:
         """Other slots for an idle engine: weights stay where they are, graphs are captured anew."""
         self._check_idle("their tokens would be lost")
         if self.target.device.type == "cuda":
+        self._drop_slots()  # all of them, before anything is taken
+        try:
+            self.target.resize(slots=slots + 1, capacity=capacity + self.margin)
+            if self.drafter is not None:
+                self.drafter.resize(slots=slots + 1, capacity=capacity + self.margin)
+        except BaseException:
+            self._drop_slots()
+            raise
             torch.cuda.synchronize(self.target.device)  # a cycle nobody waited for may still run
         self._seat_rows(slots)
         self.capacity = capacity
-        self.target.resize(slots=slots + 1, capacity=capacity + self.margin)
+
+    def _drop_slots(self) -> None:
+        self._seat_rows(0)
+        self.target.cache.free()
         if self.drafter is not None:
-            self.drafter.resize(slots=slots + 1, capacity=capacity + self.margin)
+            self.drafter.cache.free()
 
     def twin(self, *, slots: int, capacity: int) -> Engine:
         """Another engine over the same weights, with slots of its own."""
