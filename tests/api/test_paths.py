@@ -1,6 +1,7 @@
 """The engine and the reference loop behind one decoder: same tokens, reasons for each choice."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import transformers as tf
 
 from domino_spec import DominoDecoder, DominoGenerate, SamplingParams
 from domino_spec.api import ReferenceLoopNotice
+from domino_spec.api import paths as paths_module
 from domino_spec.errors import InputError
 from domino_spec.fast import pool as pool_module
 from domino_spec.fast.pool import EnginePool
@@ -221,6 +223,20 @@ def test_a_model_that_somebody_listens_to_is_called_as_it_is(auto):
     assert again.run.engine == "fast"
 
 
+def test_a_module_whose_forward_was_replaced_is_called_as_it_is(auto):
+    before = auto.generate(TEXT, **LONG).tokens
+    module = auto.target.layers[2].mlp
+    plain = module.forward
+    module.forward = lambda states: plain(states) * -1.0
+    try:
+        with pytest.warns(ReferenceLoopNotice, match=r"layers.2.mlp has a hook"):
+            steered = auto.generate(TEXT, **LONG)
+    finally:
+        del module.forward
+    assert steered.tokens != before
+    assert auto.generate(TEXT, **LONG).run.engine == "fast"
+
+
 def test_transformers_own_hooks_are_harmless(auto):
     auto.target.model(torch.tensor([[5, 6]]), output_hidden_states=True, output_attentions=True)
     assert auto.generate(TEXT, **LONG).run.engine == "fast"
@@ -246,6 +262,25 @@ def test_memory_that_runs_out_after_all(monkeypatch, reference):
     assert [row.tokens for row in found] == [row.tokens for row in expected]
     with pytest.raises(torch.OutOfMemoryError):
         decoder("fast").generate(PROMPTS, **LONG)
+
+
+def test_what_was_made_before_memory_ran_out_is_gone_when_the_loop_needs_it(monkeypatch):
+    made = []
+
+    def lend(*arguments, **options):
+        half_an_engine = torch.zeros(8)
+        made.append(weakref.ref(half_an_engine))
+        raise torch.OutOfMemoryError
+
+    def decode(*arguments):
+        assert made[0]() is None
+        return plain(*arguments)
+
+    plain = paths_module.decode
+    monkeypatch.setattr(EnginePool, "lend", lend)
+    monkeypatch.setattr(paths_module, "decode", decode)
+    with pytest.warns(ReferenceLoopNotice, match="ran out of memory"):
+        assert decoder("auto").generate(PROMPTS[0], **LONG).run.engine == "reference"
 
 
 def test_an_unknown_engine():

@@ -7,6 +7,10 @@ import json
 import pytest
 import torch
 
+from domino_spec.api import DtypeNotice
+from domino_spec.api import dtypes as api_dtypes
+from domino_spec.cli.doctor import _dtype
+from domino_spec.cli.options import TargetDtype, TargetOptions
 from domino_spec.fast import dtypes
 from tests.support.families import make_model
 
@@ -101,3 +105,12 @@ def test_a_family_the_engine_does_not_know(domino, tmp_path):
     run = document(domino("generate", tmp_path, "1", "--raw", "-n", 3, "--json"))
     assert run["run"]["engine"] == "reference"
     assert "Gemma3ForCausalLM" in run["notes"][0]
+
+
+def test_the_doctor_reckons_with_the_type_that_would_be_taken(monkeypatch):
+    monkeypatch.setattr(api_dtypes, "faster_on_cpu", lambda: torch.bfloat16)
+    config = make_model("llama").config
+    config.dtype = torch.float32
+    with pytest.warns(DtypeNotice, match="rounded"):
+        found = _dtype(TargetOptions(dtype=TargetDtype.FASTEST), config, torch.device("cpu"))
+    assert found == torch.bfloat16

@@ -40,6 +40,19 @@ def test_another_drafter_is_measured_anew(cache):
     assert len(list((cache / "costs").iterdir())) == 2
 
 
+@pytest.mark.parametrize("change", ["version", "DOMINO_KERNELS", "DOMINO_OVERLAP"])
+def test_costs_of_other_kernels_are_not_believed(cache, monkeypatch, change):
+    """A new release brings new kernels, and a variable may switch what they do."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    adapt_depth(engine)
+    if change == "version":
+        monkeypatch.setattr(calibration, "__version__", "99.0", raising=False)
+    else:
+        monkeypatch.setenv(change, "off")
+    adapt_depth(engine)
+    assert len(list((cache / "costs").iterdir())) == 2
+
+
 @pytest.mark.parametrize("spoiled", ["", "[1, 2]", '{"1": 5}', "{"])
 def test_a_spoiled_file_is_measured_again(cache, spoiled):
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)

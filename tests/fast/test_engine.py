@@ -2,17 +2,21 @@
 
 import pytest
 import torch
+import transformers as tf
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError, TargetError
 from domino_spec.fast.engine import Engine
+from domino_spec.targets import Target
 from tests.fast.runs import make_engine, own, run_engine, run_reference
 from tests.support.families import (
+    CONFIGS,
     drafter_config,
     make_target,
     markov_head,
     random_drafter,
     random_prompts,
+    randomise,
 )
 from tests.support.pair import SIZE, bigram_target, knowing_drafter, successor
 from tests.support.runs import make_rows
@@ -230,6 +234,26 @@ def test_a_full_engine_and_a_long_row_are_refused():
 def test_other_families_are_refused_with_a_reason(family, reason):
     with pytest.raises(TargetError, match=reason):
         Engine(own(make_target(family)), None)
+
+
+def biased(**changes):
+    """A Llama with biases, each of them large enough to count."""
+    config = CONFIGS["llama"]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, 0.0, 0.5)
+    return Target(model)
+
+
+def test_biases_of_attention_count_and_those_of_an_mlp_are_refused():
+    with pytest.raises(TargetError, match="its MLP has biases"):
+        Engine(biased(mlp_bias=True), None)
+    target = biased(attention_bias=True)
+    assert target.layers[0].self_attn.o_proj.bias is not None
+    compare(target, random_drafter())
 
 
 @pytest.mark.parametrize("family", LEAN)

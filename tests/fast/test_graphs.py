@@ -39,6 +39,15 @@ def test_a_policy_may_choose_any_depth():
     assert [plan.depth for _, plan in found] == list(depths(7))
 
 
+def test_an_engine_that_was_told_not_to_draft_records_what_it_will_run():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    found = recorded_by(engine)
+    engine.policy = DepthPolicy({1: dict.fromkeys(depths(7), 1.0)}, 7)
+    engine.speculates = False
+    engine.capture(1, SamplingParams())
+    assert found == [(1, Plan(0, alone=True))]
+
+
 def test_without_graphs_and_without_a_drafter():
     engine = make_engine(make_target("llama"), None, slots=2)
     found = recorded_by(engine)

@@ -1,10 +1,14 @@
 """What the measurements are made of."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from domino_spec.errors import InputError
+from domino_spec.fast import graphs, measure
 from domino_spec.fast.cycle import Plan
+from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.measure import (
     Bench,
@@ -22,6 +26,7 @@ from domino_spec.fast.shapes import (
     random_target,
     target_config,
 )
+from domino_spec.fast.target import LeanTarget
 
 CPU = torch.device("cpu")
 
@@ -83,6 +88,40 @@ def test_forced_acceptance_commits_what_it_is_told(bench):
 
 def test_paced_counts_tokens_a_second(bench):
     assert bench.paced(2, 15, [3, 5], cycles=4) > 0
+
+
+def test_everything_is_launched_on_the_engines_own_gpu(bench, monkeypatch):
+    """Kernels go to the current GPU, wherever their tensors are."""
+    inside = []
+
+    @contextmanager
+    def on_device(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    for module in (measure, graphs):
+        monkeypatch.setattr(module, "on_device", on_device, raising=False)
+    launched = []
+
+    def watched(plain):
+        def run(*arguments):
+            launched.append(list(inside))
+            return plain(*arguments)
+
+        return run
+
+    for part, name in ((LeanTarget, "forward"), (LeanDrafter, "hidden")):
+        monkeypatch.setattr(part, name, watched(getattr(part, name)))
+    for measured in (
+        lambda: bench.cycle_seconds(1, 3),
+        lambda: bench.stages(1, 3),
+        lambda: bench.paced(1, 3, [1], cycles=2),
+    ):
+        launched.clear()
+        measured()
+        assert launched
+        assert all(launched)
 
 
 def test_seconds_and_bandwidth_are_positive():

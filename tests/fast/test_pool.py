@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from threading import Event, Thread
 
 import pytest
 import torch
@@ -13,7 +14,15 @@ from domino_spec.fast import pool as pool_module
 from domino_spec.fast import sizes
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.pool import EnginePool
-from domino_spec.fast.sizes import Size, fitting, free_bytes, size_for, token_bytes
+from domino_spec.fast.sizes import (
+    Size,
+    fitting,
+    free_bytes,
+    packed_bytes,
+    size_for,
+    token_bytes,
+)
+from domino_spec.fast.target import LeanTarget
 from tests.fast.runs import make_engine, own, run_reference
 from tests.support.families import make_target, random_drafter, random_prompts
 
@@ -160,9 +169,61 @@ def test_memory_that_runs_out_while_growing_costs_only_that_run(monkeypatch):
     with pytest.raises(torch.OutOfMemoryError):
         run(pool)
     monkeypatch.undo()
+    caches = (engine.target.cache, engine.drafter.cache)
+    assert [cache.nbytes for cache in caches] == [0, 0]  # somebody else needs it now
     found, other = run(pool)
     assert found == expected()
+    assert other is engine
     assert matrices(other) == held
+
+
+def test_growing_gives_back_all_slots_before_it_takes_any(monkeypatch):
+    pool = make_pool()
+    _, engine = run(pool, PROMPTS[:1])
+    plain, held = LeanTarget.resize, []
+
+    def resize(self, **sizes):
+        held.append(engine.target.cache.nbytes + engine.drafter.cache.nbytes)
+        plain(self, **sizes)
+
+    monkeypatch.setattr(LeanTarget, "resize", resize)
+    run(pool)
+    assert held == [0]
+
+
+def test_costs_that_nobody_waited_for_cost_no_second_engine(monkeypatch):
+    def interrupted(engine, *, batches):
+        raise KeyboardInterrupt
+
+    pool = make_pool(depth=None)
+    monkeypatch.setattr(pool_module, "adapt_depth", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(pool)
+    first = pool._source
+    assert run(pool, speculate=False) == (expected(), first)
+
+
+def test_threads_that_come_together_share_the_weights(monkeypatch):
+    pool, made, second = make_pool(), [], []
+    plain, came = pool_module.Engine, Event()
+
+    def make(*arguments, **options):
+        made.append(None)
+        if len(made) > 1:
+            came.set()
+        elif not second:
+            second.append(Thread(target=lambda: made.append(run(pool, PROMPTS[1:2]))))
+            second[0].start()
+            came.wait(0.2)  # as long as it takes if it may come in
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(pool_module, "Engine", make)
+    found, engine = run(pool, PROMPTS[:1])
+    second[0].join()
+    assert made[:1] == [None]
+    ((other, its),) = made[1:]
+    assert found + other == expected()[:2]
+    assert matrices(its) == matrices(engine)
 
 
 def test_a_callers_inference_mode_stays_the_callers():
@@ -265,6 +326,40 @@ def test_a_token_costs_its_keys_and_values_in_both_models():
     assert engine.target.cache.nbytes == token_bytes(target, None) * places
     both = engine.target.cache.nbytes + engine.drafter.cache.nbytes
     assert both == token_bytes(target, drafter) * places
+
+
+def test_weights_are_packed_where_the_copy_leaves_as_much_free(monkeypatch):
+    target, drafter = make_target("llama"), random_drafter()
+    copy = packed_bytes(target, drafter)
+    assert copy > sum(p.nbytes for p in target.model.model.layers.parameters())
+    for free, pack, packs in (
+        (2 * copy + (1 << 30), None, True),
+        (2 * copy - 1, None, False),
+        (2 * copy - 1 + (1 << 30), True, True),
+        (None, None, True),
+    ):
+        monkeypatch.setattr(pool_module, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(pool_module, "fitting", lambda wanted, *_, **__: wanted)
+        found, engine = run(make_pool(pack=pack))
+        assert engine.packs is packs
+        assert found == expected()
+
+
+def test_slots_take_no_memory_that_the_copy_needs(monkeypatch):
+    seen = []
+
+    def fits(wanted, present, needed, *, row, free):
+        seen.append(free)
+        return wanted
+
+    monkeypatch.setattr(pool_module, "fitting", fits)
+    monkeypatch.setattr(pool_module, "free_bytes", lambda _: 1 << 30)
+    pool = make_pool()
+    run(pool, PROMPTS[:1])
+    (before,) = seen
+    assert before == (1 << 30) - packed_bytes(pool._target, pool._drafter)
+    run(pool)
+    assert seen[1] > 1 << 30  # packed already, and its slots are given back
 
 
 def test_free_memory_is_known_here_or_not_at_all():

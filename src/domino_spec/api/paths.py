@@ -116,11 +116,13 @@ class Paths:
         speculate: bool,
     ) -> Iterator[Commit]:
         with ExitStack() as stack:
+            engine = None
             try:
                 engine = stack.enter_context(self._pool.lend(rows, speculate=speculate))
             except torch.OutOfMemoryError:
                 if self._choice == "fast":
                     raise
+            if engine is None:  # outside the except: an error holds what was made before it
                 stats.engine, stats.engine_reason = "reference", "it ran out of memory"
                 self._tell(stats.engine_reason)
                 yield from self._in_loop(rows, stats, speculate=speculate)

@@ -150,6 +150,8 @@ def _dtype(options: TargetOptions, config: Any, device: torch.device) -> torch.d
     wanted = None if options.dtype is None else options.dtype.resolved()
     if isinstance(wanted, torch.dtype):
         return wanted
+    if callable(wanted):
+        return wanted(config, device)
     if wanted is None and device.type == "cpu":
         return torch.float32
     stored = getattr(config.get_text_config(), "dtype", None)

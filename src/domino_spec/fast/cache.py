@@ -31,10 +31,14 @@ class SlotCache:
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots, as many and as long as these; the old ones' memory is given back first."""
         self.capacity = capacity
-        self._states = self._states.new_empty(0)
+        self.free()
         shape = (self._layers, 2, slots, self._kv_heads, capacity, self._head_dim)
         # Zeros, not garbage: a masked NaN would still poison a product.
         self._states = self._states.new_zeros(shape)
+
+    def free(self) -> None:
+        """No slots at all: their memory is given back."""
+        self._states = self._states.new_empty(0)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values."""

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
+from domino_spec import __version__
 from domino_spec.errors import InputError
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.kept import kept_file, processor, read_kept, seconds, write_kept
-from domino_spec.fast.kernels.runtime import SWITCH
+from domino_spec.fast.kernels import overlap, runtime
 from domino_spec.fast.measure import Bench
 from domino_spec.fast.policy import DepthPolicy, depths
 
@@ -100,6 +101,7 @@ def _facts(engine: Engine) -> list[Any]:
     assert engine.drafter is not None
     device = engine.target.device
     return [
+        __version__,
         torch.__version__,
         torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         torch.get_num_threads() if device.type == "cpu" else 0,
@@ -108,7 +110,8 @@ def _facts(engine: Engine) -> list[Any]:
         engine.target.layers[0].nbytes,
         engine.target.cache.capacity if device.type == "cuda" else 0,  # CPUs look at lengths
         engine.packs,
-        os.environ.get(SWITCH, ""),
+        os.environ.get(runtime.SWITCH, ""),
+        os.environ.get(overlap.SWITCH, ""),
         engine.target.vocab_size,
         len(engine.target.layers),
         engine.drafter.config.to_dict(),

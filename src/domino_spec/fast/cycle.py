@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.kernels.commit import commit
 from domino_spec.fast.rows import Rows
+from domino_spec.fast.sampling import needs_filter
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
 
@@ -34,6 +36,13 @@ class Plan:
     """Whether these rows will never draft: the drafter is told nothing of their tokens."""
     forced: bool = False
     """Whether acceptance is pretended (benchmarks only)."""
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], depth: int, *, alone: bool) -> Plan:
+        """What rows with these parameters need."""
+        sampled = any(each.samples for each in params)
+        filtered = any(needs_filter(each) for each in params)
+        return cls(depth, sampled=sampled, filtered=filtered, alone=alone)
 
 
 class Cycle:

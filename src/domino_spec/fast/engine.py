@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 
@@ -19,6 +17,7 @@ from domino_spec.fast.checks import check_row, check_settings
 from domino_spec.fast.cycle import Cycle, Plan
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Runner
+from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.policy import DepthPolicy, depths
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import needs_filter
@@ -106,11 +105,22 @@ class Engine:
         self._check_idle("their tokens would be lost")
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)  # a cycle nobody waited for may still run
+        self._drop_slots()  # all of them, before anything is taken
+        try:
+            self.target.resize(slots=slots + 1, capacity=capacity + self.margin)
+            if self.drafter is not None:
+                self.drafter.resize(slots=slots + 1, capacity=capacity + self.margin)
+        except BaseException:
+            self._drop_slots()
+            raise
         self._seat_rows(slots)
         self.capacity = capacity
-        self.target.resize(slots=slots + 1, capacity=capacity + self.margin)
+
+    def _drop_slots(self) -> None:
+        self._seat_rows(0)
+        self.target.cache.free()
         if self.drafter is not None:
-            self.drafter.resize(slots=slots + 1, capacity=capacity + self.margin)
+            self.drafter.cache.free()
 
     def twin(self, *, slots: int, capacity: int) -> Engine:
         """Another engine over the same weights, with slots of its own."""
@@ -162,7 +172,7 @@ class Engine:
         seat = Seat(self._free.pop(), row, params, stats)
         self._seats.append(seat)
         try:
-            with self._on_device():
+            with on_device(self.target.device):
                 token = self._prefill(row, params, seat.slot, seed)
             return self._take(seat, [token], accepted=0)
         except BaseException:
@@ -201,23 +211,19 @@ class Engine:
         """
         chosen = (self.depth,) if self.policy is None else depths(self.depth)
         for depth in chosen:
-            plan = Plan(depth, sampled=params.samples, filtered=needs_filter(params))
-            with self._on_device():
-                self.runner.capture_up_to(rows, plan)
+            self.runner.capture_up_to(rows, self._plan([params], depth))
 
     def _start(self) -> None:
         seats = tuple(self._seats)
-        sampled = any(seat.params.samples for seat in seats)
-        filtered = any(needs_filter(seat.params) for seat in seats)
-        depth = self._depth_for(len(seats)) if self.speculates else 0
-        alone = self.drafter is not None and not self.speculates
-        plan = Plan(depth, sampled=sampled, filtered=filtered, alone=alone)
-        with self._on_device():
-            report = self.runner.start([seat.slot for seat in seats], plan)
+        policy = self.policy if self.speculates else None
+        depth = self.depth if policy is None else policy.choose(len(seats))
+        plan = self._plan([seat.params for seat in seats], depth)
+        report = self.runner.start([seat.slot for seat in seats], plan)
         self._flights.append(Flight(seats, plan.depth, report))
 
-    def _depth_for(self, rows: int) -> int:
-        return self.depth if self.policy is None else self.policy.choose(rows)
+    def _plan(self, params: Sequence[SamplingParams], depth: int) -> Plan:
+        alone = self.drafter is not None and not self.speculates
+        return Plan.of(params, 0 if alone else depth, alone=alone)
 
     def _land(self) -> list[Commit]:
         flight = self._flights.popleft()
@@ -292,8 +298,3 @@ class Engine:
                 self.release(row)
             if not self._seats:
                 self._flights.clear()  # nobody is left to hear of them
-
-    def _on_device(self) -> AbstractContextManager[Any]:
-        """Launches and captures go to the current GPU: it must be the target's."""
-        device = self.target.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

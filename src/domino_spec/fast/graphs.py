@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.fast.cycle import Cycle, Plan
+from domino_spec.fast.kernels.runtime import on_device
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
 """Batches are filled up to one of these sizes."""
@@ -25,37 +26,39 @@ class Captured:
 
 
 class Runner:
-    """Starts cycles without waiting for them."""
+    """Starts cycles without waiting for them, on the GPU where their slots are."""
 
     def __init__(self, cycle: Cycle, *, graphs: bool) -> None:
         self._cycle = cycle
+        self._device = cycle.slots.device
         self._graphs = graphs
         self._captured: dict[tuple[int, Plan], Captured] = {}
         self._pool: Any = None
 
     def start(self, slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
         """Start a cycle for these slots; what is returned waits for its report."""
-        if not self._graphs:
-            report = self._cycle.run(torch.tensor(slots, device=self._cycle.slots.device), plan)
-            return report.cpu
-        size = _filled(len(slots))
-        captured = self._captured.get((size, plan)) or self.capture(size, plan)
-        filled = [*slots, *[self._cycle.slots.spare] * (size - len(slots))]
-        captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
-        captured.graph.replay()
-        return _read_back(captured.report, len(slots))
+        with on_device(self._device):
+            if not self._graphs:
+                return self._cycle.run(torch.tensor(slots, device=self._device), plan).cpu
+            size = _filled(len(slots))
+            captured = self._captured.get((size, plan)) or self.capture(size, plan)
+            filled = [*slots, *[self._cycle.slots.spare] * (size - len(slots))]
+            captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
+            captured.graph.replay()
+            return _read_back(captured.report, len(slots))
 
     def capture_up_to(self, rows: int, plan: Plan) -> None:
         """Record a cycle for each size that so many rows, or fewer, are filled up to."""
         if self._graphs:
-            for size in sorted({_filled(count) for count in range(1, rows + 1)}):
-                if (size, plan) not in self._captured:
-                    self.capture(size, plan)
+            with on_device(self._device):
+                for size in sorted({_filled(count) for count in range(1, rows + 1)}):
+                    if (size, plan) not in self._captured:
+                        self.capture(size, plan)
 
     def capture(self, size: int, plan: Plan) -> Captured:
         """Record one cycle of this kind; rows in use are not touched."""
         spare = self._cycle.slots.spare
-        slots = torch.full((size,), spare, dtype=torch.long, device=self._cycle.slots.device)
+        slots = torch.full((size,), spare, dtype=torch.long, device=self._device)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compile and allocate before anything is recorded

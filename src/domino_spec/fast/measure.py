@@ -15,6 +15,7 @@ from torch import Tensor
 from domino_spec.errors import InputError
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
+from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
 from domino_spec.fast.weights import nbytes
@@ -43,9 +44,14 @@ def bandwidth(device: torch.device) -> float:
 
 def seconds_of(call: Callable[[], Any], device: torch.device, *, repeats: int = 20) -> float:
     """The median time of a call; on a GPU captured first, so that launches cost nothing."""
-    if device.type != "cuda":
+    with on_device(device):
+        if device.type == "cuda":
+            return _captured_seconds(call, repeats)
         call()
         return statistics.median(_clocked(call) for _ in range(min(repeats, 7)))
+
+
+def _captured_seconds(call: Callable[[], Any], repeats: int) -> float:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -122,8 +128,9 @@ class Bench:
         rows = self.rows(batch, depth + 1)
         anchors = torch.ones(batch, dtype=torch.long, device=self.device)
         block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
-        hidden = drafter.hidden(anchors, rows)[:, :depth].clone()
-        states, tapped = target.forward(block, rows, drafter.taps)
+        with on_device(self.device):
+            hidden = drafter.hidden(anchors, rows)[:, :depth].clone()
+            states, tapped = target.forward(block, rows, drafter.taps)
         head = nbytes([target.lm_head])
         correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
         layers = sum(weights.nbytes for weights in target.layers)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import RLock
 
 import torch
 
@@ -22,6 +23,7 @@ from domino_spec.fast.sizes import (
     fitting,
     free_bytes,
     needed_capacity,
+    packed_bytes,
     size_for,
     token_bytes,
 )
@@ -57,6 +59,8 @@ class EnginePool:
         """Whose weights the next engine shares."""
         self._state: State = ((), ())
         self._reason: tuple[State, str | None] | None = None
+        # One thread at a time; but a forgotten stream may be given back in the midst of a taking.
+        self._lock = RLock()
 
     def why_not(self) -> str | None:
         """What keeps target or drafter off the engine, in words; None if nothing does."""
@@ -72,8 +76,9 @@ class EnginePool:
 
     def why_no_room(self, rows: Sequence[Row]) -> str | None:
         """Why no slot would fit into memory, in words; None if one does."""
-        if self._size(rows) is not None:
-            return None
+        with self._lock:
+            if self._size(rows) is not None:
+                return None
         needed = needed_capacity(rows)
         size = needed * token_bytes(self._target, self._drafter) / 1e9
         return f"a slot of {needed} tokens takes {size:.1f} GB of memory, which is not free"
@@ -81,11 +86,13 @@ class EnginePool:
     @contextmanager
     def lend(self, rows: Sequence[Row], *, speculate: bool) -> Iterator[Engine]:
         """An engine with room for these rows (or some of them at a time) and for nobody else's."""
-        engine = self._take(rows, speculate=speculate)
+        with self._lock:
+            engine = self._take(rows, speculate=speculate)
         try:
             yield engine
         finally:
-            self._give_back(engine)
+            with self._lock:
+                self._give_back(engine)
 
     # A caller's inference mode must not make tensors that nobody else may write to.
     @torch.inference_mode(False)
@@ -97,11 +104,15 @@ class EnginePool:
         engine, self._kept = self._kept, None
         if engine is None:
             engine = self._made(size)
-        elif not Size(engine.slots.count, engine.capacity).holds(size):
-            engine.resize(slots=size.slots, capacity=size.capacity)
-        engine.speculates = speculate
-        if speculate and self._adapts:
-            self._adapt(engine)
+        try:
+            if not Size(engine.slots.count, engine.capacity).holds(size):
+                engine.resize(slots=size.slots, capacity=size.capacity)
+            engine.speculates = speculate
+            if speculate and self._adapts:
+                self._adapt(engine)
+        except BaseException:
+            self._give_back(engine)
+            raise
         return engine
 
     def _made(self, size: Size) -> Engine:
@@ -114,10 +125,16 @@ class EnginePool:
             capacity=size.capacity,
             depth=self._depth,
             candidates=self._candidates,
-            pack=self._pack,
+            pack=self._packs(free_bytes(self._target.device)),
         )
         self._state = _state(self._target, self._drafter)
         return engine
+
+    def _packs(self, free: int | None) -> bool:
+        """Whether a new engine packs; where nobody says, only if the copy leaves as much free."""
+        if self._target.device.type != "cpu" or self._pack is not None:
+            return bool(self._pack)
+        return free is None or 2 * packed_bytes(self._target, self._drafter) <= free
 
     def _adapt(self, engine: Engine) -> None:
         """Costs of as many rows as there are slots; what was measured before is not again."""
@@ -138,6 +155,8 @@ class EnginePool:
         wanted = size_for(rows, self._target)
         present, row = None, token_bytes(self._target, self._drafter)
         free = free_bytes(self._target.device)
+        if free is not None and self._source is None and self._packs(free):
+            free -= packed_bytes(self._target, self._drafter)
         if self._kept is not None:
             present = Size(self._kept.slots.count, self._kept.capacity)
             if present.holds(wanted):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from domino_spec.decoding import Row
 from domino_spec.drafter import Drafter
@@ -82,6 +83,13 @@ def token_bytes(target: Target, drafter: Drafter | None) -> int:
         config = drafter.config
         numbers += config.num_layers * config.num_kv_heads * config.head_dim
     return 2 * numbers * target.dtype.itemsize
+
+
+def packed_bytes(target: Target, drafter: Drafter | None) -> int:
+    """What packed copies of all matrices take."""
+    models: list[nn.Module] = [target.model] if drafter is None else [target.model, drafter]
+    layers = (layer for model in models for layer in model.modules())
+    return sum(layer.weight.nbytes for layer in layers if isinstance(layer, nn.Linear))
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -65,7 +65,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 3, 20])
-@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("n", [1, 5, 9])
 def test_each_row_sees_its_own_cache(device, way, causal, window, n):
     # Empty, at and around the edge of a block of 16, and up to the capacity.
     for starts in ([0, 15, 33], [16, 17, CAPACITY - n]):

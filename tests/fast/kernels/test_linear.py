@@ -124,6 +124,19 @@ def test_float16_norm_survives_products_out_of_range(device: torch.device) -> No
     assert error(linear(**fed(given)), exact(given, False)).max() < 2e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [0.02, 0.001])
+def test_small_rows_under_a_small_norm_keep_their_bits(
+    size: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    """An embedding under the first norm of a Llama: hundredths of hundredths."""
+    drawn = tensors((4, 24, 512, False), torch.float32, device)
+    x = drawn["x"] / drawn["x"].norm(dim=1, keepdim=True) * 512**0.5 * size
+    given = {"x": x, "weight": drawn["weight"], "norm": drawn["norm"] * 0.02}
+    given = {name: value.to(dtype) for name, value in given.items()}
+    assert error(linear(**fed(given)), exact(given, False)).max() < 2 * torch.finfo(dtype).eps
+
+
 def test_counters_are_left_at_zero_and_results_repeat(device: torch.device) -> None:
     shape = (4, 24, 4096, False)
     assert plan(*shape[:3], gated=False, dtype=torch.float32).split > 1

@@ -40,7 +40,8 @@ class Normed:
 def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
     """Rows that were made by something other than a product."""
     if usable(rows) and few_rows.takes(len(rows)):
-        return Normed(rows, norm, eps, *weigh(rows, norm, padded=few_rows.padded(len(rows))))
+        padded = few_rows.padded(len(rows))
+        return Normed(rows, norm, eps, *weigh(rows, norm, eps, padded=padded))
     return Normed(rows, norm, eps)
 
 

@@ -37,16 +37,17 @@ def rms_norm_twin(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * wide.to(x.dtype)
 
 
-def weigh(x: Tensor, weight: Tensor, *, padded: int) -> tuple[Tensor, Tensor]:
-    """Rows [m, width] times `shrink` and the weight, and their sums of squares [1, padded]."""
+def weigh(x: Tensor, weight: Tensor, eps: float, *, padded: int) -> tuple[Tensor, Tensor]:
+    """Rows [m, width] times the weight, and their sums of squares [1, padded]; kernels alone.
+
+    Where `shrink` would shrink them they are divided by their norm at once, which spares small ones
+    the loss of their last bits; the sums are then those by which the reader divides no more.
+    """
     out = x.new_empty(x.shape)
     sums = x.new_empty(1, padded, dtype=torch.float32)
-    if not usable(x):
-        sums[0, : len(x)] = x.float().square().sum(dim=1)
-        return (x.float() * (weight.float() * shrink(x.dtype))).to(x.dtype), sums
     size = triton.next_power_of_2(x.shape[1])
     _weigh[(len(x),)](
-        x, weight, out, sums, x.shape[1], x.stride(0), SIZE=size, SHRINK=shrink(x.dtype),
+        x, weight, out, sums, x.shape[1], x.stride(0), eps, SIZE=size, SHRINK=shrink(x.dtype),
         num_warps=min(max(size // 512, 1), 8), **overlap(x),
     )  # fmt: skip
     return out, sums
@@ -100,6 +101,7 @@ if triton_available():
         sums,
         width,
         stride,
+        eps,
         SIZE: tl.constexpr,
         SHRINK: tl.constexpr,
         OVERLAP: tl.constexpr,
@@ -108,11 +110,15 @@ if triton_available():
         let_next_come(OVERLAP)
         lane = tl.arange(0, SIZE)
         inside = lane < width
-        scale = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32) * SHRINK
+        scale = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)
         wait_for_last(OVERLAP)
         row = tl.program_id(0)
         wide = tl.load(x + row.to(tl.int64) * stride + lane, mask=inside, other=0.0).to(tl.float32)
-        tl.store(sums + row, tl.sum(wide * wide, axis=0))
+        squares = tl.sum(wide * wide, axis=0)
+        if SHRINK != 1.0:
+            wide *= tl.rsqrt(squares / width + eps)
+            squares = (1 / (SHRINK * SHRINK) - eps) * width
+        tl.store(sums + row, squares)
         place = out + row.to(tl.int64) * width + lane
         tl.store(place, (wide * scale).to(out.dtype.element_ty), mask=inside)
 

@@ -1,11 +1,14 @@
-"""Whether Triton's kernels can run here, or their twins must."""
+"""Whether Triton's kernels can run here, or their twins must; and on which GPU."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import Any
 
+import torch
 from torch import Tensor
 
 INTERPRET = "interpret"
@@ -27,6 +30,11 @@ def usable(tensor: Tensor) -> bool:
     if tensor.is_cuda:
         return True
     return wish == INTERPRET and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Launches and captures go to the current GPU: inside, that is this one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def on_host(tensor: Tensor) -> bool:
