@@ -26,7 +26,8 @@ def floors(records: list[dict[str, Any]]) -> str:
             f"({_bandwidths(records)} TB/s). Plain decoding is this engine without a drafter. "
             "**Acceptance is forced** to the tokens a cycle named: the same kernels and the same "
             "commit, only the accepted length is overridden. The rollout's share is what drafting "
-            "takes beyond its backbone and one reading of the output matrix.",
+            "takes beyond its backbone and one reading of the output matrix. The smaller the "
+            "model, the more the few microseconds weigh that every launch takes beyond its bytes.",
             "",
             "Each line of the tables is one run:",
             "",
