@@ -206,6 +206,20 @@ def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(
         assert torch.equal(run(x[row : row + 1])[0], together[row])
 
 
+def test_rows_to_be_normed_may_lie_apart(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """As tapped rows do; and the kernel takes them, not its twin of seven operations."""
+    drawn = tensors((20, 8, 96, False), torch.float32, device)
+    wide = drawn["x"].new_zeros(20, 3, 96)
+    wide[:, 1] = drawn["x"]
+    expected = pointwise.rms_norm_twin(drawn["x"], drawn["norm"], EPS)
+    monkeypatch.delattr(pointwise, "rms_norm_twin")
+    found = pointwise.rms_norm(wide[:, 1], drawn["norm"], EPS)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected)
+
+
 def test_weights_in_groups_are_one_product(device: torch.device) -> None:
     drawn = tensors((3, 60, 64, False), torch.float32, device)
     groups = drawn["weight"].view(3, 20, 64)[:, 4:]  # rows of each group lie together

@@ -21,11 +21,13 @@ def shrink(dtype: torch.dtype) -> float:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Each row of [m, width] by its root mean square, times the weight [width]."""
-    if usable(x) and x.is_contiguous() and x.shape[1] <= _WIDEST and len(x):
-        out = torch.empty_like(x)
+    if usable(x) and x.stride(1) == 1 and x.shape[1] <= _WIDEST and len(x):
+        out = x.new_empty(x.shape)  # the rows of x may lie apart, as tapped ones do
         size = triton.next_power_of_2(x.shape[1])
         warps = min(max(size // 512, 1), 8)
-        _norm[(len(x),)](x, weight, out, x.shape[1], eps, SIZE=size, num_warps=warps, **overlap(x))
+        _norm[(len(x),)](
+            x, weight, out, x.shape[1], x.stride(0), eps, SIZE=size, num_warps=warps, **overlap(x)
+        )
         return out
     return rms_norm_twin(x, weight, eps)
 
@@ -78,20 +80,20 @@ if triton_available():
     from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
     @triton.jit
-    def _norm(x, weight, out, width, eps, SIZE: tl.constexpr, OVERLAP: tl.constexpr):
+    def _norm(x, weight, out, width, stride, eps, SIZE: tl.constexpr, OVERLAP: tl.constexpr):
         """One program for one row."""
         let_next_come(OVERLAP)
         lane = tl.arange(0, SIZE)
         inside = lane < width
         scale = tl.load(weight + lane, mask=inside, other=0.0)
         wait_for_last(OVERLAP)
-        row = tl.program_id(0).to(tl.int64) * width
-        wide = tl.load(x + row + lane, mask=inside, other=0.0).to(tl.float32)
+        row = tl.program_id(0).to(tl.int64)
+        wide = tl.load(x + row * stride + lane, mask=inside, other=0.0).to(tl.float32)
         wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
         kind = out.dtype.element_ty
         # One rounding before the weight, as the twin's.
         result = wide.to(kind).to(tl.float32) * scale.to(tl.float32)
-        tl.store(out + row + lane, result.to(kind), mask=inside)
+        tl.store(out + row * width + lane, result.to(kind), mask=inside)
 
     @triton.jit
     def _weigh(
