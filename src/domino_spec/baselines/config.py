@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from domino_spec.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaselineConfig:
+class BaselineConfig(ABC):
     """What every trained baseline has: a target whose lm_head it borrows."""
 
     kind: ClassVar[str]
@@ -43,9 +44,9 @@ class BaselineConfig:
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
+    @abstractmethod
     def default_depth(self) -> int:
         """Drafts a cycle: as many as it was trained for."""
-        raise NotImplementedError
 
     @property
     def trained_depth(self) -> int:
