@@ -11,7 +11,7 @@ from domino_spec.baselines.every import AnyDrafter
 from domino_spec.drafter import Drafter, TargetVocabulary
 from domino_spec.targets import Reading
 from domino_spec.training.blocks import Blocks
-from domino_spec.training.objective import BlockObjective, Learnt, Objective
+from domino_spec.training.objective import BlockObjective, Learnt, Objective, sequences
 
 
 class MedusaObjective(Objective[Medusa]):
@@ -36,14 +36,8 @@ class Eagle3Objective(Objective[Eagle3]):
     def learn(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Learnt:
         """All chains at once, over the true tokens."""
         with record_function("step: backbone"):
-            hidden = self.drafter(
-                target,
-                taps=reading.taps,
-                tokens=blocks.tokens,
-                anchors=blocks.anchors,
-                positions=blocks.positions,
-                documents=blocks.documents if blocks.packed else None,
-            )  # [rows, anchors, steps, hidden]
+            # [rows, anchors, steps, hidden]
+            hidden = self.drafter(target, **sequences(reading, blocks))
             return Learnt(hidden.flatten(0, 2).index_select(0, blocks.slots))
 
 

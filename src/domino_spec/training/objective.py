@@ -8,7 +8,7 @@ own; `Objective.learn` is all that differs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -141,6 +141,17 @@ class Objective(nn.Module, ABC, Generic[D]):
         )
 
 
+def sequences(reading: Reading, blocks: Blocks) -> dict[str, Any]:
+    """Whole sequences as a drafter's forward takes them."""
+    return {
+        "taps": reading.taps,
+        "tokens": blocks.tokens,
+        "anchors": blocks.anchors,
+        "positions": blocks.positions,
+        "documents": blocks.documents if blocks.packed else None,
+    }
+
+
 class BlockObjective(Objective[Drafter]):
     """Block drafters: the backbone over all blocks, the head over the true prefixes."""
 
@@ -148,14 +159,8 @@ class BlockObjective(Objective[Drafter]):
         """Base logits from the slots, the correction from the prefixes' states."""
         drafter = self.drafter
         with record_function("step: backbone"):
-            hidden = drafter.block_hidden(
-                target,
-                taps=reading.taps,
-                tokens=blocks.tokens,
-                anchors=blocks.anchors,
-                positions=blocks.positions,
-                documents=blocks.documents if blocks.packed else None,
-            )  # [rows, anchors, depth, hidden]
+            # [rows, anchors, depth, hidden]
+            hidden = drafter.block_hidden(target, **sequences(reading, blocks))
             kept = hidden.flatten(0, 2).index_select(0, blocks.slots)  # [labels, hidden]
         if drafter.head is None:
             return Learnt(kept)
