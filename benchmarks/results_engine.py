@@ -27,7 +27,9 @@ def floors(records: list[dict[str, Any]]) -> str:
             "**Acceptance is forced** to the tokens a cycle named: the same kernels and the same "
             "commit, only the accepted length is overridden. The rollout's share is what drafting "
             "takes beyond its backbone and one reading of the output matrix. The smaller the "
-            "model, the more the few microseconds weigh that every launch takes beyond its bytes.",
+            "model, the more the few microseconds weigh that every launch takes beyond its bytes. "
+            "(Attention was rewritten after these runs, so that a token of a block gets bit for "
+            "bit what it gets alone; they have not been repeated since.)",
             "",
             "Each line of the tables is one run:",
             "",
