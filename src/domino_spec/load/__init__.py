@@ -1,0 +1,1 @@
+"""Load on a server: requests from another process, and what they met."""

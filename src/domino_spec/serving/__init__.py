@@ -1,0 +1,1 @@
+"""The server: requests become rows of one engine, blocks become streams."""
