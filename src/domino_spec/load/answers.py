@@ -104,10 +104,11 @@ def _tokens_told(chunk: dict[str, Any]) -> int | None:
     block = chunk.get("domino")
     if isinstance(block, dict) and isinstance(block.get("tokens"), list):
         return len(block["tokens"])
-    counts = []
+    count = None
     for choice in chunk["choices"]:
         scores = choice.get("logprobs") or {}
-        counts.append(scores.get("content") or scores.get("tokens"))
-    if not counts or any(count is None for count in counts):
-        return None
-    return sum(map(len, counts))
+        listed = scores.get("content") or scores.get("tokens")
+        if listed is None:
+            return None
+        count = len(listed) + (count or 0)
+    return count

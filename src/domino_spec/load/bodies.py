@@ -16,14 +16,9 @@ PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v
 
 
 def prompts_of(tasks: Sequence[Task], endpoint: Endpoint) -> list[dict[str, Any]]:
-    """What each prompt puts into a body; the tasks in turns, so that every round has all of them."""
+    """What each prompt puts into a body; the tasks in turns, so that rounds have of all."""
     longest = max(len(task.rows) for task in tasks)
-    rows = [
-        task.rows[i % len(task.rows)]
-        for i in range(longest)
-        for task in tasks
-        if i < len(task.rows)
-    ]
+    rows = [task.rows[i] for i in range(longest) for task in tasks if i < len(task.rows)]
     if endpoint == "chat":
         return [
             {"messages": [*row.opening(), {"role": "user", "content": row.turns[0]}]}
@@ -45,7 +40,7 @@ def body_of(
         **prompt,
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
-        "seed": settings.seed + number,
+        "seed": settings.seed + abs(number),
         "stream": settings.stream,
     }
     if settings.stream:
@@ -55,16 +50,27 @@ def body_of(
 
 def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `extra` over those of `body`, inside objects too; null takes a field away."""
-    result = dict(body)
-    for name, value in extra.items():
+    return _without_nulls(layered(body, extra))
+
+
+def layered(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with nulls kept, for what is yet to be laid over something."""
+    result = dict(lower)
+    for name, value in upper.items():
         before = result.get(name)
-        if value is None:
-            result.pop(name, None)
-        elif isinstance(value, Mapping):
-            result[name] = merged(before if isinstance(before, Mapping) else {}, value)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            result[name] = layered(before, value)
         else:
             result[name] = value
     return result
+
+
+def _without_nulls(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_nulls(value) if isinstance(value, Mapping) else value
+        for name, value in body.items()
+        if value is not None
+    }
 
 
 def parse_body(text: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _IDLE_SECONDS = 2.0
-"""Connections are kept no longer than servers keep them (uvicorn: 5 s), so that none is found dead."""
+"""Less than servers keep a connection (uvicorn: 5 s), so that none is found dead."""
 _ASKING_SECONDS = 30.0
 _STREAM = "text/event-stream"
 
@@ -90,7 +90,8 @@ class Client:
             if response.status != 200:
                 exchange.retry_after = response.headers.get("Retry-After")
                 text = (await response.read()).decode("utf-8", errors="replace")
-                exchange.fail(http_error(response.status), error_message(_json(text), text))
+                kind = http_error(response.status, exchange.retry_after)
+                exchange.fail(kind, error_message(_json(text), text))
             elif not self._settings.stream:
                 take_whole(await response.read(), exchange)
             elif response.content_type != _STREAM:
@@ -123,7 +124,7 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:  # TimeoutError is an OSError
             said = str(error) or type(error).__name__
             raise UnreachableError(
-                f"nothing answers at {url} ({said}); is the server running, and is that its address?"
+                f"nothing answers at {url} ({said}); is the server running, and that its address?"
             ) from error
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BUSY = "busy"
-"""HTTP 429."""
+"""HTTP 429 that says when to come back; one that does not is an HTTP error like others."""
 TIMEOUT = "timeout"
 CONNECTION = "connection"
 """Nobody answered: no connection, or it was gone before the answer began."""
@@ -21,9 +21,9 @@ INTERRUPTED = "interrupted"
 """By us: the run was ended before the answer was."""
 
 
-def http_error(status: int) -> str:
+def http_error(status: int, retry_after: str | None) -> str:
     """The class of an answer that is none."""
-    return BUSY if status == 429 else f"HTTP {status}"
+    return BUSY if status == 429 and retry_after is not None else f"HTTP {status}"
 
 
 @dataclass

@@ -16,8 +16,6 @@ from domino_spec.load.settings import Cell, Settings, Side
 Ask = Callable[[Side, int, Exchange], Awaitable[None]]
 """Sends request `number` of a side and fills the exchange."""
 Keep = Callable[[dict[str, Any]], None]
-_WARM_UP_NUMBERS = 1_000_000_000
-"""Warm-up requests count down from here: their prompts are the last, their seeds nobody's."""
 
 
 class Watcher:
@@ -38,7 +36,7 @@ class Round:
     side: Side
     number: int
     first: int
-    """Number of its first request."""
+    """Number of its first request; warm-up's are below 0."""
     requests: int | None
     seconds: float | None
     warm_up: bool = False
@@ -92,8 +90,8 @@ class Runner:
             at_once = Cell(concurrency=min(cell.concurrency or 1, warm_up))
             for side in self._sides:
                 await self._round(
-                    Round(cell=at_once, side=side, number=-1, first=_WARM_UP_NUMBERS,
-                          requests=warm_up, seconds=None, warm_up=True),
+                    Round(cell=at_once, side=side, number=-1, first=-1, requests=warm_up,
+                          seconds=None, warm_up=True),
                     cell,
                 )  # fmt: skip
         first = 0
@@ -166,6 +164,7 @@ class Runner:
     async def _one(self, plan: Round, started: list[Exchange], exchange: Exchange) -> None:
         index = len(started)
         started.append(exchange)
+        # Warm-up counts down, to the last prompts: the first would be in the server's cache.
         number = plan.first - index if plan.warm_up else plan.first + index
         try:
             await self._ask(plan.side, number, exchange)
