@@ -50,15 +50,15 @@ def serve(
         request = request_of(url=url, out=out, **options)
         with _watching(voice) as watcher:
             summary, path, whole = run_load(request, watcher)
-        for doubt in doubts(summary):
-            voice.notice(doubt)
         if as_json:
-            notes = {"notes": voice.notes, "warnings": voice.warnings}
+            notes = {"notes": doubts(summary), "warnings": voice.warnings}
             ended = {"records": str(path), "interrupted": not whole}
             voice.document({**summary.to_dict(), **ended, **notes})
         else:
             for table in tables(summary):
                 voice.out.print(table)
+            for doubt in doubts(summary):
+                voice.note(doubt)
             voice.note(f"raw records: {path}")
         if not whole:
             voice.status("interrupted; these are the figures so far")

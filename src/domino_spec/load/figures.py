@@ -100,7 +100,7 @@ def full_window(records: Sequence[Record], concurrency: int) -> tuple[float, flo
     if len(sent) < concurrency:
         return None
     begin = sent[concurrency - 1]
-    end = min(r["ended"] for r in records if r["ended"] >= sent[-1])
+    end = min((r["ended"] for r in records if r["ended"] > sent[-1]), default=sent[-1])
     return (begin, end) if end > begin else None
 
 

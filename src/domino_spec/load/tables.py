@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,7 +63,7 @@ def _described(side: Mapping[str, Any]) -> str:
     server = side["server"]
     words = f"{side['name']}: {side['model']} at {side['url']}"
     if side["body"]:
-        words += f" with {side['body']}"
+        words += f" with `{json.dumps(side['body'], ensure_ascii=False)}`"
     if server:
         draft = server.get("draft") or "no drafter"
         words += f" (domino-spec {server.get('version')}, {draft}, {server.get('device')})"
@@ -186,4 +187,5 @@ def _share(part: int | None, whole: int | None) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f}"
+    value = seconds * 1e3
+    return f"{value:.2f}" if value < 10 else f"{value:,.1f}"
