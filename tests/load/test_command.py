@@ -44,7 +44,7 @@ def test_loads_one_after_the_other(serve, fake):
     assert [(r["concurrency"], r["rate"]) for r in counted] == (
         [(1, None)] * 4 + [(2, None)] * 4 + [(None, 500.0)] * 4
     )
-    assert len(fake.bodies) == 12 + 1 + 2 * 0 + 1 + 1
+    assert len(fake.bodies) == 3 * (1 + 4)
     asked = fake.bodies[1]
     assert asked["messages"][0]["role"] == "user"
     assert (asked["temperature"], asked["seed"], asked["stream"]) == (0.0, 0, True)
@@ -96,8 +96,7 @@ def test_keys_are_sent_and_never_written(serve, fake, monkeypatch):
     assert all("Bearer /sek/rit" in head for head in fake.headers)
     text = serve.out.read_text()
     assert "--api-key=***" in text
-    assert "rit" not in text.replace("writ", "").replace("criterion", "")
-    assert "/sek/rit" not in result.output
+    assert "sek/rit" not in text + result.output
     monkeypatch.setenv("MY_KEY", "from-outside")
     serve("-c", "1", "--api-key-env", "MY_KEY")
     assert "Bearer from-outside" in fake.headers[-1]

@@ -19,7 +19,7 @@ class StreamReader:
         self._finished: dict[int, bool] = {}
         self._counted = 0
         self._counts_each = True
-        """Whether usage stood in every chunk so far: then its steps are the chunks' tokens."""
+        """Whether usage stood in every chunk of text: then its steps are the chunks' tokens."""
         self.done = False
 
     def take(self, event: str, at: float) -> None:
@@ -61,6 +61,7 @@ class StreamReader:
         told = _tokens_told(chunk)
         if choices and told is None and self._counts_each:
             told = self._step_of(usage)
+            self._counts_each = told is not None or not text
         if text or told:
             self._exchange.text.append(text)
             self._exchange.chunk_times.append(at)
@@ -68,7 +69,6 @@ class StreamReader:
 
     def _step_of(self, usage: Any) -> int | None:
         if not isinstance(usage, dict) or not isinstance(usage.get("completion_tokens"), int):
-            self._counts_each = False
             return None
         before, self._counted = self._counted, usage["completion_tokens"]
         return int(self._counted - before)
