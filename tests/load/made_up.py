@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from domino_spec.load import Settings
@@ -29,7 +30,8 @@ def request_record(
     return {
         "kind": "request", **COMMON, "index": 0, "scheduled": sent, "sent": sent, "ended": ended,
         "first": times[0] if times else None, "last": times[-1] if times else None,
-        "chunks": times, "chunk_tokens": None, "status": 200, "error": None, "message": None,
+        "gaps_us": [round((b - a) * 1e6) for a, b in itertools.pairwise(times)],
+        "chunk_tokens": None, "status": 200, "error": None, "message": None,
         "retry_after": None, "finish_reason": "stop", "prompt_tokens": 10, "tokens": 0,
         "cached_tokens": None, "accepted": None, "rejected": None, "characters": 4,
         "text_sha256": "same", **others,

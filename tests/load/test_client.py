@@ -33,7 +33,9 @@ def test_a_stream(fake, endpoint, kind):
     record = ask(fake, kind, endpoint=endpoint)
     assert (record["status"], record["error"]) == (200, None)
     assert record["characters"] == len("".join(TEXT))
-    assert len(record["chunks"]) == len(TEXT)
+    assert len(record["gaps_us"]) == len(TEXT) - 1
+    first, last = record["first"] * 1e6, record["last"] * 1e6
+    assert sum(record["gaps_us"]) == pytest.approx(last - first, abs=1.5)
     assert (record["tokens"], record["prompt_tokens"], record["cached_tokens"]) == (7, 10, 4)
     assert (record["accepted"], record["rejected"]) == (3, 9)
     assert record["finish_reason"] == "stop"

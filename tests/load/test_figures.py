@@ -61,13 +61,15 @@ def test_errors_are_counted_by_class_and_apart_from_what_was_measured():
         request_record(index=1, ended=0.5, error="busy", status=429, retry_after="3"),
         request_record(index=2, ended=0.5, error="busy", status=429, retry_after="3"),
         request_record(index=3, ended=4.0, error="broken stream", chunks=[1.0, 3.0], tokens=None),
-        request_record(index=4, ended=4.0, error="interrupted"),
+        request_record(index=4, ended=9.0, error="interrupted"),
     ]
     (run,) = summarise([facts(), *requests, round_record(requests, complete=False)])
     (side,) = run.cells[0].sides
     assert side.errors == {"broken stream": 1, "busy": 2}
     assert (side.requests, side.completed, side.interrupted, side.tokens) == (5, 1, 1, 4)
     assert side.times["latency"].samples == 1
+    assert side.tokens_per_second == pytest.approx(4 / 4.0)  # not until the interruption
+    assert side.full_tokens_per_second is None
     assert pace_rows(run)[0][2:4] == ["1 of 4", "2 busy, 1 broken stream"]
     assert pace_rows(run)[0][7] == "75%"
     assert any("1 requests were under way" in doubt for doubt in doubts(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,11 +56,12 @@ class Exchange:
             self.error, self.message = error, " ".join(message.split())[:300] or None
 
     def to_record(self, start: float) -> dict[str, Any]:
-        """Plain values; times in seconds from `start`."""
+        """Plain values; times in seconds from `start`, gaps between chunks in microseconds."""
 
         def since(value: float | None) -> float | None:
             return None if value is None else round(value - start, 6)
 
+        at_us = [round((at - start) * 1e6) for at in self.chunk_times]
         told = None if None in self.chunk_tokens else self.chunk_tokens
         prompt_details = _object(self.usage.get("prompt_tokens_details"))
         details = _object(self.usage.get("completion_tokens_details"))
@@ -70,7 +72,7 @@ class Exchange:
             "first": since(self.chunk_times[0] if self.chunk_times else None),
             "last": since(self.chunk_times[-1] if self.chunk_times else None),
             "ended": since(self.ended),
-            "chunks": [since(at) for at in self.chunk_times],
+            "gaps_us": [after - before for before, after in itertools.pairwise(at_us)],
             "chunk_tokens": told,
             "status": self.status,
             "error": self.error,

@@ -60,12 +60,12 @@ def tokens(record: Record) -> int:
     """By usage, else as the chunks tell, else a token a chunk."""
     if record["tokens"] is not None:
         return int(record["tokens"])
-    return sum(record["chunk_tokens"] or [1] * len(record["chunks"]))
+    return sum(record["chunk_tokens"] or [1] * len(chunk_times(record)))
 
 
 def token_time(record: Record) -> float | None:
     """Mean time per token after the first chunk; None of an answer that came in one piece."""
-    if len(record["chunks"]) < 2:
+    if not record["gaps_us"]:
         return None
     rest = tokens(record) - (record["chunk_tokens"] or [1])[0]
     return (record["last"] - record["first"]) / rest if rest > 0 else None
@@ -73,8 +73,14 @@ def token_time(record: Record) -> float | None:
 
 def chunk_gaps(record: Record) -> list[float]:
     """Between one piece of text and the next."""
-    times = record["chunks"]
-    return [after - before for before, after in itertools.pairwise(times)]
+    return [gap / 1e6 for gap in record["gaps_us"]]
+
+
+def chunk_times(record: Record) -> list[float]:
+    """When each piece of text came."""
+    if record["first"] is None:
+        return []
+    return list(itertools.accumulate(chunk_gaps(record), initial=record["first"]))
 
 
 def token_gaps(record: Record) -> list[float]:
@@ -106,8 +112,9 @@ def full_window(records: Sequence[Record], concurrency: int) -> tuple[float, flo
 
 def tokens_between(record: Record, begin: float, end: float) -> float:
     """Tokens that arrived in a window; without counts a chunk, each chunk has its share."""
-    times = record["chunks"]
+    times = chunk_times(record)
     if not times:
         return 0.0
     shares = record["chunk_tokens"] or [tokens(record) / len(times)] * len(times)
+    end += 0.5e-6  # times are on record to the microsecond, their sums not quite
     return math.fsum(share for at, share in zip(times, shares, strict=True) if begin < at <= end)

@@ -139,8 +139,11 @@ def _side(name: str, cell: Cell, lines: Sequence[Record], goals: Goals) -> SideS
     requests = [line for line in lines if line["kind"] == "request"]
     rounds = [line for line in lines if line["kind"] == "round"]
     good = [r for r in requests if r["error"] is None]
-    by_round = [[r for r in requests if r["round"] == each["round"]] for each in rounds]
-    seconds = sum(figures.span(each, rate=cell.rate) for each in by_round)
+    # An answer that we cut off has no tokens to count, so its time does not count either.
+    ended = [r for r in requests if r["error"] != INTERRUPTED]
+    by_round = {e["round"]: [r for r in ended if r["round"] == e["round"]] for e in rounds}
+    seconds = sum(figures.span(each, rate=cell.rate) for each in by_round.values())
+    whole = [by_round[each["round"]] for each in rounds if each["complete"]]
     errors = Counter(r["error"] for r in requests if r["error"] is not None)
     interrupted = errors.pop(INTERRUPTED, 0)
     late = [r["sent"] - r["scheduled"] for r in requests if r["sent"] is not None]
@@ -156,7 +159,7 @@ def _side(name: str, cell: Cell, lines: Sequence[Record], goals: Goals) -> SideS
         prompt_tokens=_total(good, "prompt_tokens"),
         cached_tokens=_total(good, "cached_tokens"),
         accepted=_total(good, "accepted"),
-        full_tokens_per_second=_full(by_round, cell.concurrency),
+        full_tokens_per_second=_full(whole, cell.concurrency),
         goodput=sum(_keeps(r, goals) for r in good) / seconds if goals.any and seconds else None,
         late=Quantiles.of(late),
         client_busy=max((each["client_busy"] for each in rounds), default=0.0),
