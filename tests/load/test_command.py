@@ -153,7 +153,7 @@ def test_the_twin_takes_the_same_options(fake, tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert "| 2 at once | measured | 4 of 4 | 0 |" in printed.out
     assert "good answers/s" in printed.out
-    (path,) = tmp_path.glob("bench-serve-tiny-*.jsonl")
+    (path,) = tmp_path.glob("load-tiny-*.jsonl")
     assert str(path.name) in printed.err
     assert main([*arguments, "--body", '{"fake": "crash"}', "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["cells"][0]["sides"][0]["errors"] == {"HTTP 500": 4}

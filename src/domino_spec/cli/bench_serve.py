@@ -31,8 +31,7 @@ def serve(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file of raw records, added to; unset: bench-serve-MODEL-RUN.jsonl in this "
-            "folder."
+            help="The file of raw records, added to; unset: load-MODEL-RUN.jsonl in this folder."
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -84,7 +84,7 @@ async def measure(request: LoadRequest, watcher: Watcher) -> tuple[RunSummary, P
     kept: list[dict[str, Any]] = []
     async with Client(settings) as client:
         sides = await _sides(client, request)
-        path = request.out or Path(f"bench-serve-{_word(sides[0].model)}-{run}.jsonl")
+        path = request.out or Path(f"load-{_word(sides[0].model)}-{run}.jsonl")
 
         def keep(record: dict[str, Any]) -> None:
             kept.append({"run": run, **record})
