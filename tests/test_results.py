@@ -114,3 +114,11 @@ def test_the_server_is_on_the_page_only_if_it_was_measured(tmp_path):
     assert "| 1 at once | drafts | first token | 12 | 500.0 | 500.0 | – | – | 0.50× |" in section
     assert "| 8 at once | plain | per token | 12 | 150.0 | 150.0 | – | – | – |" in section
     assert "domino bench serve`, commit abc" in section
+
+
+def test_audits_on_record_are_clean_and_as_large_as_promised():
+    records = read_records(make_results.RECORDS / "audit.jsonl")
+    assert {record["answer"] for record in records} == {"lossless"}
+    greedy = [record for record in records if record["greedy"] and record["dtype"] == "float32"]
+    assert any(r["greedy"]["prompts"] >= 50 and r["new_tokens"] >= 256 for r in greedy)
+    assert not any(record["greedy"]["differing_prompts"] for record in greedy)
