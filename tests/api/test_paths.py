@@ -150,6 +150,22 @@ def test_candidates_and_no_drafter():
     assert plain.generate(PROMPTS[0], **LONG).tokens == expected
 
 
+def test_scores_are_told_where_they_are_asked_for(fast, reference):
+    each = [{"logprobs": 2}, {"logprobs": 2, "temperature": 0.7, "seed": 4, "accept": "coupled"}]
+    for params in each:
+        found, expected = (d.generate(PROMPTS, **params, **LONG) for d in (fast, reference))
+        for one, other in zip(found, expected, strict=True):
+            assert len(one.scores) == len(one.tokens) == len(other.scores)
+            for score, known in zip(one.scores, other.scores, strict=True):
+                assert score.logprob == pytest.approx(known.logprob, abs=1e-3)
+                assert [token for token, _ in score.top] == [token for token, _ in known.top]
+        told = found[0].to_dict()["scores"][0]
+        assert told == {"logprob": found[0].scores[0].logprob, "top": found[0].scores[0].top}
+    silent = fast.generate(TEXT, **LONG)
+    assert silent.scores is None
+    assert "scores" not in silent.to_dict()
+
+
 # What the engine cannot do ------------------------------------------------------------------------
 
 REFUSED = {

@@ -264,6 +264,9 @@ def test_coupled_draws_give_the_same_text_with_a_drafter_and_without(small):
         ({"seed": -1}, "seed is -1"),
         ({"stop": (3,)}, "stop holds 3"),
         ({"processors": (3,)}, "processors holds 3"),
+        ({"logprobs": -1}, "logprobs is -1; expected None or a whole number from 0 to 20"),
+        ({"logprobs": 21}, "logprobs is 21"),
+        ({"logprobs": 1.5}, "logprobs is 1.5"),
     ],
 )
 def test_bad_parameters_are_named(params, words):

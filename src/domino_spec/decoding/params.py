@@ -19,6 +19,8 @@ from transformers import (
 
 from domino_spec.errors import InputError
 
+MOST_LOGPROBS = 20
+
 AcceptRule = Literal["rejection", "match", "coupled"]
 
 
@@ -36,6 +38,9 @@ class SamplingParams:
     """Row i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """Tell each token's log-probability as the target gave it, before anything above changed it,
+    and those of so many likeliest tokens; None tells nothing."""
     processors: tuple[LogitsProcessor, ...] = ()
     """Any Transformers processors, run before temperature and the cut-offs."""
     accept: AcceptRule | None = None
@@ -52,6 +57,9 @@ class SamplingParams:
         _check_whole("top_k", self.top_k, 0, "0 (off) or a positive whole number")
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, "None or a whole number from 0 to 2**62", 2**62)
+        if self.logprobs is not None:
+            expected = f"None or a whole number from 0 to {MOST_LOGPROBS}"
+            _check_whole("logprobs", self.logprobs, 0, expected, MOST_LOGPROBS)
         _check_real("temperature", self.temperature, "0 (greedy) or a positive number")
         _check_real("top_p", self.top_p, "more than 0 and at most 1 (off)", high=1, positive=True)
         _check_real("min_p", self.min_p, "0 (off) to 1", high=1)

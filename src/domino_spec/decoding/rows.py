@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
+from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.stats import RowStats
 
 StopRule = Callable[["Row"], str | None]
@@ -25,6 +26,8 @@ class Commit:
     cycle: int
     """0 is the prefill, whose one token no draft competed for."""
     finish_reason: str | None
+    scores: tuple[TokenScore, ...] | None = None
+    """One a token, where the row's parameters ask for them."""
 
 
 class Row:

@@ -48,6 +48,7 @@ class Sampler:
         generator: torch.Generator | None = None,
         seed: int = 0,
         temperature: float = 1.0,
+        logprobs: int | None = None,
     ) -> None:
         self.processors = processors
         self.warpers = warpers
@@ -56,6 +57,8 @@ class Sampler:
         self.couples = samples and accept == "coupled"
         self.generator = generator
         self.seed = seed
+        self.logprobs = logprobs
+        """How many of the likeliest tokens to tell with each score; None tells no scores."""
         self._temperature = temperature
 
     @property
@@ -133,6 +136,7 @@ def make_sampler(params: SamplingParams, *, row: int, device: torch.device) -> S
         generator=generator,
         seed=seed,
         temperature=float(params.temperature),
+        logprobs=params.logprobs,
     )
 
 
