@@ -1,0 +1,1 @@
+"""The service over HTTP, as OpenAI's API speaks."""
