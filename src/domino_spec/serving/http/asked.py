@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import FailFast, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from domino_spec.serving.http.refused import (
@@ -24,7 +24,7 @@ COMPLETION_TOKENS = 16
 
 StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[TokenId], FailFast(), Field(min_length=1)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 
 
 class DominoOptions(Strict):
@@ -53,7 +53,9 @@ class Asked(RefusedByBoth):
     model: str
     n: int | None = Field(default=None, ge=1, le=MOST_CHOICES, description="Answers; 1.")
     stop: (
-        StopString | Annotated[list[StopString], FailFast(), Field(max_length=MOST_STOPS)] | None
+        StopString
+        | Annotated[list[StopString], Field(fail_fast=True, max_length=MOST_STOPS)]
+        | None
     ) = Field(default=None, description="Text that ends an answer and is not part of it.")
     seed: int | None = Field(
         default=None,
@@ -129,7 +131,7 @@ class ChatMessage(Strict):
     """A turn. An assistant's may come as this server sent it."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], FailFast(), Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
     name: str | None = None
     refusal: None = None
     annotations: Empty | None = None
@@ -155,7 +157,7 @@ class ChatMessage(Strict):
 class ChatAsked(Asked, RefusedByChat):
     """A body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
@@ -189,9 +191,9 @@ class CompletionAsked(Asked, RefusedByCompletions):
 
     prompt: (
         str
-        | Annotated[list[str], FailFast(), Field(min_length=1)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1)]
         | Ids
-        | Annotated[list[Ids], FailFast(), Field(min_length=1)]
+        | Annotated[list[Ids], Field(fail_fast=True, min_length=1)]
     )
     max_tokens: int | None = Field(
         default=None, ge=1, lt=2**31, description=f"{COMPLETION_TOKENS} unless told."
