@@ -1,10 +1,10 @@
-"""The application: routes, guard, errors and a description that is true."""
+"""The application: routes, and the guard before them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -12,8 +12,9 @@ from starlette.exceptions import HTTPException
 
 from domino_spec import __version__
 from domino_spec.errors import DominoError
+from domino_spec.serving.http.description import describe
 from domino_spec.serving.http.errors import answer_error
-from domino_spec.serving.http.guard import OPEN_PATHS, Guard
+from domino_spec.serving.http.guard import Guard
 from domino_spec.serving.http.metrics import PrometheusMeter
 from domino_spec.serving.http.routes import completion_routes, looking_routes
 
@@ -49,7 +50,7 @@ def make_app(service: Service, *, meter: PrometheusMeter) -> FastAPI:
     app.include_router(looking_routes(service, meter))
     if service.settings.page:
         _include_page(app)
-    _describe(app, service)
+    describe(app, service)
     return app
 
 
@@ -57,28 +58,3 @@ def _include_page(app: FastAPI) -> None:
     from domino_spec.serving.http.page import page_router
 
     app.include_router(page_router())
-
-
-def _describe(app: FastAPI, service: Service) -> None:
-    """FastAPI's description, less the errors it would have sent, with the names that are taken."""
-    described = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is not None:
-            return app.openapi_schema
-        page = described()
-        schemas = page["components"]["schemas"]
-        for name in ("HTTPValidationError", "ValidationError"):
-            schemas.pop(name, None)
-        for name in ("ChatAsked", "CompletionAsked"):
-            schemas[name]["properties"]["model"]["enum"] = [service.settings.model]
-        for path, operations in page["paths"].items():
-            for operation in operations.values():
-                operation["responses"].pop("422", None)
-                if service.settings.api_keys and path not in OPEN_PATHS:
-                    operation["security"] = [{"key": []}]
-        if service.settings.api_keys:
-            page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        return page
-
-    app.openapi = openapi  # type: ignore[method-assign]

@@ -15,10 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from domino_spec.serving.http.errors import ApiError, ClientGoneError, as_api_error
 from domino_spec.serving.settings import LOOPBACK, ServerSettings
 
-OPEN_PATHS = frozenset({"/", "/health"})
-OPEN_FOLDER = "/page/"
-"""What needs no key: the page, which asks for one, and whether the server is up."""
-
 HUNG_UP = 499
 """Counted, never sent: the client did not wait for a status."""
 
@@ -89,8 +85,7 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers = list(scope["headers"])
         self._check_host(_all(headers, b"host"))
-        path = scope["path"]
-        if self._keys and not (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)):
+        if self._keys and not is_open(scope["path"]):
             scope["state"]["key"] = self._check_key(_all(headers, b"authorization"))
         for length in _all(headers, b"content-length"):
             if length.isdigit() and int(length) > self._most_bytes:
@@ -150,6 +145,11 @@ class Guard:
             code="request_too_large",
             headers={"Connection": "close"},
         )
+
+
+def is_open(path: str) -> bool:
+    """What needs no key: the page, which asks for one, and whether the server is up."""
+    return path in ("/", "/health") or path.startswith("/page/")
 
 
 def client_of(scope: Scope) -> str:

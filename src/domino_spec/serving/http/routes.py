@@ -48,7 +48,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 _ASKING = errors(*_ERRORS)
 _LOOKING = errors(401, 403, 404, 413, 500)
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENTS: dict[str, Any] = {"text/event-stream": {}}
 
 
 def completion_routes(service: Service) -> APIRouter:
