@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_audit import audits
 from benchmarks.results_engine import engine
 from benchmarks.results_head_to_head import head_to_head
 from benchmarks.results_serving import serving
@@ -43,6 +44,7 @@ def page() -> str:
                 read_records(RECORDS / "engine-text.jsonl"),
             ),
             serving(read_records(RECORDS / "vllm.jsonl")),
+            *filter(None, [audits(read_records(RECORDS / "audit.jsonl"))]),
             exactness(read_records(RECORDS / "exactness.jsonl")),
             gpu_exactness(gpu),
         ]

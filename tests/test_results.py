@@ -94,3 +94,11 @@ def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
     assert "| maths | 0 | 1 | fast | 2.00× | 2.00× | 4.00 | 100.0 | 6 of 6 |" in section
     assert "domino report records/head-to-head-cpu.jsonl" in section
     assert "| fast | Domino | – | – | 1,024.0 MiB | fast |" in section
+
+
+def test_audits_on_record_are_clean_and_as_large_as_promised():
+    records = read_records(make_results.RECORDS / "audit.jsonl")
+    assert {record["answer"] for record in records} == {"lossless"}
+    greedy = [record for record in records if record["greedy"] and record["dtype"] == "float32"]
+    assert any(r["greedy"]["prompts"] >= 50 and r["new_tokens"] >= 256 for r in greedy)
+    assert not any(record["greedy"]["differing_prompts"] for record in greedy)

@@ -35,8 +35,8 @@ def run_reference(target: Target, drafter: Drafter | None, prompts, *, depth, ca
     return tokens, stats.rows, blocks
 
 
-def run_engine(engine: Engine, prompts, *, eos=(), seeds=None, params=None, **common):
-    """Tokens, counts and drafts of the engine."""
+def watch(engine: Engine) -> Blocks:
+    """What the engine drafts from now on."""
     blocks: Blocks = set()
     if engine.drafter is not None:
         plain = type(engine.drafter).propose
@@ -48,6 +48,12 @@ def run_engine(engine: Engine, prompts, *, eos=(), seeds=None, params=None, **co
             return drafts
 
         engine.drafter.propose = propose
+    return blocks
+
+
+def run_engine(engine: Engine, prompts, *, eos=(), seeds=None, params=None, **common):
+    """Tokens, counts and drafts of the engine."""
+    blocks = watch(engine)
     per_row = params or [SamplingParams(**common)] * len(prompts)
     rows = [
         make_rows(engine.slots, [prompt], each, eos=eos)[0]

@@ -1,13 +1,14 @@
-"""Who sits in the slots, and which cycles are under way for them."""
+"""A row in its slot, a cycle under way for some of them, and what a turn of the engine gave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from domino_spec.decoding import Row, RunStats, SamplingParams
+from domino_spec.decoding import Commit, Row, RunStats, SamplingParams
+from domino_spec.decoding.loop import offered
 
 
 @dataclass
@@ -19,9 +20,44 @@ class Seat:
     params: SamplingParams
     run: RunStats | None = None
     """Where its cycles are counted, besides the row's own counts."""
+    source: int = 0
+    """The slot in which the first `reused` tokens of its prompt lay; it may be its own."""
+    reused: int = 0
+    read: int = 0
+    """Tokens of its prompt that are in the caches."""
     cycles: int = 0
     left: bool = False
     """Whether the row has gone; a cycle started before may still report on it."""
+
+    @property
+    def reading(self) -> bool:
+        """Whether it is still being admitted: it has no token of its own yet."""
+        return not self.row.generated
+
+    @property
+    def known(self) -> list[int]:
+        """The tokens whose states are in the caches for certain.
+
+        The anchor's are not there yet. What a cycle under way writes comes behind these.
+        """
+        return self.row.prompt[: self.read] + self.row.generated[:-1]
+
+    def take(self, tokens: Sequence[int], *, accepted: int) -> Commit:
+        """Commit what was chosen, up to the row's end."""
+        taken = self.row.take(tokens)
+        accepted = min(accepted, len(taken))
+        return Commit(self.row.index, taken, accepted, self.cycles, self.row.finish_reason)
+
+    def end_cycle(self, tokens: Sequence[int], *, accepted: int, depth: int) -> Commit:
+        """The same of one cycle that verified `depth` drafts, and count it."""
+        self.cycles += 1
+        commit = self.take(tokens[: accepted + 1], accepted=accepted)
+        kept = {"accepted": commit.accepted, "committed": len(commit.tokens)}
+        drafts = offered(self.row, commit, depth)
+        self.row.stats.record(drafts=drafts, **kept)
+        if self.run is not None:
+            self.run.rows.record(drafts=drafts, **kept)
+        return commit
 
 
 @dataclass(frozen=True)
@@ -31,3 +67,12 @@ class Flight:
     seats: tuple[Seat, ...]
     depth: int
     report: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one turn of the engine gave: a commit a row, or why a row had to go."""
+
+    commits: list[Commit]
+    failures: list[tuple[Row, Exception]]
+    """Rows whose own rules raised; they have left their slots."""
