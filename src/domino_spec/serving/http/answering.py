@@ -14,7 +14,12 @@ from starlette.types import Receive, Scope, Send
 from domino_spec.serving.asks import Ask, Block, Ended, Event, Failed
 from domino_spec.serving.http.asked import Asked
 from domino_spec.serving.http.choices import Choice, usage_of
-from domino_spec.serving.http.errors import ClientGoneError, as_api_error, request_id_of
+from domino_spec.serving.http.errors import (
+    ClientGoneError,
+    as_api_error,
+    blaming,
+    request_id_of,
+)
 from domino_spec.serving.http.forms import Chunk, Form
 from domino_spec.serving.http.guard import client_of
 
@@ -52,7 +57,8 @@ class Answering(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
         try:
-            ticket = self._service.submit(self._asks, client=client_of(scope))
+            with blaming(self._form.prompt):
+                ticket = self._service.submit(self._asks, client=client_of(scope))
         except Exception as error:
             await as_api_error(error, request_id=request_id).response(scope, receive, send)
             return

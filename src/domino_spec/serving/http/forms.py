@@ -32,6 +32,8 @@ class Form(ABC):
     """How a reply is written, whole or in chunks."""
 
     prefix: str
+    prompt: str
+    """The parameter that holds what is answered."""
 
     def __init__(self, model: str, names: TokenNames, *, show_usage: bool) -> None:
         self.model = model
@@ -65,6 +67,7 @@ class ChatForm(Form):
     """chat.completion and its chunks."""
 
     prefix = "chatcmpl"
+    prompt = "messages"
 
     def opening(self, choice: Choice) -> ChatChunk:
         """The role."""
@@ -162,6 +165,7 @@ class TextForm(Form):
     """text_completion, whole and in chunks."""
 
     prefix = "cmpl"
+    prompt = "prompt"
 
     def opening(self, choice: Choice) -> None:
         """A text has no role."""
