@@ -199,3 +199,22 @@ def test_a_step_raises_what_a_turn_lists():
         engine.step()
     finish(engine)
     assert rows[1].generated == expected(SHORT, OTHER)[1]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_engine_that_failed_starts_again_empty(ahead, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2, ahead=ahead, reuse=True)
+    (lost,) = make_rows(engine.slots, [SHORT], PARAMS)
+    engine.admit(lost, PARAMS)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cycle, "run", broken)
+        with pytest.raises(ZeroDivisionError):
+            engine.step()
+    engine.restart()
+    assert (engine.running, engine.free, engine.busy) == (0, 2, False)
+    found, _, _ = run_engine(engine, [SHORT, LONG], max_new_tokens=20)
+    assert found == expected(SHORT, LONG)

@@ -29,6 +29,7 @@ from domino_spec.checkpoints import (
 from domino_spec.decoding import Commit, Proposer, Row, RunStats, SamplingParams, TextStream
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
+from domino_spec.fast.engine import Engine
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 
@@ -255,6 +256,14 @@ class DominoDecoder:
     def proposer(self, *, speculate: bool = True) -> Proposer:
         """A fresh source of drafts for one run of the reference loop."""
         return self._paths.proposer(speculate=speculate)
+
+    def why_not_engine(self) -> str | None:
+        """What keeps this pair off the engine, in words; None if nothing does."""
+        return self._paths.why_not()
+
+    def make_engine(self, *, slots: int, capacity: int, reuse: bool = False) -> Engine:
+        """An engine of the caller's own, set up as this decoder's; the weights are shared."""
+        return self._paths.make_engine(slots=slots, capacity=capacity, reuse=reuse)
 
     def _rows(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Row]:
         return make_rows(

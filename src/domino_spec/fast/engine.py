@@ -125,9 +125,16 @@ class Engine:
         if self.drafter is not None:
             self.drafter.cache.free()
 
-    def twin(self, *, slots: int, capacity: int) -> Engine:
+    def restart(self) -> None:
+        """After a cycle that failed: rows and cycles under way are lost, all slots are empty."""
+        slots = self.slots.count
+        self._seat_rows(0)
+        self.resize(slots=slots, capacity=self.capacity)
+
+    def twin(self, *, slots: int, capacity: int, reuse: bool | None = None) -> Engine:
         """Another engine over the same weights, with slots of its own."""
         other = copy.copy(self)
+        other._reuse = self._reuse if reuse is None else reuse
         other.capacity = capacity
         sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
         other.target = self.target.twin(**sizes)
