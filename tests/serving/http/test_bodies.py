@@ -62,6 +62,26 @@ def test_other_content_types_are_refused(client, kind):
     assert response.status_code == 415
 
 
+@pytest.mark.parametrize(
+    ("where", "param"),
+    [
+        (lambda many: {"metadata": many}, "metadata"),
+        (lambda many: {"messages": [{**HELLO[0], **many}]}, "messages[0]"),
+        (lambda many: {"domino": many}, "domino"),
+    ],
+)
+def test_an_object_of_very_many_fields_is_one_error(client, where, param):
+    error = error_of(client.chat(**where({str(number): 0 for number in range(101)})))
+    assert (error["param"], error["code"]) == (param, "invalid_value")
+    assert "more than 100 fields" in error["message"]
+
+
+def test_the_way_that_got_furthest_is_the_one_that_was_meant(client):
+    assert error_of(client.complete(prompt=[1, 2, 3, "a"]))["param"] == "prompt[3]"
+    assert error_of(client.complete(prompt=["a", "b", 3]))["param"] == "prompt[2]"
+    assert error_of(client.complete(prompt=[[1], [2, -1]]))["param"] == "prompt[1][1]"
+
+
 def test_a_charset_does_no_harm(client):
     assert client.raw(GOOD, kind="application/json; charset=utf-8").status_code == 200
 

@@ -1,1 +1,1 @@
-"""The service over HTTP, as OpenAI's API speaks."""
+"""The service over HTTP: OpenAI's API, health, metrics and the page."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from domino_spec.serving.http.refused import (
@@ -14,6 +14,7 @@ from domino_spec.serving.http.refused import (
     RefusedByChat,
     RefusedByCompletions,
     Strict,
+    few_fields,
 )
 
 MOST_CHOICES = 128
@@ -77,7 +78,9 @@ class Asked(RefusedByBoth):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+    metadata: Annotated[
+        dict[str, str] | None, Field(max_length=16), BeforeValidator(few_fields)
+    ] = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     domino: DominoOptions | None = None

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from domino_spec.decoding import SamplingParams
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from domino_spec.serving.service import Service
 
 _SEEDS = 2**62
+_LONG = 200_000
+"""Characters from which on a prompt waits for other long ones."""
 _GREEDY_BELOW = 1e-5
 """Logits divided by less leave float32's range; the likeliest token has all the weight anyway."""
 
@@ -34,32 +36,48 @@ def check_model(asked: Asked, service: Service) -> None:
         )
 
 
-async def chat_asks(asked: ChatAsked, service: Service) -> list[Ask]:
-    """The asks of a chat."""
-    check_model(asked, service)
-    _check_count(asked, 1, service)
-    template = str(getattr(service.tokenizer, "chat_template", None) or "")
-    options = asked.chat_template_kwargs or {}
-    _check_options(options, template, service.tokenizer)
-    messages = [_message(message, template) for message in _turns(asked)]
-    with blaming("messages"):
-        # A long prompt takes a while to encode, and others' blocks do not wait for that.
-        prompt = await asyncio.to_thread(service.encode_chat, messages, options)
-    return make_asks(asked, [prompt], service)
+class Asking:
+    """Bodies in, asks out. Prompts are encoded beside the event loop: blocks do not wait."""
 
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._long = asyncio.Semaphore(1)
 
-async def completion_asks(asked: CompletionAsked, service: Service) -> list[Ask]:
-    """The asks of plain prompts: all choices of the first, then all of the next."""
-    check_model(asked, service)
-    _check_count(asked, len(asked.prompts), service)
-    prompts: list[tuple[int, ...]] = []
-    with blaming("prompt"):
-        for prompt in asked.prompts:
-            if isinstance(prompt, str):
-                prompts.append(await asyncio.to_thread(service.encode_text, prompt))
-            else:
-                prompts.append(tuple(prompt))
-    return make_asks(asked, prompts, service)
+    async def chat(self, asked: ChatAsked) -> list[Ask]:
+        """The asks of a chat."""
+        service = self._service
+        check_model(asked, service)
+        _check_count(asked, 1, service)
+        template = str(getattr(service.tokenizer, "chat_template", None) or "")
+        options = asked.chat_template_kwargs or {}
+        _check_options(options, template, service.tokenizer)
+        messages = [_message(message, template) for message in _turns(asked)]
+        size = sum(len(message["content"]) for message in messages)
+        with blaming("messages"):
+            prompt = await self._encoded(size, service.encode_chat, messages, options)
+        return make_asks(asked, [prompt], service)
+
+    async def completion(self, asked: CompletionAsked) -> list[Ask]:
+        """The asks of plain prompts: all choices of the first, then all of the next."""
+        service = self._service
+        check_model(asked, service)
+        _check_count(asked, len(asked.prompts), service)
+        prompts: list[tuple[int, ...]] = []
+        with blaming("prompt"):
+            for prompt in asked.prompts:
+                if isinstance(prompt, str):
+                    prompts.append(await self._encoded(len(prompt), service.encode_text, prompt))
+                else:
+                    prompts.append(tuple(prompt))
+        return make_asks(asked, prompts, service)
+
+    async def _encoded(
+        self, size: int, encode: Callable[..., tuple[int, ...]], *given: Any
+    ) -> tuple[int, ...]:
+        if size <= _LONG:
+            return await asyncio.to_thread(encode, *given)
+        async with self._long:  # each takes seconds and a hundred times its own size
+            return await asyncio.to_thread(encode, *given)
 
 
 def make_asks(asked: Asked, prompts: Sequence[tuple[int, ...]], service: Service) -> list[Ask]:

@@ -12,9 +12,6 @@ from starlette.responses import Response
 
 from domino_spec.serving.http.errors import ApiError
 
-_MOST_FIELDS = 100
-"""More than any endpoint has; each unknown one would become an error of its own."""
-
 
 class JsonRequest(Request):
     """A request whose body is one JSON object.
@@ -51,12 +48,6 @@ class JsonRequest(Request):
                 400,
                 f"the body is a JSON {type(value).__name__}; expected an object.",
                 code="invalid_json",
-            )
-        if len(value) > _MOST_FIELDS:
-            raise ApiError(
-                400,
-                f"the body has {len(value)} fields; no endpoint has more than {_MOST_FIELDS}.",
-                code="unknown_parameter",
             )
         return value
 

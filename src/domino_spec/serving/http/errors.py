@@ -149,9 +149,7 @@ def _from_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError
     """
     places = [(_place(error, body), error) for error in errors]
     first = places[0][0][:1]
-    place, error = max(
-        (found for found in places if found[0][:1] == first), key=lambda found: len(found[0])
-    )
+    place, error = max((found for found in places if found[0][:1] == first), key=_depth)
     param = (error.get("ctx") or {}).get("param") or _path(place) or None
     field = str(place[0]) if place else param
     if error["type"] == "missing":
@@ -167,6 +165,12 @@ def _from_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError
     words = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     message = f"{param or 'the body'}: {_small(words)}."
     return ApiError(400, message, code="invalid_value", param=param)
+
+
+def _depth(found: tuple[Sequence[str | int], Mapping[str, Any]]) -> tuple[int, int]:
+    place = found[0]
+    last = place[-1] if place else 0
+    return len(place), last if isinstance(last, int) else 0
 
 
 def _small(words: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 _NO_TOOLS = "tools are not supported; leave it out."
 _NO_REASONING = "how much the model thinks cannot be set here; see chat_template_kwargs."
@@ -34,10 +35,23 @@ Empty = Annotated[list[Any], Field(max_length=0)]
 EmptyObject = Annotated[dict[str, Any], Field(max_length=0)]
 
 
+_MOST_FIELDS = 100
+"""More than any object has; each unknown one would become an error of its own."""
+
+
+def few_fields(value: object) -> object:
+    """Refuse an object of very many fields before each of them is looked at."""
+    if isinstance(value, dict) and len(value) > _MOST_FIELDS:
+        raise PydanticCustomError("too_many", "has more than {most} fields", {"most": _MOST_FIELDS})
+    return value
+
+
 class Strict(BaseModel):
     """Takes what is declared, of the declared type, and nothing else."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    _few = model_validator(mode="before")(few_fields)
 
 
 class PlainText(Strict):

@@ -18,7 +18,7 @@ from domino_spec.serving.http.answered import (
 )
 from domino_spec.serving.http.answering import Answering
 from domino_spec.serving.http.asked import Asked, ChatAsked, CompletionAsked
-from domino_spec.serving.http.asking import chat_asks, completion_asks
+from domino_spec.serving.http.asking import Asking
 from domino_spec.serving.http.body import JsonRoute
 from domino_spec.serving.http.errors import ApiError, ErrorReply
 from domino_spec.serving.http.forms import ChatForm, Form, TextForm
@@ -54,6 +54,7 @@ _EVENTS: dict[str, Any] = {"text/event-stream": {}}
 def completion_routes(service: Service) -> APIRouter:
     """Answers to chats and to plain prompts."""
     routes = APIRouter(prefix="/v1", route_class=JsonRoute)
+    asking = Asking(service)
     known = TokenNames(service.tokenizer) if service.tokenizer is not None else None
 
     def form_of(kind: type[Form], asked: Asked) -> Form:
@@ -74,7 +75,7 @@ def completion_routes(service: Service) -> APIRouter:
     async def chat(asked: ChatAsked) -> Response:
         """Answer a chat; with `stream`, in server-sent events as blocks are committed."""
         form = form_of(ChatForm, asked)
-        return Answering(service, asked, await chat_asks(asked, service), form)
+        return Answering(service, asked, await asking.chat(asked), form)
 
     @routes.post(
         "/completions",
@@ -87,7 +88,7 @@ def completion_routes(service: Service) -> APIRouter:
     async def completions(asked: CompletionAsked) -> Response:
         """Go on with a text, or several, or with token ids."""
         form = form_of(TextForm, asked)
-        return Answering(service, asked, await completion_asks(asked, service), form)
+        return Answering(service, asked, await asking.completion(asked), form)
 
     return routes
 
