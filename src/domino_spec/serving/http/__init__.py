@@ -1,0 +1,1 @@
+"""The service over HTTP: OpenAI's API, health, metrics and the page."""
