@@ -1,17 +1,19 @@
 // One answer as it comes: its dominoes, its text, its counters, and what went wrong with it.
 
-import { NOTHING, count, everyFrame, fixed, make, percent, seconds } from "./dom.js";
+import { NOTHING, count, everyFrame, fixed, make, percent, rate, seconds } from "./dom.js";
 import { Tally } from "./tally.js";
 import { Row } from "./tiles.js";
 
 const COUNTERS = [
   ["tokens a cycle", (tally) => fixed(tally.perCycle, 2)],
-  ["tokens a second", (tally) => fixed(tally.perSecond, 1)],
+  ["tokens a second", (tally) => rate(tally.perSecond)],
   ["tokens", (tally) => String(tally.tokens)],
   ["cycles", (tally) => String(tally.cycles)],
   ["from drafts", (tally) => percent(tally.drafted)],
-  ["drafts accepted", (tally) => percent(tally.acceptance)],
+  ["acceptance", (tally) => percent(tally.acceptance)],
 ];
+
+const SETTLED = 1000; // milliseconds after which nothing falls any more
 
 const FINISHES = { length: "Cut off at the most tokens that were allowed.", stop: "" };
 
@@ -98,6 +100,8 @@ export class Answer {
   end(state) {
     this.tally.end();
     this.state = state;
+    this.counters.hidden = !this.ids.length;
+    setTimeout(() => this.row.settle(), SETTLED);
     if (state === "stopped") this.say("Stopped.");
     if (state === "done" && !this.ids.length) this.say("The answer is empty.");
     this.refresh();
@@ -121,7 +125,7 @@ export class Answer {
     });
     if (this.speculate === null) return;
     this.clock.textContent = seconds(this.tally.elapsed);
-    this.speed.textContent = `${fixed(this.tally.perSecond, 1)} tokens/s`;
+    this.speed.textContent = `${rate(this.tally.perSecond)} tokens/s`;
     this.bar.max = Math.max(this.expected, this.tally.tokens, 1);
     this.bar.value = this.tally.tokens;
     this.words.scrollTop = this.words.scrollHeight;

@@ -22,6 +22,8 @@ export function fixed(value, digits) {
   return value === null || !Number.isFinite(value) ? NOTHING : value.toFixed(digits);
 }
 
+export const rate = (perSecond) => fixed(perSecond, perSecond < 1000 ? 1 : 0);
+
 export const seconds = (milliseconds) =>
   `${fixed(milliseconds / 1000, milliseconds < 10_000 ? 2 : 1)} s`;
 

@@ -43,9 +43,9 @@ async function meet() {
   }
   notice("");
   const { model, draft, device, slots, context, version } = server;
-  const parts = [model, draft ? `drafts by ${draft}` : "no drafter", device, `domino-spec ${version}`];
+  const parts = [model, draft ? `drafts by ${draft}` : "no drafter", device];
   find("facts").textContent = parts.filter(Boolean).join(" · ");
-  find("facts").title = `${slots} slots, ${context} tokens of context`;
+  find("facts").title = `${slots} slots, ${context} tokens of context, domino-spec ${version}`;
   document.title = `${model} · Domino`;
   if (context) find("max_tokens").max = context;
   ready();

@@ -1,6 +1,6 @@
 // What a race showed, in words. Nothing here touches the page.
 
-import { count, fixed, seconds } from "./dom.js";
+import { count, fixed, rate, seconds } from "./dom.js";
 
 // Closer than this is no victory.
 const DRAW = 1.05;
@@ -25,11 +25,11 @@ function rates(domino, plain) {
   if (!(to > from) || !(mine + theirs)) {
     return "They were never writing at the same time, so there are no rates to compare.";
   }
-  const rate = (tokens) => (1000 * tokens) / (to - from);
+  const pace = (tokens) => rate((1000 * tokens) / (to - from));
   const ratio = theirs ? `: ${times(mine / theirs)}` : "";
   return (
-    `While both were writing (${seconds(to - from)}), Domino made ${fixed(rate(mine), 1)} tokens ` +
-    `a second and plain decoding ${fixed(rate(theirs), 1)}${ratio}.`
+    `While both were writing (${seconds(to - from)}), Domino made ${pace(mine)} tokens ` +
+    `a second and plain decoding ${pace(theirs)}${ratio}.`
   );
 }
 

@@ -8,6 +8,9 @@ const PART = "◌";
 // Paragraphs of tiles, so that the browser lays out the last one only.
 const ROOMY = 24;
 const FULL = 96;
+// Milliseconds: between two falling blocks, and after which one has fallen.
+const PAUSE = 80;
+const FALL = 600;
 
 const tokens = new WeakMap();
 export const tokenOf = (tile) => tokens.get(tile);
@@ -67,14 +70,12 @@ export class Row {
     this.element.ariaLabel = `${name} as dominoes; arrow keys walk the tiles`;
     this.stretch = null;
     this.broken = false;
-    this.element.addEventListener("animationend", ({ target }) => {
-      if (!target.nextElementSibling) target.parentElement.classList.remove("fresh");
-    });
+    this.falling = []; // [block, since]
   }
 
   add({ cycle, tokens: committed }) {
     if (!committed.length) return;
-    const block = make("span", "block fresh");
+    const block = make("span", "block");
     block.role = "group";
     block.ariaLabel = cycle === 0 ? "prompt" : `cycle ${cycle}`;
     block.append(...committed.map((token) => tileOf(token, cycle)));
@@ -87,5 +88,23 @@ export class Row {
     }
     this.stretch.append(block);
     this.broken = committed.some((token) => token.text.includes("\n"));
+    this.fall(block);
+  }
+
+  // Every moving tile is a layer of its own: of a fast answer's blocks only some are seen to fall.
+  fall(block) {
+    const now = performance.now();
+    if (now - (this.falling.at(-1)?.[1] ?? 0) < PAUSE) return;
+    const [done, still] = [[], []];
+    for (const one of this.falling) (now - one[1] > FALL ? done : still).push(one);
+    for (const [old] of done) old.classList.remove("fresh");
+    block.classList.add("fresh");
+    this.falling = [...still, [block, now]];
+  }
+
+  // Nothing falls twice: a class left behind would start again whenever the view changes.
+  settle() {
+    for (const [block] of this.falling) block.classList.remove("fresh");
+    this.falling = [];
   }
 }
