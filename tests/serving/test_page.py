@@ -5,43 +5,28 @@ import re
 import pytest
 
 from tests.support.browser import browsing, find_browser
-from tests.support.chat_server import ChatServer, Scene, chatting
+from tests.support.chat_page import (
+    DESK,
+    ENDED,
+    EVIL,
+    FALL,
+    HOLDING,
+    LAST,
+    MET,
+    TILES,
+    WRITTEN,
+    counters,
+    race,
+    said,
+    send,
+    verdict,
+    write,
+)  # fmt: skip
+from tests.support.chat_server import ChatServer, Scene, chatting, token_id
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium here; apt-get install chromium"
 )
-
-PHONE, DESK = 360, 1100
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-MET = "document.title.includes('tiny-target')"
-LAST = ".turn:last-child"
-ENDED = f"document.querySelector('{LAST} .actions:not([hidden])') && document.title"
-EVIL = '<img src=x onerror="document.title=1"><script>1</script>'
-FALL = Scene(
-    [
-        [("When", False, 0.71)],
-        [(" one", True, 0.98), (" falls", True, 0.9), (",", False, 0.5)],
-        [("\n\n", False, 0.2)],
-        [("the", True, 0.99996), (" ", True, 0.4), ("", True, 0.0001), ("é", False, 0.6)],
-        [(EVIL, True, 0.3), ("<|im_end|>", True, 0.8)],
-    ],
-    rejected=7,
-)
-WRITTEN = "".join(t for block in FALL.blocks for t, _, _ in block).removesuffix("<|im_end|>")
-HOLDING = Scene(FALL.blocks, rejected=7, hold_after=2, hold_plain_after=2)
-TILES = f"""[...document.querySelectorAll('{LAST} .block')].map((block) =>
-  [...block.children].map((tile) => [tile.classList[1], tile.classList[2], tile.textContent]))"""
-
-
-def counters(tab, lane=".domino"):
-    return tab.ask(
-        f"Object.fromEntries([...document.querySelectorAll('{LAST} {lane} .counters > div')]"
-        ".map((e) => [e.querySelector('dt').textContent, e.querySelector('dd').textContent]))"
-    )
-
-
-def said(tab, selector):
-    return tab.ask(f"document.querySelector({selector!r})?.textContent ?? null")
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +44,7 @@ def stage():
         "differ": Scene(FALL.blocks, plain=[[("When", False, 0.7)], [("ever", False, 0.2)]]),
         "busy": Scene([], refusal=(429, "The queue is full.", {"Retry-After": "3"})),
         "break": Scene(FALL.blocks, break_after=2),
-        "drop": Scene(FALL.blocks, drop_after=3),
-        "proxy": Scene([], refusal=(502, "", {"X": "1"})),
+        "drop": Scene(FALL.blocks, hold_after=3, drop_after=3),
     }
     with chatting(ChatServer(scenes)) as server:
         yield server
@@ -83,17 +67,6 @@ def tab(browser, server):
     browser.open(server.url, width=DESK)
     browser.until(MET)
     return browser
-
-
-def write(tab, prompt):
-    tab.ask("document.getElementById('prompt').focus()")
-    tab.type(prompt)
-
-
-def send(tab, prompt):
-    write(tab, prompt)
-    tab.press("Enter")
-    tab.until(ENDED)
 
 
 def test_a_block_is_a_row_of_dominoes(tab, server):
@@ -139,8 +112,11 @@ def test_counters_are_live_and_the_server_knows_who_left(tab, server):
     assert tab.ask("document.getElementById('send').disabled")
     tab.press("Escape")
     tab.until(ENDED)
-    while server.left != ["hold"]:  # the server looks now and then
+    for _ in range(1000):  # it takes a moment to get there
+        if server.left:
+            break
         tab.ask("new Promise((resolve) => setTimeout(resolve, 5))")
+    assert server.left == ["hold"]
     assert said(tab, f"{LAST} .note") == "Stopped."
     assert said(tab, f"{LAST} .text") == "When one falls,"
     assert tab.ask("document.activeElement.id") == "prompt"
@@ -158,7 +134,9 @@ def test_the_stop_button_stops(tab, server):
     tab.click(f"{LAST} .retry")
     tab.until(f"document.querySelector('{LAST} .text').textContent.length > 20 && {ENDED}")
     assert said(tab, f"{LAST} .text") == WRITTEN
-    assert [body["messages"] for body in server.asked] == [[{"role": "user", "content": "hold"}]] * 2
+    assert [body["messages"] for body in server.asked] == [
+        [{"role": "user", "content": "hold"}]
+    ] * 2
 
 
 def test_model_text_stays_text_in_both_views(tab, server):
@@ -209,8 +187,11 @@ def test_a_tile_tells_what_it_is(tab, server, how):
     assert said(tab, "#tip p") == "an accepted draft"
     lines = "[...document.querySelectorAll('#tip dl > div')].map((e) => e.innerText.split('\\n'))"
     assert tab.ask(lines) == [
-        ["Position", "2"], ["Token", "102"], ["Probability", "90.0 %"], ["Cycle", "1"],
-    ]  # fmt: skip
+        ["Position", "2"],
+        ["Token", str(token_id(" falls"))],
+        ["Probability", "90.0 %"],
+        ["Cycle", "1"],
+    ]
     assert tab.ask(f"document.querySelector('{tile}').getAttribute('aria-describedby')") == "tip"
     box = "(({left, top, right, bottom}) => left >= 0 && top >= 0 && right <= innerWidth && "
     box += "bottom <= innerHeight)(document.getElementById('tip').getBoundingClientRect())"
@@ -235,23 +216,12 @@ def test_kinds_have_words(tab, server, tile, kind, sure):
     assert sure in said(tab, "#tip dl")
 
 
-def race(tab, prompt):
-    write(tab, prompt)
-    tab.click("#race")
-
-
-def verdict(tab):
-    tab.until(f"document.querySelector('{LAST} .verdict:not([hidden])') && document.title")
-    return tab.ask(f"[...document.querySelectorAll('{LAST} .verdict p')].map((e) => e.innerText)")
-
-
 def test_a_race_ends_in_words(tab, server):
     race(tab, "hold")
     both = "[...document.querySelectorAll('.lane')].map((e) => e.querySelectorAll('.tile').length)"
     tab.until(f"String({both}) === '4,2'")
-    assert [bar["value"] for bar in tab.ask(
-        "[...document.querySelectorAll('progress')].map((e) => ({value: e.value}))"
-    )] == [4, 2]  # fmt: skip
+    bars = "[...document.querySelectorAll('progress')].map((e) => e.value + '/' + e.max)"
+    tab.until(f"String({bars}) === '4/512,2/512'")
     server.gate.set()
     words = verdict(tab)
     assert re.search(r"Domino took [\d.]+ s, plain decoding [\d.]+ s", words[0])
@@ -265,6 +235,7 @@ def test_a_race_ends_in_words(tab, server):
         key: second[key] for key in second if key != "domino"
     }
     assert words[4] == f"Both had the seed {first['seed']}."
+    assert tab.ask(bars) == ["11/11", "11/11"]
     assert counters(tab, ".plain")["tokens a cycle"] == "1.00"
     assert set(tab.ask(TILES)[1][0]) == {"draft", "p6", " one"}
     assert "equal time" in said(tab, f"{LAST} .shared")
@@ -287,7 +258,7 @@ def test_plain_decoding_may_win_and_texts_may_part(tab, server):
 
 def test_a_stopped_race_has_no_result(tab, server):
     race(tab, "hold")
-    tab.until("document.querySelectorAll('.tile').length === 3 + 3 + 4 + 2 - 3")
+    tab.until("document.querySelectorAll('.lane .tile').length === 4 + 2")
     tab.press("Escape")
     assert verdict(tab) == ["No result: the race was stopped."]
     race(tab, "busy")
@@ -305,7 +276,12 @@ def test_a_stopped_race_has_no_result(tab, server):
     ],
 )  # fmt: skip
 def test_errors_are_said_and_nothing_is_lost(tab, server, prompt, words, kept):
-    send(tab, prompt)
+    write(tab, prompt)
+    tab.press("Enter")
+    if prompt == "drop":
+        tab.until("document.querySelectorAll('.dominoes .tile').length === 5")
+    server.gate.set()
+    tab.until(ENDED)
     assert said(tab, f"{LAST} .error") == words
     assert said(tab, f"{LAST} .text") == kept
     assert said(tab, f"{LAST} .said p") == prompt

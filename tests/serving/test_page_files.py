@@ -67,7 +67,14 @@ def test_every_answer_carries_the_policy(client, place):
 
 @pytest.mark.parametrize(
     "name",
-    ["nothing.js", "index.html", "..%2Fhttp%2Fpage.py", "../page.py", "%2Fetc%2Fpasswd", "page.js/"],
+    [
+        "nothing.js",
+        "index.html",
+        "..%2Fhttp%2Fpage.py",
+        "../page.py",
+        "%2Fetc%2Fpasswd",
+        "page.js/",
+    ],
 )
 def test_nothing_else_can_be_asked_for(client, name):
     assert client.get(f"/page/{name}", follow_redirects=False).status_code in (404, 307)

@@ -133,7 +133,8 @@ class Page:
         """Where an element is, once scrolled into sight."""
         name = json.dumps(selector)
         x, y = self.ask(
-            f"""(() => {{
+            f"""(async () => {{
+              for (const _ of [1, 2]) await new Promise(requestAnimationFrame); // it moved last
               const e = document.querySelector({name});
               e.scrollIntoView({{block: 'center', behavior: 'instant'}});
               const b = e.getBoundingClientRect();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,27 +73,34 @@ class ChatServer:
             return None
         return error(401, "This server wants an API key it knows.")
 
-    async def stream(self, request: Request, body: dict[str, Any]) -> Any:
+    async def stream(self, body: dict[str, Any]) -> Any:
+        """The answer; whoever does not hear it to the end has left."""
         prompt = body["messages"][-1]["content"]
-        scene = self.scenes[prompt]
+        try:
+            async for part in self.play(self.scenes[prompt], body):
+                yield part
+        except (asyncio.CancelledError, GeneratorExit):
+            self.left.append(prompt)
+            raise
+
+    async def play(self, scene: Scene, body: dict[str, Any]) -> Any:
         speculate = body.get("domino", {}).get("speculate", True)
         hold = scene.hold_after if speculate else scene.hold_plain_after
         position = accepted = 0
         for cycle, block in enumerate(scene.lane(speculate=speculate)):
             if cycle == scene.break_after:
-                yield event({"error": {"message": "Decoding failed: out of dominoes.", "code": 500}})
+                yield event(
+                    {"error": {"message": "Decoding failed: out of dominoes.", "code": 500}}
+                )
                 yield "data: [DONE]\n\n"
                 return
+            while hold == cycle and not self.gate.is_set():
+                await asyncio.sleep(0.005)
             if cycle == scene.drop_after:
                 raise ConnectionError("cut on purpose")
-            while hold == cycle and not self.gate.is_set():
-                if await request.is_disconnected():
-                    self.left.append(prompt)
-                    return
-                await asyncio.sleep(0.005)
             await asyncio.sleep(scene.pace)
             tokens = [
-                {"id": 100 + position + i, "text": text, "accepted": was_draft,
+                {"id": token_id(text), "text": text, "accepted": was_draft,
                  "position": position + i, "probability": p}
                 for i, (text, was_draft, p) in enumerate(block)
             ]  # fmt: skip
@@ -131,9 +139,13 @@ class ChatServer:
             if scene.refusal is not None:
                 status, words, headers = scene.refusal
                 return error(status, words, headers)
-            return StreamingResponse(self.stream(request, body), media_type="text/event-stream")
+            return StreamingResponse(self.stream(body), media_type="text/event-stream")
 
         return app
+
+
+def token_id(text: str) -> int:
+    return zlib.crc32(text.encode()) % 50_000
 
 
 def event(chunk: dict[str, Any]) -> str:

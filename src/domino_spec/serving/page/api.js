@@ -72,7 +72,9 @@ export async function* chat(body, signal) {
 
 // Server-sent events: the data of each, however the network cut the bytes.
 export async function* events(stream, signal) {
-  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  // Read by hand: a pipe in between would drop what it holds when the connection breaks.
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
   let pending = "";
   let lines = [];
   try {
@@ -85,7 +87,7 @@ export async function* events(stream, signal) {
         throw new ServerError(CUT);
       }
       if (part.done) return;
-      const found = (pending + part.value).split("\n");
+      const found = (pending + decoder.decode(part.value, { stream: true })).split("\n");
       pending = found.pop();
       for (const raw of found) {
         const line = raw.endsWith("\r") ? raw.slice(0, -1) : raw;

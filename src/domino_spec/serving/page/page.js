@@ -113,7 +113,7 @@ async function run(turn, settings) {
   const pressed = document.activeElement;
   ready();
   // A button that is switched off drops the focus; the one to press next takes it.
-  if (pressed !== prompt && pressed !== document.activeElement) find("stop").focus();
+  if (pressed instanceof HTMLButtonElement) find("stop").focus();
   tell("Writing…");
   turn.begin(settings.max_tokens);
   follow.jump();
