@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
-from domino_spec.serving.backends.installed import Engine, Installed
 from domino_spec.serving.backends.launch import Launch
 from domino_spec.serving.backends.request import ServeRequest
+
+if TYPE_CHECKING:
+    from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
+    from domino_spec.serving.backends.installed import Engine, Installed
 
 __all__ = ["Backend", "Launch", "ServeRequest", "find_backend"]
 

@@ -140,8 +140,10 @@ def _ask(engine: Engine, python: str) -> tuple[list[str] | None, list[str]]:
         told = json.loads(done.stdout)
         return told["found"], told["plugins"]
     except (OSError, subprocess.CalledProcessError, ValueError, KeyError) as error:
+        said = getattr(error, "stderr", None) or type(error).__name__
         raise InputError(
-            f"{python} could not be asked for {engine.title} ({error}); expected a working Python."
+            f"{python} could not be asked for {engine.title} ({said.strip().splitlines()[-1]}); "
+            "expected a working Python."
         ) from error
 
 
