@@ -154,4 +154,4 @@ def test_a_vllm_without_the_plugin_serves_targets_alone():
 def test_the_key_guards_less_than_natively_and_that_is_said():
     keyed = replace(BASE, api_keys=("k",))
     assert vllm.cautions(keyed) == []
-    assert "/v1 only" in vllm.cautions(replace(keyed, host="0.0.0.0"))[0]
+    assert "its other paths are open" in vllm.cautions(replace(keyed, host="0.0.0.0"))[0]

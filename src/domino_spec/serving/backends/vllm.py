@@ -121,7 +121,9 @@ _RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 def cautions(request: ServeRequest) -> list[str]:
     """What to know about its safety."""
     if request.api_keys and request.settings().public:
-        return ["vLLM asks for the key under /v1 only; /metrics and its other paths are open."]
+        return [
+            "vLLM asks for the key under /v1, /v2 and /inference only; its other paths are open."
+        ]
     return []
 
 
