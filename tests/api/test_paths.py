@@ -150,6 +150,17 @@ def test_candidates_and_no_drafter():
     assert plain.generate(PROMPTS[0], **LONG).tokens == expected
 
 
+@pytest.mark.parametrize("params", [
+    {"repetition_penalty": 1.5}, {"presence_penalty": 1.2, "frequency_penalty": 0.4},
+    {"frequency_penalty": 0.5, "temperature": 0.7, "seed": 4, "accept": "coupled"},
+], ids=str)  # fmt: skip
+def test_penalties_give_one_text(fast, reference, params):
+    found, expected = both(fast, reference, PROMPTS, **params, **LONG)
+    assert found == expected
+    free = {name: value for name, value in params.items() if "penalty" not in name}
+    assert found != [row.tokens for row in fast.generate(PROMPTS, **free, **LONG)]
+
+
 def test_scores_are_told_where_they_are_asked_for(fast, reference):
     each = [{"logprobs": 2}, {"logprobs": 2, "temperature": 0.7, "seed": 4, "accept": "coupled"}]
     for params in each:
@@ -170,7 +181,6 @@ def test_scores_are_told_where_they_are_asked_for(fast, reference):
 
 REFUSED = {
     "processors": ({"processors": (tf.SuppressTokensLogitsProcessor([5]),)}, "logits processors"),
-    "penalty": ({"repetition_penalty": 1.5}, "repetition penalty"),
     "rejection": ({"temperature": 0.8, "accept": "rejection", "seed": 1}, "accept='rejection'"),
     "match": ({"temperature": 0.8, "accept": "match", "seed": 1}, "accept='match'"),
 }

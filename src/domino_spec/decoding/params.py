@@ -17,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from domino_spec.decoding.penalties import GeneratedPenalty
 from domino_spec.errors import InputError
 
 MOST_LOGPROBS = 20
@@ -34,6 +35,11 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    """Divides the logits of tokens in prompt and answer, or multiplies those below 0."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that the answer holds; negative ones encourage."""
+    frequency_penalty: float = 0.0
+    """Taken from it once for each time the answer holds it."""
     seed: int | None = None
     """Row i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
     stop: tuple[str, ...] = ()
@@ -69,6 +75,9 @@ class SamplingParams:
             "a positive number (1 is off)",
             positive=True,
         )
+        for name in ("presence_penalty", "frequency_penalty"):
+            expected = "a finite number (0 is off)"
+            _check_real(name, getattr(self, name), expected, low=-math.inf)
         if self.accept is not None and self.accept not in get_args(AcceptRule):
             rules = ", ".join(map(repr, get_args(AcceptRule)))
             raise InputError(f"accept is {self.accept!r}; expected None or one of {rules}.")
@@ -77,6 +86,12 @@ class SamplingParams:
     def samples(self) -> bool:
         """Whether tokens are drawn rather than taken greedily."""
         return self.temperature > 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that came before cost anything."""
+        given = bool(self.presence_penalty or self.frequency_penalty)
+        return given or self.repetition_penalty != 1.0
 
     def warpers(self) -> LogitsProcessorList:
         """Temperature and cut-offs: they look at one position's logits only."""
@@ -93,11 +108,23 @@ class SamplingParams:
             chain.append(MinPLogitsWarper(float(self.min_p)))
         return chain
 
-    def all_processors(self) -> LogitsProcessorList:
-        """Everything applied to the target's logits, in Transformers' own order."""
+    def all_processors(self, prompt_length: int | None = None) -> LogitsProcessorList:
+        """Everything applied to the target's logits, in Transformers' own order.
+
+        Presence and frequency penalties must know where the prompt ends; a `Row` says it to its
+        own.
+        """
         chain = LogitsProcessorList()
         if self.repetition_penalty != 1.0:
             chain.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
+        if self.presence_penalty or self.frequency_penalty:
+            chain.append(
+                GeneratedPenalty(
+                    presence=float(self.presence_penalty),
+                    frequency=float(self.frequency_penalty),
+                    prompt_length=prompt_length,
+                )
+            )
         chain.extend(self.processors)
         chain.extend(self.warpers())
         return chain
@@ -110,10 +137,16 @@ def _check_whole(name: str, value: Any, low: int, expected: str, high: int | Non
 
 
 def _check_real(
-    name: str, value: Any, expected: str, *, high: float = math.inf, positive: bool = False
+    name: str,
+    value: Any,
+    expected: str,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    positive: bool = False,
 ) -> None:
     real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or value < 0 or value > high or (positive and value == 0):
+    if not real or value < low or value > high or (positive and value == 0):
         raise InputError(f"{name} is {value!r}; expected {expected}.")
 
 

@@ -57,6 +57,7 @@ class Row:
         self.logits: list[Tensor] | None = [] if keep_scores else None
         # What processors and criteria see: the prompt (as the caller padded it) and the answer.
         self._seen = list(self.prompt if seen_prompt is None else seen_prompt)
+        sampler.begin(len(self._seen))
         length = len(self._seen) + max_new_tokens
         self._ids = torch.zeros(1, length, dtype=torch.long, device=device)
         self._filled = 0

@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList
 
 from domino_spec.decoding.noise import gumbel, hashed
 from domino_spec.decoding.params import AcceptRule, SamplingParams
+from domino_spec.decoding.penalties import GeneratedPenalty
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ class Sampler:
     def plain(self) -> bool:
         """Greedy on the raw logits, so that an argmax over the whole block is enough."""
         return not self.samples and not self.processors
+
+    def begin(self, prompt_length: int) -> None:
+        """The row's prompt has so many tokens; what comes behind them is generated."""
+        for processor in self.processors:
+            if isinstance(processor, GeneratedPenalty):
+                processor.prompt_length = prompt_length
 
     def choose(
         self,

@@ -81,6 +81,12 @@ class Admission:
             self._release(self.row)
             raise
 
+    def finish(self) -> Commit:
+        """Read all that is left."""
+        while (first := self.advance()) is None:
+            pass
+        return first
+
     @torch.no_grad()
     def _read(self) -> Report | None:
         seat, target, device = self._seat, self._target, self._target.device
@@ -94,11 +100,14 @@ class Admission:
         seat.read += len(part)
         if self.remaining:
             return None
-        params, length = seat.params, seat.read
-        self._slots.open(seat.slot, length=length, anchor=0, params=params, seed=self._seed)
+        params, prompt = seat.params, seat.row.prompt
+        self._slots.open(seat.slot, prompt=prompt, anchor=0, params=params, seed=self._seed)
         draws = self._slots.draws(rows.slots, sampled=params.samples, filtered=needs_filter(params))
         logits = target.last_logits(states).view(1, 1, -1)
-        chosen = draws.choose(logits, torch.tensor([length - 1], device=device))
+        judged = logits
+        if params.penalises:
+            judged = self._slots.penalties.apply(logits, rows.slots, None)
+        chosen = draws.choose(judged, torch.tensor([len(prompt) - 1], device=device))
         self._slots.anchors[seat.slot] = chosen[0, 0]
         scores, top = None, params.logprobs
         if top is not None:

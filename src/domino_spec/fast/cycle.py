@@ -33,6 +33,8 @@ class Plan:
     """Whether some row draws its tokens."""
     filtered: bool = False
     """Whether some row cuts tokens off before it draws."""
+    penalised: bool = False
+    """Whether some row pays for tokens it repeats."""
     scored: bool = False
     """Whether some row wants to know how likely its tokens were."""
     ranked: bool = False
@@ -51,6 +53,7 @@ class Plan:
             depth,
             sampled=sampled,
             filtered=filtered,
+            penalised=any(each.penalises for each in params),
             scored=any(each.logprobs is not None for each in params),
             ranked=any(each.logprobs for each in params),
             alone=alone,
@@ -103,12 +106,17 @@ class Cycle:
         with self._timed("verify"):
             states, tapped = self.target.forward(block, rows, taps)
             logits = self.target.logits(states).view(*block.shape, -1)
-            chosen = draws.choose(logits, starts)
+            judged = logits
+            if plan.penalised:
+                judged = state.penalties.apply(logits, slots, block)
+            chosen = draws.choose(judged, starts)
         if observer is not None:
             with self._timed("draft"):
                 observer.observe(tapped, rows)
         pretended = self._pretended(block) if plan.forced else None
         report = commit(chosen, block, slots, state.lengths, state.anchors, pretended)
+        if plan.penalised:
+            state.penalties.count(slots, block, report[:, 0])
         if not plan.scored:
             return report
         return torch.cat((report, score_columns(logits, chosen, ranked=plan.ranked)), dim=1)

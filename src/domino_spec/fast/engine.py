@@ -84,7 +84,7 @@ class Engine:
         self._seat_rows(slots)
 
     def _seat_rows(self, slots: int) -> None:
-        self.slots = Slots(slots, self.target.device)
+        self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
         self.cycle = Cycle(self.target, self.drafter, self.slots)
         self.runner = Runner(self.cycle, graphs=self._graphs)
         self._seating = Seating(slots, reuse=self._reuse)
@@ -214,11 +214,7 @@ class Engine:
         stats: RunStats | None = None,
     ) -> Commit:
         """Read a row's whole prompt into a slot and choose its first token."""
-        admission = self.begin(row, params, seed=seed, stats=stats)
-        while True:
-            first = admission.advance()
-            if first is not None:
-                return first
+        return self.begin(row, params, seed=seed, stats=stats).finish()
 
     def advance(self) -> Turn:
         """Start a cycle and read a report: the same one's, or the last one's when ahead.
