@@ -4,7 +4,7 @@ import { chat, facts } from "./api.js";
 import { button, find, make } from "./dom.js";
 import { follow } from "./follow.js";
 import { askForKey } from "./key.js";
-import { FieldError, reveal, sampling, system } from "./settings.js";
+import { FieldError, fit, reveal, sampling, system } from "./settings.js";
 import { watch } from "./tip.js";
 import { Turn } from "./turn.js";
 
@@ -47,7 +47,7 @@ async function meet() {
   find("facts").textContent = parts.filter(Boolean).join(" · ");
   find("facts").title = `${slots} slots, ${context} tokens of context, domino-spec ${version}`;
   document.title = `${model} · Domino`;
-  if (context) find("max_tokens").max = context;
+  if (context) fit(context);
   ready();
 }
 
@@ -115,7 +115,7 @@ async function run(turn, settings) {
   // A button that is switched off drops the focus; the one to press next takes it.
   if (pressed instanceof HTMLButtonElement) find("stop").focus();
   tell("Writing…");
-  turn.begin(settings.max_tokens);
+  turn.begin(settings.max_tokens ?? server.context);
   follow.jump();
   const clock = turn.race ? setInterval(() => turn.answers.forEach((a) => a.running && a.look()), 100) : 0;
   await Promise.all(turn.answers.map((answer) => listen(turn, answer, body, controller.signal)));
@@ -154,7 +154,7 @@ async function send(race) {
   if (!server) await meet();
   if (!server || stopper) return;
   notice("");
-  const turn = new Turn(said, { race, expected: settings.max_tokens, retry: again, tell });
+  const turn = new Turn(said, { race, expected: settings.max_tokens ?? server.context, retry: again, tell });
   turns.push(turn);
   list.append(turn.element);
   prompt.value = "";

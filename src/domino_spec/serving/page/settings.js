@@ -18,15 +18,17 @@ function number(id) {
   return field.value === "" ? null : field.valueAsNumber;
 }
 
-// Parts of a request's body.
+// Parts of a request's body; what is left open is not in it.
 export function sampling() {
-  const seed = number("seed");
-  return {
-    temperature: number("temperature"),
-    top_p: number("top_p"),
-    max_tokens: number("max_tokens"),
-    ...(seed === null ? {} : { seed }),
-  };
+  const all = ["temperature", "top_p", "max_tokens", "seed"].map((id) => [id, number(id)]);
+  return Object.fromEntries(all.filter(([, value]) => value !== null));
+}
+
+// An answer has to leave room for its prompt.
+export function fit(context) {
+  const field = find("max_tokens");
+  field.max = context;
+  if (field.valueAsNumber > context / 2) field.value = Math.max(1, Math.floor(context / 2));
 }
 
 export function system() {
