@@ -52,7 +52,10 @@ def test_what_was_asked_for_is_kept_or_refused():
 
 
 def test_a_cpu_gets_few_and_an_endless_context_is_cut():
-    assert size(None, on_gpu=False).slots < MOST_SLOTS
+    assert size(None, on_gpu=False) == Size(8, 4096)
+    asked = ServerSettings(model="m", context=8192)
+    large = size_of(asked, on_gpu=False, context=8192, token_bytes=1, free=None)
+    assert large.capacity == 8192, "what is asked for is had"
     assert size(None, context=1_000_000).capacity == 32768
     assert size(None, context=None).capacity == 32768
 

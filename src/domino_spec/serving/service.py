@@ -69,6 +69,8 @@ class Service:
             token_bytes=token_bytes(target, decoder.drafter),
             free=free_bytes(target.device),
         )
+        if decoder.adapts:
+            said("measuring what cycles cost on this machine (once; it is kept)")
         engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
         for params in (SamplingParams(), SamplingParams(temperature=1.0)):
             engine.capture(1, params)

@@ -8,9 +8,9 @@ from domino_spec.errors import InputError
 from domino_spec.fast.sizes import MOST_SLOTS, Size
 from domino_spec.serving.settings import ServerSettings
 
-_CPU_SLOTS = 16
+_CPU_SLOTS = 8
 """A CPU is busy with few rows: more of them only share it."""
-_LONGEST = 32768
+_LONGEST, _CPU_LONGEST = 32768, 4096
 """Where nobody says: a context of millions would leave room for nobody else."""
 _SHORTEST = 512
 _FEW = 4
@@ -45,7 +45,8 @@ def size_of(
         raise InputError(
             f"context is {settings.context}; the target was made for {context}. Ask for less."
         )
-    capacity = settings.context or min(context or _LONGEST, _LONGEST)
+    longest = _LONGEST if on_gpu else _CPU_LONGEST
+    capacity = settings.context or min(context or longest, longest)
     most = settings.slots or (MOST_SLOTS if on_gpu else _CPU_SLOTS)
     if free is None:
         return Size(most, capacity)
