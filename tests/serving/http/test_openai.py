@@ -1,12 +1,12 @@
 """The official client against a real server with a tiny real model."""
 
 import json
-import math
 import threading
 
 import httpx
 import openai
 import pytest
+import torch
 
 from domino_spec.api import DominoDecoder
 from tests.serving.live import live
@@ -234,14 +234,30 @@ def test_blocks_of_a_real_run(server, alone):
     blocks = [chunk["domino"] for chunk in chunks if "domino" in chunk]
     assert [token["id"] for block in blocks for token in block["tokens"]] == alone(CHAT).tokens
     assert [block["cycle"] for block in blocks] == list(range(len(blocks)))
+    assert all(0 < token["probability"] <= 1 for block in blocks for token in block["tokens"])
 
 
 def test_logprobs_are_the_models_own(client, alone):
+    expected = alone(CHAT)
+    ids = torch.tensor([[*expected.prompt_tokens, *expected.tokens]])
+    with torch.no_grad():
+        logits = make_target("llama").model(ids).logits[0, len(expected.prompt_tokens) - 1 :]
+    truth = logits.float().log_softmax(-1)
     reply = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=3, **GREEDY)
     choice = reply.choices[0]
     content = choice.logprobs.content
     assert "".join(each.token for each in content) == choice.message.content
-    for each in content:
-        assert each.top_logprobs[0].logprob == pytest.approx(each.logprob)  # greedy
-        assert len(each.top_logprobs) == 3
-        assert sum(math.exp(top.logprob) for top in each.top_logprobs) <= 1.0001
+    assert len(content) > 5
+    for each, token, row in zip(content, expected.tokens, truth, strict=False):
+        assert each.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        best = [top.logprob for top in each.top_logprobs]
+        assert best == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
+
+
+def test_penalties_change_what_is_said(client, alone):
+    """Greedy, so that nothing but the penalty can."""
+    for penalty in ({"frequency_penalty": 2}, {"presence_penalty": 2}):
+        reply = client.chat.completions.create(
+            messages=CHAT, **{**GREEDY, "max_tokens": 40}, **penalty
+        )
+        assert reply.choices[0].message.content != alone(CHAT, 40).text
