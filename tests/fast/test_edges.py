@@ -39,9 +39,9 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"repetition_penalty": 3.0}, "repetition penalty"),
+    ({"temperature": 0.8, "accept": "rejection"}, "asks for accept='rejection'"),
     ({"processors": (tf.SuppressTokensLogitsProcessor([5]),)}, "logits processors of its own"),
-], ids=["penalty", "processors"])  # fmt: skip
+], ids=["rejection", "processors"])  # fmt: skip
 def test_what_needs_the_reference_loop_is_refused(changes, words):
     engine = make_engine(make_target("qwen3"), None)
     params = SamplingParams(max_new_tokens=20, **changes)

@@ -13,6 +13,10 @@ from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _SECONDS = 60
+KEYS = {
+    "Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36,
+    "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40,
+}  # fmt: skip
 # Chromium reads commands from 3 and answers on 4, whatever numbers the pipes have here.
 _HAND_OVER = """import os, sys
 ends = [os.dup(os.dup(int(end))) for end in sys.argv[1:3]]
@@ -69,24 +73,93 @@ class Page:
             case "Page.loadEventFired":
                 self._loaded = True
 
-    def open(self, path: Path, *, width: int, height: int = 800, dark: bool = False) -> None:
-        """Load a file as a screen of this size would show it."""
+    def open(
+        self, place: Path | str, *, width: int, height: int = 800,
+        dark: bool = False, still: bool = False,
+    ) -> None:  # fmt: skip
+        """Load a file or an address as a screen of this size would show it."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=2, mobile=width < 600,
         )  # fmt: skip
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        likes = {
+            "prefers-color-scheme": "dark" if dark else "light",
+            "prefers-reduced-motion": "reduce" if still else "no-preference",
+        }
+        features = [{"name": name, "value": value} for name, value in likes.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
         self._loaded = False
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        url = place if isinstance(place, str) else place.resolve().as_uri()
+        self.call("Page.navigate", url=url)
         while not self._loaded:
             self._note(self._receive())
 
     def ask(self, script: str):
-        """The value of some JavaScript."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of some JavaScript, awaited where it is a promise."""
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
+
+    def until(self, script: str):
+        """Wait for some JavaScript to be true, and give its value."""
+        found = self.ask(
+            f"""new Promise((resolve) => {{
+              const end = performance.now() + {1000 * _SECONDS};
+              (function look() {{
+                const value = ({script});
+                if (value || performance.now() > end) resolve(value);
+                else setTimeout(look, 5);
+              }})();
+            }})"""
+        )
+        assert found, f"never true: {script}\nthe page says: {self.ask('document.body.innerText')}"
+        return found
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """A key of the keyboard."""
+        typed = {"Enter": "\r", " ": " "}.get(key, key if len(key) == 1 else "")
+        code = KEYS.get(key, 0)
+        both = {"key": key, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 * shift}
+        self.call("Input.dispatchKeyEvent", type="keyDown", text=typed, **both)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **both)
+
+    def type(self, text: str) -> None:
+        """Text into what has the focus."""
+        self.call("Input.insertText", text=text)
+
+    def middle(self, selector: str) -> dict[str, float]:
+        """Where an element is, once scrolled into sight."""
+        name = json.dumps(selector)
+        x, y = self.ask(
+            f"""(async () => {{
+              for (const _ of [1, 2]) await new Promise(requestAnimationFrame); // it moved last
+              const e = document.querySelector({name});
+              e.scrollIntoView({{block: 'center', behavior: 'instant'}});
+              const b = e.getBoundingClientRect();
+              return [b.left + b.width / 2, b.top + b.height / 2];
+            }})()"""
+        )
+        return {"x": x, "y": y}
+
+    def point(self, selector: str) -> None:
+        """The mouse moves over an element."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **self.middle(selector))
+
+    def click(self, selector: str) -> None:
+        """The mouse clicks an element."""
+        both = {"button": "left", "clickCount": 1, **self.middle(selector)}
+        self.call("Input.dispatchMouseEvent", type="mousePressed", **both)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", **both)
+
+    def tap(self, selector: str) -> None:
+        """A finger taps an element."""
+        where = self.middle(selector)
+        self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[where])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.call("Emulation.setTouchEmulationEnabled", enabled=False)
 
     def picture(self, path: Path) -> Path:
         """The whole page as a PNG."""

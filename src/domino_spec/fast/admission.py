@@ -11,7 +11,8 @@ from domino_spec.errors import InputError
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.sampling import needs_filter
-from domino_spec.fast.seats import Seat
+from domino_spec.fast.scores import ScoreTable, score_columns
+from domino_spec.fast.seats import Report, Seat
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
 
@@ -69,10 +70,10 @@ class Admission:
             raise InputError("the prompt is read and the row decodes; advance the engine instead.")
         try:
             with on_device(self._target.device):
-                token = self._read()
-            if token is None:
+                first = self._read()
+            if first is None:
                 return None
-            commit = self._seat.take([token], accepted=0)
+            commit = self._seat.take(first)
             if commit.finish_reason is not None:
                 self._release(self.row)
             return commit
@@ -80,8 +81,14 @@ class Admission:
             self._release(self.row)
             raise
 
+    def finish(self) -> Commit:
+        """Read all that is left."""
+        while (first := self.advance()) is None:
+            pass
+        return first
+
     @torch.no_grad()
-    def _read(self) -> int | None:
+    def _read(self) -> Report | None:
         seat, target, device = self._seat, self._target, self._target.device
         drafter = self._drafter
         start = seat.read
@@ -93,10 +100,17 @@ class Admission:
         seat.read += len(part)
         if self.remaining:
             return None
-        params, length = seat.params, seat.read
-        self._slots.open(seat.slot, length=length, anchor=0, params=params, seed=self._seed)
+        params, prompt = seat.params, seat.row.prompt
+        self._slots.open(seat.slot, prompt=prompt, anchor=0, params=params, seed=self._seed)
         draws = self._slots.draws(rows.slots, sampled=params.samples, filtered=needs_filter(params))
         logits = target.last_logits(states).view(1, 1, -1)
-        chosen = draws.choose(logits, torch.tensor([length - 1], device=device))
+        judged = logits
+        if params.penalises:
+            judged = self._slots.penalties.apply(logits, rows.slots, None)
+        chosen = draws.choose(judged, torch.tensor([len(prompt) - 1], device=device))
         self._slots.anchors[seat.slot] = chosen[0, 0]
-        return int(chosen)
+        scores, top = None, params.logprobs
+        if top is not None:
+            columns = score_columns(logits, chosen, ranked=top > 0).cpu()
+            scores = ScoreTable(columns, 1).of(0, tokens=1, top=top)
+        return 0, [int(chosen)], scores

@@ -84,7 +84,7 @@ class Engine:
         self._seat_rows(slots)
 
     def _seat_rows(self, slots: int) -> None:
-        self.slots = Slots(slots, self.target.device)
+        self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
         self.cycle = Cycle(self.target, self.drafter, self.slots)
         self.runner = Runner(self.cycle, graphs=self._graphs)
         self._seating = Seating(slots, reuse=self._reuse)
@@ -214,11 +214,7 @@ class Engine:
         stats: RunStats | None = None,
     ) -> Commit:
         """Read a row's whole prompt into a slot and choose its first token."""
-        admission = self.begin(row, params, seed=seed, stats=stats)
-        while True:
-            first = admission.advance()
-            if first is not None:
-                return first
+        return self.begin(row, params, seed=seed, stats=stats).finish()
 
     def advance(self) -> Turn:
         """Start a cycle and read a report: the same one's, or the last one's when ahead.
@@ -253,7 +249,7 @@ class Engine:
         depth = self.depth if policy is None else policy.choose(len(seats))
         plan = self._plan([seat.params for seat in seats], depth)
         report = self.runner.start([seat.slot for seat in seats], plan)
-        self._flights.append(Flight(seats, plan.depth, report))
+        self._flights.append(Flight(seats, plan, report))
 
     def _plan(self, params: Sequence[SamplingParams], depth: int) -> Plan:
         alone = self.drafter is not None and not self.speculates
@@ -262,15 +258,15 @@ class Engine:
     def _land(self) -> Turn:
         flight = self._flights.popleft()
         turn = Turn([], [])
-        for seat, (accepted, *tokens) in zip(flight.seats, flight.report().tolist(), strict=True):
+        depth = flight.plan.depth
+        for seat, report in flight.land():
             if seat.row.finish_reason is not None:
                 self.release(seat.row)  # somebody else ended it
-            if seat.left:
                 continue
-            if self.policy is not None and flight.depth:
-                self.policy.acceptance.observe(accepted, flight.depth)
+            if self.policy is not None and depth:
+                self.policy.acceptance.observe(report[0], depth)
             try:
-                turn.commits.append(seat.end_cycle(tokens, accepted=accepted, depth=flight.depth))
+                turn.commits.append(seat.end_cycle(report, depth))
             except Exception as error:
                 self.release(seat.row)
                 turn.failures.append((seat.row, error))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from domino_spec.decoding import Commit, Row, RunStats, SamplingParams
+from domino_spec.decoding import Commit, Row, RunStats, SamplingParams, TokenScore
 from domino_spec.decoding.loop import offered
+from domino_spec.fast.cycle import Plan
+from domino_spec.fast.scores import ScoreTable
+
+Report = tuple[int, list[int], tuple[TokenScore, ...] | None]
+"""How many drafts were accepted, the tokens to commit, and their scores if they are wanted."""
 
 
 @dataclass
@@ -42,16 +47,23 @@ class Seat:
         """
         return self.row.prompt[: self.read] + self.row.generated[:-1]
 
-    def take(self, tokens: Sequence[int], *, accepted: int) -> Commit:
+    def take(self, report: Report) -> Commit:
         """Commit what was chosen, up to the row's end."""
+        accepted, tokens, scores = report
         taken = self.row.take(tokens)
-        accepted = min(accepted, len(taken))
-        return Commit(self.row.index, taken, accepted, self.cycles, self.row.finish_reason)
+        return Commit(
+            self.row.index,
+            taken,
+            min(accepted, len(taken)),
+            self.cycles,
+            self.row.finish_reason,
+            None if scores is None else scores[: len(taken)],
+        )
 
-    def end_cycle(self, tokens: Sequence[int], *, accepted: int, depth: int) -> Commit:
+    def end_cycle(self, report: Report, depth: int) -> Commit:
         """The same of one cycle that verified `depth` drafts, and count it."""
         self.cycles += 1
-        commit = self.take(tokens[: accepted + 1], accepted=accepted)
+        commit = self.take(report)
         kept = {"accepted": commit.accepted, "committed": len(commit.tokens)}
         drafts = offered(self.row, commit, depth)
         self.row.stats.record(drafts=drafts, **kept)
@@ -65,8 +77,22 @@ class Flight:
     """A cycle that was started: for whom, and its report to come."""
 
     seats: tuple[Seat, ...]
-    depth: int
+    plan: Plan
     report: Callable[[], Tensor]
+
+    def land(self) -> Iterator[tuple[Seat, Report]]:
+        """Wait for the report: what each row that is still there may commit."""
+        report, places = self.report(), self.plan.depth + 1
+        table = ScoreTable(report[:, places + 1 :], places) if self.plan.scored else None
+        chosen = report[:, : places + 1].tolist()
+        for index, (seat, (accepted, *tokens)) in enumerate(zip(self.seats, chosen, strict=True)):
+            if seat.left:
+                continue
+            kept, top = tokens[: accepted + 1], seat.params.logprobs
+            scores = None
+            if table is not None and top is not None:
+                scores = table.of(index, tokens=len(kept), top=top)
+            yield seat, (accepted, kept, scores)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+// Counts of one answer while it comes. The prompt's own token is in no cycle, as in the library.
+
+export class Tally {
+  constructor() {
+    this.tokens = 0;
+    this.cycles = 0;
+    this.committed = 0; // in cycles
+    this.accepted = 0;
+    this.usage = null;
+    this.started = performance.now();
+    this.ended = null;
+    this.marks = []; // [milliseconds, tokens so far] of every block
+  }
+
+  block({ cycle, tokens }, now = performance.now()) {
+    this.tokens += tokens.length;
+    if (cycle > 0) {
+      this.cycles += 1;
+      this.committed += tokens.length;
+      this.accepted += tokens.filter((token) => token.accepted).length;
+    }
+    this.marks.push([now, this.tokens]);
+  }
+
+  end(now = performance.now()) {
+    this.ended ??= now;
+  }
+
+  get elapsed() {
+    return (this.ended ?? performance.now()) - this.started;
+  }
+
+  get perCycle() {
+    return this.cycles ? this.committed / this.cycles : null;
+  }
+
+  // Behind the first block: reading the prompt is not writing.
+  get perSecond() {
+    if (this.marks.length < 2) return null;
+    const [[from, before]] = this.marks;
+    const [to, all] = this.marks.at(-1);
+    return to > from ? (1000 * (all - before)) / (to - from) : null;
+  }
+
+  // Of the tokens written in cycles, how many the drafter had right.
+  get drafted() {
+    return this.committed ? this.accepted / this.committed : null;
+  }
+
+  // Of the drafts that were verified; only the server knows the rejected ones, and tells at the end.
+  get acceptance() {
+    const details = this.usage?.completion_tokens_details;
+    if (!details) return null;
+    const verified = details.accepted_prediction_tokens + details.rejected_prediction_tokens;
+    return verified ? details.accepted_prediction_tokens / verified : null;
+  }
+
+  // Tokens written in (from, to].
+  between(from, to) {
+    const until = (time) => this.marks.findLast(([at]) => at <= time)?.[1] ?? 0;
+    return until(to) - until(from);
+  }
+}

@@ -1,0 +1,100 @@
+// One exchange: what was said, the answer or the two lanes of a race, and what can be done with it.
+
+import { Answer } from "./answer.js";
+import { button, make } from "./dom.js";
+import { verdict } from "./race.js";
+
+const SHARED = "Both lanes started together and share the machine by equal time while both run.";
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Not allowed outside https and this machine: the old way.
+    const area = make("textarea", "unseen");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+export class Turn {
+  constructor(said, { race, expected, retry, tell }) {
+    this.said = said;
+    this.race = race;
+    this.element = make("li", "turn");
+    const lanes = make("div", race ? "lanes race" : "lanes");
+    this.answers = race
+      ? [
+          new Answer({ name: "Domino", speculate: true, expected }),
+          new Answer({ name: "Plain decoding", speculate: false, expected }),
+        ]
+      : [new Answer({ name: "Answer", expected })];
+    lanes.append(...this.answers.map((answer) => answer.element));
+    this.result = make("div", "verdict");
+    this.result.hidden = true;
+    this.actions = make("div", "actions");
+    this.actions.append(
+      button("Copy", "", async ({ currentTarget }) => {
+        currentTarget.disabled = true;
+        tell((await copied(this.text)) ? "Copied." : "This browser does not let the page copy.");
+        currentTarget.disabled = false;
+      }),
+      button("Retry", "retry", () => retry(this)),
+    );
+    this.actions.hidden = true;
+    const you = make("div", "said");
+    you.append(make("h2", "unseen", "You"), make("p", "", said));
+    this.element.append(you);
+    if (race) this.element.append(make("p", "soft shared", SHARED));
+    this.element.append(lanes, this.result, this.actions);
+  }
+
+  // What the conversation goes on with.
+  get text() {
+    return this.answers.find((answer) => answer.text)?.text ?? "";
+  }
+
+  get failure() {
+    return this.answers.find((answer) => answer.error)?.error ?? null;
+  }
+
+  begin(expected) {
+    this.actions.hidden = true;
+    this.result.hidden = true;
+    for (const answer of this.answers) {
+      answer.expected = expected;
+      answer.reset();
+    }
+  }
+
+  // When one lane is through, the bars measure what it wrote, not what it might have.
+  laneEnded(answer) {
+    if (!this.race || answer.state !== "done") return;
+    for (const lane of this.answers) {
+      lane.expected = Math.min(lane.expected, answer.tally.tokens);
+      lane.refresh();
+    }
+  }
+
+  // Says in words how it went.
+  end(seed) {
+    this.actions.hidden = false;
+    this.actions.firstElementChild.hidden = this.text === "";
+    if (!this.race) return this.outcome();
+    const sentences = verdict(...this.answers, seed);
+    this.result.replaceChildren(...sentences.map((words) => make("p", "", words)));
+    this.result.hidden = false;
+    return sentences.join(" ");
+  }
+
+  outcome() {
+    const [answer] = this.answers;
+    if (answer.error) return ""; // said where it is shown
+    return `${answer.state === "stopped" ? "Stopped. " : ""}${answer.summary}.`;
+  }
+}

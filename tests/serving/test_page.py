@@ -1,0 +1,289 @@
+"""The page in a real browser, with a server that follows a script."""
+
+import re
+
+import pytest
+
+from tests.support.browser import browsing, find_browser
+from tests.support.chat_page import (
+    DESK,
+    ENDED,
+    EVIL,
+    FALL,
+    HOLDING,
+    LAST,
+    MET,
+    TILES,
+    WRITTEN,
+    counters,
+    race,
+    said,
+    send,
+    verdict,
+    write,
+)  # fmt: skip
+from tests.support.chat_server import ChatServer, Scene, chatting, token_id
+
+pytestmark = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium here; apt-get install chromium"
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("profile")) as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def stage():
+    scenes = {
+        "fall": FALL,
+        "hold": HOLDING,
+        "hold domino": Scene(FALL.blocks, hold_after=4),
+        "differ": Scene(FALL.blocks, plain=[[("When", False, 0.7)], [("ever", False, 0.2)]]),
+        "busy": Scene([], refusal=(429, "The queue is full.", {"Retry-After": "3"})),
+        "break": Scene(FALL.blocks, break_after=2),
+        "drop": Scene(FALL.blocks, hold_after=3, drop_after=3),
+    }
+    with chatting(ChatServer(scenes)) as server:
+        yield server
+
+
+@pytest.fixture
+def server(stage):
+    stage.asked.clear()
+    stage.left.clear()
+    stage.gate.clear()
+    stage.key = None
+    yield stage
+    stage.gate.set()
+
+
+@pytest.fixture
+def tab(browser, server):
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(server.url, width=DESK)
+    browser.until(MET)
+    return browser
+
+
+def test_a_block_is_a_row_of_dominoes(tab, server):
+    send(tab, "fall")
+    assert tab.ask(TILES) == [
+        [["first", "p5", "When"]],
+        [["draft", "p6", " one"], ["draft", "p6", " falls"], ["own", "p3", ","]],
+        [["own", "p2", "↵↵"]],
+        [["draft", "p6", "the"], ["draft", "p3", "␣"], ["draft", "p1", "◌"], ["own", "p4", "é"]],
+        [["draft", "p2", EVIL], ["draft", "p5", "<|im_end|>"]],
+    ]
+    [body] = server.asked
+    assert body["messages"] == [{"role": "user", "content": "fall"}]
+    assert body["domino"] == {"blocks": True}
+    assert (body["stream"], body["stream_options"]) == (True, {"include_usage": True})
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("tiny-target", 0, 512)
+    assert "seed" not in body
+    assert tab.complaints == []
+    assert {url.split("?")[0].startswith(server.url) for url in tab.requests} == {True}
+
+
+def test_counters_count_what_came(tab, server):
+    send(tab, "fall")
+    found = counters(tab)
+    cycles = FALL.blocks[1:]
+    tokens = sum(map(len, cycles))
+    drafts = sum(accepted for block in cycles for _, accepted, _ in block)
+    assert found["tokens"] == str(tokens + 1)
+    assert found["cycles"] == str(len(cycles))
+    assert found["tokens a cycle"] == f"{tokens / len(cycles):.2f}"
+    assert found["from drafts"] == f"{100 * drafts / tokens:.0f} %"
+    assert found["acceptance"] == f"{100 * drafts / (drafts + 7):.0f} %"
+    assert float(found["tokens a second"]) > 0
+
+
+def test_counters_are_live_and_the_server_knows_who_left(tab, server):
+    write(tab, "hold")
+    tab.press("Enter")
+    tab.until(f"document.querySelectorAll('{LAST} .tile').length === 4")
+    tab.until(f"document.querySelector('{LAST} .counters dd').textContent === '3.00'")
+    found = counters(tab)
+    assert (found["tokens"], found["cycles"], found["acceptance"]) == ("4", "1", "–")
+    assert tab.ask("document.getElementById('send').disabled")
+    tab.press("Escape")
+    tab.until(ENDED)
+    for _ in range(1000):  # it takes a moment to get there
+        if server.left:
+            break
+        tab.ask("new Promise((resolve) => setTimeout(resolve, 5))")
+    assert server.left == ["hold"]
+    assert said(tab, f"{LAST} .note") == "Stopped."
+    assert said(tab, f"{LAST} .text") == "When one falls,"
+    assert tab.ask("document.activeElement.id") == "prompt"
+
+
+def test_the_stop_button_stops(tab, server):
+    write(tab, "hold")
+    tab.click("#send")
+    tab.until(f"document.querySelectorAll('{LAST} .tile').length === 4")
+    assert tab.ask("document.activeElement.id") == "stop"
+    tab.click("#stop")
+    tab.until(ENDED)
+    assert said(tab, "#status") == "Stopped. Answer: 4 tokens in 1 cycle."
+    server.gate.set()
+    tab.click(f"{LAST} .retry")
+    tab.until(f"document.querySelector('{LAST} .text').textContent.length > 20 && {ENDED}")
+    assert said(tab, f"{LAST} .text") == WRITTEN
+    assert [body["messages"] for body in server.asked] == [
+        [{"role": "user", "content": "hold"}]
+    ] * 2
+
+
+def test_model_text_stays_text_in_both_views(tab, server):
+    send(tab, "fall")
+    seen = "(s) => document.querySelector(s).checkVisibility()"
+    assert tab.ask(f"['.dominoes', '.text', '.legend'].map({seen})") == [True, False, True]
+    tab.ask("document.querySelector('input[value=text]').focus()")
+    tab.press(" ")
+    assert tab.ask(f"['.dominoes', '.text', '.legend'].map({seen})") == [False, True, False]
+    assert said(tab, f"{LAST} .text") == WRITTEN
+    assert tab.ask("document.querySelectorAll('#turns img, #turns script').length") == 0
+    assert "tiny-target" in tab.ask("document.title")
+    assert tab.complaints == []
+
+
+def test_the_conversation_goes_on(tab, server):
+    tab.ask("document.getElementById('system').value = 'Be brief.'")
+    tab.ask("document.getElementById('seed').value = '11'")
+    for prompt in ("fall", "busy", "differ"):
+        send(tab, prompt)
+    assert server.asked[-1]["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "fall"},
+        {"role": "assistant", "content": WRITTEN},
+        {"role": "user", "content": "differ"},
+    ]
+    assert server.asked[-1]["seed"] == 11
+    tab.click("#clear")
+    assert tab.ask("document.querySelectorAll('.turn').length") == 0
+    tab.click("#notice button")
+    assert tab.ask("document.querySelectorAll('.turn').length") == 3
+
+
+@pytest.mark.parametrize("how", ["mouse", "finger", "keyboard"])
+def test_a_tile_tells_what_it_is(tab, server, how):
+    send(tab, "fall")
+    tile = ".block:nth-child(2) .tile:nth-child(2)"
+    if how == "mouse":
+        tab.point(tile)
+    elif how == "finger":
+        tab.tap(tile)
+    else:
+        tab.ask("document.querySelector('.tile[tabindex=\"0\"]').focus()")
+        for key in ("End", "Home", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowRight"):
+            tab.press(key)
+    tab.until("!document.getElementById('tip').hidden")
+    assert said(tab, "#tip code") == '" falls"'
+    assert said(tab, "#tip p") == "an accepted draft"
+    lines = "[...document.querySelectorAll('#tip dl > div')].map((e) => e.innerText.split('\\n'))"
+    assert tab.ask(lines) == [
+        ["Position", "2"],
+        ["Token", str(token_id(" falls"))],
+        ["Probability", "90.0 %"],
+        ["Cycle", "1"],
+    ]
+    assert tab.ask(f"document.querySelector('{tile}').getAttribute('aria-describedby')") == "tip"
+    box = "(({left, top, right, bottom}) => left >= 0 && top >= 0 && right <= innerWidth && "
+    box += "bottom <= innerHeight)(document.getElementById('tip').getBoundingClientRect())"
+    assert tab.ask(box)
+    tab.press("Escape")
+    assert tab.ask("document.getElementById('tip').hidden")
+
+
+@pytest.mark.parametrize(
+    ("tile", "kind", "sure"),
+    [
+        (".tile.first", "first token, from reading the prompt; no drafts competed", "71.0 %"),
+        (".tile.own", "the target’s own token", "50.0 %"),
+        (".block:nth-child(4) .tile", "an accepted draft", "over 99.9 %"),
+        (".block:nth-child(4) .tile:nth-child(3)", "an accepted draft", "under 0.1 %"),
+    ],
+)
+def test_kinds_have_words(tab, server, tile, kind, sure):
+    send(tab, "fall")
+    tab.ask(f"document.querySelector('.dominoes {tile}').focus()")
+    assert said(tab, "#tip p") == kind
+    assert sure in said(tab, "#tip dl")
+
+
+def test_a_race_ends_in_words(tab, server):
+    race(tab, "hold")
+    both = "[...document.querySelectorAll('.lane')].map((e) => e.querySelectorAll('.tile').length)"
+    tab.until(f"String({both}) === '4,2'")
+    bars = "[...document.querySelectorAll('progress')].map((e) => e.value + '/' + e.max)"
+    tab.until(f"String({bars}) === '4/512,2/512'")
+    server.gate.set()
+    words = verdict(tab)
+    assert re.search(r"Domino took [\d.]+ s, plain decoding [\d.]+ s", words[0])
+    assert "tokens a second and plain decoding" in words[1]
+    assert words[3] == "The texts are identical (11 tokens)."
+    first, second = server.asked
+    assert [b["domino"] for b in (first, second)] == [
+        {"blocks": True, "speculate": True}, {"blocks": True, "speculate": False},
+    ]  # fmt: skip
+    assert {key: first[key] for key in first if key != "domino"} == {
+        key: second[key] for key in second if key != "domino"
+    }
+    assert words[4] == f"Both had the seed {first['seed']}."
+    assert tab.ask(bars) == ["11/11", "11/11"]
+    assert counters(tab, ".plain")["tokens a cycle"] == "1.00"
+    assert set(tab.ask(TILES)[1][0]) == {"draft", "p6", " one"}
+    assert "equal time" in said(tab, f"{LAST} .shared")
+    assert tab.complaints == []
+
+
+def test_plain_decoding_may_win_and_texts_may_part(tab, server):
+    race(tab, "hold domino")
+    tab.until(f"document.querySelector('{LAST} .plain .clock') && "
+              f"document.querySelectorAll('{LAST} .plain .tile').length === 11")  # fmt: skip
+    tab.ask("new Promise((resolve) => setTimeout(resolve, 300))")  # it trails by far
+    server.gate.set()
+    assert verdict(tab)[0].startswith("Plain decoding won. Domino took ")
+    race(tab, "differ")
+    assert verdict(tab)[3] == (
+        'The texts part at token 1: Domino has " one", plain decoding "ever". '
+        "They wrote 11 and 2 tokens, so the rates compare better than the times."
+    )
+
+
+def test_a_stopped_race_has_no_result(tab, server):
+    race(tab, "hold")
+    tab.until("document.querySelectorAll('.lane .tile').length === 4 + 2")
+    tab.press("Escape")
+    assert verdict(tab) == ["No result: the race was stopped."]
+    race(tab, "busy")
+    tab.until("document.querySelectorAll('.turn').length === 2")
+    assert verdict(tab) == ["No result: Domino failed."]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words", "kept"),
+    [
+        ("busy", "The queue is full. Try again in 3 seconds.", ""),
+        ("break", "Decoding failed: out of dominoes.", "When one falls,"),
+        ("drop", "The connection ended before the answer did. What came so far is above.",
+         "When one falls,\n\n"),
+    ],
+)  # fmt: skip
+def test_errors_are_said_and_nothing_is_lost(tab, server, prompt, words, kept):
+    write(tab, prompt)
+    tab.press("Enter")
+    if prompt == "drop":
+        tab.until("document.querySelectorAll('.dominoes .tile').length === 5")
+    server.gate.set()
+    tab.until(ENDED)
+    assert said(tab, f"{LAST} .error") == words
+    assert said(tab, f"{LAST} .text") == kept
+    assert said(tab, f"{LAST} .said p") == prompt
+    assert tab.ask(f"document.querySelector('{LAST} .retry').checkVisibility()")
+    assert not tab.ask("document.getElementById('send').disabled")
