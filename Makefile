@@ -18,12 +18,13 @@ demo: $(VENV)/.demo
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# What the report's tests look through; without it they are skipped. Debian's, where one may install.
+# What the tests of the report and the chat page look through; without it they are skipped.
+# Debian's, where one may install.
 browser:
 	@command -v chromium >/dev/null || { \
 		test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; \
-	} >/dev/null 2>&1 || echo "no chromium here: the report's browser tests will be skipped"
+	} >/dev/null 2>&1 || echo "no chromium here: the browser tests will be skipped"
 
 # The plugins inside real engines, on a CPU: environments of their own, kept between runs.
 test-engines: $(VLLM)/.ready $(SGLANG)/.ready

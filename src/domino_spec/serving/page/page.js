@@ -42,8 +42,8 @@ async function meet() {
     return;
   }
   notice("");
-  const { model, draft, device, slots, context, version } = server;
-  const parts = [model, draft ? `drafts by ${draft}` : "no drafter", device];
+  const { model, device, slots, context, version } = server;
+  const parts = [model, words(server), device];
   find("facts").textContent = parts.filter(Boolean).join(" · ");
   find("facts").title = `${slots} slots, ${context} tokens of context, domino-spec ${version}`;
   document.title = `${model} · Domino`;
@@ -51,7 +51,12 @@ async function meet() {
   ready();
 }
 
-const canRace = () => Boolean(server?.draft && server.speculates);
+function words({ draft, speculates }) {
+  if (!speculates) return draft ? "speculation is off" : "no drafter";
+  return draft ? `drafts by ${draft}` : "with drafts";
+}
+
+const canRace = () => Boolean(server?.speculates);
 
 function ready() {
   const busy = stopper !== null;
