@@ -15,7 +15,7 @@ from domino_spec.fast.admission import Admission
 from domino_spec.fast.engine import Engine
 from domino_spec.serving.jobs import Job
 
-_GPU_CHUNK, _CPU_CHUNK = 2048, 256
+_GPU_CHUNK, _CPU_CHUNK = 2048, 128
 """Prompt tokens read between two cycles: running answers wait for no longer than that takes."""
 
 
