@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results_audit import audits
 from benchmarks.results_engine import engine
 from benchmarks.results_head_to_head import head_to_head
 from benchmarks.results_serving import serving
 from benchmarks.results_training import training
+from benchmarks.results_vllm import vllm
 from benchmarks.tables import circumstances, table
 from domino_spec.records import read_records
 
@@ -42,7 +44,9 @@ def page() -> str:
                 read_records(RECORDS / "engine.jsonl"),
                 read_records(RECORDS / "engine-text.jsonl"),
             ),
-            serving(read_records(RECORDS / "vllm.jsonl")),
+            *filter(None, [serving(RECORDS)]),
+            vllm(read_records(RECORDS / "vllm.jsonl")),
+            *filter(None, [audits(read_records(RECORDS / "audit.jsonl"))]),
             exactness(read_records(RECORDS / "exactness.jsonl")),
             gpu_exactness(gpu),
         ]

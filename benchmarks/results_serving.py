@@ -1,112 +1,80 @@
-"""vLLM's part of the results page."""
+"""The server's part of the results page: load from outside, with drafts and without."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
-from benchmarks.tables import circumstances, table
+from benchmarks.tables import table
+from domino_spec.bench.tables import circumstances
+from domino_spec.load import CellSummary, RunSummary, SideSummary, read_runs
+from domino_spec.load.tables import NONE, doubts, errors, how_measured, quantiles, ratio
 
-PLAIN, OURS = "plain", "ours"
+FILE = "serving.jsonl"
+"""What `domino bench serve --out` wrote."""
+HEADS = ["load", "side", "tokens/s", "tokens/s, full", "over the other", "answered", "errors",
+         "drafts accepted"]  # fmt: skip
+TIME_HEADS = ["load", "side", "ms", "samples", "mean", "p50", "p95", "p99", "over the other"]
+_TIMES = {"first_token": "first token", "token_time": "per token", "inter_token": "between tokens",
+          "inter_chunk": "between chunks"}  # fmt: skip
 
 
-def serving(records: list[dict[str, Any]]) -> str:
-    """Real text on the small model, then a large shape with forced acceptance."""
-    real = [r for r in records if r["set"] != "random"]
-    forced = [r for r in records if r["set"] == "random"]
-    version = {r["vllm"] for r in records if "vllm" in r}.pop()
+def serving(records: Path) -> str:
+    """All runs on file; nothing where there are none."""
+    path = records / FILE
+    if not path.exists():
+        return ""
     return "\n".join(
         [
-            "## Domino on vLLM",
+            "## The server under load",
             "",
-            f"vLLM {version}, unmodified, with the plugin: V2 runner, CUDA graphs, FlashAttention "
-            "3, bfloat16, no prefix caching, no detokenising. A closed loop keeps so many requests "
-            "in flight; tokens a second are counted while it is full. Each engine has a process of "
-            "its own and the card to itself in its turn, and one concurrency is measured on all of "
-            "them before the next. *dspark* drafts 16 tokens, sampled where the request samples; "
-            "*dflash* 15, greedy.",
+            "`domino bench serve` from another process ([how](bench.md#load-on-a-server)). "
+            "*tokens/s* is from the first request to the end of the last answer, *full* while all "
+            "places were taken; ratios are of one run, sides in turns, with 95% intervals by "
+            "drawing rounds anew. *Per token* is an answer's mean after its first token.",
             "",
-            "### SmolLM2-135M-Instruct and its released drafter",
-            "",
-            "Prompts that plain decoding answers without looping; 256 new tokens; 12 requests or "
-            "four times the concurrency, over and over the prompts. Times over plain decoding:",
-            "",
-            circumstances(real),
-            "",
-            _ratios(real, ["set", "T"], lambda r: [r["set"], f"{r['temperature']:g}"]),
-            "",
-            "At this size vLLM's own bookkeeping on the host takes most of a step (2 ms for a "
-            "model whose weights are read in 0.06 ms), so these ratios say more about it than "
-            "about drafting; cells scatter (one measurement each). With 32 requests dspark "
-            "falls behind plain decoding: 32 × 17 tokens are more than the largest graph vLLM "
-            "captures by default (512), so it runs without one. With `max_cudagraph_capture_size` "
-            "of at least requests × (drafts + 1), as below, it does not fall behind.",
-            "",
-            "Accepted by vLLM (at its highest concurrency, where most prompts took part) and by "
-            "our own decoder on the same prompts, tokens a cycle. The run ended before our own "
-            "decoder was measured at T = 0.7:",
-            "",
-            _acceptance(real),
-            "",
-            "### Qwen3-8B's shape",
-            "",
-            "Random weights, random prompts of 128 tokens, 192 new tokens, drafter of the public "
-            "checkpoints' shape. **Acceptance is forced** by vLLM's synthetic rejection sampling: "
-            "7.17 tokens a cycle is what the paper reports for Qwen3-8B, 4.2 what it reports after "
-            "training on ShareGPT alone. Times over plain decoding (the paper's own on SGLang at "
-            "concurrency 1, 2, 4, 8, 16, 32: 5.8, 5.1, 4.7, 4.1, 3.0, 2.1):",
-            "",
-            circumstances(forced),
-            "",
-            _ratios(forced, ["forced to"], lambda r: [_forced(r)]),
-            "",
+            *(line for run in read_runs(path) for line in _run(run)),
         ]
     )
 
 
-def _ratios(records: list[dict[str, Any]], heads: list[str], case: Any) -> str:
-    runs = [r for r in records if r["variant"] != OURS]
-    numbers = sorted({r["concurrency"] for r in runs})
-    rows: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
-    for record in runs:
-        key = (*case(record), _method(record))
-        rows.setdefault(key, {})[record["concurrency"]] = record
-    plain = {key[:-1]: found for key, found in rows.items() if key[-1] == PLAIN}
-    shown = []
-    for key, found in rows.items():
-        if key[-1] == PLAIN:
-            cells = [f"{_pace(found[n]):,.0f} tokens/s" for n in numbers]
-        else:
-            base = plain.get(key[:-1]) or next(iter(plain.values()))
-            cells = [f"{_pace(found[n]) / _pace(base[n]):.2f}×" for n in numbers]
-        shown.append([*key, *cells])
-    return table([*heads, "method", *(f"{n} at once" for n in numbers)], shown)
-
-
-def _acceptance(records: list[dict[str, Any]]) -> str:
-    most = max(r["concurrency"] for r in records if r["variant"] != OURS)
-    found: dict[tuple[str, float], dict[str, float]] = {}
-    for record in records:
-        cell = found.setdefault((record["set"], record["temperature"]), {})
-        if record["variant"] == OURS:
-            cell[OURS] = record["tokens_per_cycle"]
-        elif record["concurrency"] == most and record["cycles"]:
-            cell[record["variant"]] = 1 + record["accepted"] / record["cycles"]
-    methods = ["dflash", "dspark", OURS]
-    rows = [
-        [name, f"{temperature:g}", *(f"{cell[m]:.2f}" if m in cell else "" for m in methods)]
-        for (name, temperature), cell in found.items()
+def _run(run: RunSummary) -> list[str]:
+    said = doubts(run)
+    return [
+        how_measured(run),
+        "",
+        circumstances(run.facts["environment"]),
+        "",
+        table(HEADS, [_pace(cell, side) for cell in run.cells for side in cell.sides]),
+        "",
+        table(TIME_HEADS, [row for cell in run.cells for row in _times(cell)]),
+        "",
+        *([" ".join(said), ""] if said else []),
     ]
-    return table(["set", "T", "vLLM, dflash", "vLLM, dspark", "our decoder"], rows)
 
 
-def _method(record: dict[str, Any]) -> str:
-    return str(record["variant"]).split()[0]
+def _pace(cell: CellSummary, side: SideSummary) -> list[str]:
+    found = cell.comparison
+    full, accepted = side.full_tokens_per_second, side.accepted
+    return [
+        str(cell.cell),
+        side.name,
+        f"{side.tokens_per_second:,.1f}",
+        NONE if full is None else f"{full:,.1f}",
+        ratio(found.tokens_per_second) if found and side is cell.sides[0] else NONE,
+        f"{side.completed} of {side.requests - side.interrupted}",
+        errors(side),
+        NONE if accepted is None or not side.tokens else f"{accepted / side.tokens:.0%}",
+    ]
 
 
-def _forced(record: dict[str, Any]) -> str:
-    length = (record["speculative"] or {}).get("synthetic_acceptance_length")
-    return "" if length is None else f"{length:g}"
-
-
-def _pace(record: dict[str, Any]) -> float:
-    return float(record["full_tokens"] / record["full_seconds"])
+def _times(cell: CellSummary) -> list[list[str]]:
+    rows = []
+    for name, words in _TIMES.items():
+        for side in cell.sides:
+            found = side.times[name]
+            if found is None:
+                continue
+            compared = cell.comparison if side is cell.sides[0] else None
+            over = ratio(getattr(compared, name, None))
+            rows.append([str(cell.cell), side.name, words, *quantiles(found)[:-1], over])
+    return rows

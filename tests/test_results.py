@@ -6,10 +6,12 @@ import sys
 import pytest
 from benchmarks import make_results
 from benchmarks.results_head_to_head import TRAINED, head_to_head
+from benchmarks.results_serving import FILE, serving
 
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
 from tests.bench.helpers import made_up
+from tests.load.made_up import two_sides
 
 
 def test_page_is_made_from_the_records():
@@ -94,3 +96,29 @@ def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
     assert "| maths | 0 | 1 | fast | 2.00× | 2.00× | 4.00 | 100.0 | 6 of 6 |" in section
     assert "domino report records/head-to-head-cpu.jsonl" in section
     assert "| fast | Domino | – | – | 1,024.0 MiB | fast |" in section
+
+
+def test_the_server_is_on_the_page_only_if_it_was_measured(tmp_path):
+    assert serving(tmp_path) == ""
+    for concurrency, times in ((1, (1.0, 2.0)), (8, (2.0, 3.0))):
+        names = ("drafts", "plain")
+        first, *lines = two_sides([times] * 6, names, concurrency=concurrency, accepted=5)
+        for record in [first, *lines] if concurrency == 1 else lines:
+            append_record(tmp_path / FILE, record)
+    section = serving(tmp_path)
+    assert section.startswith("## The server under load\n")
+    # Two answers of 11 tokens in 1 and in 2 seconds, in 2 and in 3.
+    assert "| 1 at once | drafts | 22.0 | 22.0 | 2.00× | 12 of 12 | 0 | 45% |" in section
+    assert "| 1 at once | plain | 11.0 | 11.0 | – | 12 of 12 | 0 | 45% |" in section
+    assert "| 8 at once | drafts | 11.0 | – | 1.50× | 12 of 12 | 0 | 45% |" in section
+    assert "| 1 at once | drafts | first token | 12 | 500.0 | 500.0 | – | – | 0.50× |" in section
+    assert "| 8 at once | plain | per token | 12 | 150.0 | 150.0 | – | – | – |" in section
+    assert "domino bench serve`, commit abc" in section
+
+
+def test_audits_on_record_are_clean_and_as_large_as_promised():
+    records = read_records(make_results.RECORDS / "audit.jsonl")
+    assert {record["answer"] for record in records} == {"lossless"}
+    greedy = [record for record in records if record["greedy"] and record["dtype"] == "float32"]
+    assert any(r["greedy"]["prompts"] >= 50 and r["new_tokens"] >= 256 for r in greedy)
+    assert not any(record["greedy"]["differing_prompts"] for record in greedy)

@@ -39,5 +39,9 @@ class ExportError(DominoError, ValueError):
     """A drafter that the asked form of checkpoint cannot express."""
 
 
+class UnreachableError(DominoError, RuntimeError):
+    """A server that does not answer, or not as its API says."""
+
+
 class Notice(UserWarning):
     """Worth knowing about a run, though nothing is wrong with it."""

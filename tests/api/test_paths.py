@@ -150,11 +150,37 @@ def test_candidates_and_no_drafter():
     assert plain.generate(PROMPTS[0], **LONG).tokens == expected
 
 
+@pytest.mark.parametrize("params", [
+    {"repetition_penalty": 1.5}, {"presence_penalty": 1.2, "frequency_penalty": 0.4},
+    {"frequency_penalty": 0.5, "temperature": 0.7, "seed": 4, "accept": "coupled"},
+], ids=str)  # fmt: skip
+def test_penalties_give_one_text(fast, reference, params):
+    found, expected = both(fast, reference, PROMPTS, **params, **LONG)
+    assert found == expected
+    free = {name: value for name, value in params.items() if "penalty" not in name}
+    assert found != [row.tokens for row in fast.generate(PROMPTS, **free, **LONG)]
+
+
+def test_scores_are_told_where_they_are_asked_for(fast, reference):
+    each = [{"logprobs": 2}, {"logprobs": 2, "temperature": 0.7, "seed": 4, "accept": "coupled"}]
+    for params in each:
+        found, expected = (d.generate(PROMPTS, **params, **LONG) for d in (fast, reference))
+        for one, other in zip(found, expected, strict=True):
+            assert len(one.scores) == len(one.tokens) == len(other.scores)
+            for score, known in zip(one.scores, other.scores, strict=True):
+                assert score.logprob == pytest.approx(known.logprob, abs=1e-3)
+                assert [token for token, _ in score.top] == [token for token, _ in known.top]
+        told = found[0].to_dict()["scores"][0]
+        assert told == {"logprob": found[0].scores[0].logprob, "top": found[0].scores[0].top}
+    silent = fast.generate(TEXT, **LONG)
+    assert silent.scores is None
+    assert "scores" not in silent.to_dict()
+
+
 # What the engine cannot do ------------------------------------------------------------------------
 
 REFUSED = {
     "processors": ({"processors": (tf.SuppressTokensLogitsProcessor([5]),)}, "logits processors"),
-    "penalty": ({"repetition_penalty": 1.5}, "repetition penalty"),
     "rejection": ({"temperature": 0.8, "accept": "rejection", "seed": 1}, "accept='rejection'"),
     "match": ({"temperature": 0.8, "accept": "match", "seed": 1}, "accept='match'"),
 }

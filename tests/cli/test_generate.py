@@ -86,7 +86,10 @@ def test_raw_text_skips_the_chat_template(domino, target, base_target):
 
 
 def test_sampling_options_reach_the_decoder(domino, target, draft):
-    flags = "--temperature 1.5 --top-k 50 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.2"
+    flags = (
+        "--temperature 1.5 --top-k 50 --top-p 0.95 --min-p 0.01 --repetition-penalty 1.2 "
+        "--presence-penalty 0.3 --frequency-penalty -0.1"
+    )
     arguments = ("generate", target, PROMPT, "--draft", draft, "-n", 20, "--json", *flags.split())
     runs = [
         document(domino(*arguments, "--seed", seed, "--accept", "match"))["generations"][0][
@@ -95,7 +98,7 @@ def test_sampling_options_reach_the_decoder(domino, target, draft):
         for seed in (3, 3, 4)
     ]
     assert runs[0] == runs[1] != runs[2]
-    plain = document(domino(*arguments, "--seed", 3, "--no-speculate"))
+    plain = document(domino(*arguments, "--seed", 3, "--accept", "match", "--no-speculate"))
     assert plain["generations"][0]["tokens"] == runs[0]
 
 

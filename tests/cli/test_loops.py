@@ -41,17 +41,17 @@ def test_both_engines_give_the_same_and_say_which_ran(domino, target, draft):
 
 def test_a_fallback_is_a_note_and_a_refusal_an_error(domino, target, draft):
     arguments = ("generate", target, PROMPT, "--draft", draft, "-n", 6)
-    penalty = ("--repetition-penalty", 1.3)
-    shown = domino(*arguments, *penalty)
+    rule = ("--temperature", 0.8, "--seed", 1, "--accept", "match")
+    shown = domino(*arguments, *rule)
     (line,) = [line for line in shown.stderr.splitlines() if "reference loop does" in line]
-    assert line.endswith("as for the request, it has a repetition penalty.")
+    assert "as for the request, it asks for accept='match'" in line
     assert "warning" not in shown.stderr
     assert "draft" in shown.stderr.splitlines()[-1]
-    told = document(domino(*arguments, *penalty, "--json"))
+    told = document(domino(*arguments, *rule, "--json"))
     assert told["notes"] == [line]
-    assert "repetition penalty" in told["run"]["engine_reason"]
-    assert domino(*arguments, *penalty, "-q").stderr == ""
-    refused = domino(*arguments, *penalty, "--engine", "fast")
+    assert "accept='match'" in told["run"]["engine_reason"]
+    assert domino(*arguments, *rule, "-q").stderr == ""
+    refused = domino(*arguments, *rule, "--engine", "fast")
     assert refused.exit_code == 1
     assert "engine is 'fast', but" in refused.stderr
 

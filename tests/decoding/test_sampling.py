@@ -35,7 +35,7 @@ def small():
 
 def exact_distribution(target, params: SamplingParams) -> dict[tuple[int, ...], float]:
     """Probability of each pair of second and third tokens, by enumeration."""
-    chain = params.all_processors()
+    chain = params.all_processors(prompt_length=len(PROMPT))
 
     def step(ids):
         logits = target.model(torch.tensor([ids])).logits[0, -1]
@@ -105,7 +105,7 @@ def chi_square_z(pairs, exact) -> float:
 PARAMS = {
     "top-p": {"temperature": 0.9, "top_p": 0.8},
     "top-k and min-p": {"temperature": 1.3, "top_k": 7, "min_p": 0.05},
-    "penalty": {"temperature": 1.0, "repetition_penalty": 1.5},
+    "penalty": {"temperature": 1.0, "repetition_penalty": 1.5, "presence_penalty": 0.6},
     "match": {"temperature": 0.9, "top_p": 0.8, "accept": "match"},
     "coupled": {"temperature": 0.9, "top_p": 0.8, "accept": "coupled"},
     "coupled, penalty": {"temperature": 1.0, "repetition_penalty": 1.5, "accept": "coupled"},
@@ -253,6 +253,9 @@ def test_coupled_draws_give_the_same_text_with_a_drafter_and_without(small):
         ({"top_k": -1}, "top_k is -1"),
         ({"min_p": 2.0}, "min_p is 2.0"),
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"presence_penalty": math.inf}, "presence_penalty is inf; expected a finite number"),
+        ({"frequency_penalty": "much"}, "frequency_penalty is 'much'"),
+        ({"frequency_penalty": True}, "frequency_penalty is True"),
         ({"stop": ("",)}, "empty stop string"),
         ({"accept": "always"}, "accept is 'always'"),
         ({"max_new_tokens": 3.5}, "max_new_tokens is 3.5"),
@@ -264,6 +267,9 @@ def test_coupled_draws_give_the_same_text_with_a_drafter_and_without(small):
         ({"seed": -1}, "seed is -1"),
         ({"stop": (3,)}, "stop holds 3"),
         ({"processors": (3,)}, "processors holds 3"),
+        ({"logprobs": -1}, "logprobs is -1; expected None or a whole number from 0 to 20"),
+        ({"logprobs": 21}, "logprobs is 21"),
+        ({"logprobs": 1.5}, "logprobs is 1.5"),
     ],
 )
 def test_bad_parameters_are_named(params, words):

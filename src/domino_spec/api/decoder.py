@@ -26,9 +26,18 @@ from domino_spec.checkpoints import (
     load_drafter,
     require_fit,
 )
-from domino_spec.decoding import Commit, Proposer, Row, RunStats, SamplingParams, TextStream
+from domino_spec.decoding import (
+    Commit,
+    Proposer,
+    Row,
+    RunStats,
+    SamplingParams,
+    TextStream,
+    TokenScore,
+)
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
+from domino_spec.fast.engine import Engine
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 
@@ -200,10 +209,11 @@ class DominoDecoder:
         per_row = params_per_row(params, overrides, len(many))
         rows = self._rows(many, per_row)
         stats = RunStats()
-        for _ in self.run(rows, stats, params=per_row, speculate=speculate):
-            pass
+        scores: dict[int, list[TokenScore]] = {row.index: [] for row in rows}
+        for commit in self.run(rows, stats, params=per_row, speculate=speculate):
+            scores[commit.row] += commit.scores or ()
         results = [
-            self._finished(row, row_params, stats)
+            self._finished(row, row_params, stats, scores[row.index])
             for row, row_params in zip(rows, per_row, strict=True)
         ]
         return results[0] if single else results
@@ -256,6 +266,14 @@ class DominoDecoder:
         """A fresh source of drafts for one run of the reference loop."""
         return self._paths.proposer(speculate=speculate)
 
+    def why_not_engine(self) -> str | None:
+        """What keeps this pair off the engine, in words; None if nothing does."""
+        return self._paths.why_not()
+
+    def make_engine(self, *, slots: int, capacity: int, reuse: bool = False) -> Engine:
+        """An engine of the caller's own, set up as this decoder's; the weights are shared."""
+        return self._paths.make_engine(slots=slots, capacity=capacity, reuse=reuse)
+
     def _rows(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Row]:
         return make_rows(
             prompts,
@@ -271,7 +289,9 @@ class DominoDecoder:
         """What ends a sequence: the generation config's ids, else the tokenizer's."""
         return end_tokens(self.target, self.tokenizer)
 
-    def _finished(self, row: Row, params: SamplingParams, stats: RunStats) -> Generation:
+    def _finished(
+        self, row: Row, params: SamplingParams, stats: RunStats, scores: list[TokenScore]
+    ) -> Generation:
         text = None
         if self.tokenizer is not None:
             stream = TextStream(self.tokenizer, params.stop)
@@ -285,4 +305,5 @@ class DominoDecoder:
             finish_reason=row.finish_reason,
             stats=row.stats,
             run=stats,
+            scores=None if params.logprobs is None else scores,
         )

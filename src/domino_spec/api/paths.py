@@ -21,8 +21,10 @@ from domino_spec.decoding import (
 )
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
+from domino_spec.fast.engine import Engine
 from domino_spec.fast.pool import EnginePool
 from domino_spec.fast.sampling import why_not_on_device
+from domino_spec.fast.sizes import Size
 from domino_spec.targets import Target
 
 EngineChoice = Literal["auto", "fast", "reference"]
@@ -73,6 +75,16 @@ class Paths:
             return self._on_engine(rows, params, stats, speculate=speculate)
         stats.engine_reason = reason
         return self._in_loop(rows, stats, speculate=speculate)
+
+    def why_not(self) -> str | None:
+        """What keeps target, drafter or wish off the engine, whatever the request."""
+        if self._choice == "reference":
+            return "engine='reference' was asked for"
+        return self._pool.why_not()
+
+    def make_engine(self, *, slots: int, capacity: int, reuse: bool) -> Engine:
+        """An engine that is nobody else's."""
+        return self._pool.make(Size(slots, capacity), reuse=reuse)
 
     def _why_not(self, rows: Sequence[Row], params: Sequence[SamplingParams] | None) -> str | None:
         """Why the engine does not run this, in words; said once, or raised where it is wanted."""

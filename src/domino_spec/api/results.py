@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from domino_spec.decoding import RowStats, RunStats
+from domino_spec.decoding import RowStats, RunStats, TokenScore
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Generation:
     stats: RowStats
     run: RunStats
     """The whole run this sequence was part of, with its wall times."""
+    scores: list[TokenScore] | None = None
+    """One a token, if `logprobs` asked for them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""
@@ -32,6 +34,7 @@ class Generation:
             "finish_reason": self.finish_reason,
             "stats": self.stats.to_dict(),
             "run": self.run.to_dict(),
+            **({} if self.scores is None else {"scores": [asdict(each) for each in self.scores]}),
         }
 
 

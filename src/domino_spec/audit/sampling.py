@@ -193,7 +193,7 @@ def _conditionals(
     target: Target, prompt: Sequence[int], texts: Sequence[tuple[int, ...]], params: SamplingParams
 ) -> dict[tuple[int, ...], Tensor]:
     """What the target says comes next behind the prompt and each beginning of a text."""
-    chain = params.all_processors()
+    chain = params.all_processors(prompt_length=len(prompt))
     found: dict[tuple[int, ...], Tensor] = {}
 
     def keep(before: Sequence[tuple[int, ...]], logits: Tensor) -> None:

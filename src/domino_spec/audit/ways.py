@@ -12,7 +12,8 @@ from torch import Tensor
 
 from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode
 from domino_spec.evaluation.runs import make_row
-from domino_spec.fast.engine import PREFILL_CHUNK, Engine
+from domino_spec.fast.admission import PREFILL_CHUNK
+from domino_spec.fast.engine import Engine
 from domino_spec.fast.rows import Rows
 from domino_spec.targets import Target
 
@@ -157,10 +158,10 @@ class EngineWay:
         """The lean forward over clean slots, in the shape of a cycle."""
         lean, device = self._engine.target, self._engine.slots.device
         if shape.start == 0:
-            return lean.prefill(ids, 0, (), chunk=PREFILL_CHUNK)[0].float()
+            return lean.prefill(ids, 0, chunk=PREFILL_CHUNK).float()
         slots = torch.arange(shape.rows, device=device)
         for slot in slots.tolist():
-            lean.prefill(ids[: shape.start], slot, (), chunk=PREFILL_CHUNK)
+            lean.prefill(ids[: shape.start], slot, chunk=PREFILL_CHUNK)
         block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
         starts = torch.full((shape.rows,), shape.start, device=device)
         states, _ = lean.forward(block, Rows(slots, starts, shape.width))

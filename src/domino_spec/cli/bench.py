@@ -14,7 +14,9 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from domino_spec.cli.bench_engine import engine
+from domino_spec.cli.bench_serve import serve
 from domino_spec.cli.groups import grouped
+from domino_spec.cli.load_options import SeveralValues
 from domino_spec.cli.loop_options import EngineName
 from domino_spec.cli.options import (
     Accept,
@@ -279,3 +281,4 @@ def _fill(
 
 bench_app.command("run")(grouped(run))
 bench_app.command("engine")(grouped(engine))
+bench_app.command("serve", cls=SeveralValues)(grouped(serve))

@@ -13,8 +13,6 @@ from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
-
     from domino_spec.checkpoints import Checkpoint
 
 _TO_HF = "hf"
@@ -154,6 +152,7 @@ def _write(
 ) -> Path:
     import torch
 
+    from domino_spec.api.lm_head import lm_head_rows
     from domino_spec.checkpoints import export_drafter, find_form
 
     drafter, form = checkpoint.drafter, find_form(to)
@@ -165,7 +164,7 @@ def _write(
         _refuse_idle_target(target, f"--to {to} of this drafter")
     elif target is not None:
         voice.status(f"loading target {target} for its lm_head")
-        rows = _lm_head_rows(checkpoint, target)
+        rows = lm_head_rows(checkpoint, target)
     return export_drafter(
         drafter, out, to=to, dtype=stored, provenance=checkpoint.provenance, lm_head=rows
     )
@@ -176,17 +175,3 @@ def _refuse_idle_target(target: str | None, form: str) -> None:
         raise InputError(
             f"--target {target} was given, but {form} stores nothing of a target; drop it."
         )
-
-
-def _lm_head_rows(checkpoint: Checkpoint, source: str) -> torch.Tensor:
-    """The rows as the target's own files have them."""
-    from domino_spec.api.facts import target_facts
-    from domino_spec.checkpoints import require_fit
-    from domino_spec.targets import load_target
-
-    loaded = load_target(source, dtype="auto", device="cpu")
-    facts = target_facts(loaded.target, loaded.tokenizer, loaded.revision)
-    require_fit(checkpoint.config, checkpoint.provenance, facts)
-    tokens = checkpoint.drafter.draft_tokens
-    assert tokens is not None
-    return loaded.target.lm_head_rows(tokens)

@@ -20,6 +20,7 @@ from domino_spec.cli.generate import generate
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.info import info
 from domino_spec.cli.report import report
+from domino_spec.cli.serve import serve
 from domino_spec.cli.train import train
 
 # Torch and Transformers are imported inside the commands, so that help comes at once.
@@ -47,7 +48,7 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, info, doctor, audit, train, export, report, demo):
+for _command in (generate, chat, serve, info, doctor, audit, train, export, report, demo):
     app.command()(grouped(_command))
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")

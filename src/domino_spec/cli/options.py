@@ -225,6 +225,12 @@ class SamplingOptions:
     repetition_penalty: Annotated[
         float, typer.Option(help="1 is off.", rich_help_panel=_SAMPLING)
     ] = 1.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="0 is off.", rich_help_panel=_SAMPLING)
+    ] = 0.0
     seed: Annotated[
         int | None,
         typer.Option(help="Makes sampling repeatable.", rich_help_panel=_SAMPLING),

@@ -11,6 +11,7 @@ from domino_spec.decoding.proposers import (
 )
 from domino_spec.decoding.rows import Commit, Row, StopRule
 from domino_spec.decoding.sampling import Sampler, make_sampler
+from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.stats import RowStats, RunStats
 from domino_spec.decoding.text import TextStream
 
@@ -28,6 +29,7 @@ __all__ = [
     "SamplingParams",
     "StopRule",
     "TextStream",
+    "TokenScore",
     "decode",
     "make_sampler",
 ]

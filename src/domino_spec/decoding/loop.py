@@ -9,6 +9,7 @@ from torch import Tensor
 
 from domino_spec.decoding.proposers import Proposal, Proposer
 from domino_spec.decoding.rows import Commit, Row
+from domino_spec.decoding.scores import token_scores
 from domino_spec.decoding.stats import RunStats, Stopwatch
 from domino_spec.targets import Target, TargetCache
 
@@ -84,6 +85,9 @@ def _commit(
     commits = []
     for index, (row, row_drafts) in enumerate(zip(rows, drafts.tolist(), strict=True)):
         before = len(row.generated)
+        wanted = row.sampler.logprobs
+        # Before the walk: a processor may write into the logits it is given.
+        raw = None if wanted is None else logits[index].float().log_softmax(dim=-1)
         accepted = row.commit_block(
             logits[index],
             row_drafts,
@@ -91,7 +95,10 @@ def _commit(
             argmax[index] if argmax is not None and row.plain else None,
         )
         tokens = tuple(row.generated[before:])
-        commits.append(Commit(row.index, tokens, accepted, cycle, row.finish_reason))
+        scores = None
+        if raw is not None and wanted is not None:
+            scores = token_scores(raw, tokens, wanted)
+        commits.append(Commit(row.index, tokens, accepted, cycle, row.finish_reason, scores))
     return commits
 
 

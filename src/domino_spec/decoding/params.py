@@ -17,7 +17,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from domino_spec.decoding.penalties import GeneratedPenalty
 from domino_spec.errors import InputError
+
+MOST_LOGPROBS = 20
 
 AcceptRule = Literal["rejection", "match", "coupled"]
 
@@ -32,10 +35,18 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    """Divides the logits of tokens in prompt and answer, or multiplies those below 0."""
+    presence_penalty: float = 0.0
+    """Taken from the logit of each token that the answer holds; negative ones encourage."""
+    frequency_penalty: float = 0.0
+    """Taken from it once for each time the answer holds it."""
     seed: int | None = None
     """Row i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    """Tell each token's log-probability as the target gave it, before anything above changed it,
+    and those of so many likeliest tokens; None tells nothing."""
     processors: tuple[LogitsProcessor, ...] = ()
     """Any Transformers processors, run before temperature and the cut-offs."""
     accept: AcceptRule | None = None
@@ -52,6 +63,9 @@ class SamplingParams:
         _check_whole("top_k", self.top_k, 0, "0 (off) or a positive whole number")
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, "None or a whole number from 0 to 2**62", 2**62)
+        if self.logprobs is not None:
+            expected = f"None or a whole number from 0 to {MOST_LOGPROBS}"
+            _check_whole("logprobs", self.logprobs, 0, expected, MOST_LOGPROBS)
         _check_real("temperature", self.temperature, "0 (greedy) or a positive number")
         _check_real("top_p", self.top_p, "more than 0 and at most 1 (off)", high=1, positive=True)
         _check_real("min_p", self.min_p, "0 (off) to 1", high=1)
@@ -61,6 +75,9 @@ class SamplingParams:
             "a positive number (1 is off)",
             positive=True,
         )
+        for name in ("presence_penalty", "frequency_penalty"):
+            expected = "a finite number (0 is off)"
+            _check_real(name, getattr(self, name), expected, low=-math.inf)
         if self.accept is not None and self.accept not in get_args(AcceptRule):
             rules = ", ".join(map(repr, get_args(AcceptRule)))
             raise InputError(f"accept is {self.accept!r}; expected None or one of {rules}.")
@@ -69,6 +86,12 @@ class SamplingParams:
     def samples(self) -> bool:
         """Whether tokens are drawn rather than taken greedily."""
         return self.temperature > 0
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that came before cost anything."""
+        given = bool(self.presence_penalty or self.frequency_penalty)
+        return given or self.repetition_penalty != 1.0
 
     def warpers(self) -> LogitsProcessorList:
         """Temperature and cut-offs: they look at one position's logits only."""
@@ -85,11 +108,23 @@ class SamplingParams:
             chain.append(MinPLogitsWarper(float(self.min_p)))
         return chain
 
-    def all_processors(self) -> LogitsProcessorList:
-        """Everything applied to the target's logits, in Transformers' own order."""
+    def all_processors(self, prompt_length: int | None = None) -> LogitsProcessorList:
+        """Everything applied to the target's logits, in Transformers' own order.
+
+        Presence and frequency penalties must know where the prompt ends; a `Row` says it to its
+        own.
+        """
         chain = LogitsProcessorList()
         if self.repetition_penalty != 1.0:
             chain.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
+        if self.presence_penalty or self.frequency_penalty:
+            chain.append(
+                GeneratedPenalty(
+                    presence=float(self.presence_penalty),
+                    frequency=float(self.frequency_penalty),
+                    prompt_length=prompt_length,
+                )
+            )
         chain.extend(self.processors)
         chain.extend(self.warpers())
         return chain
@@ -102,10 +137,16 @@ def _check_whole(name: str, value: Any, low: int, expected: str, high: int | Non
 
 
 def _check_real(
-    name: str, value: Any, expected: str, *, high: float = math.inf, positive: bool = False
+    name: str,
+    value: Any,
+    expected: str,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    positive: bool = False,
 ) -> None:
     real = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or value < 0 or value > high or (positive and value == 0):
+    if not real or value < low or value > high or (positive and value == 0):
         raise InputError(f"{name} is {value!r}; expected {expected}.")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
+from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.stats import RowStats
 
 StopRule = Callable[["Row"], str | None]
@@ -25,6 +26,8 @@ class Commit:
     cycle: int
     """0 is the prefill, whose one token no draft competed for."""
     finish_reason: str | None
+    scores: tuple[TokenScore, ...] | None = None
+    """One a token, where the row's parameters ask for them."""
 
 
 class Row:
@@ -54,6 +57,7 @@ class Row:
         self.logits: list[Tensor] | None = [] if keep_scores else None
         # What processors and criteria see: the prompt (as the caller padded it) and the answer.
         self._seen = list(self.prompt if seen_prompt is None else seen_prompt)
+        sampler.begin(len(self._seen))
         length = len(self._seen) + max_new_tokens
         self._ids = torch.zeros(1, length, dtype=torch.long, device=device)
         self._filled = 0

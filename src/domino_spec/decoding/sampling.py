@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList
 
 from domino_spec.decoding.noise import gumbel, hashed
 from domino_spec.decoding.params import AcceptRule, SamplingParams
+from domino_spec.decoding.penalties import GeneratedPenalty
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Sampler:
         generator: torch.Generator | None = None,
         seed: int = 0,
         temperature: float = 1.0,
+        logprobs: int | None = None,
     ) -> None:
         self.processors = processors
         self.warpers = warpers
@@ -56,12 +58,20 @@ class Sampler:
         self.couples = samples and accept == "coupled"
         self.generator = generator
         self.seed = seed
+        self.logprobs = logprobs
+        """How many of the likeliest tokens to tell with each score; None tells no scores."""
         self._temperature = temperature
 
     @property
     def plain(self) -> bool:
         """Greedy on the raw logits, so that an argmax over the whole block is enough."""
         return not self.samples and not self.processors
+
+    def begin(self, prompt_length: int) -> None:
+        """The row's prompt has so many tokens; what comes behind them is generated."""
+        for processor in self.processors:
+            if isinstance(processor, GeneratedPenalty):
+                processor.prompt_length = prompt_length
 
     def choose(
         self,
@@ -133,6 +143,7 @@ def make_sampler(params: SamplingParams, *, row: int, device: torch.device) -> S
         generator=generator,
         seed=seed,
         temperature=float(params.temperature),
+        logprobs=params.logprobs,
     )
 
 

@@ -40,6 +40,10 @@ class SlotCache:
         """No slots at all: their memory is given back."""
         self._states = self._states.new_empty(0)
 
+    def copy(self, source: int, goal: int, count: int) -> None:
+        """The first tokens of one slot into another, in all layers."""
+        self._states[:, :, goal, :, :count] = self._states[:, :, source, :, :count]
+
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values."""
         return self._states[index, 0], self._states[index, 1]

@@ -38,8 +38,12 @@ def check_settings(
         raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all tokens.")
 
 
-def check_row(row: Row, params: SamplingParams, *, capacity: int, vocab_size: int) -> None:
+def check_row(
+    row: Row, params: SamplingParams, *, capacity: int, vocab_size: int, chunk: int
+) -> None:
     """Refuse a row that does not fit, that has begun elsewhere, or that needs another loop."""
+    if chunk < 1:
+        raise InputError(f"chunk is {chunk}; expected 1 or more tokens.")
     reason = why_not_on_device(params)
     if row.scores is not None:
         reason = "it keeps scores"

@@ -16,6 +16,7 @@ from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.kernels.commit import commit
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import needs_filter
+from domino_spec.fast.scores import score_columns
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
 
@@ -32,6 +33,12 @@ class Plan:
     """Whether some row draws its tokens."""
     filtered: bool = False
     """Whether some row cuts tokens off before it draws."""
+    penalised: bool = False
+    """Whether some row pays for tokens it repeats."""
+    scored: bool = False
+    """Whether some row wants to know how likely its tokens were."""
+    ranked: bool = False
+    """Whether some row wants to know the likeliest tokens too."""
     alone: bool = False
     """Whether these rows will never draft: the drafter is told nothing of their tokens."""
     forced: bool = False
@@ -42,7 +49,15 @@ class Plan:
         """What rows with these parameters need."""
         sampled = any(each.samples for each in params)
         filtered = any(needs_filter(each) for each in params)
-        return cls(depth, sampled=sampled, filtered=filtered, alone=alone)
+        return cls(
+            depth,
+            sampled=sampled,
+            filtered=filtered,
+            penalised=any(each.penalises for each in params),
+            scored=any(each.logprobs is not None for each in params),
+            ranked=any(each.logprobs for each in params),
+            alone=alone,
+        )
 
 
 class Cycle:
@@ -73,7 +88,8 @@ class Cycle:
     def run(self, slots: Tensor, plan: Plan) -> Tensor:
         """For each row how many drafts were accepted, then the tokens chosen: [rows, depth + 2].
 
-        The first `accepted + 1` of the tokens are committed.
+        The first `accepted + 1` of the tokens are committed. If they are scored, columns of
+        `score_columns` follow.
         """
         state = self.slots
         starts, anchors = state.lengths[slots], state.anchors[slots]
@@ -90,12 +106,20 @@ class Cycle:
         with self._timed("verify"):
             states, tapped = self.target.forward(block, rows, taps)
             logits = self.target.logits(states).view(*block.shape, -1)
-            chosen = draws.choose(logits, starts)
+            judged = logits
+            if plan.penalised:
+                judged = state.penalties.apply(logits, slots, block)
+            chosen = draws.choose(judged, starts)
         if observer is not None:
             with self._timed("draft"):
                 observer.observe(tapped, rows)
         pretended = self._pretended(block) if plan.forced else None
-        return commit(chosen, block, slots, state.lengths, state.anchors, pretended)
+        report = commit(chosen, block, slots, state.lengths, state.anchors, pretended)
+        if plan.penalised:
+            state.penalties.count(slots, block, report[:, 0])
+        if not plan.scored:
+            return report
+        return torch.cat((report, score_columns(logits, chosen, ranked=plan.ranked)), dim=1)
 
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:

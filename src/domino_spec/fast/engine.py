@@ -9,24 +9,21 @@ from collections.abc import Generator, Sequence
 import torch
 
 from domino_spec.decoding import Commit, Row, RunStats, SamplingParams
-from domino_spec.decoding.loop import offered
 from domino_spec.decoding.sampling import row_seed
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
+from domino_spec.fast.admission import PREFILL_CHUNK, Admission
 from domino_spec.fast.checks import check_row, check_settings
 from domino_spec.fast.cycle import Cycle, Plan
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Runner
 from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.policy import DepthPolicy, depths
-from domino_spec.fast.rows import Rows
-from domino_spec.fast.sampling import needs_filter
-from domino_spec.fast.seats import Flight, Seat
+from domino_spec.fast.seating import Seating
+from domino_spec.fast.seats import Flight, Seat, Turn
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
 from domino_spec.targets import Target
-
-PREFILL_CHUNK = 2048
 
 
 class Engine:
@@ -44,12 +41,15 @@ class Engine:
         graphs: bool | None = None,
         ahead: bool | None = None,
         pack: bool | None = None,
+        reuse: bool = False,
     ) -> None:
         """`capacity` is tokens a slot, prompt and answer; `depth` drafts a cycle.
 
         `graphs` captures cycles in CUDA graphs; `ahead` starts the next cycle before the last
         one's report is read. Both are on where there is a GPU. `pack` keeps a copy of the weights
         in the order in which a CPU multiplies fastest; it is on where there is none.
+        `reuse` remembers what lies in the slots: a prompt that begins as some other row's text did
+        is read from where they part.
         """
         check_settings(
             drafter,
@@ -80,14 +80,14 @@ class Engine:
         self.policy: DepthPolicy | None = None
         """Chooses the depth of each cycle; None always takes `depth`."""
         self._speculates = drafter is not None
+        self._reuse = reuse
         self._seat_rows(slots)
 
     def _seat_rows(self, slots: int) -> None:
-        self.slots = Slots(slots, self.target.device)
+        self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
         self.cycle = Cycle(self.target, self.drafter, self.slots)
         self.runner = Runner(self.cycle, graphs=self._graphs)
-        self._free = list(range(slots))[::-1]
-        self._seats: list[Seat] = []
+        self._seating = Seating(slots, reuse=self._reuse)
         self._flights: deque[Flight] = deque()
 
     @property
@@ -98,7 +98,10 @@ class Engine:
     @speculates.setter
     def speculates(self, wanted: bool) -> None:
         self._check_idle("their drafter knows nothing of other rows' tokens")
-        self._speculates = wanted and self.drafter is not None
+        wanted = wanted and self.drafter is not None
+        if wanted != self._speculates:
+            self.forget()  # the drafter knows of either all of a slot's tokens or none
+        self._speculates = wanted
 
     def resize(self, *, slots: int, capacity: int) -> None:
         """Other slots for an idle engine: weights stay where they are, graphs are captured anew."""
@@ -122,9 +125,16 @@ class Engine:
         if self.drafter is not None:
             self.drafter.cache.free()
 
-    def twin(self, *, slots: int, capacity: int) -> Engine:
+    def restart(self) -> None:
+        """After a cycle that failed: rows and cycles under way are lost, all slots are empty."""
+        slots = self.slots.count
+        self._seat_rows(0)
+        self.resize(slots=slots, capacity=self.capacity)
+
+    def twin(self, *, slots: int, capacity: int, reuse: bool | None = None) -> Engine:
         """Another engine over the same weights, with slots of its own."""
         other = copy.copy(self)
+        other._reuse = self._reuse if reuse is None else reuse
         other.capacity = capacity
         sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
         other.target = self.target.twin(**sizes)
@@ -139,18 +149,61 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Rows in slots."""
-        return len(self._seats)
+        """Rows in slots, those still being admitted among them."""
+        return len(self._seating.seats)
 
     @property
     def busy(self) -> bool:
-        """Whether a row is running, or a cycle's report is still to come."""
-        return bool(self._seats or self._flights)
+        """Whether a row is in a slot, or a cycle's report is still to come."""
+        return bool(self._seating.seats or self._flights)
 
     @property
     def free(self) -> int:
         """Slots without a row."""
-        return len(self._free)
+        return len(self._seating.free)
+
+    def forget(self) -> None:
+        """Reuse nothing of what rows that left have read; for those who write into slots."""
+        self._seating.forget()
+
+    def begin(
+        self,
+        row: Row,
+        params: SamplingParams,
+        *,
+        seed: int | None = None,
+        stats: RunStats | None = None,
+        chunk: int = PREFILL_CHUNK,
+    ) -> Admission:
+        """Take a slot for a row; each `advance` of what is returned reads a chunk of its prompt.
+
+        A row that samples draws from `seed`; None takes the parameters' own, or a fresh one.
+        """
+        size = {"capacity": self.capacity, "vocab_size": self.target.vocab_size}
+        check_row(row, params, **size, chunk=chunk)
+        if any(seat.row is row for seat in self._seating.seats):
+            raise InputError("the row is being admitted already; advance that admission.")
+        if not self.free:
+            raise InputError(f"all {self.slots.count} slots are taken; wait for a row to end.")
+        if seed is None:
+            seed = row_seed(params, row=row.index)
+        seat = self._seating.take(row, params, stats)
+        try:
+            admission = Admission(
+                seat,
+                target=self.target,
+                drafter=self.drafter if self.speculates else None,
+                slots=self.slots,
+                seed=seed,
+                chunk=chunk,
+                release=self.release,
+            )
+            with on_device(self.target.device):
+                admission.reuse()
+        except BaseException:
+            self.release(row)
+            raise
+        return admission
 
     def admit(
         self,
@@ -160,49 +213,27 @@ class Engine:
         seed: int | None = None,
         stats: RunStats | None = None,
     ) -> Commit:
-        """Read a row's prompt into a slot and choose its first token.
+        """Read a row's whole prompt into a slot and choose its first token."""
+        return self.begin(row, params, seed=seed, stats=stats).finish()
 
-        A row that samples draws from `seed`; None takes the parameters' own, or a fresh one.
+    def advance(self) -> Turn:
+        """Start a cycle and read a report: the same one's, or the last one's when ahead.
+
+        A row whose own rules raise leaves; all others keep what they committed.
         """
-        check_row(row, params, capacity=self.capacity, vocab_size=self.target.vocab_size)
-        if not self._free:
-            raise InputError(f"all {self.slots.count} slots are taken; wait for a row to end.")
-        if seed is None:
-            seed = row_seed(params, row=row.index)
-        seat = Seat(self._free.pop(), row, params, stats)
-        self._seats.append(seat)
-        try:
-            with on_device(self.target.device):
-                token = self._prefill(row, params, seat.slot, seed)
-            return self._take(seat, [token], accepted=0)
-        except BaseException:
-            self.release(row)
-            raise
-
-    @torch.no_grad()
-    def _prefill(self, row: Row, params: SamplingParams, slot: int, seed: int) -> int:
-        drafter = self.drafter if self.speculates else None
-        taps = () if drafter is None else drafter.taps
-        logits, tapped = self.target.prefill(row.prompt, slot, taps, chunk=PREFILL_CHUNK)
-        device = self.target.device
-        place = torch.tensor([slot], device=device)
-        if drafter is not None:
-            start = torch.zeros(1, dtype=torch.long, device=device)
-            drafter.observe(tapped, Rows(place, start, len(row.prompt)))
-        length = len(row.prompt)
-        self.slots.open(slot, length=length, anchor=0, params=params, seed=seed)
-        draws = self.slots.draws(place, sampled=params.samples, filtered=needs_filter(params))
-        chosen = draws.choose(logits.view(1, 1, -1), torch.tensor([length - 1], device=device))
-        self.slots.anchors[slot] = chosen[0, 0]
-        return int(chosen)
+        seats = self._seating.decoding
+        if seats:
+            self._start(seats)
+        if not self._flights or (self.ahead and len(self._flights) < 2 and seats):
+            return Turn([], [])
+        return self._land()
 
     def step(self) -> list[Commit]:
-        """Start a cycle and read a report: the same one's, or the last one's when ahead."""
-        if self._seats:
-            self._start()
-        if self.ahead and len(self._flights) < 2 and self._seats:
-            return []
-        return self._land() if self._flights else []
+        """The same where a row that fails is an error."""
+        turn = self.advance()
+        if turn.failures:
+            raise turn.failures[0][1]
+        return turn.commits
 
     def capture(self, rows: int, params: SamplingParams) -> None:
         """Record every kind of cycle that up to so many such rows could need, where graphs are on.
@@ -213,63 +244,39 @@ class Engine:
         for depth in chosen:
             self.runner.capture_up_to(rows, self._plan([params], depth))
 
-    def _start(self) -> None:
-        seats = tuple(self._seats)
+    def _start(self, seats: tuple[Seat, ...]) -> None:
         policy = self.policy if self.speculates else None
         depth = self.depth if policy is None else policy.choose(len(seats))
         plan = self._plan([seat.params for seat in seats], depth)
         report = self.runner.start([seat.slot for seat in seats], plan)
-        self._flights.append(Flight(seats, plan.depth, report))
+        self._flights.append(Flight(seats, plan, report))
 
     def _plan(self, params: Sequence[SamplingParams], depth: int) -> Plan:
         alone = self.drafter is not None and not self.speculates
         return Plan.of(params, 0 if alone else depth, alone=alone)
 
-    def _land(self) -> list[Commit]:
+    def _land(self) -> Turn:
         flight = self._flights.popleft()
-        commits, failure = [], None
-        for seat, (accepted, *tokens) in zip(flight.seats, flight.report().tolist(), strict=True):
+        turn = Turn([], [])
+        depth = flight.plan.depth
+        for seat, report in flight.land():
             if seat.row.finish_reason is not None:
                 self.release(seat.row)  # somebody else ended it
-            if seat.left:
                 continue
-            if self.policy is not None and flight.depth:
-                self.policy.acceptance.observe(accepted, flight.depth)
+            if self.policy is not None and depth:
+                self.policy.acceptance.observe(report[0], depth)
             try:
-                commits.append(self._commit(seat, tokens, accepted, flight.depth))
+                turn.commits.append(seat.end_cycle(report, depth))
             except Exception as error:
                 self.release(seat.row)
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return commits
-
-    def _commit(self, seat: Seat, tokens: Sequence[int], accepted: int, depth: int) -> Commit:
-        seat.cycles += 1
-        commit = self._take(seat, tokens[: accepted + 1], accepted=accepted)
-        kept = {"accepted": commit.accepted, "committed": len(commit.tokens)}
-        drafts = offered(seat.row, commit, depth)
-        seat.row.stats.record(drafts=drafts, **kept)
-        if seat.run is not None:
-            seat.run.rows.record(drafts=drafts, **kept)
-        return commit
-
-    def _take(self, seat: Seat, tokens: Sequence[int], *, accepted: int) -> Commit:
-        row = seat.row
-        taken = row.take(tokens)
-        if row.finish_reason is not None:
-            self.release(row)
-        accepted = min(accepted, len(taken))
-        return Commit(row.index, taken, accepted, seat.cycles, row.finish_reason)
+                turn.failures.append((seat.row, error))
+            if seat.row.finish_reason is not None:
+                self.release(seat.row)
+        return turn
 
     def release(self, row: Row) -> None:
-        """Give a row's slot back, whether it has ended or not."""
-        for place, seat in enumerate(self._seats):
-            if seat.row is row:
-                del self._seats[place]
-                self._free.append(seat.slot)
-                seat.left = True
-                return
+        """Give a row's slot back, whether it has ended, decodes or is still being admitted."""
+        self._seating.leave(row)
 
     def run(
         self,
@@ -285,7 +292,7 @@ class Engine:
         waiting = deque(rows)
         try:
             while waiting or self.busy:
-                while waiting and self._free:
+                while waiting and self.free:
                     row, params, seed = waiting.popleft()
                     with stats.clocked("prefill"):
                         first = self.admit(row, params, seed=seed, stats=stats)
@@ -296,5 +303,5 @@ class Engine:
         finally:
             for row, _, _ in rows:
                 self.release(row)
-            if not self._seats:
+            if not self._seating.seats:
                 self._flights.clear()  # nobody is left to hear of them

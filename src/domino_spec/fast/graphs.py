@@ -22,7 +22,7 @@ class Captured:
 
     graph: torch.cuda.CUDAGraph
     slots: Tensor  # [rows]
-    report: Tensor  # [rows, depth + 2]
+    report: Tensor  # [rows, depth + 2], and scores where the plan says so
 
 
 class Runner:

@@ -103,7 +103,8 @@ class Bench:
         return Rows(slots, self.engine.slots.lengths[slots].clone(), count)
 
     def reset(self) -> None:
-        """Every slot holds `context` tokens again."""
+        """Every slot holds `context` tokens again, and none that anybody read."""
+        self.engine.forget()
         self.engine.slots.lengths.fill_(self.context)
         self.engine.slots.anchors.fill_(1)
 

@@ -94,12 +94,22 @@ class EnginePool:
             with self._lock:
                 self._give_back(engine)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def make(self, size: Size, *, reuse: bool) -> Engine:
+        """An engine that is never lent to anybody else; weights are shared with those that are."""
+        with self._lock:
+            self._forget_old_weights()
+            engine = self._made(size, reuse=reuse)
+            if self._adapts:
+                self._adapt(engine)
+            return engine
+
     # A caller's inference mode must not make tensors that nobody else may write to.
     @torch.inference_mode(False)
     @torch.no_grad()
     def _take(self, rows: Sequence[Row], *, speculate: bool) -> Engine:
-        if self._state != _state(self._target, self._drafter):
-            self._kept = self._source = None  # the weights are no longer those it was made of
+        self._forget_old_weights()
         size = self._size(rows) or Size(1, needed_capacity(rows))
         engine, self._kept = self._kept, None
         if engine is None:
@@ -115,9 +125,13 @@ class EnginePool:
             raise
         return engine
 
-    def _made(self, size: Size) -> Engine:
+    def _forget_old_weights(self) -> None:
+        if self._state != _state(self._target, self._drafter):
+            self._kept = self._source = None
+
+    def _made(self, size: Size, *, reuse: bool = False) -> Engine:
         if self._source is not None:
-            return self._source.twin(slots=size.slots, capacity=size.capacity)
+            return self._source.twin(slots=size.slots, capacity=size.capacity, reuse=reuse)
         engine = self._source = Engine(
             self._target,
             self._drafter,
@@ -126,6 +140,7 @@ class EnginePool:
             depth=self._depth,
             candidates=self._candidates,
             pack=self._packs(free_bytes(self._target.device)),
+            reuse=reuse,
         )
         self._state = _state(self._target, self._drafter)
         return engine

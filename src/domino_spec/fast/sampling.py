@@ -71,8 +71,6 @@ def why_not_on_device(params: SamplingParams) -> str | None:
     """What in a request needs the reference loop, in words; None if nothing does."""
     if params.processors:
         return "it has logits processors of its own"
-    if params.repetition_penalty != 1.0:
-        return "it has a repetition penalty"
     if params.samples and params.accept not in (None, "coupled"):
         return f"it asks for accept={params.accept!r}, and the engine's draws are coupled"
     return None

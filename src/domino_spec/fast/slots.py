@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.fast.penalties import Penalties
 from domino_spec.fast.sampling import Draws
 
 
@@ -16,12 +19,14 @@ class Slots:
     is committed but in neither.
     """
 
-    def __init__(self, count: int, device: torch.device) -> None:
+    def __init__(self, count: int, vocabulary: int, device: torch.device) -> None:
         def column(dtype: torch.dtype) -> Tensor:
             return torch.zeros(count + 1, dtype=dtype, device=device)
 
         self.count = count
         self.device = device
+        self._vocabulary = vocabulary
+        self._penalties: Penalties | None = None
         self.lengths = column(torch.long)
         self.anchors = column(torch.long)
         self.seeds = column(torch.long)
@@ -35,17 +40,26 @@ class Slots:
         """The slot of rows that nobody asked for."""
         return self.count
 
+    @property
+    def penalties(self) -> Penalties:
+        """Made when some row first has one: a number a slot and token is much to keep for none."""
+        if self._penalties is None:
+            self._penalties = Penalties(self.count + 1, self._vocabulary, self.device)
+        return self._penalties
+
     def open(
-        self, slot: int, *, length: int, anchor: int, params: SamplingParams, seed: int
+        self, slot: int, *, prompt: Sequence[int], anchor: int, params: SamplingParams, seed: int
     ) -> None:
-        """A row begins here: `length` tokens are in the caches, the anchor comes behind them."""
-        self.lengths[slot] = length
+        """A row begins here: its prompt is in the caches, the anchor comes behind it."""
+        self.lengths[slot] = len(prompt)
         self.anchors[slot] = anchor
         self.seeds[slot] = seed
         self.temperature[slot] = float(params.temperature)
         self.top_k[slot] = params.top_k
         self.top_p[slot] = float(params.top_p)
         self.min_p[slot] = float(params.min_p)
+        if params.penalises or self._penalties is not None:
+            self.penalties.open(slot, prompt, params)
 
     def draws(self, slots: Tensor, *, sampled: bool, filtered: bool) -> Draws:
         """How these slots' rows choose, with no more work than some row of them needs."""

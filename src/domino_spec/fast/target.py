@@ -102,20 +102,24 @@ class LeanTarget:
         """What one forward of one token reads of the weights."""
         return sum(weights.nbytes for weights in self.layers) + nbytes([self.lm_head])
 
-    @torch.no_grad()
-    def prefill(
-        self, tokens: Sequence[int], slot: int, taps: Sequence[int], *, chunk: int
-    ) -> tuple[Tensor, Tensor]:
-        """Read a prompt into an empty slot; logits [vocabulary] of its last token and all taps."""
-        kept = []
-        ids = torch.tensor([list(tokens)], device=self.device)
+    def read(
+        self, tokens: Sequence[int], *, slot: int, start: int, taps: Sequence[int] = ()
+    ) -> tuple[Normed, Tensor, Rows]:
+        """Read a part of a prompt behind the `start` tokens of a slot: states, taps, and where."""
+        part = torch.tensor([list(tokens)], device=self.device)
         place = torch.tensor([slot], device=self.device)
+        starts = torch.tensor([start], device=self.device)
+        rows = Rows(place, starts, len(tokens), longest=start + len(tokens))
+        return *self.forward(part, rows, taps), rows
+
+    def last_logits(self, states: Normed) -> Tensor:
+        """Logits [1, vocabulary] of the last of these states."""
+        return self.logits(normed(states.rows[-1:], self.norm, self.shape.eps))
+
+    @torch.no_grad()
+    def prefill(self, tokens: Sequence[int], slot: int, *, chunk: int) -> Tensor:
+        """Read a prompt into an empty slot; logits [vocabulary] of its last token."""
         for start in range(0, len(tokens), chunk):
-            part = ids[:, start : start + chunk]
-            starts = torch.tensor([start], device=self.device)
-            count = part.shape[1]
-            rows = Rows(place, starts, count, longest=start + count)
-            states, tapped = self.forward(part, rows, taps)
-            kept.append(tapped)
-        last = normed(states.rows[-1:], self.norm, self.shape.eps)
-        return self.logits(last)[0], torch.cat(kept)
+            part = tokens[start : start + chunk]
+            states, _, _ = self.read(part, slot=slot, start=start)
+        return self.last_logits(states)[0]

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import torch
 _PACKAGES = ("domino-spec", "torch", "transformers", "safetensors")
 
 
-def environment() -> dict[str, Any]:
-    """Hardware, versions, commit, command and date, as every record carries them."""
+def environment(*, secrets: Sequence[str] = ()) -> dict[str, Any]:
+    """Hardware, versions, commit, command and date, as every record carries them.
+
+    `secrets` are left out of the command.
+    """
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": _commit(),
-        "command": _command(),
+        "command": _command(secrets),
         "hardware": hardware(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
@@ -65,7 +69,7 @@ def _git(*words: str, cwd: Path) -> str:
     return done.stdout.strip()
 
 
-def _command() -> str:
+def _command(secrets: Sequence[str]) -> str:
     """How to run it again, without the machine's own paths."""
     if os.environ.get("DOMINO_COMMAND"):
         return os.environ["DOMINO_COMMAND"]
@@ -73,7 +77,10 @@ def _command() -> str:
     program = Path(sys.argv[0]).name
     if spec is not None:
         program = f"python -m {spec.name.removesuffix('.__main__')}"
-    return " ".join([program, *map(_without_folders, sys.argv[1:])])
+    words = sys.argv[1:]
+    for secret in secrets:
+        words = [word.replace(secret, "***") for word in words]
+    return " ".join([program, *map(_without_folders, words)])
 
 
 def _without_folders(word: str) -> str:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from domino_spec.decoding import Commit, RowStats, SamplingParams
-from domino_spec.errors import DominoError
-
-Finish = Literal["eos", "stop", "length"]
+from domino_spec.errors import DominoError, InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +34,8 @@ class Ended:
     """An answer is complete; its last block came before."""
 
     choice: int
-    reason: Finish
+    reason: str
+    """`eos`, `stop` or `length`."""
     stats: RowStats
 
 
@@ -63,6 +61,10 @@ class BusyError(DominoError, RuntimeError):
 
 class StoppingError(DominoError, RuntimeError):
     """The server is going down and takes nothing new, or ended an answer for that reason."""
+
+
+class TooLongError(InputError):
+    """A prompt, or a prompt and its answer, that no slot holds."""
 
 
 class DecodingError(DominoError, RuntimeError):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -18,24 +19,27 @@ openai = pytest.importorskip("openai")
 
 QUESTION = [{"role": "user", "content": "List five things to pack for a rainy weekend."}]
 START_SECONDS = 240
+KEY = "sesame-open-1"
 
 
 @pytest.fixture(scope="module")
-def server(smollm2_folder, released_folder, tmp_path_factory) -> Iterator[str]:
+def server(smollm2_folder, tmp_path_factory) -> Iterator[str]:
+    """`domino serve --backend vllm` with the released drafter, which is packed: it exports it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    speculative = {"method": "dflash", "model": str(released_folder), "num_speculative_tokens": 15}
     command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(smollm2_folder),
-        "--served-model-name", "smollm2", "--port", str(port), "--host", "127.0.0.1", "--dtype",
-        "float32", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "4",
-        "--speculative-config", json.dumps(speculative),
+        sys.executable, "-c", "from domino_spec.cli.main import main; main()", "serve",
+        str(smollm2_folder), "--draft", "released:smollm2-135m-instruct", "--backend", "vllm",
+        "--engine-python", sys.executable, "--model-name", "smollm2", "--port", str(port),
+        "--context", "1024", "--slots", "4",
     ]  # fmt: skip
+    place = tmp_path_factory.mktemp("server")
     environment = {
         **os.environ, "VLLM_CPU_CI_ENV": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "XDG_CACHE_HOME": str(place / "cache"), "DOMINO_API_KEY": KEY,
     }  # fmt: skip
-    log = tmp_path_factory.mktemp("server") / "log"
+    log = place / "log"
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
     try:
@@ -43,7 +47,11 @@ def server(smollm2_folder, released_folder, tmp_path_factory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        code = process.wait(60)
+    assert KEY not in log.read_text()
+    assert code in (0, 128 + signal.SIGTERM), log.read_text()[-4000:]
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0, "vLLM outlived the command"
 
 
 def _wait(process: subprocess.Popen, address: str, log: Path) -> None:
@@ -61,7 +69,7 @@ def _wait(process: subprocess.Popen, address: str, log: Path) -> None:
 
 @pytest.fixture
 def client(server):
-    return openai.OpenAI(base_url=f"{server}/v1", api_key="none")
+    return openai.OpenAI(base_url=f"{server}/v1", api_key=KEY)
 
 
 def ask(client, **more) -> str:
@@ -86,6 +94,12 @@ def test_streamed_and_whole_answers_agree_and_drafts_are_accepted(server, client
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     assert whole == streamed
     assert accepted(server) - before > 30
+
+
+def test_a_key_is_asked_for(server):
+    stranger = openai.OpenAI(base_url=f"{server}/v1", api_key="another", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        ask(stranger)
 
 
 def test_structured_output_is_kept_under_speculation(client):

@@ -8,6 +8,7 @@ block it takes from a top-level `is_causal`, not from `dflash_config`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,12 +62,18 @@ def check(config: DrafterConfig, dtype: torch.dtype) -> None:
 def write(source: Source, folder: Path) -> Path:
     """Write what SGLang loads as a DFlash draft model."""
     check(source.config, source.dtype)
-    config = write_public(source.config, dtype=source.dtype_name)
+    config = served_config(source.config, dtype=source.dtype_name)
+    return source.write(folder, tensors=public_tensors(source.drafter), config=config)
+
+
+def served_config(shape: DrafterConfig, *, dtype: str) -> dict[str, Any]:
+    """The config.json that SGLang reads, for a drafter of this shape."""
+    config = write_public(shape, dtype=dtype)
     config["architectures"] = [DFLASH_ARCHITECTURE]
-    if SLIDING_ATTENTION in source.config.layer_types and not source.config.causal_window:
+    if SLIDING_ATTENTION in shape.layer_types and not shape.causal_window:
         # Left out, its sliding layers are causal and its full ones are not.
         config["is_causal"] = False
-    return source.write(folder, tensors=public_tensors(source.drafter), config=config)
+    return config
 
 
 SGLANG = Form(

@@ -1,0 +1,63 @@
+"""What rows pay for tokens they repeat, on the device: a count a slot and token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.decoding.penalties import less_repeated
+
+
+class Penalties:
+    """One entry a slot. Rows without a penalty have neutral values: their logits stay as they are.
+
+    Counts are of generated tokens whose states are in the caches; the anchor is not counted yet.
+    They are right for rows with a penalty only.
+    """
+
+    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
+        self.counts = torch.zeros(slots, vocabulary, device=device)
+        self.prompted = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
+        self.repetition = torch.ones(slots, device=device)
+        self.presence = torch.zeros(slots, device=device)
+        self.frequency = torch.zeros(slots, device=device)
+
+    def open(self, slot: int, prompt: Sequence[int], params: SamplingParams) -> None:
+        """A row begins here and has generated nothing yet."""
+        self.repetition[slot] = float(params.repetition_penalty)
+        self.presence[slot] = float(params.presence_penalty)
+        self.frequency[slot] = float(params.frequency_penalty)
+        if params.penalises:
+            ids = torch.tensor(sorted(set(prompt)), device=self.counts.device)
+            self.counts[slot].zero_()
+            self.prompted[slot].zero_().index_fill_(0, ids, True)
+
+    def apply(self, logits: Tensor, slots: Tensor, block: Tensor | None) -> Tensor:
+        """Logits [rows, n, vocabulary] as float32, less what each token costs there.
+
+        Behind place i of a block [rows, n] lie its tokens up to that place; with no block there
+        is one place, right behind the prompt.
+        """
+        counts, prompted = self.counts[slots], self.prompted[slots]  # copies: [rows, vocabulary]
+        each = (self.repetition, self.presence, self.frequency)
+        repetition, presence, frequency = (column[slots].unsqueeze(1) for column in each)
+        once = torch.ones(len(counts), 1, device=counts.device)
+        found = torch.empty(logits.shape, device=logits.device)
+        for place in range(logits.shape[1]):
+            if block is not None:
+                counts.scatter_add_(1, block[:, place : place + 1], once)
+            scores = logits[:, place].float()
+            dearer = torch.where(scores < 0, scores * repetition, scores / repetition)
+            scores = torch.where(prompted | (counts > 0), dearer, scores)
+            found[:, place] = less_repeated(scores, counts, presence=presence, frequency=frequency)
+        return found
+
+    def count(self, slots: Tensor, block: Tensor, accepted: Tensor) -> None:
+        """The anchors and accepted drafts of a block [rows, n] are in the caches now."""
+        places = torch.arange(block.shape[1], device=block.device)
+        kept = (places <= accepted.unsqueeze(1)).to(self.counts.dtype)
+        where = slots.unsqueeze(1) * self.counts.shape[1] + block
+        self.counts.view(-1).scatter_add_(0, where.flatten(), kept.flatten())

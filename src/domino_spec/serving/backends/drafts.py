@@ -1,0 +1,189 @@
+"""A drafter as a folder that an engine reads: its own, or one exported into the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from domino_spec import __version__
+from domino_spec.api.facts import read_target_facts
+from domino_spec.api.lm_head import lm_head_rows
+from domino_spec.checkpoints import (
+    Check,
+    Description,
+    TargetFacts,
+    describe,
+    export_drafter,
+    find_form,
+    load_drafter,
+    require_fit,
+)
+from domino_spec.checkpoints.folder import dtype_name
+from domino_spec.checkpoints.headers import FLOAT_DTYPES
+from domino_spec.checkpoints.locate import CONFIG_FILE, WEIGHTS_SUFFIX, CheckpointFiles, locate
+from domino_spec.checkpoints.names import LM_HEAD
+from domino_spec.drafter import DrafterConfig
+from domino_spec.serving.backends.request import ServeRequest
+
+
+class WrittenConfig(Protocol):
+    """A form's config.json."""
+
+    def __call__(self, shape: DrafterConfig, *, dtype: str) -> Mapping[str, Any]: ...
+
+
+CACHE_VARIABLE = "XDG_CACHE_HOME"
+_FINGERPRINT_LENGTH = 16
+_UNUSUAL = re.compile(r"[^\w.-]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftNeeds:
+    """What an engine wants of a drafter's folder."""
+
+    form: str
+    """As `domino export --to` calls it."""
+    dtype: torch.dtype | None
+    """None keeps the stored type."""
+    config: WrittenConfig
+    """The config.json that the form would have, for a drafter and a type's name."""
+    architectures: tuple[str, ...]
+    """Names under which the engine serves a folder that says everything else right."""
+    plugin: bool
+    """Whether our plugin reads it, which serves more than the form can express."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedDraft:
+    """A drafter's folder, there or to be written."""
+
+    folder: Path
+    config: DrafterConfig
+    is_own: bool
+    """Whether the drafter is served from where it lies."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can be served now."""
+        return (self.folder / CONFIG_FILE).is_file()
+
+
+def plan_draft(request: ServeRequest, needs: DraftNeeds) -> ServedDraft:
+    """Which folder an engine will be given; refuses what does not fit or cannot be expressed."""
+    assert request.drafter is not None
+    facts = _facts(request)
+    described = describe(request.drafter, **_how(request, facts))
+    warnings = require_fit(described.config, described.provenance, facts)
+    files = locate(request.drafter, revision=request.draft_revision)
+    form = find_form(needs.form)
+    if not needs.plugin:
+        form.check(described.config, needs.dtype or torch.bfloat16)
+    if _serves_as_it_is(files, described, needs):
+        return _planned(files.config.parent.absolute(), described.config, warnings, is_own=True)
+    form.check(described.config, needs.dtype or torch.bfloat16)
+    more: dict[str, Any] = {"shift_label": request.shift_label}
+    if form.wants_lm_head(described.config):
+        more["target"] = _target_state(request.target, facts.revision)
+    name = _UNUSUAL.sub("-", request.drafter.rstrip("/").split("/")[-1].split(":")[-1])
+    folder = cache_folder() / f"{name}-{needs.form}-{_fingerprint(files, needs, more)}"
+    return _planned(folder, described.config, warnings, is_own=False)
+
+
+def write_draft(request: ServeRequest, needs: DraftNeeds, planned: ServedDraft) -> None:
+    """Export the drafter into its folder, whole or not at all."""
+    assert request.drafter is not None
+    checkpoint = load_drafter(request.drafter, **_how(request, _facts(request)))
+    rows = None
+    if find_form(needs.form).wants_lm_head(checkpoint.config):
+        rows = lm_head_rows(
+            checkpoint,
+            request.target,
+            revision=request.revision,
+            trust_remote_code=request.trust_remote_code,
+        )
+    export_drafter(
+        checkpoint.drafter,
+        planned.folder,
+        to=needs.form,
+        dtype=needs.dtype,
+        provenance=checkpoint.provenance,
+        lm_head=rows,
+    )
+
+
+def cache_folder() -> Path:
+    """Where exported drafters are kept."""
+    root = os.environ.get(CACHE_VARIABLE)
+    return (Path(root) if root else Path.home() / ".cache") / "domino-spec" / "served"
+
+
+def _planned(
+    folder: Path, config: DrafterConfig, warnings: list[Check], *, is_own: bool
+) -> ServedDraft:
+    return ServedDraft(
+        folder=folder, config=config, is_own=is_own, warnings=tuple(map(str, warnings))
+    )
+
+
+def _facts(request: ServeRequest) -> TargetFacts:
+    return read_target_facts(
+        request.target,
+        revision=request.revision,
+        trust_remote_code=request.trust_remote_code,
+        thinking=request.thinking,
+    )
+
+
+def _how(request: ServeRequest, facts: TargetFacts) -> dict[str, Any]:
+    return {
+        "revision": request.draft_revision,
+        "shift_label": request.shift_label,
+        "num_target_layers": facts.num_layers,
+    }
+
+
+def _serves_as_it_is(files: CheckpointFiles, described: Description, needs: DraftNeeds) -> bool:
+    """Whether a folder already says, in the same words, all that the form would say."""
+    stated, config = files.read_config(), described.config
+    names = stated.get("architectures") or []
+    if not names or not set(names) <= set(needs.architectures):
+        return False
+    dtype = str(stated.get("dtype")) if needs.dtype is None else dtype_name(needs.dtype)
+    wanted = json.loads(json.dumps(needs.config(config, dtype=dtype)))
+    if any(stated.get(key) != wanted[key] for key in wanted.keys() - {"architectures"}):
+        return False
+    if needs.dtype is not None and {FLOAT_DTYPES.get(d) for d in described.dtypes} != {needs.dtype}:
+        return False
+    if config.draft_vocab_size is not None and LM_HEAD not in described.ignored_tensors:
+        return False
+    beside = {path.name for path in files.config.parent.glob(f"*{WEIGHTS_SUFFIX}")}
+    return beside == {path.name for path in files.weights}
+
+
+def _target_state(target: str, revision: str | None) -> list[Any]:
+    """What tells one state of a target's files from another, without reading them."""
+    path = Path(target).expanduser()
+    if not path.exists():
+        return [target, revision]
+    stats = [(one.name, one.stat()) for one in sorted(path.iterdir())] if path.is_dir() else []
+    return [str(path.resolve()), [[name, at.st_size, at.st_mtime_ns] for name, at in stats]]
+
+
+def _fingerprint(files: CheckpointFiles, needs: DraftNeeds, more: Mapping[str, Any]) -> str:
+    """Of all that the exported folder follows from."""
+    seen = hashlib.sha256()
+    said = {"version": __version__, "form": needs.form, "dtype": str(needs.dtype), **more}
+    seen.update(json.dumps(said, sort_keys=True).encode())
+    for path in (files.config, *files.weights):
+        with path.open("rb") as file:
+            seen.update(hashlib.file_digest(file, "sha256").digest())
+    return seen.hexdigest()[:_FINGERPRINT_LENGTH]

@@ -1,0 +1,118 @@
+"""No field of a request is dropped: each backend translates it, or refuses it by its name."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from domino_spec.errors import InputError
+from domino_spec.serving.backends import ServeRequest, find_backend, plan
+from domino_spec.serving.backends.plan import plan as plan_for
+from domino_spec.serving.backends.request import option
+from tests.serving.backends import samples
+
+FIELDS = [field.name for field in fields(ServeRequest)]
+BASE = ServeRequest(target="org/target", draft="drafter")
+REFUSED = {
+    "vllm": {
+        "device_map", "attn_implementation", "candidates", "pack", "page", "max_prompt_tokens",
+        "max_body_bytes",
+    },
+    "sglang": {
+        "device_map", "attn_implementation", "candidates", "pack", "page", "max_prompt_tokens",
+        "max_body_bytes", "max_new_tokens", "max_choices", "drain_seconds",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """What is planned, with stand-ins that show what the engine's place and the drafter got."""
+
+    def find(engine, python):
+        found = samples.vllm() if engine.title == "vLLM" else samples.sglang()
+        return replace(found, python=python or found.python, command=f"{python}/command")
+
+    def draft(request, needs):
+        seen = (request.draft, request.draft_revision, request.shift_label)
+        return replace(samples.DRAFT, folder=samples.DRAFT.folder / str(seen))
+
+    monkeypatch.setattr(plan, "find_engine", find)
+    monkeypatch.setattr(plan, "plan_draft", draft)
+
+    def made(name, request):
+        launch = plan_for(request, find_backend(name), environment={}).launch
+        return (launch.argv, launch.env, launch.secret_env, launch.secret_config)
+
+    return made
+
+
+def test_there_is_a_sample_for_every_field_and_it_is_not_the_default():
+    assert set(samples.SAMPLES) == set(FIELDS)
+    assert set(samples.SAMPLES) <= set(replace(BASE, **samples.SAMPLES).given())
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_field_changes_what_is_run_or_is_refused(name, field, planned):
+    more = {"slots": 8} if field == "max_queue" else {}
+    request = replace(BASE, **more)
+    changed = replace(request, **{field: samples.SAMPLES[field]})
+    if field in REFUSED[name]:
+        with pytest.raises(InputError, match=f"--backend {name} has no {option(field)}"):
+            planned(name, changed)
+    else:
+        assert planned(name, changed) != planned(name, request)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_no_page_is_what_the_others_have_anyway(name, planned):
+    assert planned(name, replace(BASE, page=False)) == planned(name, BASE)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_every_refusal_of_a_command_line_is_told_at_once(name, planned):
+    wrong = replace(BASE, device_map="auto", candidates=3)
+    with pytest.raises(InputError, match="no --device-map .*, no --candidates"):
+        planned(name, wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tensor_parallel": 0}, "tensor_parallel is 0"),
+        ({"memory_share": 1.5}, "memory_share is 1.5"),
+        ({"memory_share": 0.0}, "memory_share is 0.0"),
+        ({"port": 70000}, "port is 70000"),
+        ({"slots": 0}, "slots is 0"),
+        ({"api_keys": (" ",)}, "an API key is empty"),
+        ({"passed_on": ("stray",)}, "'stray' follows the target"),
+        ({"draft": None, "depth": 3, "shift_label": True}, "--shift-label, --depth without"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_for_every_backend(changes, told):
+    with pytest.raises(InputError, match=told):
+        replace(BASE, **changes)
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [("org/Model-8B", "Model-8B"), ("model", "model"), ("/no/such/folder/", "folder")],
+)
+def test_the_short_name(target, name):
+    assert ServeRequest(target=target).name == name
+
+
+def test_a_folder_and_a_file_are_named_by_where_they_lie(tmp_path, monkeypatch):
+    (tmp_path / "Small").mkdir()
+    (tmp_path / "Small" / "small.Q8.gguf").touch()
+    monkeypatch.chdir(tmp_path / "Small")
+    assert ServeRequest(target=".").name == "Small"
+    assert ServeRequest(target="small.Q8.gguf").name == "small.Q8"
+
+
+def test_keys_are_not_in_a_requests_text():
+    request = replace(BASE, api_keys=samples.KEYS)
+    assert request.settings().api_keys == samples.KEYS
+    assert samples.KEYS[0] not in repr(request)

@@ -1,0 +1,225 @@
+"""Every refusal has OpenAI's shape, the right status, and names what is wrong."""
+
+import pytest
+
+from domino_spec.errors import InputError
+from domino_spec.serving.asks import BusyError, DecodingError, StoppingError
+from tests.serving.fake import MODEL
+from tests.serving.http.conftest import HELLO, error_of, events
+
+UNSUPPORTED = {
+    "response_format": {"type": "json_object"},
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": "auto",
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "logit_bias": {"50256": -100},
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "alloy", "format": "mp3"},
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "high",
+    "verbosity": "low",
+    "web_search_options": {},
+    "store": True,
+    "service_tier": "priority",
+}
+HARMLESS = {
+    "response_format": {"type": "text"},
+    "tools": [],
+    "tool_choice": "none",
+    "functions": [],
+    "function_call": "none",
+    "logit_bias": {},
+    "modalities": ["text"],
+    "store": False,
+    "service_tier": "auto",
+    "parallel_tool_calls": True,
+}
+WRONG = {
+    "temperature": [2.1, -0.1, "1", True],
+    "top_p": [0, 1.5],
+    "top_k": [-2, 1.5],
+    "min_p": [-0.1, 2],
+    "n": [0, 1000, 1.5, "2"],
+    "seed": [1.5, 2**63, 10**400],
+    "max_tokens": [0, -1, "many"],
+    "presence_penalty": [3],
+    "frequency_penalty": [-3],
+    "repetition_penalty": [0, 1e-9],
+    "stop": [["a"] * 17, "", [""], [1], {}],
+    "stream": ["yes", 1],
+    "user": [1],
+    "metadata": [{"a": 1}, {str(i): "x" for i in range(17)}],
+    "domino": [{"blocks": 1}, 5],
+    "stream_options": [{"include_usage": "yes"}],
+    "chat_template_kwargs": ["x"],
+    "top_logprobs": [21, 3],
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_done_is_refused_by_name(client, name):
+    response = client.chat(**{name: UNSUPPORTED[name]})
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["code"] == "unsupported_parameter"
+    assert error["type"] == "invalid_request_error"
+    assert error["param"].split(".")[0].split("[")[0] == name
+    assert error["message"].startswith(name)
+
+
+@pytest.mark.parametrize(
+    "value", [{"echo": True}, {"suffix": "end"}, {"best_of": 2}, {"n": 2, "best_of": 1}]
+)
+def test_what_completions_do_not_do(client, value):
+    response = client.complete(**value)
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["code"], error["param"]) == ("unsupported_parameter", [*value][-1])
+
+
+def test_what_changes_nothing_is_taken(client):
+    assert client.chat(**HARMLESS).status_code == 200
+    assert client.chat(**dict.fromkeys(UNSUPPORTED)).status_code == 200
+    assert client.complete(echo=False, suffix=None, best_of=1, logit_bias={}).status_code == 200
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_values_that_make_no_sense(client, name):
+    for value in WRONG[name]:
+        response = client.chat(**{name: value})
+        assert response.status_code == 400, (name, value)
+        error = error_of(response)
+        assert error["param"].split(".")[0].split("[")[0] == name, (value, error)
+        assert error["code"] == "invalid_value"
+    assert not client.service.asks
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+def test_what_is_not_text_is_refused_by_name(client, kind):
+    content = [{"type": "text", "text": "look"}, {"type": kind, kind: {"url": "x"}}]
+    error = error_of(client.chat(messages=[{"role": "user", "content": content}]))
+    assert error["code"] == "unsupported_parameter"
+    assert error["param"] == "messages[0].content[1].type"
+    assert "text alone" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code"),
+    [
+        ({"role": "tool", "content": "4"}, "messages[1].role", "unsupported_parameter"),
+        ({"role": "wizard", "content": "4"}, "messages[1].role", "invalid_value"),
+        ({"role": "user"}, "messages[1].content", "missing_required_parameter"),
+        ({"role": "user", "content": None}, "messages[1].content", "invalid_value"),
+        ({"role": "user", "content": []}, "messages[1].content", "invalid_value"),
+        ({"role": "user", "content": "x", "colour": 1}, "messages[1].colour", "unknown_parameter"),
+        ("hello", "messages[1]", "invalid_value"),
+    ],
+)  # fmt: skip
+def test_messages_that_are_none(client, message, param, code):
+    response = client.chat(messages=[*HELLO, message])
+    assert response.status_code == 400
+    error = error_of(response)
+    assert (error["param"], error["code"]) == (param, code)
+
+
+def test_a_part_without_text(client):
+    error = error_of(client.chat(messages=[{"role": "user", "content": [{"type": "text"}]}]))
+    assert error["param"] == "messages[0].content[0].text"
+    assert error["code"] == "missing_required_parameter"
+
+
+def test_unknown_parameters(client):
+    error = error_of(client.chat(temprature=1))
+    assert (error["code"], error["param"]) == ("unknown_parameter", "temprature")
+
+
+def test_missing_parameters(client):
+    for body, missing in (({"model": MODEL}, "messages"), ({"messages": HELLO}, "model")):
+        error = error_of(client.send("POST", "/v1/chat/completions", json=body))
+        assert (error["code"], error["param"]) == ("missing_required_parameter", missing)
+
+
+def test_another_model(client):
+    for response in (client.chat(model="gpt-4o"), client.get("/v1/models/gpt-4o")):
+        assert response.status_code == 404
+        error = error_of(response)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert MODEL in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_does_not_fit(client, kind, stream):
+    response = getattr(client, kind)(max_tokens=1000, stream=stream)
+    assert response.status_code == 400
+    assert error_of(response)["code"] == "context_length_exceeded"
+
+
+def test_a_template_that_refuses(client):
+    client.service.tokenizer.chat_template = "{{ raise_exception('no users here') }}"
+    response = client.chat()
+    assert response.status_code == 400
+    error = error_of(response)
+    assert error["param"] == "messages"
+    assert "no users here" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "status", "code", "later"),
+    [
+        (BusyError("full", retry_after=2.2), 429, "rate_limit_exceeded", "3"),
+        (StoppingError("going"), 503, "server_stopping", "5"),
+        (InputError("no such token"), 400, "invalid_value", None),
+        (RuntimeError("secret: /home/me"), 500, "internal_error", None),
+    ],
+)
+def test_a_service_that_refuses(make_client, failure, status, code, later, stream):
+    for how in ({"refuse": failure}, {"fail_at_once": failure}):
+        response = make_client(**how).chat(stream=stream)
+        assert response.status_code == status
+        assert response.headers.get("retry-after") == later
+        error = error_of(response)
+        assert error["code"] == code
+        assert "secret" not in error["message"]
+        if status == 500:
+            assert response.headers["x-request-id"] in error["message"]
+
+
+def test_an_answer_that_fails_in_a_stream_says_so_in_it(make_client):
+    failing = make_client(fail=lambda choice: DecodingError("secret") if choice == 1 else None)
+    *chunks, last = events(failing.chat(stream=True, n=2))
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert last["error"]["code"] == "internal_error"
+    assert "secret" not in last["error"]["message"]
+    assert failing.service.tickets[0].cancelled
+
+
+def test_an_answer_that_fails_is_no_answer(make_client):
+    failing = make_client(fail=lambda choice: DecodingError("x") if choice == 1 else None)
+    assert failing.chat(n=2).status_code == 500
+    assert failing.service.tickets[0].cancelled
+
+
+def test_paths_and_methods_that_are_not_there(client):
+    for path in ("/v1/nothing", "/v1/chat/completions/", "/docs", "/v1/embeddings"):
+        response = client.get(path)
+        assert response.status_code == 404
+        assert error_of(response)["code"] == "not_found"
+    response = client.get("/v1/chat/completions")
+    assert response.status_code == 405
+    assert error_of(response)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+
+
+def test_a_bug_of_ours_says_where_to_look_and_nothing_more(client, caplog):
+    client.service.encode_chat = None
+    response = client.chat()
+    assert response.status_code == 500
+    error = error_of(response)
+    assert error["type"] == "server_error"
+    assert "NoneType" not in error["message"]
+    assert response.headers["x-request-id"] in error["message"]
+    assert response.headers["x-request-id"] in caplog.text
+    assert "NoneType" in caplog.text

@@ -1,0 +1,85 @@
+"""Models, health, facts and numbers."""
+
+import pytest
+
+from domino_spec.decoding import Commit
+from domino_spec.serving.meters import Meter
+from tests.serving.fake import MODEL
+
+
+def test_models(client):
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    (model,) = listed["data"]
+    assert model["id"] == MODEL
+    assert model["created"] == client.service.created
+    assert client.get(f"/v1/models/{MODEL}").json() == model
+
+
+@pytest.mark.parametrize(("state", "status"), [("ready", 200), ("stopping", 503), ("failed", 503)])
+def test_health(client, state, status):
+    client.service.state = state
+    response = client.get("/health")
+    assert (response.status_code, response.json()) == (status, {"status": state})
+
+
+def test_facts(client):
+    assert client.get("/v1/domino").json() == client.service.facts()
+
+
+def numbers(client) -> dict[str, float]:
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    lines = [line for line in response.text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_what_the_worker_tells_is_counted(client):
+    meter: Meter = client.meter
+    meter.queue(waiting=3, running=2, slots=4)
+    meter.first_token(0.2)
+    meter.block(Commit(0, (1, 2, 3), 2, 1, None), drafts=4, seconds=0.03)
+    meter.block(Commit(0, (1,), 0, 2, None), drafts=1, seconds=0.03)
+    meter.ended("length", seconds=1.5)
+    found = numbers(client)
+    assert found["domino_answers_waiting"] == 3
+    assert found["domino_answers_running"] == 2
+    assert found["domino_slots"] == 4
+    assert found['domino_tokens_total{kind="accepted"}'] == 2
+    assert found['domino_tokens_total{kind="own"}'] == 3
+    assert found["domino_cycles_total"] == 2
+    assert found["domino_tokens_per_cycle_sum"] / found["domino_tokens_per_cycle_count"] == 2
+    offered = [found[f'domino_drafts_offered_total{{position="{p}"}}'] for p in range(4)]
+    accepted = [found[f'domino_drafts_accepted_total{{position="{p}"}}'] for p in range(4)]
+    assert offered == [2, 1, 1, 1]
+    assert accepted == [1, 1, 0, 0]
+    assert found["domino_time_to_first_token_seconds_sum"] == 0.2
+    assert found["domino_inter_token_seconds_count"] == 4
+    assert found["domino_inter_token_seconds_sum"] == pytest.approx(0.06)
+    assert found["domino_answer_seconds_sum"] == 1.5
+    assert found['domino_answers_ended_total{reason="length"}'] == 1
+    assert found['domino_answers_ended_total{reason="failed"}'] == 0
+
+
+def test_responses_are_counted_by_path_and_status(client):
+    client.chat()
+    client.chat(n=0)
+    client.get("/surprise/1")
+    client.get("/surprise/2")
+    client.send("BREW", "/surprise/3")
+    found = numbers(client)
+
+    def count(method: str, path: str, status: int) -> float:
+        labels = f'{{method="{method}",path="{path}",status="{status}"}}'
+        return found["domino_http_responses_total" + labels]
+
+    assert count("POST", "/v1/chat/completions", 200) == 1
+    assert count("POST", "/v1/chat/completions", 400) == 1
+    assert count("GET", "other", 404) == 2
+    assert count("other", "other", 404) == 1
+
+
+def test_two_servers_in_a_process_count_apart(make_client):
+    one, other = make_client(), make_client()
+    one.meter.first_token(1.0)
+    assert numbers(other)["domino_time_to_first_token_seconds_count"] == 0

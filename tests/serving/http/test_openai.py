@@ -1,0 +1,247 @@
+"""The official client against a real server with a tiny real model."""
+
+import json
+import math
+import threading
+
+import httpx
+import openai
+import pytest
+
+from domino_spec.api import DominoDecoder
+from tests.serving.live import live
+from tests.support.families import make_target
+from tests.support.tokens import small_tokenizer
+
+KEY = "a key"
+CHAT = [{"role": "user", "content": "the quick fox"}]
+GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with live(page=False, slots=4, api_keys=(KEY,)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key=KEY, max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What plain decoding writes by itself."""
+    decoder = DominoDecoder(make_target("llama"), None, small_tokenizer(), engine="reference")
+    return lambda prompt, tokens=12, **how: decoder.generate(prompt, max_new_tokens=tokens, **how)
+
+
+def test_a_chat_is_what_the_model_says(client, alone):
+    expected = alone(CHAT)
+    reply = client.chat.completions.create(messages=CHAT, **GREEDY)
+    assert reply.choices[0].message.content == expected.text
+    assert reply.choices[0].message.role == "assistant"
+    assert reply.usage.prompt_tokens == len(expected.prompt_tokens)
+    assert reply.usage.completion_tokens == len(expected.tokens)
+    details = reply.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens >= 0
+    assert details.rejected_prediction_tokens > 0  # a random drafter is mostly wrong
+    assert reply._request_id.startswith("req_")
+
+
+def test_a_chat_that_streams(client, alone):
+    stream = client.chat.completions.create(
+        messages=CHAT, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    *chunks, last = stream
+    assert chunks[0].choices[0].delta.role == "assistant"
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == alone(CHAT).text
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    assert last.choices == []
+    assert last.usage.completion_tokens == len(alone(CHAT).tokens)
+
+
+def test_the_clients_own_helper_puts_a_stream_together(client, alone):
+    with client.chat.completions.stream(messages=CHAT, **GREEDY) as stream:
+        kinds = {event.type for event in stream}
+        whole = stream.current_completion_snapshot
+    assert {"chunk", "content.delta"} <= kinds
+    assert whole.choices[0].message.content == alone(CHAT).text
+
+
+def test_completions_of_every_kind(client, alone):
+    ids = small_tokenizer()("the quick")["input_ids"]
+    for prompt, single in (("the quick", True), (["the quick", "a dog"], False), (ids, True)):
+        reply = client.completions.create(prompt=prompt, **GREEDY)
+        prompts = [prompt] if single else prompt
+        assert [choice.text for choice in reply.choices] == [alone(p).text for p in prompts]
+    reply = client.completions.create(prompt=[ids, ids[:2]], **GREEDY)
+    assert [c.text for c in reply.choices] == [alone(ids).text, alone(ids[:2]).text]
+    chunks = client.completions.create(prompt="the quick", stream=True, **GREEDY)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == alone("the quick").text
+
+
+def test_without_drafts_the_text_is_the_same(client, alone):
+    reply = client.chat.completions.create(
+        messages=CHAT, extra_body={"domino": {"speculate": False}}, **GREEDY
+    )
+    assert reply.choices[0].message.content == alone(CHAT).text
+    assert reply.usage.completion_tokens_details.rejected_prediction_tokens == 0
+
+
+def test_seeds_and_choices(client):
+    how = {"model": "tiny", "messages": CHAT, "max_tokens": 12, "temperature": 1.5}
+
+    def texts(**more):
+        reply = client.chat.completions.create(**how, **more)
+        return [choice.message.content for choice in reply.choices]
+
+    four = texts(n=4, seed=11)
+    assert len(set(four)) > 1
+    assert texts(n=4, seed=11) == four
+    assert [texts(seed=11 + choice)[0] for choice in range(4)] == four
+    assert len({texts()[0] for _ in range(4)}) > 1  # without a seed, another every time
+
+
+def test_stop(client, alone):
+    whole = alone(CHAT, 24).text
+    stop = whole[8:11]
+    how = {**GREEDY, "max_tokens": 24}
+    choice = client.chat.completions.create(messages=CHAT, stop=[stop], **how).choices[0]
+    assert choice.message.content == whole.split(stop)[0]
+    assert choice.finish_reason == "stop"
+
+
+def test_everything_that_may_be_asked_at_once(client):
+    reply = client.chat.completions.create(
+        model="tiny", messages=CHAT, max_completion_tokens=6, temperature=0.8, top_p=0.9, seed=1,
+        presence_penalty=0.5, frequency_penalty=0.5, user="me", metadata={"a": "b"}, store=False,
+        response_format={"type": "text"}, n=2, stop=["zzz"],
+        extra_body={
+            "top_k": 2**31 - 1, "min_p": 0.01, "repetition_penalty": 1.1, "ignore_eos": True,
+        },
+    )  # fmt: skip
+    assert [choice.finish_reason for choice in reply.choices] == ["length"] * 2
+    assert reply.usage.completion_tokens == 12
+
+
+@pytest.mark.parametrize("extreme", [
+    {"temperature": 2}, {"temperature": 1e-4}, {"top_p": 1e-9}, {"frequency_penalty": -2},
+    {"extra_body": {"repetition_penalty": 0.01}}, {"extra_body": {"repetition_penalty": 100}},
+    {"extra_body": {"min_p": 1.0}}, {"extra_body": {"top_k": 1}}, {"presence_penalty": 2},
+])  # fmt: skip
+def test_the_ends_of_every_range(client, extreme):
+    how = {"model": "tiny", "messages": CHAT, "max_tokens": 20, "seed": 3, **extreme}
+    extra = {**how.pop("extra_body", {}), "ignore_eos": True}
+    reply = client.chat.completions.create(**how, extra_body=extra)
+    assert reply.usage.completion_tokens == 20
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_errors_are_the_clients_own(client, server):
+    create = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(model="gpt-4o", messages=CHAT)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4o")
+    with pytest.raises(openai.BadRequestError) as long:
+        create(model="tiny", messages=[{"role": "user", "content": "the fox " * 200}])
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as asked:
+        create(model="tiny", messages=CHAT, max_tokens=5000)
+    assert asked.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError) as strange:
+        client.completions.create(model="tiny", prompt=[10**6])
+    assert strange.value.code == "invalid_value"
+    assert strange.value.param == "prompt"
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(model="tiny", messages=CHAT, response_format={"type": "json_object"})
+    assert (refused.value.code, refused.value.param) == (
+        "unsupported_parameter",
+        "response_format.type",
+    )
+    with pytest.raises(openai.AuthenticationError) as locked:
+        openai.OpenAI(base_url=f"{server.address}/v1", api_key="no", max_retries=0).models.list()
+    assert locked.value.code == "invalid_api_key"
+    assert locked.value.request_id.startswith("req_")
+
+
+def idle(server) -> bool:
+    worker = server.service.worker
+    for _ in range(2000):
+        if not (worker.running or worker.waiting):
+            return True
+        threading.Event().wait(0.005)
+    return False
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hanging_up_frees_the_slot(server, stream):
+    """Over a real connection, mid-answer; the answer alone would take all of the context."""
+    ended = server.service.worker._meter.page
+    cancelled = b'domino_answers_ended_total{reason="cancelled"} '
+    before = ended().split(cancelled)[1].split(b"\n")[0]
+    body = {**GREEDY, "messages": CHAT, "max_tokens": 100, "ignore_eos": True, "stream": stream}
+    headers = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=server.address, headers=headers) as hasty:
+        if stream:
+            with hasty.stream("POST", "/v1/chat/completions", json=body) as response:
+                assert next(response.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                hasty.post("/v1/chat/completions", json=body, timeout=httpx.Timeout(5, read=0.01))
+    assert idle(server)
+    after = ended().split(cancelled)[1].split(b"\n")[0]
+    assert float(after) == float(before) + 1
+
+
+def test_a_full_queue_is_a_rate_limit():
+    with live(page=False, slots=1, max_queue=1) as small:
+        make = openai.OpenAI(base_url=f"{small.address}/v1", api_key="none", max_retries=0)
+        how = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
+        with pytest.raises(openai.RateLimitError) as full:
+            make.chat.completions.create(messages=CHAT, n=3, max_tokens=2, **how)
+        assert full.value.code == "rate_limit_exceeded"
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        assert make.chat.completions.create(messages=CHAT, n=2, max_tokens=2, **how).choices
+
+
+def test_metrics_of_a_real_run(server, client):
+    client.chat.completions.create(messages=CHAT, **GREEDY)
+    headers = {"authorization": f"Bearer {KEY}"}
+    page = httpx.get(f"{server.address}/metrics", headers=headers).text
+    numbers = dict(line.rsplit(" ", 1) for line in page.splitlines() if line[0] != "#")
+    own = float(numbers['domino_tokens_total{kind="own"}'])
+    accepted = float(numbers['domino_tokens_total{kind="accepted"}'])
+    firsts = float(numbers["domino_time_to_first_token_seconds_count"])
+    assert own + accepted == firsts + float(numbers["domino_tokens_per_cycle_sum"])
+    assert float(numbers['domino_drafts_offered_total{position="0"}']) > 0
+    assert float(numbers["domino_slots"]) >= 4
+
+
+def test_blocks_of_a_real_run(server, alone):
+    body = {**GREEDY, "messages": CHAT, "stream": True, "domino": {"blocks": True}}
+    headers = {"authorization": f"Bearer {KEY}"}
+    found = httpx.post(f"{server.address}/v1/chat/completions", json=body, headers=headers)
+    chunks = [json.loads(line[6:]) for line in found.text.split("\n\n")[:-2]]
+    blocks = [chunk["domino"] for chunk in chunks if "domino" in chunk]
+    assert [token["id"] for block in blocks for token in block["tokens"]] == alone(CHAT).tokens
+    assert [block["cycle"] for block in blocks] == list(range(len(blocks)))
+
+
+def test_logprobs_are_the_models_own(client, alone):
+    reply = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=3, **GREEDY)
+    choice = reply.choices[0]
+    content = choice.logprobs.content
+    assert "".join(each.token for each in content) == choice.message.content
+    for each in content:
+        assert each.top_logprobs[0].logprob == pytest.approx(each.logprob)  # greedy
+        assert len(each.top_logprobs) == 3
+        assert sum(math.exp(top.logprob) for top in each.top_logprobs) <= 1.0001

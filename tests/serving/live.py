@@ -1,0 +1,48 @@
+"""A real server on a free port, in a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from domino_spec.api import DominoDecoder
+from domino_spec.serving.http.metrics import PrometheusMeter
+from domino_spec.serving.run import Server
+from domino_spec.serving.service import Service
+from domino_spec.serving.settings import ServerSettings
+from tests.support.families import make_target, random_drafter
+from tests.support.tokens import small_tokenizer
+
+
+def tiny_decoder(*, drafter: bool = True, engine: str = "auto") -> DominoDecoder:
+    """A tiny random pair with a real tokenizer."""
+    return DominoDecoder(
+        make_target("llama"), random_drafter() if drafter else None, small_tokenizer(),
+        depth=3 if drafter else None, engine=engine,
+    )  # fmt: skip
+
+
+@contextmanager
+def live(decoder: DominoDecoder | None = None, **settings) -> Iterator[Server]:
+    """Serve until the block ends; `.address` says where."""
+    settings = ServerSettings(**{"model": "tiny", "port": 0, "context": 128, **settings})
+    meter = PrometheusMeter()
+    service = Service(decoder or tiny_decoder(), settings, meter=meter)
+    server = Server(service, meter, lambda _: None)
+    up = threading.Event()
+
+    async def startup(sockets=None, begin=server.startup):
+        await begin(sockets)
+        up.set()
+
+    server.startup = startup
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        assert up.wait(60)
+        yield server
+    finally:
+        service.drain(0)
+        server.should_exit = True
+        thread.join()

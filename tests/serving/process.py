@@ -1,0 +1,22 @@
+"""A server in a process of its own, slow enough to be interrupted: `python -m ... SECONDS`."""
+
+import sys
+import time
+
+from domino_spec.serving.lanes import EngineLane
+from domino_spec.serving.run import serve
+from domino_spec.serving.settings import ServerSettings
+from tests.serving.live import tiny_decoder
+
+if __name__ == "__main__":
+    quick = EngineLane.turn
+
+    def turn(lane):
+        time.sleep(0.02)
+        return quick(lane)
+
+    EngineLane.turn = turn  # type: ignore[method-assign]
+    settings = ServerSettings(
+        model="tiny", port=0, slots=4, context=200, drain_seconds=float(sys.argv[1])
+    )
+    sys.exit(serve(tiny_decoder(), settings, said=lambda line: print(line, flush=True)))

@@ -1,0 +1,91 @@
+"""Told to stop in the midst of everything, a server ends every stream cleanly, and itself."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+BODY = {
+    "model": "tiny", "messages": [{"role": "user", "content": "the fox"}], "temperature": 0,
+    "max_tokens": 60, "stream": True, "ignore_eos": True,
+}  # fmt: skip
+
+
+def started(seconds):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.serving.process", str(seconds)],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stdout:
+        if line.startswith("listening on "):
+            return process, line.split()[-1]
+    raise AssertionError(f"the server ended with {process.wait()}")
+
+
+async def read(client, first):
+    """All of a stream: its chunks, and whether it ended as streams end."""
+    chunks = []
+    async with client.stream("POST", "/v1/chat/completions", json=BODY) as response:
+        if response.status_code == 503:  # it had no slot yet
+            first.set()
+            return [json.loads(await response.aread())], True
+        assert response.status_code == 200
+        async for line in response.aiter_lines():
+            if line == "data: [DONE]":
+                return chunks, True
+            if line:
+                chunks.append(json.loads(line.removeprefix("data: ")))
+                first.set()
+    return chunks, False
+
+
+async def interrupted(process, address, streams):
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        firsts = [asyncio.Event() for _ in range(streams)]
+        tasks = [asyncio.create_task(read(client, first)) for first in firsts]
+        await asyncio.gather(*(first.wait() for first in firsts[:4]))
+        process.send_signal(signal.SIGTERM)
+        return await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("seconds", [60, 0])
+def test_every_stream_ends_and_so_does_the_process(seconds):
+    process, address = started(seconds)
+    try:
+        found = asyncio.run(interrupted(process, address, streams=7))
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert all(ended for _, ended in found)
+    errors = [chunk["error"] for chunks, _ in found for chunk in chunks if "error" in chunk]
+    finished = [
+        chunks for chunks, _ in found
+        if any(c["choices"] and c["choices"][0]["finish_reason"] for c in chunks if "choices" in c)
+    ]  # fmt: skip
+    if seconds:
+        assert not errors
+        assert len(finished) == 7, "those who waited for a slot are served too"
+    else:
+        assert len(errors) + len(finished) == 7
+        assert errors
+        assert all("went down" in error["message"] for error in errors)
+
+
+def test_a_port_that_is_taken_is_said():
+    from domino_spec.errors import InputError
+    from domino_spec.serving.run import serve
+    from domino_spec.serving.settings import ServerSettings
+    from tests.serving.live import live, tiny_decoder
+
+    with live() as server:
+        port = int(server.address.rpartition(":")[2])
+        with pytest.raises(InputError, match=f"nothing can listen on 127.0.0.1:{port}"):
+            serve(tiny_decoder(), ServerSettings(model="m", port=port), said=lambda _: None)
