@@ -101,6 +101,25 @@ def test_a_slot_forgets_what_its_last_row_paid_for():
     assert on_engine(engine, params, [None] * 6)[0] == reference(target, params)
 
 
+def test_who_takes_the_slot_of_one_that_paid_pays_nothing():
+    """Also while another one pays, whose cycles look at every slot's values."""
+    target = make_target("llama")
+    params = params_of({}, [{}, EACH[0], EACH[1], {}, {}, {}])
+    expected = reference(target, params)
+    engine = make_engine(target, None, slots=2)
+    rows = rows_of(engine.slots, params)
+    engine.admit(rows[1], params[1])
+    slot = engine._seating.seats[0].slot
+    engine.step()
+    engine.release(rows[1])
+    engine.admit(rows[0], params[0])
+    assert engine._seating.seats[0].slot == slot
+    engine.admit(rows[2], params[2])
+    while engine.busy:
+        engine.step()
+    assert [rows[0].generated, rows[2].generated] == [expected[0], expected[2]]
+
+
 def test_a_prompt_that_was_there_already_costs_the_same():
     """Its tokens count for the row however their states came to be."""
     target = make_target("llama")

@@ -65,11 +65,15 @@ def test_each_row_gets_what_it_asked_for():
     ]
     for index, row in enumerate(rows):
         row.index = index
+    plain = make_rows(target, PROMPTS, SamplingParams(max_new_tokens=18))
+    list(decode(target, NoDrafts(), plain))
+    script(engine, [row.generated for row in plain])
     seated = [(row, params, None) for row, params in zip(rows, each, strict=True)]
     found = list(engine.run(seated))
     assert [commit.scores for commit in found if commit.row == 2] == [None] * sum(
         commit.row == 2 for commit in found
     )
+    assert [len(commit.tokens) for commit in found if commit.row == 3] == [1, 2]  # of three
     scores = heard(found)
     assert {row: len(kept) for row, kept in scores.items()} == {0: 18, 1: 18, 3: 3}
     assert {len(score.top) for score in scores[0]} == {20}

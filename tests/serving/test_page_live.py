@@ -1,4 +1,4 @@
-"""The page and the real server: a tiny target that knows its way, and a drafter that knows it."""
+"""The page and the real server: a tiny target that knows its way, and a drafter that does too."""
 
 import pytest
 import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from types import FrameType
@@ -75,6 +76,8 @@ def serve(
     meter = PrometheusMeter()
     service = Service(decoder, settings, draft_name=draft_name, meter=meter, said=said)
     server = Server(service, meter, said)
+    gc.collect()
+    gc.freeze()  # the models' many objects stay: looking through them would hold requests up
     try:
         server.run()
     except SystemExit as error:  # what Uvicorn does when it cannot bind
