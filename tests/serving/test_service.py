@@ -147,6 +147,18 @@ def test_plain_rows_run_beside_the_others():
     serving(check)
 
 
+def test_without_memory_for_plain_rows_their_own_answers_fail_and_say_why(monkeypatch):
+    monkeypatch.setattr("domino_spec.serving.service.plain_slots", lambda *_, **__: 0)
+
+    async def check(service):
+        async with service.submit([ask(PROMPTS[1], speculate=False)], client="me") as ticket:
+            (event,) = [event async for event in ticket]
+        assert "no memory for answers without drafts" in str(event.error)
+        assert (await answer(service, ask(PROMPTS[1])))[0] == alone(PROMPTS[1])
+
+    serving(check)
+
+
 def test_plain_rows_never_draft():
     async def check(service):
         async with service.submit([ask(PROMPTS[1], 20, speculate=False)], client="me") as ticket:
