@@ -187,3 +187,36 @@ def test_lanes_that_run_ahead_share_the_device_by_time():
         worker.drain(0)
         worker.join()
     assert shares[-1] == pytest.approx(drafting.used, rel=0.1)
+
+
+def test_a_lane_that_has_worked_long_is_not_behind_one_that_begins_while_it_rests():
+    class Clock:
+        now = 0.0
+
+    log = []
+
+    class Timed(ScriptedLane):
+        def turn(self, results):
+            Clock.now += 1.0
+            log.append(self)
+            super().turn(results)
+
+    drafting, plain = Timed(slots=1), Timed(slots=1)
+    plain.gated = True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: Clock.now)
+        with working(drafting, lambda: plain) as worker:
+            before, heard = job(0, tokens=500)
+            worker.submit([before])
+            assert isinstance(heard.end, Ended)
+            long, heard_long = job(1, tokens=400, speculate=False)
+            worker.submit([long])
+            plain.gate.release(3)
+            assert heard_long.first.wait(30)
+            late, heard_late = job(2, tokens=20)
+            worker.submit([late])
+            plain.gate.release(1000)
+            assert isinstance(heard_late.end, Ended)
+            assert isinstance(heard_long.end, Ended)
+    ended = max(turn for turn, lane in enumerate(log) if lane is drafting)
+    assert log[500:ended].count(plain) < 40

@@ -192,8 +192,10 @@ class Worker:
     def _begin(self, track: Track, job: Job) -> None:
         assert track.lane is not None
         if not track.running:  # it has saved no time up while it had nothing to do
-            busy = [each.spent for each in self._each_track() if each.running]
-            track.spent = max([track.spent, *([min(busy)] if busy else [])])
+            each = list(self._each_track())
+            busy = [other.spent for other in each if other.running]
+            now = min(busy) if busy else max(other.spent for other in each)
+            track.spent = max(track.spent, now)
         job.begin()
         try:
             track.lane.begin(job)
