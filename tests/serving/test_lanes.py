@@ -53,7 +53,13 @@ def test_a_cycle_that_fails_takes_nothing_back_that_its_turn_has_given(monkeypat
             lane.turn(results)
     assert ended(results) == [(0, "length"), (1, None)]
     assert list(lane.jobs()) == [running]
+    counted = []
+    whole = engine.resize
+    monkeypatch.setattr(
+        engine, "resize", lambda **size: (counted.append(lane.slots), whole(**size))
+    )
     lane.reset()
+    assert counted == [3]  # requests that come meanwhile are not sent away
     assert (lane.running, lane.free, engine.free) == (0, 3, 3)
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -220,3 +221,51 @@ def test_a_lane_that_has_worked_long_is_not_behind_one_that_begins_while_it_rest
             assert isinstance(heard_long.end, Ended)
     ended = max(turn for turn, lane in enumerate(log) if lane is drafting)
     assert log[500:ended].count(plain) < 40
+
+
+# What an error holds ------------------------------------------------------------------------------
+
+
+class Much:
+    """Something large that a cycle had in hand."""
+
+
+def raising(kept):
+    much = Much()
+    kept.append(weakref.ref(much))
+    try:
+        raise KeyError("inside")
+    except KeyError as error:
+        raise RuntimeError("no room") from error
+
+
+@pytest.mark.parametrize("where", ["turn", "row", "begin"])
+def test_an_error_that_is_told_holds_nothing_of_what_failed(where):
+    kept, at_reset = [], []
+
+    class Lane(ScriptedLane):
+        def _begin(self, job):
+            if where == "begin":
+                raising(kept)
+
+        def turn(self, results):
+            if where == "row":
+                for job in self.jobs():
+                    try:
+                        raising(kept)
+                    except RuntimeError as error:
+                        results.failures.append((job, error))
+                    self.release(job)
+                return
+            raising(kept)
+
+        def reset(self):
+            at_reset.extend(each() for each in kept)
+            super().reset()
+
+    with working(Lane()) as worker:
+        only, heard = job(0)
+        worker.submit([only])
+        assert isinstance(heard.end.error.__cause__, RuntimeError)  # the log and a debugger may ask
+        assert [each() for each in kept] == [None]
+        assert at_reset == ([None] if where == "turn" else [])

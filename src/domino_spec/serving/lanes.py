@@ -91,13 +91,9 @@ class EngineLane(Lane):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
+        self.slots = engine.slots.count  # also while the engine makes its own anew
         self._admissions: deque[Admission] = deque()
         self._chunk = _GPU_CHUNK if engine.target.device.type == "cuda" else _CPU_CHUNK
-
-    @property
-    def slots(self) -> int:  # type: ignore[override]
-        """As many as the engine has."""
-        return self._engine.slots.count
 
     def turn(self, results: Results) -> None:
         """Prompts up to a chunk's length in all, then a cycle of those that have begun."""

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -241,6 +242,7 @@ class Worker:
 
     def _recover(self, lane: Lane, error: Exception) -> None:
         """A whole cycle failed: its rows are lost, the lane begins anew, the queue goes on."""
+        _empty(error)  # or there would be slots twice while new ones are made
         for job in lane.jobs():
             job.fail(_told(error), self._meter)
         try:
@@ -277,8 +279,16 @@ class Worker:
 
 def _told(error: Exception) -> Exception:
     """What a client may know: our own words, or that it was not the client's fault."""
+    _empty(error)
     if isinstance(error, DominoError):
         return error
     wrapped = DecodingError(f"decoding failed ({type(error).__name__}); the log knows more.")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _empty(error: BaseException | None) -> None:
+    """Give back what an error holds: the variables of all it came through, tensors among them."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
