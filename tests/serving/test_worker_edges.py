@@ -269,3 +269,29 @@ def test_an_error_that_is_told_holds_nothing_of_what_failed(where):
         assert isinstance(heard.end.error.__cause__, RuntimeError)  # the log and a debugger may ask
         assert [each() for each in kept] == [None]
         assert at_reset == ([None] if where == "turn" else [])
+
+
+def test_a_lane_of_two_rows_gets_twice_the_time_of_a_lane_of_one():
+    log = []
+
+    class Clock:
+        now = 0.0
+
+    class Timed(ScriptedLane):
+        def turn(self, results):
+            Clock.now += 1.0
+            log.append(self)
+            super().turn(results)
+
+    drafting, plain = Timed(slots=2), Timed(slots=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: Clock.now)
+        worker = Worker(drafting, lambda: plain, max_queue=10, meter=Counts())
+        pairs = [job(0, tokens=60), job(1, tokens=60), job(2, tokens=60, speculate=False)]
+        worker.submit([each for each, _ in pairs])
+        worker.start()
+        assert all(isinstance(heard.end, Ended) for _, heard in pairs)
+        worker.drain(0)
+        worker.join()
+    ended = max(turn for turn, lane in enumerate(log) if lane is drafting)
+    assert 25 <= log[:ended].count(plain) <= 35

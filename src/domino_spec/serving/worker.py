@@ -257,7 +257,6 @@ class Worker:
 
     def _end_all(self, error: Exception) -> None:
         with self._changed:
-            self._deadline = self._deadline or time.monotonic()  # nobody may queue behind this
             waiting = [job for track in self._each_track() for job in track.queue.clear()]
             self._cancelled.clear()
         for track in self._each_track():
