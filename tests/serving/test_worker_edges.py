@@ -295,3 +295,12 @@ def test_a_lane_of_two_rows_gets_twice_the_time_of_a_lane_of_one():
         worker.join()
     ended = max(turn for turn, lane in enumerate(log) if lane is drafting)
     assert 25 <= log[:ended].count(plain) <= 35
+
+
+def test_who_is_sent_away_is_told_how_long_the_line_is():
+    for queue, seconds in ((9, 11.0), (400, 120.0)):  # one slot, one second each; two minutes most
+        worker = Worker(ScriptedLane(slots=1), None, max_queue=queue, meter=Counts())
+        worker.submit([job(number)[0] for number in range(queue + 1)])
+        with pytest.raises(BusyError) as caught:
+            worker.submit([job(999)[0]])
+        assert caught.value.retry_after == seconds
