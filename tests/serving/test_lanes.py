@@ -145,3 +145,29 @@ def test_a_failure_in_the_reference_loop_is_its_rows_own():
     assert failed is job
     assert isinstance(error, ZeroDivisionError)
     assert lane.free == 1
+
+
+def test_a_prompt_that_was_being_read_when_a_cycle_failed_is_not_read_on(monkeypatch):
+    lane, engine = engine_lane(slots=2)
+    lane._chunk = 25
+    running, reading = a_job(0, SHORT, 30), a_job(1, LONG, 9)
+    lane.begin(running)
+    lane.turn(Results())
+    lane.begin(reading)
+
+    def broken(*_):
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cycle, "run", broken)
+        with pytest.raises(ZeroDivisionError):
+            lane.turn(Results())
+    lane.reset()
+    again = a_job(2, LONG, 9)
+    lane.begin(again)
+    results = Results()
+    while lane.running:
+        lane.turn(results)
+    assert {job for job, _ in results.commits} == {again}
+    assert not results.failures
+    assert again.row.generated == expected(LONG, 9)
