@@ -171,3 +171,17 @@ def test_a_prompt_that_was_being_read_when_a_cycle_failed_is_not_read_on(monkeyp
     assert {job for job, _ in results.commits} == {again}
     assert not results.failures
     assert again.row.generated == expected(LONG, 9)
+
+
+def test_a_turn_reads_a_chunk_of_prompts_in_all():
+    """However many wait: those who decode wait for no longer than that takes."""
+    lane, _ = engine_lane(slots=4)
+    lane._chunk = 25
+    for index in range(4):
+        lane.begin(a_job(index, LONG[index : index + 15], 50))
+    begun = []
+    for _ in range(2):
+        results = Results()
+        lane.turn(results)
+        begun.append({job.row.index for job, commit in results.commits if not commit.cycle})
+    assert begun == [{0, 1}, {2, 3}]
