@@ -218,3 +218,13 @@ def test_an_engine_that_failed_starts_again_empty(ahead, monkeypatch):
     assert (engine.running, engine.free, engine.busy) == (0, 2, False)
     found, _, _ = run_engine(engine, [SHORT, LONG], max_new_tokens=20)
     assert found == expected(SHORT, LONG)
+
+
+def test_a_row_takes_nothing_of_the_device_that_it_does_not_need():
+    """Rows are made in other threads, many at a time; only processors and criteria look at ids."""
+    engine = make_engine(make_target("llama"), None, slots=1)
+    (row,) = make_rows(engine.slots, [SHORT], PARAMS)
+    engine.admit(row, PARAMS)
+    finish(engine)
+    assert row._ids is None
+    assert row.ids.tolist() == [SHORT + row.generated]

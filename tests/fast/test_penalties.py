@@ -176,3 +176,20 @@ def test_counts_are_of_anchors_and_accepted_drafts():
     assert penalties.counts[2].tolist() == [0, 0, 0, 0, 2, 0, 0, 0, 0, 0]
     assert penalties.counts[0].tolist() == [0, 1, 1, 2, 0, 0, 0, 0, 0, 0]
     assert penalties.counts[1].sum() == 0
+
+
+def test_a_caller_with_another_default_type_counts_as_exactly():
+    """A bfloat16 cannot tell 256 from 257."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        penalties = Penalties(1, 4, torch.device("cpu"))
+        penalties.open(0, [1], SamplingParams(frequency_penalty=0.001))
+        slot, again = torch.tensor([0]), torch.tensor([[2]])
+        for _ in range(300):
+            penalties.count(slot, again, torch.tensor([0]))
+        found = penalties.apply(torch.zeros(1, 1, 4), slot, again)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.dtype == torch.float32
+    assert found[0, 0, 2] == pytest.approx(-0.301)

@@ -29,12 +29,11 @@ class ScriptedLane(Lane):
         self.gated = False
         self.began: list[int] = []
 
-    def turn(self) -> Results:
+    def turn(self, results: Results) -> None:
         if self.gated:
             self.gate.acquire()
         self.turns += 1
         self.trouble(self)
-        results = Results()
         for job in self.jobs():
             try:
                 taken = job.row.take([job.row.index])
@@ -49,7 +48,6 @@ class ScriptedLane(Lane):
             results.commits.append((job, Commit(job.row.index, taken, 0, cycle, reason)))
             if reason is not None:
                 self.release(job)
-        return results
 
     def reset(self) -> None:
         self.resets += 1

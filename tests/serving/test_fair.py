@@ -1,5 +1,9 @@
 """The queue is fair by work."""
 
+import itertools
+import sys
+import threading
+
 import pytest
 
 from domino_spec.serving.fair import FairQueue
@@ -89,3 +93,30 @@ def test_nothing_is_kept_of_clients_who_want_nothing():
         queue.put(number, client=f"client {number}", cost=5)
         queue.take()
     assert not queue._lines
+
+
+def test_how_many_wait_can_be_asked_while_clients_come_and_go():
+    """Gauges and admission ask from other threads; they must not walk over what changes."""
+    queue, stop = FairQueue(), threading.Event()
+
+    def crowd():
+        for number in itertools.cycle(range(500)):
+            if stop.is_set():
+                return
+            queue.put(number, client=str(number), cost=1)
+            if number % 3:
+                queue.take()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    other = threading.Thread(target=crowd)
+    other.start()
+    try:
+        for _ in range(20_000):
+            assert len(queue) >= 0
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        other.join()
+    assert len(queue) == len(queue.clear())
+    assert len(queue) == 0

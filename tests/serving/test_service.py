@@ -158,11 +158,10 @@ def test_a_long_prompt_is_read_in_pieces_and_its_reader_may_leave_in_between(mon
         held = asyncio.Event()
         loop, turn = asyncio.get_running_loop(), lane.turn
 
-        def watched():
-            found = turn()
+        def watched(results):
+            turn(results)
             if lane._reading is not None:
                 loop.call_soon_threadsafe(held.set)
-            return found
 
         lane.turn = watched
         early = service.submit([ask(PROMPTS[0], 60)], client="a")
@@ -198,6 +197,18 @@ def test_plain_rows_run_beside_the_others():
         )
         assert plain == drafted == alone(PROMPTS[1], 40)
         assert service.worker.slots == 6
+
+    serving(check)
+
+
+def test_without_memory_for_plain_rows_their_own_answers_fail_and_say_why(monkeypatch):
+    monkeypatch.setattr("domino_spec.serving.service.plain_slots", lambda *_, **__: 0)
+
+    async def check(service):
+        async with service.submit([ask(PROMPTS[1], speculate=False)], client="me") as ticket:
+            (event,) = [event async for event in ticket]
+        assert "no memory for answers without drafts" in str(event.error)
+        assert (await answer(service, ask(PROMPTS[1])))[0] == alone(PROMPTS[1])
 
     serving(check)
 

@@ -5,7 +5,7 @@ import pytest
 from domino_spec.errors import InputError
 from domino_spec.fast.sizes import MOST_SLOTS, Size
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import limits_of, size_of
+from domino_spec.serving.sizing import limits_of, plain_slots, size_of
 
 GB = 10**9
 
@@ -85,3 +85,18 @@ def test_wrong_settings_are_refused_in_words(settings, words):
 def test_who_can_reach_it():
     assert not ServerSettings(model="m").public
     assert ServerSettings(model="m", host="0.0.0.0").public
+
+
+@pytest.mark.parametrize("free", [1, 2, 5, 20, 100])
+def test_rows_without_drafts_get_what_the_others_leave(free):
+    found = size(free * GB)
+    beside = plain_slots(found, token_bytes=100_000, free=free * GB)
+    assert 1 <= beside <= 4
+    assert (found.slots + 1 + beside + 1) * found.capacity * 100_000 <= free * GB
+
+
+def test_rows_without_drafts_get_none_where_nothing_is_left():
+    assert plain_slots(Size(1, 1000), token_bytes=100_000, free=GB) == 1
+    assert plain_slots(Size(8, 1000), token_bytes=100_000, free=100 * GB) == 4
+    assert plain_slots(Size(8, 1000), token_bytes=100_000, free=GB) == 0
+    assert plain_slots(Size(8, 1000), token_bytes=100_000, free=None) == 4

@@ -240,10 +240,10 @@ def test_lanes_share_the_machine_by_time_not_by_turns():
             super().__init__(slots=1)
             self.seconds = seconds
 
-        def turn(self):
+        def turn(self, results):
             Clock.now += self.seconds
             log.append(self)
-            return super().turn()
+            super().turn(results)
 
     drafting, plain = Timed(3.0), Timed(1.0)
     with pytest.MonkeyPatch.context() as patch:

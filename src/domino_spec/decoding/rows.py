@@ -58,14 +58,17 @@ class Row:
         # What processors and criteria see: the prompt (as the caller padded it) and the answer.
         self._seen = list(self.prompt if seen_prompt is None else seen_prompt)
         sampler.begin(len(self._seen))
-        length = len(self._seen) + max_new_tokens
-        self._ids = torch.zeros(1, length, dtype=torch.long, device=device)
+        self._device = device
+        self._ids: Tensor | None = None
         self._filled = 0
 
     @property
     def ids(self) -> Tensor:
         """Everything committed so far, [1, length]; only what is new goes to the device."""
         length = len(self._seen)
+        if self._ids is None:  # made at the first need: where the engine chooses there is none
+            room = length + self.remaining
+            self._ids = torch.zeros(1, room, dtype=torch.long, device=self._device)
         if self._filled < length:
             self._ids[0, self._filled : length] = torch.tensor(self._seen[self._filled :])
             self._filled = length

@@ -226,7 +226,16 @@ class Engine:
             self._start(seats)
         if not self._flights or (self.ahead and len(self._flights) < 2 and seats):
             return Turn([], [])
-        return self._land()
+        return self._land(self._flights.popleft())
+
+    def land(self) -> Turn:
+        """Read all reports that are still to come and start nothing."""
+        turn = Turn([], [])
+        while self._flights:
+            landed = self._land(self._flights.popleft())
+            turn.commits.extend(landed.commits)
+            turn.failures.extend(landed.failures)
+        return turn
 
     def step(self) -> list[Commit]:
         """The same where a row that fails is an error."""
@@ -255,8 +264,7 @@ class Engine:
         alone = self.drafter is not None and not self.speculates
         return Plan.of(params, 0 if alone else depth, alone=alone)
 
-    def _land(self) -> Turn:
-        flight = self._flights.popleft()
+    def _land(self, flight: Flight) -> Turn:
         turn = Turn([], [])
         depth = flight.plan.depth
         for seat, report in flight.land():

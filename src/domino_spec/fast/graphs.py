@@ -66,7 +66,8 @@ class Runner:
                 self._cycle.run(slots, plan)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may use the GPU meanwhile (a server makes rows): only ours is watched.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             report = self._cycle.run(slots, plan)
         self._pool = self._pool or graph.pool()
         captured = Captured(graph, slots, report)

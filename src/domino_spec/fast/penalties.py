@@ -19,11 +19,14 @@ class Penalties:
     """
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
-        self.counts = torch.zeros(slots, vocabulary, device=device)
+        def numbers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float32, device=device)
+
+        self.counts = numbers(slots, vocabulary)
         self.prompted = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
-        self.repetition = torch.ones(slots, device=device)
-        self.presence = torch.zeros(slots, device=device)
-        self.frequency = torch.zeros(slots, device=device)
+        self.repetition = numbers(slots).fill_(1.0)
+        self.presence = numbers(slots)
+        self.frequency = numbers(slots)
 
     def open(self, slot: int, prompt: Sequence[int], params: SamplingParams) -> None:
         """A row begins here and has generated nothing yet."""
@@ -44,8 +47,8 @@ class Penalties:
         counts, prompted = self.counts[slots], self.prompted[slots]  # copies: [rows, vocabulary]
         each = (self.repetition, self.presence, self.frequency)
         repetition, presence, frequency = (column[slots].unsqueeze(1) for column in each)
-        once = torch.ones(len(counts), 1, device=counts.device)
-        found = torch.empty(logits.shape, device=logits.device)
+        once = torch.ones_like(counts[:, :1])
+        found = torch.empty_like(logits, dtype=torch.float32)
         for place in range(logits.shape[1]):
             if block is not None:
                 counts.scatter_add_(1, block[:, place : place + 1], once)

@@ -29,9 +29,10 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
         self._clock = 0.0  # how much those who wait have been served
+        self._count = 0  # kept, not counted: other threads ask while lines come and go
 
     def __len__(self) -> int:
-        return sum(len(line.items) for line in self._lines.values())
+        return self._count
 
     def put(self, item: T, *, client: str, cost: float) -> None:
         """Behind the client's own items; `cost` is the work it will be."""
@@ -39,6 +40,7 @@ class FairQueue(Generic[T]):
         if not line.items:
             line.served = max(line.served, self._clock)
         line.items.append((item, cost))
+        self._count += 1
 
     def take(self) -> T | None:
         """The next item of the client served least; None if nobody waits."""
@@ -47,6 +49,7 @@ class FairQueue(Generic[T]):
             return None
         line = min(waiting, key=lambda each: each.served)
         item, cost = line.items.popleft()
+        self._count -= 1
         self._clock = line.served
         line.served += cost
         self._forget()
@@ -58,6 +61,7 @@ class FairQueue(Generic[T]):
             for place, (found, _) in enumerate(line.items):
                 if found is item:
                     del line.items[place]
+                    self._count -= 1
                     self._forget()
                     return True
         return False
@@ -66,6 +70,7 @@ class FairQueue(Generic[T]):
         """Everything out."""
         items = [item for line in self._lines.values() for item, _ in line.items]
         self._lines.clear()
+        self._count = 0
         return items
 
     def _forget(self) -> None:

@@ -25,6 +25,7 @@ class Job:
     cached: int = 0
     """Prompt tokens whose states were there already."""
     over: bool = False
+    _began: float | None = None
     _last: float | None = None
     _offered: int = 0
 
@@ -32,6 +33,15 @@ class Job:
     def cost(self) -> int:
         """Tokens it may come to."""
         return len(self.row.prompt) + self.row.max_new_tokens
+
+    @property
+    def seconds(self) -> float:
+        """Since it has a slot; how long it waited for one says nothing of the answer."""
+        return 0.0 if self._began is None else time.perf_counter() - self._began
+
+    def begin(self) -> None:
+        """It gets a slot."""
+        self._began = time.perf_counter()
 
     def commit(self, commit: Commit, meter: Meter) -> None:
         """A block was committed, perhaps the last one."""

@@ -13,6 +13,7 @@ from domino_spec.api import DominoDecoder
 from domino_spec.decoding import Commit, RunStats
 from domino_spec.fast.admission import Admission
 from domino_spec.fast.engine import Engine
+from domino_spec.fast.seats import Turn
 from domino_spec.serving.jobs import Job
 
 _GPU_CHUNK, _CPU_CHUNK = 2048, 128
@@ -54,14 +55,24 @@ class Lane(ABC):
         self._begin(job)
         self._jobs[job.row.index] = job
 
+    def holds(self, job: Job) -> bool:
+        """Whether the job has a slot here."""
+        return job.row.index in self._jobs
+
     def release(self, job: Job) -> None:
         """Take a job out, at once, done or not."""
         if self._jobs.pop(job.row.index, None) is not None:
             self._release(job)
 
     @abstractmethod
-    def turn(self) -> Results:
-        """Read some of the waiting prompts and run one cycle."""
+    def turn(self, results: Results) -> None:
+        """Read some of the waiting prompts and run one cycle.
+
+        What happened before it raised is in the results all the same.
+        """
+
+    def settle(self, results: Results) -> None:  # noqa: B027 (where nothing is under way)
+        """Wait for what is under way, so that the next to use the machine finds it idle."""
 
     @abstractmethod
     def reset(self) -> None:
@@ -80,25 +91,25 @@ class EngineLane(Lane):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
+        self.slots = engine.slots.count  # also while the engine makes its own anew
         self._unread: deque[Job] = deque()
         self._reading: Admission | None = None
         self._chunk = _GPU_CHUNK if engine.target.device.type == "cuda" else _CPU_CHUNK
 
-    @property
-    def slots(self) -> int:  # type: ignore[override]
-        """As many as the engine has."""
-        return self._engine.slots.count
-
-    def turn(self) -> Results:
+    def turn(self, results: Results) -> None:
         """Prompts up to a chunk's length in all, then a cycle of those that have begun."""
-        results = Results()
         self._read_prompts(results)
-        turn = self._engine.advance()
+        self._landed(self._engine.advance(), results)
+
+    def settle(self, results: Results) -> None:
+        """The report of a cycle that was started ahead."""
+        self._landed(self._engine.land(), results)
+
+    def _landed(self, turn: Turn, results: Results) -> None:
         for commit in turn.commits:
             self._committed(commit, results)
         for row, error in turn.failures:
             self._failed(self._jobs[row.index], error, results)
-        return results
 
     def _read_prompts(self, results: Results) -> None:
         left = self._chunk
@@ -164,9 +175,8 @@ class ReferenceLane(Lane):
         self._speculate = speculate
         self._commits: Generator[Commit, None, None] | None = None
 
-    def turn(self) -> Results:
+    def turn(self, results: Results) -> None:
         """One cycle; the first is the prompt."""
-        results = Results()
         assert self._commits is not None
         (job,) = self._jobs.values()
         try:
@@ -174,11 +184,10 @@ class ReferenceLane(Lane):
         except Exception as error:
             results.failures.append((job, error))
             self.release(job)
-            return results
+            return
         results.commits.append((job, commit))
         if commit.finish_reason is not None:
             self.release(job)
-        return results
 
     def reset(self) -> None:
         """Nothing outlives a row here."""

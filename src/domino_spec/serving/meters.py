@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from domino_spec.decoding import Commit
+
+_log = logging.getLogger("domino_spec.serving")
 
 
 class Meter(Protocol):
@@ -33,3 +37,33 @@ class Silence:
     def block(self, commit: Commit, *, drafts: int, seconds: float) -> None: ...
 
     def ended(self, reason: str, *, seconds: float) -> None: ...
+
+
+class Forgiven:
+    """Another meter, whose failures are logged: nobody's answer may hang on being counted."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def queue(self, *, waiting: int, running: int, slots: int) -> None:
+        """As the other one."""
+        _tell(self._meter.queue, waiting=waiting, running=running, slots=slots)
+
+    def first_token(self, seconds: float) -> None:
+        """As the other one."""
+        _tell(self._meter.first_token, seconds)
+
+    def block(self, commit: Commit, *, drafts: int, seconds: float) -> None:
+        """As the other one."""
+        _tell(self._meter.block, commit, drafts=drafts, seconds=seconds)
+
+    def ended(self, reason: str, *, seconds: float) -> None:
+        """As the other one."""
+        _tell(self._meter.ended, reason, seconds=seconds)
+
+
+def _tell(listener: Callable[..., None], *facts: Any, **more: Any) -> None:
+    try:
+        listener(*facts, **more)
+    except Exception:
+        _log.exception("something could not be counted")

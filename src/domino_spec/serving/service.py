@@ -15,17 +15,14 @@ from domino_spec.api.rows import make_rows
 from domino_spec.decoding import SamplingParams
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.sizes import free_bytes, token_bytes
-from domino_spec.serving.asks import Ask, TooLongError
+from domino_spec.serving.asks import Ask, DecodingError, TooLongError
 from domino_spec.serving.jobs import Job
 from domino_spec.serving.lanes import EngineLane, Lane, ReferenceLane
 from domino_spec.serving.meters import Meter, Silence
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import limits_of, size_of
+from domino_spec.serving.sizing import limits_of, plain_slots, size_of
 from domino_spec.serving.tickets import Ticket
 from domino_spec.serving.worker import Worker
-
-_PLAIN_SLOTS = 4
-"""Rows without drafts, beside the others: they are here to be raced against."""
 
 
 class Service:
@@ -62,13 +59,10 @@ class Service:
             plain = (lambda: ReferenceLane(decoder, speculate=False)) if drafts else None
             return main, plain, settings.context or context or 4096
         target = decoder.target
-        size = size_of(
-            settings,
-            on_gpu=target.device.type == "cuda",
-            context=context,
-            token_bytes=token_bytes(target, decoder.drafter),
-            free=free_bytes(target.device),
-        )
+        token, free = token_bytes(target, decoder.drafter), free_bytes(target.device)
+        on_gpu = target.device.type == "cuda"
+        size = size_of(settings, on_gpu=on_gpu, context=context, token_bytes=token, free=free)
+        beside = plain_slots(size, token_bytes=token, free=free)
         if decoder.adapts:
             said("measuring what cycles cost on this machine (once; it is kept)")
         engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
@@ -76,7 +70,8 @@ class Service:
             for temperature in (0.0, 1.0):
                 engine.capture(1, SamplingParams(temperature=temperature, logprobs=scores))
         said(f"{size.slots} slots of {size.capacity} tokens")
-        return EngineLane(engine), (lambda: _plain(engine)) if drafts else None, size.capacity
+        make_plain = (lambda: _plain(engine, beside)) if drafts else None
+        return EngineLane(engine), make_plain, size.capacity
 
     # For routes -------------------------------------------------------------------------------
 
@@ -162,9 +157,13 @@ class Service:
             )
 
 
-def _plain(engine: Engine) -> Lane:
+def _plain(engine: Engine, slots: int) -> Lane:
     """The same weights without drafts, in slots of their own."""
-    slots = min(_PLAIN_SLOTS, engine.slots.count)
+    if not slots:
+        raise DecodingError(
+            "there is no memory for answers without drafts beside the others. Ask with drafts (the "
+            "text is the same), or start the server with fewer slots or a shorter context."
+        )
     twin = engine.twin(slots=slots, capacity=engine.capacity)
     twin.speculates = False
     return EngineLane(twin)

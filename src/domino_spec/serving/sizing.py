@@ -15,6 +15,8 @@ _LONGEST, _CPU_LONGEST = 32768, 4096
 _SHORTEST = 512
 _FEW = 4
 """So many rows at a time are worth a shorter context."""
+_PLAIN_SLOTS = 4
+"""Rows without drafts, beside the others: they are here to be raced against."""
 _SHARE = 0.6
 """Of the free memory; activations, prompts and the rest of the machine want some too."""
 
@@ -64,6 +66,16 @@ def size_of(
             "context."
         )
     return Size(slots, capacity)
+
+
+def plain_slots(size: Size, *, token_bytes: int, free: int | None) -> int:
+    """Of the same length, for rows without drafts, in what the others leave; perhaps none."""
+    most = min(_PLAIN_SLOTS, size.slots)
+    if free is None:
+        return most
+    left = free - (size.slots + 1) * size.capacity * token_bytes
+    room = int(_SHARE * left) // (size.capacity * token_bytes)
+    return max(0, min(most, room - 1))
 
 
 def limits_of(settings: ServerSettings, capacity: int) -> Limits:

@@ -19,7 +19,7 @@ class Ticket:
 
     def __init__(self, count: int, cancel: Callable[[Sequence[Job]], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()  # None: cancelled
         self._open = count
         self._cancel = cancel
         self.jobs: list[Job] = []
@@ -32,9 +32,13 @@ class Ticket:
             return
 
     def cancel(self) -> None:
-        """Nobody will listen any more: slots are freed before the next cycle."""
+        """Nobody will listen any more: slots are freed before the next cycle.
+
+        Who waits for an event at that moment hears that there are no more.
+        """
         if self._open:
             self._open = 0
+            self._events.put_nowait(None)
             self._cancel(self.jobs)
 
     def __aiter__(self) -> Ticket:
@@ -44,6 +48,8 @@ class Ticket:
         if not self._open:
             raise StopAsyncIteration
         event = await self._events.get()
+        if event is None or not self._open:  # cancelled meanwhile
+            raise StopAsyncIteration
         if not isinstance(event, Block):
             self._open -= 1
         return event

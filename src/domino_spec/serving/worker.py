@@ -6,37 +6,22 @@ import logging
 import math
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
 from domino_spec.errors import DominoError
 from domino_spec.serving.asks import BusyError, DecodingError, StoppingError
-from domino_spec.serving.fair import FairQueue
 from domino_spec.serving.jobs import Job
-from domino_spec.serving.lanes import Lane
-from domino_spec.serving.meters import Meter
+from domino_spec.serving.lanes import Lane, Results
+from domino_spec.serving.meters import Forgiven, Meter
+from domino_spec.serving.tracks import Track
 
 _log = logging.getLogger("domino_spec.serving")
 _LONGEST_RETRY = 120.0
 _MEMORY = 0.9
 """How much the mean time of an answer remembers of those before."""
-
-
-@dataclass
-class _Track:
-    """A lane, those who wait for it, and the time it has had."""
-
-    make: Callable[[], Lane]
-    lane: Lane | None = None
-    queue: FairQueue[Job] = field(default_factory=FairQueue)
-    spent: float = 0.0
-    """Seconds a row: lanes that are busy share the machine by equal time for each row."""
-
-    @property
-    def running(self) -> int:
-        return 0 if self.lane is None else self.lane.running
 
 
 class Worker:
@@ -46,16 +31,17 @@ class Worker:
         self, main: Lane, plain: Callable[[], Lane] | None, *, max_queue: int, meter: Meter
     ) -> None:
         """`plain` makes the lane of those who want no drafts, when first wanted; None: `main`."""
-        drafting = _Track(lambda: main, main)
-        self._tracks = {True: drafting, False: _Track(plain) if plain else drafting}
+        drafting = Track(lambda: main, main)
+        self._tracks = {True: drafting, False: Track(plain) if plain else drafting}
         self._max_queue = max_queue
-        self._meter = meter
+        self._meter = Forgiven(meter)
         self._changed = threading.Condition()
         self._cancelled: list[Job] = []
         self._deadline: float | None = None  # set: takes nothing new, ends then at the latest
         self._broken: str | None = None
         self._mean_seconds = 1.0
         self._gauges: tuple[int, int, int] | None = None
+        self._last: Track | None = None  # whose cycle may still be under way
         self._thread = threading.Thread(target=self._run, name="domino-worker", daemon=True)
 
     # For any thread ---------------------------------------------------------------------------
@@ -93,8 +79,7 @@ class Worker:
                 raise StoppingError(f"the server cannot decode any more: {self._broken}.")
             if self._deadline is not None:
                 raise StoppingError("the server is going down and takes nothing new.")
-            free = max(0, self.slots - self.running)
-            if self.waiting + len(jobs) > self._max_queue + free:
+            if self._without_slot(jobs) > self._max_queue:
                 raise BusyError(
                     f"{self.waiting} answers are waiting already and {len(jobs)} more would be "
                     f"over the limit of {self._max_queue}; come back later.",
@@ -122,11 +107,17 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join()
 
+    def _without_slot(self, jobs: Sequence[Job]) -> int:
+        tracks = [self._tracks[job.ask.speculate] for job in jobs]
+        return sum(
+            each.without_slot(sum(track is each for track in tracks)) for each in self._each_track()
+        )
+
     def _retry_after(self) -> float:
         turns = (self.waiting + 1) / max(1, self.slots)
         return float(min(max(1, math.ceil(turns * self._mean_seconds)), _LONGEST_RETRY))
 
-    def _each_track(self) -> Iterator[_Track]:
+    def _each_track(self) -> Iterator[Track]:
         yield self._tracks[True]
         if self._tracks[False] is not self._tracks[True]:
             yield self._tracks[False]
@@ -182,12 +173,14 @@ class Worker:
                 self._open(track)
             while track.lane is not None and track.lane.free:
                 with self._changed:
-                    job = track.queue.take()
+                    job = track.beginning = track.queue.take()
                 if job is None:
                     break
                 self._begin(track, job)
+                with self._changed:
+                    track.beginning = None
 
-    def _open(self, track: _Track) -> None:
+    def _open(self, track: Track) -> None:
         try:
             track.lane = track.make()
         except Exception as error:
@@ -197,43 +190,59 @@ class Worker:
             for job in jobs:
                 job.fail(_told(error), self._meter)
 
-    def _begin(self, track: _Track, job: Job) -> None:
+    def _begin(self, track: Track, job: Job) -> None:
         assert track.lane is not None
         if not track.running:  # it has saved no time up while it had nothing to do
-            busy = [each.spent for each in self._each_track() if each.running]
-            track.spent = max([track.spent, *([min(busy)] if busy else [])])
+            each = list(self._each_track())
+            busy = [other.spent for other in each if other.running]
+            now = min(busy) if busy else max(other.spent for other in each)
+            track.spent = max(track.spent, now)
+        job.begin()
         try:
             track.lane.begin(job)
         except Exception as error:
             _log.exception("an answer could not begin")
             job.fail(_told(error), self._meter)
 
-    def _due(self) -> _Track | None:
+    def _due(self) -> Track | None:
         """Of the lanes with rows the one that has had the least time."""
         busy = [track for track in self._each_track() if track.running]
         return min(busy, key=lambda track: track.spent, default=None)
 
-    def _turn(self, track: _Track) -> None:
+    def _turn(self, track: Track) -> None:
+        """A turn of one lane, alone on the machine: what it takes is its own time."""
+        last, self._last = self._last, track
+        if last is not None and last is not track and last.lane is not None:
+            self._spend(last, last.lane, last.lane.settle)
         assert track.lane is not None
-        rows, start = track.running, time.perf_counter()
+        self._spend(track, track.lane, track.lane.turn)
+
+    def _spend(self, track: Track, lane: Lane, work: Callable[[Results], None]) -> None:
+        results, rows, start = Results(), max(1, lane.running), time.perf_counter()
+        failure = None
         try:
-            results = track.lane.turn()
+            work(results)
         except Exception as error:
-            _log.exception("a cycle failed")
-            self._recover(track.lane, error)
-            return
-        track.spent += (time.perf_counter() - start) / rows
+            failure = error
+        finally:  # what came before a failure too: some of it may have ended
+            track.spent += (time.perf_counter() - start) / rows
+            self._hand_out(results)
+        if failure is not None:
+            _log.error("a cycle failed", exc_info=failure)
+            self._recover(lane, failure)
+
+    def _hand_out(self, results: Results) -> None:
         for job, commit in results.commits:
             job.commit(commit, self._meter)
             if job.over:
-                spent = time.perf_counter() - job.asked
-                self._mean_seconds += (1 - _MEMORY) * (spent - self._mean_seconds)
+                self._mean_seconds += (1 - _MEMORY) * (job.seconds - self._mean_seconds)
         for job, failure in results.failures:
             _log.error("an answer failed", exc_info=failure)
             job.fail(_told(failure), self._meter)
 
     def _recover(self, lane: Lane, error: Exception) -> None:
         """A whole cycle failed: its rows are lost, the lane begins anew, the queue goes on."""
+        _empty(error)  # or there would be slots twice while new ones are made
         for job in lane.jobs():
             job.fail(_told(error), self._meter)
         try:
@@ -248,15 +257,16 @@ class Worker:
 
     def _end_all(self, error: Exception) -> None:
         with self._changed:
-            self._deadline = self._deadline or time.monotonic()  # nobody may queue behind this
             waiting = [job for track in self._each_track() for job in track.queue.clear()]
             self._cancelled.clear()
         for track in self._each_track():
-            for job in () if track.lane is None else track.lane.jobs():
-                track.lane.release(job)  # type: ignore[union-attr]
-                waiting.append(job)
+            waiting.extend(() if track.lane is None else track.lane.jobs())
+            waiting.extend(() if track.beginning is None else [track.beginning])
         for job in waiting:
             job.fail(error, self._meter)
+        for track in self._each_track():
+            for job in () if track.lane is None else track.lane.jobs():
+                track.lane.release(job)  # type: ignore[union-attr]
 
     def _gauge(self) -> None:
         found = (self.waiting, self.running, self.slots)
@@ -268,8 +278,16 @@ class Worker:
 
 def _told(error: Exception) -> Exception:
     """What a client may know: our own words, or that it was not the client's fault."""
+    _empty(error)
     if isinstance(error, DominoError):
         return error
     wrapped = DecodingError(f"decoding failed ({type(error).__name__}); the log knows more.")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _empty(error: BaseException | None) -> None:
+    """Give back what an error holds: the variables of all it came through, tensors among them."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
