@@ -116,6 +116,7 @@ def test_what_no_engine_runs_fails_and_leaves_its_slot():
         assert (lane.running, lane.free, engine.free) == (0, 1, 1)
 
 
+@pytest.mark.parametrize("turns", [0, 1, 4])
 def test_a_row_leaves_the_reference_loop_and_the_next_begins(turns):
     decoder = DominoDecoder(make_target("llama"), random_drafter(), depth=3, engine="reference")
     lane = ReferenceLane(decoder, speculate=True)
