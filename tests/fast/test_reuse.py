@@ -247,6 +247,14 @@ def test_a_slot_of_which_little_is_shared_keeps_what_it_holds():
     assert (third.slot, third.reused) == (first.slot, 30)
 
 
+def test_a_slot_of_which_half_is_shared_is_taken_over():
+    seating = Seating(2, reuse=True)
+    first = seat(seating, SYSTEM)
+    seating.leave(first.row)
+    second = seat(seating, SYSTEM[:15] + ASK)
+    assert (second.slot, second.source, second.reused) == (first.slot, first.slot, 15)
+
+
 def test_the_slot_that_was_left_first_is_given_up():
     seating = Seating(3, reuse=True)
     seats = [seat(seating, prompt) for prompt in (SYSTEM, OTHER, FAR)]

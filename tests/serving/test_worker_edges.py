@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 
+from domino_spec.errors import InputError
 from domino_spec.serving.asks import BusyError, Ended, Failed, StoppingError
 from domino_spec.serving.worker import Worker
 from tests.serving.fakes import Counts, ScriptedLane, job
@@ -304,3 +305,12 @@ def test_who_is_sent_away_is_told_how_long_the_line_is():
         with pytest.raises(BusyError) as caught:
             worker.submit([job(999)[0]])
         assert caught.value.retry_after == seconds
+
+
+def test_what_could_never_be_taken_is_refused_for_good():
+    worker = Worker(ScriptedLane(slots=2), None, max_queue=1, meter=Counts())
+    with pytest.raises(InputError, match="4 answers are asked for at once; this server takes 3"):
+        worker.submit([job(number)[0] for number in range(4)])
+    worker.submit([job(number)[0] for number in range(3)])
+    with pytest.raises(BusyError):
+        worker.submit([job(number)[0] for number in range(3)])

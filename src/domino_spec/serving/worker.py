@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from domino_spec.errors import DominoError
+from domino_spec.errors import DominoError, InputError
 from domino_spec.serving.asks import BusyError, DecodingError, StoppingError
 from domino_spec.serving.jobs import Job
 from domino_spec.serving.lanes import Lane, Results
@@ -80,6 +80,7 @@ class Worker:
             if self._deadline is not None:
                 raise StoppingError("the server is going down and takes nothing new.")
             if self._without_slot(jobs) > self._max_queue:
+                self._check_ever(len(jobs))
                 raise BusyError(
                     f"{self.waiting} answers are waiting already and {len(jobs)} more would be "
                     f"over the limit of {self._max_queue}; come back later.",
@@ -112,6 +113,14 @@ class Worker:
         return sum(
             each.without_slot(sum(track is each for track in tracks)) for each in self._each_track()
         )
+
+    def _check_ever(self, count: int) -> None:
+        """Who could not be taken by an idle server either is not told to come back."""
+        most = self._max_queue + max(1, self.slots)
+        if count > most:
+            raise InputError(
+                f"{count} answers are asked for at once; this server takes {most}. Ask for fewer."
+            )
 
     def _retry_after(self) -> float:
         turns = (self.waiting + 1) / max(1, self.slots)
