@@ -47,6 +47,7 @@ class Service:
         self.created = int(time.time())
         self._draft_name = draft_name
         main, plain, capacity = self._lanes(said)
+        self._slots = main.slots
         self.limits = limits_of(settings, capacity)
         self.worker = Worker(main, plain, max_queue=settings.max_queue, meter=meter or Silence())
         self._numbers = itertools.count()
@@ -97,13 +98,18 @@ class Service:
         """`ready`, `stopping` or `failed`."""
         return self.worker.state
 
+    @property
+    def ended(self) -> bool:
+        """Whether it answers nobody any more."""
+        return self.worker.ended
+
     def facts(self) -> dict[str, Any]:
         """What anybody may know of it."""
         return {
             "model": self.settings.model,
             "draft": self._draft_name,
             "speculates": self.decoder.drafter is not None,
-            "slots": self.worker.slots,
+            "slots": self._slots,
             "context": self.limits.context,
             "version": __version__,
             "device": str(self.decoder.target.device),

@@ -72,6 +72,11 @@ class Worker:
         return "ready" if self._deadline is None else "stopping"
 
     @property
+    def ended(self) -> bool:
+        """Whether its thread has come to an end."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Rows without a slot yet."""
         return sum(len(track.queue) for track in self._each_track())
