@@ -143,6 +143,7 @@ def test_plain_rows_run_beside_the_others():
         )
         assert plain == drafted == alone(PROMPTS[1], 40)
         assert service.worker.slots == 6
+        assert service.facts()["slots"] == 3, "what --slots says, whoever was here"
 
     serving(check)
 
@@ -182,6 +183,11 @@ def test_wrong_tokens_are_refused_at_once(prompt):
             service.submit([ask(prompt)], client="me")
 
     serving(check)
+
+
+def test_the_reference_loop_keeps_to_the_targets_context():
+    with pytest.raises(InputError, match="context is 999; the target was made for 256"):
+        make_service(engine="reference", context=999)
 
 
 def test_too_many_are_sent_away():

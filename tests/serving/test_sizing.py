@@ -37,6 +37,25 @@ def test_what_is_taken_is_there(free):
     assert (found.slots + 1) * found.capacity * 100_000 <= free * GB
 
 
+@pytest.mark.parametrize("free", [2, 5, 20, 100])
+@pytest.mark.parametrize("slots", [None, 1, 2])
+def test_rows_without_drafts_find_their_memory_too(free, slots):
+    asked = ServerSettings(model="m", slots=slots)
+    given = {"on_gpu": True, "context": 8192, "token_bytes": 100_000, "free": free * GB}
+    found = size_of(asked, **given, beside=4)
+    both = found.slots + 1 + min(found.slots, 4) + 1
+    assert both * found.capacity * 100_000 <= free * GB
+    if slots is None:
+        assert found != size_of(asked, **given) or found == Size(MOST_SLOTS, 8192)
+
+
+def test_what_both_lanes_take_is_told():
+    asked = ServerSettings(model="m", slots=3, context=8192)
+    with pytest.raises(InputError, match="3 slots of 8192 tokens, and 3 for requests without dra"):
+        size_of(asked, on_gpu=True, context=8192, token_bytes=100_000, free=6 * GB, beside=4)
+    size_of(asked, on_gpu=True, context=8192, token_bytes=100_000, free=6 * GB)
+
+
 def test_what_was_asked_for_is_kept_or_refused():
     assert size(100 * GB, slots=3) == Size(3, 8192)
     with pytest.raises(InputError, match="3 slots of 8192 tokens take 3.3 GB of memory; 0.6 GB"):

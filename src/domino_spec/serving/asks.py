@@ -67,5 +67,9 @@ class TooLongError(InputError):
     """A prompt, or a prompt and its answer, that no slot holds."""
 
 
+class TooManyError(TooLongError):
+    """More new tokens than any answer may have, however short its prompt."""
+
+
 class DecodingError(DominoError, RuntimeError):
     """Decoding this answer failed; a bug of ours or of the machine, not of the request."""

@@ -15,17 +15,20 @@ from domino_spec.api.rows import make_rows
 from domino_spec.decoding import SamplingParams
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.sizes import free_bytes, token_bytes
-from domino_spec.serving.asks import Ask, TooLongError
+from domino_spec.serving.asks import Ask, TooLongError, TooManyError
 from domino_spec.serving.jobs import Job
 from domino_spec.serving.lanes import EngineLane, Lane, ReferenceLane
+from domino_spec.serving.literal import LiteralChats
 from domino_spec.serving.meters import Meter, Silence
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import limits_of, size_of
+from domino_spec.serving.sizing import context_of, limits_of, size_of
 from domino_spec.serving.tickets import Ticket
 from domino_spec.serving.worker import Worker
 
 _PLAIN_SLOTS = 4
 """Rows without drafts, beside the others: they are here to be raced against."""
+_UNKNOWN_CONTEXT = 4096
+"""Where neither the target nor anybody else says how much it reads."""
 
 
 class Service:
@@ -46,6 +49,7 @@ class Service:
         self.tokenizer = decoder.tokenizer
         self.created = int(time.time())
         self._draft_name = draft_name
+        self._chats = LiteralChats(self.tokenizer)
         main, plain, capacity = self._lanes(said)
         self._slots = main.slots
         self.limits = limits_of(settings, capacity)
@@ -61,7 +65,7 @@ class Service:
             said(f"one request at a time, through Transformers: {reason}")
             main: Lane = ReferenceLane(decoder, speculate=drafts)
             plain = (lambda: ReferenceLane(decoder, speculate=False)) if drafts else None
-            return main, plain, settings.context or context or 4096
+            return main, plain, context_of(settings, context) or _UNKNOWN_CONTEXT
         target = decoder.target
         size = size_of(
             settings,
@@ -69,6 +73,7 @@ class Service:
             context=context,
             token_bytes=token_bytes(target, decoder.drafter),
             free=free_bytes(target.device),
+            beside=_PLAIN_SLOTS if drafts else 0,
         )
         if decoder.adapts:
             said("measuring what cycles cost on this machine (once; it is kept)")
@@ -124,7 +129,7 @@ class Service:
     ) -> tuple[int, ...]:
         """Messages through the target's chat template; a caller's options come before ours."""
         chosen = {**self.decoder.chat_options, **options}
-        return tuple(encode_prompt(list(messages), self.tokenizer, chosen))
+        return tuple(self._chats.encode(messages, chosen))
 
     def submit(self, asks: Sequence[Ask], *, client: str) -> Ticket:
         """Queue these answers. Call it in the event loop that will read them."""
@@ -155,7 +160,7 @@ class Service:
                 "Shorten it."
             )
         if new > limits.max_new_tokens:
-            raise TooLongError(
+            raise TooManyError(
                 f"{new} new tokens are asked for; this server gives {limits.max_new_tokens}. Ask "
                 "for fewer."
             )
