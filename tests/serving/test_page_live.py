@@ -1,7 +1,5 @@
 """The page and the real server: a tiny target that knows its way, and a drafter that does too."""
 
-import re
-
 import pytest
 import torch
 
@@ -93,11 +91,7 @@ def test_a_race_on_the_real_server(tab, alone):
     tab.click("#clear")
     race(tab, ASKED)
     words = verdict(tab)
-    assert words[-2] == f"The texts are identical ({MOST} tokens)."
-    assert "From its first token on, Domino took" in words[0], "its prompt was read before"
-    assert re.match(
-        r"Of the prompt, Domino found [1-9]\d* tokens read already and p.* 0 t", words[1]
-    )
+    assert words[3] == f"The texts are identical ({MOST} tokens)."
     for lane in (".domino", ".plain"):
         assert said(tab, f"{LAST} {lane} .text") == alone.text
     assert counters(tab, ".plain")["tokens a cycle"] == "1.00"

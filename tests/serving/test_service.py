@@ -42,9 +42,9 @@ def serving(check, **settings):
     asyncio.run(run())
 
 
-def ask(prompt, tokens=12, *, speculate=True, **params):
+def ask(prompt, tokens=12, *, speculate=True, reuse=True, **params):
     params = SamplingParams(max_new_tokens=tokens, **{"ignore_eos": True, **params})
-    return Ask(prompt=tuple(prompt), params=params, speculate=speculate)
+    return Ask(prompt=tuple(prompt), params=params, speculate=speculate, reuse=reuse)
 
 
 async def answer(service, *asks, client="me"):
@@ -123,15 +123,16 @@ def test_a_prefix_is_read_once():
         first = PROMPTS[5]
         text = (await answer(service, ask(first)))[0]
         follow_up = [*first, *text, 7, 8, 9]
-        cached = []
-        async with service.submit([ask(follow_up)], client="me") as ticket:
-            tokens = []
-            async for event in ticket:
-                if isinstance(event, Block):
-                    cached.append(event.cached)
-                    tokens.extend(event.commit.tokens)
-        assert tokens == alone(follow_up)
-        assert set(cached) == {len(first) + len(text) - 1}  # the last token has no states yet
+        there = len(first) + len(text) - 1  # the last token has no states yet
+        for asked, expected in ((ask(follow_up), there), (ask(follow_up, reuse=False), 0)):
+            cached, tokens = set(), []
+            async with service.submit([asked], client="me") as ticket:
+                async for event in ticket:
+                    if isinstance(event, Block):
+                        cached.add(event.cached)
+                        tokens.extend(event.commit.tokens)
+            assert tokens == alone(follow_up)
+            assert cached == {expected}
 
     serving(check)
 

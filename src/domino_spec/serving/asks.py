@@ -16,6 +16,8 @@ class Ask:
     params: SamplingParams
     speculate: bool = True
     """Without drafts the text is the same; it is here to be raced against."""
+    reuse: bool = True
+    """Whether what lies in the slots may stand for the prompt's beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,11 @@ class EngineLane(Lane):
     def _begin(self, job: Job) -> None:
         row = job.row
         admission = self._engine.begin(
-            row, job.ask.params, seed=row.sampler.seed, chunk=self._chunk
+            row,
+            job.ask.params,
+            seed=row.sampler.seed,
+            chunk=self._chunk,
+            reuse=job.ask.reuse,
         )
         job.cached = admission.reused
         self._admissions.append(admission)

@@ -90,7 +90,8 @@ function messages(turn) {
 
 async function listen(turn, answer, body, signal) {
   const { speculate } = answer;
-  const domino = { blocks: true, ...(speculate === null ? {} : { speculate }) };
+  // Racers read the whole prompt: what one of them finds read already is no merit of its drafts.
+  const domino = { blocks: true, ...(speculate === null ? {} : { speculate, reuse: false }) };
   try {
     for await (const chunk of chat({ ...body, domino }, signal)) {
       answer.take(chunk);

@@ -7,28 +7,12 @@ const DRAW = 1.05;
 
 const times = (value) => `${fixed(value, value < 10 ? 2 : 0)}×`;
 
-const cached = (lane) => lane.tally.usage?.prompt_tokens_details?.cached_tokens ?? 0;
-const even = (domino, plain) => cached(domino) === cached(plain);
-
-// Who finds its prompt read already has a head start that drafts have no part in.
 function timing(domino, plain) {
-  const fair = even(domino, plain);
-  const time = ({ tally }) => (fair ? tally.elapsed : tally.ended - tally.marks[0][0]);
-  const [d, p] = [time(domino), time(plain)];
-  const from = fair ? "" : "From its first token on, ";
-  const took = `${from}Domino took ${seconds(d)}, plain decoding ${seconds(p)}`;
+  const [d, p] = [domino.tally.elapsed, plain.tally.elapsed];
+  const took = `Domino took ${seconds(d)}, plain decoding ${seconds(p)}`;
   if (p / d >= DRAW) return `${took}: ${times(p / d)}.`;
   if (d / p >= DRAW) return `Plain decoding won. ${took}: Domino ran at ${times(p / d)}.`;
   return `A draw. ${took}.`;
-}
-
-function heads(domino, plain) {
-  if (even(domino, plain)) return [];
-  const read = (lane) => count(cached(lane), "token", "tokens");
-  return [
-    `Of the prompt, Domino found ${read(domino)} read already and plain decoding ${read(plain)}, ` +
-      "so reading it is left out.",
-  ];
 }
 
 // Rates over the time in which both were writing, so that both had the same share of the machine.
@@ -85,7 +69,6 @@ export function verdict(domino, plain, seed) {
   if (!domino.ids.length || !plain.ids.length) return ["No result: an answer is empty."];
   return [
     timing(domino, plain),
-    ...heads(domino, plain),
     rates(domino, plain),
     alone(domino, plain),
     texts(domino, plain),
