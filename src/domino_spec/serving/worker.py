@@ -32,7 +32,10 @@ class _Track:
     lane: Lane | None = None
     queue: FairQueue[Job] = field(default_factory=FairQueue)
     spent: float = 0.0
-    """Seconds a row: lanes that are busy share the machine by equal time for each row."""
+    """Seconds a row, while another lane was busy: both get equal time for each row.
+
+    Time that nobody else wanted is not counted, or a lane would pay for it later.
+    """
 
     @property
     def running(self) -> int:
@@ -220,6 +223,7 @@ class Worker:
 
     def _turn(self, track: _Track) -> None:
         assert track.lane is not None
+        alone = not any(each.running for each in self._each_track() if each is not track)
         rows, start = track.running, time.perf_counter()
         try:
             results = track.lane.turn()
@@ -227,7 +231,8 @@ class Worker:
             _log.exception("a cycle failed")
             self._recover(track.lane, error)
             return
-        track.spent += (time.perf_counter() - start) / rows
+        if not alone:
+            track.spent += (time.perf_counter() - start) / rows
         for job, commit in results.commits:
             job.commit(commit, self._meter)
             if job.over:
