@@ -36,7 +36,7 @@ async function meet() {
   try {
     server = await facts();
   } catch (error) {
-    if (error.status === 401 && (await askForKey(error.words))) return meet();
+    if (error.status === 401 && (await askForKey())) return meet();
     find("facts").textContent = "No server";
     explain(error);
     return;
@@ -134,7 +134,7 @@ async function run(turn, settings) {
   follow.keep();
   tell(words);
   const { failure } = turn;
-  if (failure?.status === 401 && (await askForKey(failure.words))) {
+  if (failure?.status === 401 && (await askForKey())) {
     if (!server) await meet();
     if (turns.includes(turn) && !stopper) again(turn);
   }
