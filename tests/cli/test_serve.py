@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import sys
 from dataclasses import fields
 from types import ModuleType, SimpleNamespace
@@ -7,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from domino_spec.cli import serve as serve_module
+from domino_spec.serving import listening
 from domino_spec.serving.backends import ServeRequest, native
 from domino_spec.serving.backends.request import option
 from tests.cli.test_errors import errors_of
@@ -37,7 +39,7 @@ def served(monkeypatch):
     def load(voice, target, target_options, draft_options, chat_options, loop_options):
         return (target, target_options, draft_options, chat_options, loop_options)
 
-    def run(decoder, settings, *, draft_name, said):
+    def run(decoder, settings, *, sockets, draft_name, said):
         calls.append(SimpleNamespace(decoder=decoder, settings=settings, draft_name=draft_name))
         said("listening")
         return 0
@@ -46,6 +48,7 @@ def served(monkeypatch):
     module.serve = run
     monkeypatch.setitem(sys.modules, "domino_spec.serving.run", module)
     monkeypatch.setattr(serve_module, "load_decoder", load)
+    monkeypatch.setattr(listening, "take_address", lambda settings: [])
     monkeypatch.delenv("DOMINO_API_KEY", raising=False)
     return calls
 
@@ -147,6 +150,15 @@ def test_missing_packages_are_told_before_anything_is_loaded(domino, served, mon
     assert "needs fastapi_of_tomorrow" in errors_of(result)[0]
     assert "pip install 'domino-spec[serve]'" in errors_of(result)[0]
     assert not served
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(domino, served, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(serve_module, "load_decoder", lambda *_: pytest.fail("it was loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        result = domino("serve", "org/m", "--port", other.getsockname()[1])
+    assert "another program listens on port" in errors_of(result)[0]
+    assert "--port" in errors_of(result)[0]
 
 
 def test_a_dry_run_starts_nothing(domino, served):

@@ -24,12 +24,12 @@ def tiny_decoder(*, drafter: bool = True, engine: str = "auto") -> DominoDecoder
 
 
 @contextmanager
-def live(decoder: DominoDecoder | None = None, **settings) -> Iterator[Server]:
+def live(decoder: DominoDecoder | None = None, said=lambda _: None, **settings) -> Iterator[Server]:
     """Serve until the block ends; `.address` says where."""
     settings = ServerSettings(**{"model": "tiny", "port": 0, "context": 128, **settings})
     meter = PrometheusMeter()
     service = Service(decoder or tiny_decoder(), settings, meter=meter)
-    server = Server(service, meter, lambda _: None)
+    server = Server(service, meter, said)
     up = threading.Event()
 
     async def startup(sockets=None, begin=server.startup):

@@ -229,7 +229,8 @@ def test_a_race_ends_in_words(tab, server):
     assert words[3] == "The texts are identical (11 tokens)."
     first, second = server.asked
     assert [b["domino"] for b in (first, second)] == [
-        {"blocks": True, "speculate": True}, {"blocks": True, "speculate": False},
+        {"blocks": True, "speculate": True, "reuse": False},
+        {"blocks": True, "speculate": False, "reuse": False},
     ]  # fmt: skip
     assert {key: first[key] for key in first if key != "domino"} == {
         key: second[key] for key in second if key != "domino"

@@ -43,9 +43,9 @@ def serving(check, **settings):
     asyncio.run(run())
 
 
-def ask(prompt, tokens=12, *, speculate=True, **params):
+def ask(prompt, tokens=12, *, speculate=True, reuse=True, **params):
     params = SamplingParams(max_new_tokens=tokens, **{"ignore_eos": True, **params})
-    return Ask(prompt=tuple(prompt), params=params, speculate=speculate)
+    return Ask(prompt=tuple(prompt), params=params, speculate=speculate, reuse=reuse)
 
 
 async def answer(service, *asks, client="me"):
@@ -124,15 +124,16 @@ def test_a_prefix_is_read_once():
         first = PROMPTS[5]
         text = (await answer(service, ask(first)))[0]
         follow_up = [*first, *text, 7, 8, 9]
-        cached = []
-        async with service.submit([ask(follow_up)], client="me") as ticket:
-            tokens = []
-            async for event in ticket:
-                if isinstance(event, Block):
-                    cached.append(event.cached)
-                    tokens.extend(event.commit.tokens)
-        assert tokens == alone(follow_up)
-        assert set(cached) == {len(first) + len(text) - 1}  # the last token has no states yet
+        there = len(first) + len(text) - 1  # the last token has no states yet
+        for asked, expected in ((ask(follow_up), there), (ask(follow_up, reuse=False), 0)):
+            cached, tokens = set(), []
+            async with service.submit([asked], client="me") as ticket:
+                async for event in ticket:
+                    if isinstance(event, Block):
+                        cached.add(event.cached)
+                        tokens.extend(event.commit.tokens)
+            assert tokens == alone(follow_up)
+            assert cached == {expected}
 
     serving(check)
 
@@ -197,18 +198,7 @@ def test_plain_rows_run_beside_the_others():
         )
         assert plain == drafted == alone(PROMPTS[1], 40)
         assert service.worker.slots == 6
-
-    serving(check)
-
-
-def test_without_memory_for_plain_rows_their_own_answers_fail_and_say_why(monkeypatch):
-    monkeypatch.setattr("domino_spec.serving.service.plain_slots", lambda *_, **__: 0)
-
-    async def check(service):
-        async with service.submit([ask(PROMPTS[1], speculate=False)], client="me") as ticket:
-            (event,) = [event async for event in ticket]
-        assert "no memory for answers without drafts" in str(event.error)
-        assert (await answer(service, ask(PROMPTS[1])))[0] == alone(PROMPTS[1])
+        assert service.facts()["slots"] == 3, "what --slots says, whoever was here"
 
     serving(check)
 
@@ -248,6 +238,11 @@ def test_wrong_tokens_are_refused_at_once(prompt):
             service.submit([ask(prompt)], client="me")
 
     serving(check)
+
+
+def test_the_reference_loop_keeps_to_the_targets_context():
+    with pytest.raises(InputError, match="context is 999; the target was made for 256"):
+        make_service(engine="reference", context=999)
 
 
 def test_too_many_are_sent_away():

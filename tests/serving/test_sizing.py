@@ -5,7 +5,7 @@ import pytest
 from domino_spec.errors import InputError
 from domino_spec.fast.sizes import MOST_SLOTS, Size
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import limits_of, plain_slots, size_of
+from domino_spec.serving.sizing import limits_of, size_of
 
 GB = 10**9
 
@@ -35,6 +35,25 @@ def test_less_memory_gives_fewer_slots_then_shorter_ones():
 def test_what_is_taken_is_there(free):
     found = size(free * GB)
     assert (found.slots + 1) * found.capacity * 100_000 <= free * GB
+
+
+@pytest.mark.parametrize("free", [2, 5, 20, 100])
+@pytest.mark.parametrize("slots", [None, 1, 2])
+def test_rows_without_drafts_find_their_memory_too(free, slots):
+    asked = ServerSettings(model="m", slots=slots)
+    given = {"on_gpu": True, "context": 8192, "token_bytes": 100_000, "free": free * GB}
+    found = size_of(asked, **given, beside=4)
+    both = found.slots + 1 + min(found.slots, 4) + 1
+    assert both * found.capacity * 100_000 <= free * GB
+    if slots is None:
+        assert found != size_of(asked, **given) or found == Size(MOST_SLOTS, 8192)
+
+
+def test_what_both_lanes_take_is_told():
+    asked = ServerSettings(model="m", slots=3, context=8192)
+    with pytest.raises(InputError, match="3 slots of 8192 tokens, and 3 for requests without dra"):
+        size_of(asked, on_gpu=True, context=8192, token_bytes=100_000, free=6 * GB, beside=4)
+    size_of(asked, on_gpu=True, context=8192, token_bytes=100_000, free=6 * GB)
 
 
 def test_what_was_asked_for_is_kept_or_refused():
@@ -85,18 +104,3 @@ def test_wrong_settings_are_refused_in_words(settings, words):
 def test_who_can_reach_it():
     assert not ServerSettings(model="m").public
     assert ServerSettings(model="m", host="0.0.0.0").public
-
-
-@pytest.mark.parametrize("free", [1, 2, 5, 20, 100])
-def test_rows_without_drafts_get_what_the_others_leave(free):
-    found = size(free * GB)
-    beside = plain_slots(found, token_bytes=100_000, free=free * GB)
-    assert 1 <= beside <= 4
-    assert (found.slots + 1 + beside + 1) * found.capacity * 100_000 <= free * GB
-
-
-def test_rows_without_drafts_get_none_where_nothing_is_left():
-    assert plain_slots(Size(1, 1000), token_bytes=100_000, free=GB) == 1
-    assert plain_slots(Size(8, 1000), token_bytes=100_000, free=100 * GB) == 4
-    assert plain_slots(Size(8, 1000), token_bytes=100_000, free=GB) == 0
-    assert plain_slots(Size(8, 1000), token_bytes=100_000, free=None) == 4

@@ -79,13 +79,30 @@ def test_every_stream_ends_and_so_does_the_process(seconds):
         assert all("went down" in error["message"] for error in errors)
 
 
-def test_a_port_that_is_taken_is_said():
-    from domino_spec.errors import InputError
-    from domino_spec.serving.run import serve
-    from domino_spec.serving.settings import ServerSettings
-    from tests.serving.live import live, tiny_decoder
+async def while_draining(process, address):
+    async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+        first = asyncio.Event()
+        running = asyncio.create_task(read(client, first))
+        await first.wait()
+        process.send_signal(signal.SIGTERM)
+        health = await client.get("/health")
+        while health.status_code == 200:  # the signal is still on its way
+            health = await client.get("/health")
+        refused = await client.post("/v1/chat/completions", json=BODY)
+        return health, refused, await running
 
-    with live() as server:
-        port = int(server.address.rpartition(":")[2])
-        with pytest.raises(InputError, match=f"nothing can listen on 127.0.0.1:{port}"):
-            serve(tiny_decoder(), ServerSettings(model="m", port=port), said=lambda _: None)
+
+def test_while_it_drains_it_says_so():
+    process, address = started(60)
+    try:
+        health, refused, (chunks, ended) = asyncio.run(while_draining(process, address))
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert (health.status_code, health.json()) == (503, {"status": "stopping"})
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "server_stopping"
+    assert int(refused.headers["retry-after"]) > 0
+    assert ended
+    assert not [chunk for chunk in chunks if "error" in chunk]

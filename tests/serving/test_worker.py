@@ -227,8 +227,12 @@ def test_at_the_deadline_what_is_left_ends_with_an_error():
         worker.join()
 
 
-def test_lanes_share_the_machine_by_time_not_by_turns():
-    """A turn of the first lane takes three times as long: it gets a third of the turns."""
+@pytest.mark.parametrize("before", [None, True, False])
+def test_lanes_share_the_machine_by_time_not_by_turns(before):
+    """A turn of the first lane takes three times as long: it gets a third of the turns.
+
+    `before`: which lane had the machine for itself, long before; that is neither debt nor credit.
+    """
 
     log = []
 
@@ -249,11 +253,17 @@ def test_lanes_share_the_machine_by_time_not_by_turns():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: Clock.now)
         worker = Worker(drafting, lambda: plain, max_queue=10, meter=Counts())
+        worker.start()
+        if before is not None:
+            old, heard_old = job(7, tokens=500, speculate=before)
+            old.asked = Clock.now
+            worker.submit([old])
+            assert isinstance(heard_old.end, Ended)
+            log.clear()
         first, heard = job(0, tokens=40)
         second, heard_plain = job(1, tokens=120, speculate=False)
-        first.asked = second.asked = 0.0
+        first.asked = second.asked = Clock.now
         worker.submit([first, second])
-        worker.start()
         assert isinstance(heard.end, Ended)
         assert isinstance(heard_plain.end, Ended)
         worker.drain(0)

@@ -62,6 +62,14 @@ def encode_prompt(
 def _encode_chat(
     messages: list[Mapping[str, Any]], tokenizer: Any, options: Mapping[str, Any]
 ) -> list[int]:
+    text = render_chat(messages, tokenizer, options)
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def render_chat(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, options: Mapping[str, Any]
+) -> str:
+    """What the target's chat template makes of these messages, up to where the answer begins."""
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             "the prompt is a chat but the target's tokenizer has no chat template; give plain text "
@@ -69,14 +77,14 @@ def _encode_chat(
         )
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **options
+            list(messages), tokenize=False, add_generation_prompt=True, **options
         )
     except (TemplateError, KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"the target's chat template does not take these messages: {error}. Check their roles "
             "and contents."
         ) from error
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return str(text)
 
 
 def _need(tokenizer: Any | None) -> Any:

@@ -93,6 +93,7 @@ def _serve_natively(
     dry: bool,
 ) -> int:
     from domino_spec.serving.backends import native
+    from domino_spec.serving.listening import take_address
 
     native.refuse(request)
     settings = request.settings()
@@ -105,6 +106,7 @@ def _serve_natively(
             voice.out.print(f"{name}: {'unset' if value is None else value}", soft_wrap=True)
         return 0
     native.require_packages()
+    sockets = take_address(settings)
     decoder = load_decoder(
         voice,
         request.target,
@@ -116,7 +118,9 @@ def _serve_natively(
     _announce(voice, request, settings, slots=slots)
     from domino_spec.serving.run import serve as serve_decoder
 
-    return serve_decoder(decoder, settings, draft_name=request.drafter, said=voice.note)
+    return serve_decoder(
+        decoder, settings, sockets=sockets, draft_name=request.drafter, said=voice.note
+    )
 
 
 def _serve_with(voice: Voice, request: ServeRequest, name: BackendName, *, dry: bool) -> int:

@@ -174,10 +174,12 @@ class Engine:
         seed: int | None = None,
         stats: RunStats | None = None,
         chunk: int = PREFILL_CHUNK,
+        reuse: bool = True,
     ) -> Admission:
         """Take a slot for a row; each `advance` of what is returned reads a chunk of its prompt.
 
         A row that samples draws from `seed`; None takes the parameters' own, or a fresh one.
+        Without `reuse` all of the prompt is read, whatever lies in the slots.
         """
         size = {"capacity": self.capacity, "vocab_size": self.target.vocab_size}
         check_row(row, params, **size, chunk=chunk)
@@ -187,7 +189,7 @@ class Engine:
             raise InputError(f"all {self.slots.count} slots are taken; wait for a row to end.")
         if seed is None:
             seed = row_seed(params, row=row.index)
-        seat = self._seating.take(row, params, stats)
+        seat = self._seating.take(row, params, stats, reuse=reuse)
         try:
             admission = Admission(
                 seat,

@@ -26,9 +26,11 @@ class Seating:
         """Those whose prompt is read."""
         return tuple(seat for seat in self.seats if not seat.reading)
 
-    def take(self, row: Row, params: SamplingParams, run: RunStats | None) -> Seat:
+    def take(
+        self, row: Row, params: SamplingParams, run: RunStats | None, *, reuse: bool = True
+    ) -> Seat:
         """A free slot for a row. It says where the longest beginning of the prompt lies."""
-        slot, source, reused = self._place(row.prompt)
+        slot, source, reused = self._place(row.prompt if reuse else ())
         self.free.remove(slot)
         self._known.pop(slot, None)
         seat = Seat(slot, row, params, run, source=source, reused=reused)
@@ -61,7 +63,8 @@ class Seating:
         known = self._known | {seat.slot: seat.known for seat in self.seats}
         # The last token is always read: the first choice is made from its state.
         shared = {
-            slot: min(common(tokens, prompt), len(prompt) - 1) for slot, tokens in known.items()
+            slot: min(common(tokens, prompt), max(0, len(prompt) - 1))
+            for slot, tokens in known.items()
         }
         ready = {slot for slot in self._known if 2 * shared[slot] >= len(known[slot])}
         source = max(shared, key=lambda slot: (shared[slot], slot in ready), default=None)

@@ -140,7 +140,9 @@ async def model_of(client: Client, url: str, api_key: str | None) -> str:
     try:
         return str(reply["data"][0]["id"])
     except (KeyError, IndexError, TypeError) as error:
-        hint = "check the key" if status in (401, 403) else "name it with --model"
+        hint = "name it with --model"
+        if status in (401, 403):
+            hint = "check the key (OPENAI_API_KEY, or what --api-key-env names)"
         raise UnreachableError(
             f"{url}/v1/models answered {status} and names no model; {hint}."
         ) from error

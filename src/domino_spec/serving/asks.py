@@ -16,6 +16,8 @@ class Ask:
     params: SamplingParams
     speculate: bool = True
     """Without drafts the text is the same; it is here to be raced against."""
+    reuse: bool = True
+    """Whether what lies in the slots may stand for the prompt's beginning."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +67,10 @@ class StoppingError(DominoError, RuntimeError):
 
 class TooLongError(InputError):
     """A prompt, or a prompt and its answer, that no slot holds."""
+
+
+class TooManyError(TooLongError):
+    """More new tokens than any answer may have, however short its prompt."""
 
 
 class DecodingError(DominoError, RuntimeError):

@@ -131,7 +131,11 @@ class EngineLane(Lane):
         """Only now, not when it came: what it shares with the one before has been read by now."""
         row = job.row
         admission = self._engine.begin(
-            row, job.ask.params, seed=row.sampler.seed, chunk=self._chunk
+            row,
+            job.ask.params,
+            seed=row.sampler.seed,
+            chunk=self._chunk,
+            reuse=job.ask.reuse,
         )
         job.cached = admission.reused
         return admission

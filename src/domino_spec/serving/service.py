@@ -15,14 +15,20 @@ from domino_spec.api.rows import make_rows
 from domino_spec.decoding import SamplingParams
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.sizes import free_bytes, token_bytes
-from domino_spec.serving.asks import Ask, DecodingError, TooLongError
+from domino_spec.serving.asks import Ask, TooLongError, TooManyError
 from domino_spec.serving.jobs import Job
 from domino_spec.serving.lanes import EngineLane, Lane, ReferenceLane
+from domino_spec.serving.literal import LiteralChats
 from domino_spec.serving.meters import Meter, Silence
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import limits_of, plain_slots, size_of
+from domino_spec.serving.sizing import context_of, limits_of, size_of
 from domino_spec.serving.tickets import Ticket
 from domino_spec.serving.worker import Worker
+
+_PLAIN_SLOTS = 4
+"""Rows without drafts, beside the others: they are here to be raced against."""
+_UNKNOWN_CONTEXT = 4096
+"""Where neither the target nor anybody else says how much it reads."""
 
 
 class Service:
@@ -43,7 +49,9 @@ class Service:
         self.tokenizer = decoder.tokenizer
         self.created = int(time.time())
         self._draft_name = draft_name
+        self._chats = LiteralChats(self.tokenizer)
         main, plain, capacity = self._lanes(said)
+        self._slots = main.slots
         self.limits = limits_of(settings, capacity)
         self.worker = Worker(main, plain, max_queue=settings.max_queue, meter=meter or Silence())
         self._numbers = itertools.count()
@@ -57,12 +65,16 @@ class Service:
             said(f"one request at a time, through Transformers: {reason}")
             main: Lane = ReferenceLane(decoder, speculate=drafts)
             plain = (lambda: ReferenceLane(decoder, speculate=False)) if drafts else None
-            return main, plain, settings.context or context or 4096
+            return main, plain, context_of(settings, context) or _UNKNOWN_CONTEXT
         target = decoder.target
-        token, free = token_bytes(target, decoder.drafter), free_bytes(target.device)
-        on_gpu = target.device.type == "cuda"
-        size = size_of(settings, on_gpu=on_gpu, context=context, token_bytes=token, free=free)
-        beside = plain_slots(size, token_bytes=token, free=free)
+        size = size_of(
+            settings,
+            on_gpu=target.device.type == "cuda",
+            context=context,
+            token_bytes=token_bytes(target, decoder.drafter),
+            free=free_bytes(target.device),
+            beside=_PLAIN_SLOTS if drafts else 0,
+        )
         if decoder.adapts:
             said("measuring what cycles cost on this machine (once; it is kept)")
         engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
@@ -70,8 +82,7 @@ class Service:
             for temperature in (0.0, 1.0):
                 engine.capture(1, SamplingParams(temperature=temperature, logprobs=scores))
         said(f"{size.slots} slots of {size.capacity} tokens")
-        make_plain = (lambda: _plain(engine, beside)) if drafts else None
-        return EngineLane(engine), make_plain, size.capacity
+        return EngineLane(engine), (lambda: _plain(engine)) if drafts else None, size.capacity
 
     # For routes -------------------------------------------------------------------------------
 
@@ -93,13 +104,18 @@ class Service:
         """`ready`, `stopping` or `failed`."""
         return self.worker.state
 
+    @property
+    def ended(self) -> bool:
+        """Whether it answers nobody any more."""
+        return self.worker.ended
+
     def facts(self) -> dict[str, Any]:
         """What anybody may know of it."""
         return {
             "model": self.settings.model,
             "draft": self._draft_name,
             "speculates": self.decoder.drafter is not None,
-            "slots": self.worker.slots,
+            "slots": self._slots,
             "context": self.limits.context,
             "version": __version__,
             "device": str(self.decoder.target.device),
@@ -114,7 +130,7 @@ class Service:
     ) -> tuple[int, ...]:
         """Messages through the target's chat template; a caller's options come before ours."""
         chosen = {**self.decoder.chat_options, **options}
-        return tuple(encode_prompt(list(messages), self.tokenizer, chosen))
+        return tuple(self._chats.encode(messages, chosen))
 
     def submit(self, asks: Sequence[Ask], *, client: str) -> Ticket:
         """Queue these answers. Call it in the event loop that will read them."""
@@ -145,7 +161,7 @@ class Service:
                 "Shorten it."
             )
         if new > limits.max_new_tokens:
-            raise TooLongError(
+            raise TooManyError(
                 f"{new} new tokens are asked for; this server gives {limits.max_new_tokens}. Ask "
                 "for fewer."
             )
@@ -157,13 +173,9 @@ class Service:
             )
 
 
-def _plain(engine: Engine, slots: int) -> Lane:
+def _plain(engine: Engine) -> Lane:
     """The same weights without drafts, in slots of their own."""
-    if not slots:
-        raise DecodingError(
-            "there is no memory for answers without drafts beside the others. Ask with drafts (the "
-            "text is the same), or start the server with fewer slots or a shorter context."
-        )
+    slots = min(_PLAIN_SLOTS, engine.slots.count)
     twin = engine.twin(slots=slots, capacity=engine.capacity)
     twin.speculates = False
     return EngineLane(twin)

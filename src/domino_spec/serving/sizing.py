@@ -15,8 +15,6 @@ _LONGEST, _CPU_LONGEST = 32768, 4096
 _SHORTEST = 512
 _FEW = 4
 """So many rows at a time are worth a shorter context."""
-_PLAIN_SLOTS = 4
-"""Rows without drafts, beside the others: they are here to be raced against."""
 _SHARE = 0.6
 """Of the free memory; activations, prompts and the rest of the machine want some too."""
 
@@ -31,6 +29,15 @@ class Limits:
     max_new_tokens: int
 
 
+def context_of(settings: ServerSettings, context: int | None) -> int | None:
+    """What the settings name, if the target was made for as much; else the target's own."""
+    if settings.context is not None and context is not None and settings.context > context:
+        raise InputError(
+            f"context is {settings.context}; the target was made for {context}. Ask for less."
+        )
+    return settings.context or context
+
+
 def size_of(
     settings: ServerSettings,
     *,
@@ -38,44 +45,41 @@ def size_of(
     context: int | None,
     token_bytes: int,
     free: int | None,
+    beside: int = 0,
 ) -> Size:
     """Slots that the free bytes hold: fewer of them first, then shorter ones.
 
-    What the settings name is kept, or refused where it cannot be had.
+    What the settings name is kept, or refused where it cannot be had. `beside` is how many slots
+    a second lane has at the most; it never has more than the first.
     """
-    if settings.context is not None and context is not None and settings.context > context:
-        raise InputError(
-            f"context is {settings.context}; the target was made for {context}. Ask for less."
-        )
+    asked = context_of(settings, context)
     longest = _LONGEST if on_gpu else _CPU_LONGEST
-    capacity = settings.context or min(context or longest, longest)
+    capacity = settings.context or min(asked or longest, longest)
     most = settings.slots or (MOST_SLOTS if on_gpu else _CPU_SLOTS)
     if free is None:
         return Size(most, capacity)
     room = int(_SHARE * free) // token_bytes  # tokens
     if settings.context is None:
         least = settings.slots or min(most, _FEW)
-        while (least + 1) * capacity > room and capacity > _SHORTEST:
+        while _rows(least, beside) * capacity > room and capacity > _SHORTEST:
             capacity = max(capacity // 2, _SHORTEST)
-    slots = settings.slots or max(1, min(most, room // capacity - 1))
-    if (slots + 1) * capacity > room:
-        taken = (slots + 1) * capacity * token_bytes  # one slot is for rows that fill up a batch
+    slots = most
+    while settings.slots is None and slots > 1 and _rows(slots, beside) * capacity > room:
+        slots -= 1
+    if _rows(slots, beside) * capacity > room:
+        taken = _rows(slots, beside) * capacity * token_bytes
+        also = f", and {min(slots, beside)} for requests without drafts," if beside else ""
         raise InputError(
-            f"{slots} slots of {capacity} tokens take {taken / 1e9:.1f} GB of memory; "
+            f"{slots} slots of {capacity} tokens{also} take {taken / 1e9:.1f} GB of memory; "
             f"{_SHARE * free / 1e9:.1f} GB are there for them. Ask for fewer slots or a shorter "
             "context."
         )
     return Size(slots, capacity)
 
 
-def plain_slots(size: Size, *, token_bytes: int, free: int | None) -> int:
-    """Of the same length, for rows without drafts, in what the others leave; perhaps none."""
-    most = min(_PLAIN_SLOTS, size.slots)
-    if free is None:
-        return most
-    left = free - (size.slots + 1) * size.capacity * token_bytes
-    room = int(_SHARE * left) // (size.capacity * token_bytes)
-    return max(0, min(most, room - 1))
+def _rows(slots: int, beside: int) -> int:
+    """Rows of the caches; each lane has one more, for rows that fill up a batch."""
+    return slots + 1 + (min(slots, beside) + 1 if beside else 0)
 
 
 def limits_of(settings: ServerSettings, capacity: int) -> Limits:

@@ -18,7 +18,10 @@ class Track:
     lane: Lane | None = None
     queue: FairQueue[Job] = field(default_factory=FairQueue)
     spent: float = 0.0
-    """Seconds a row: lanes that are busy share the machine by equal time for each row."""
+    """Seconds a row, while another lane was busy: both get equal time for each row.
+
+    Time that nobody else wanted is not counted, or a lane would pay for it later.
+    """
     beginning: Job | None = None
     """Taken from the queue and not in its slot yet."""
 

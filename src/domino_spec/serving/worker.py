@@ -58,6 +58,11 @@ class Worker:
         return "ready" if self._deadline is None else "stopping"
 
     @property
+    def ended(self) -> bool:
+        """Whether its thread has come to an end."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         """Rows without a slot yet."""
         return sum(len(track.queue) for track in self._each_track())
@@ -222,11 +227,14 @@ class Worker:
         """A turn of one lane, alone on the machine: what it takes is its own time."""
         last, self._last = self._last, track
         if last is not None and last is not track and last.lane is not None:
-            self._spend(last, last.lane, last.lane.settle)
+            self._spend(last, last.lane, last.lane.settle, counts=True)
         assert track.lane is not None
-        self._spend(track, track.lane, track.lane.turn)
+        alone = not any(each.running for each in self._each_track() if each is not track)
+        self._spend(track, track.lane, track.lane.turn, counts=not alone)
 
-    def _spend(self, track: Track, lane: Lane, work: Callable[[Results], None]) -> None:
+    def _spend(
+        self, track: Track, lane: Lane, work: Callable[[Results], None], *, counts: bool
+    ) -> None:
         results, rows, start = Results(), max(1, lane.running), time.perf_counter()
         failure = None
         try:
@@ -234,7 +242,8 @@ class Worker:
         except Exception as error:
             failure = error
         finally:  # what came before a failure too: some of it may have ended
-            track.spent += (time.perf_counter() - start) / rows
+            if counts:
+                track.spent += (time.perf_counter() - start) / rows
             self._hand_out(results)
         if failure is not None:
             _log.error("a cycle failed", exc_info=failure)

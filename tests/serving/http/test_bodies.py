@@ -1,9 +1,11 @@
 """Bodies that are no requests: never a 500."""
 
+import asyncio
 import json
 
 import pytest
 
+from domino_spec.serving.http import guard
 from domino_spec.serving.settings import ServerSettings
 from tests.serving.fake import MODEL
 from tests.serving.http.conftest import HELLO, error_of
@@ -125,3 +127,44 @@ def test_a_body_that_does_not_say_its_length_ends_too(make_client):
     assert response.status_code == 413
     error_of(response)
     assert sent < 12, "it was read to the end"
+
+
+def sent_slowly(client, *parts: bytes) -> list[dict]:
+    """Send these and nothing more, over a connection that stays open; what came back."""
+    coming = list(parts)
+    sent: list[dict] = []
+
+    async def receive():
+        if not coming:
+            await asyncio.Event().wait()
+        part = coming.pop(0)
+        return {"type": "http.request", "body": part, "more_body": part != GOOD}
+
+    async def send(message):
+        sent.append(message)
+
+    path = "/v1/chat/completions"
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
+        "query_string": b"", "root_path": "", "http_version": "1.1", "scheme": "http",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "asgi": {"version": "3.0"},
+    }  # fmt: skip
+    asyncio.run(client.app(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize("parts", [(), (b"{",), (b"{", b'"mod')])
+def test_a_body_that_never_ends_is_not_waited_for(client, monkeypatch, parts):
+    monkeypatch.setattr(guard, "UPLOAD_SECONDS", 0)
+    start, body = sent_slowly(client, *parts)
+    assert start["status"] == 408
+    assert (b"connection", b"close") in start["headers"]
+    assert json.loads(body["body"])["error"]["code"] == "request_timeout"
+    assert not client.service.asks
+
+
+def test_an_answer_may_take_longer_than_its_body(client, monkeypatch):
+    monkeypatch.setattr(guard, "UPLOAD_SECONDS", 0)
+    start, _ = sent_slowly(client, GOOD)
+    assert start["status"] == 200

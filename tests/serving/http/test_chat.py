@@ -38,10 +38,10 @@ def test_what_is_asked_for_reaches_the_engine(client):
         n=3, seed=7, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, max_completion_tokens=9,
         presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.1, stop="fox",
         ignore_eos=True, logprobs=True, top_logprobs=2, user="me", metadata={"a": "b"},
-        store=False, domino={"speculate": False},
+        store=False, domino={"speculate": False, "reuse": False},
     )  # fmt: skip
     assert [ask.params.seed for ask in client.service.asks] == [7, 8, 9]
-    assert not any(ask.speculate for ask in client.service.asks)
+    assert not any(ask.speculate or ask.reuse for ask in client.service.asks)
     params = client.service.asks[0].params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 40, 0.05)
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
@@ -56,6 +56,7 @@ def test_defaults_are_openais(client):
     assert (params.temperature, params.top_p, params.top_k, params.logprobs) == (1, 1, 0, None)
     assert params.max_new_tokens == client.service.limits.max_new_tokens
     assert ask.speculate
+    assert ask.reuse
     client.chat()
     assert client.service.asks[0].params.seed != client.service.asks[1].params.seed
 

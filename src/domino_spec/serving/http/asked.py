@@ -39,6 +39,10 @@ class DominoOptions(Strict):
     speculate: bool = Field(
         default=True, description="Without drafts the text is the same; it takes longer."
     )
+    reuse: bool = Field(
+        default=True,
+        description="Without, the whole prompt is read anew: for those who compare times.",
+    )
 
 
 class StreamOptions(Strict):

@@ -89,6 +89,7 @@ def make_asks(asked: Asked, prompts: Sequence[tuple[int, ...]], service: Service
             prompt=prompt,
             params=_params(asked, _room(asked, len(prompt), service), (first + choice) % _SEEDS),
             speculate=asked.ours.speculate,
+            reuse=asked.ours.reuse,
         )
         for choice, prompt in enumerate(each)
     ]

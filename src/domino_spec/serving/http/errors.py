@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
 
 from domino_spec.errors import InputError
-from domino_spec.serving.asks import BusyError, StoppingError, TooLongError
+from domino_spec.serving.asks import BusyError, StoppingError, TooLongError, TooManyError
 from domino_spec.serving.http.refused import WHY_REFUSED
 
 _log = logging.getLogger("domino_spec.serving")
@@ -122,6 +122,9 @@ def blaming(param: str) -> Iterator[None]:
     """Say that this parameter is the one that makes no sense."""
     try:
         yield
+    except TooManyError as error:
+        code = "context_length_exceeded"
+        raise ApiError(400, str(error), code=code, param="max_tokens") from error
     except TooLongError as error:
         raise ApiError(400, str(error), code="context_length_exceeded", param=param) from error
     except InputError as error:

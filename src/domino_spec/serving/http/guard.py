@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import secrets
@@ -17,6 +18,9 @@ from domino_spec.serving.settings import LOOPBACK, ServerSettings
 
 HUNG_UP = 499
 """Counted, never sent: the client did not wait for a status."""
+
+UPLOAD_SECONDS = 60
+"""For a body: who sends it byte by byte would hold a connection and its memory for ever."""
 
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -125,12 +129,18 @@ class Guard:
         return found
 
     def _counted(self, receive: Receive) -> Receive:
-        read = 0
+        read, whole = 0, False
+        deadline = asyncio.get_running_loop().time() + UPLOAD_SECONDS
 
         async def counted() -> Message:
-            nonlocal read
-            message = await receive()
+            nonlocal read, whole
+            try:
+                async with asyncio.timeout_at(None if whole else deadline):
+                    message = await receive()
+            except TimeoutError as error:
+                raise _too_slow() from error
             if message["type"] == "http.request":
+                whole = not message.get("more_body", False)
                 read += len(message.get("body", b""))
                 if read > self._most_bytes:
                     raise self._too_large()
@@ -145,6 +155,15 @@ class Guard:
             code="request_too_large",
             headers={"Connection": "close"},
         )
+
+
+def _too_slow() -> ApiError:
+    return ApiError(
+        408,
+        f"the body was not here within {UPLOAD_SECONDS} seconds; send it faster.",
+        code="request_timeout",
+        headers={"Connection": "close"},
+    )
 
 
 def is_open(path: str) -> bool:

@@ -33,6 +33,7 @@ _ERRORS = {
     401: "The API key is missing or wrong",
     403: "The request was sent to a host that this server does not serve",
     404: "There is no such model or path",
+    408: "The body took too long to come",
     413: "The body is too large",
     415: "The body is not JSON",
     429: "Too many answers are waiting; Retry-After says when to come back",

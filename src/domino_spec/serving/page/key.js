@@ -7,11 +7,12 @@ export const key = { value: "" };
 let asking = null;
 
 // Resolves to whether a key was given. Who asks while the dialog is open gets the same answer.
-export function askForKey(why) {
+export function askForKey() {
   if (asking) return asking;
   const dialog = find("key");
   const field = find("key-value");
-  find("key-why").textContent = why;
+  // What the server says is for those who write programs.
+  find("key-why").textContent = key.value ? "It does not know the key it was given." : "";
   field.value = "";
   asking = new Promise((resolve) => {
     let given = false;

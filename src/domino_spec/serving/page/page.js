@@ -36,7 +36,7 @@ async function meet() {
   try {
     server = await facts();
   } catch (error) {
-    if (error.status === 401 && (await askForKey(error.words))) return meet();
+    if (error.status === 401 && (await askForKey())) return meet();
     find("facts").textContent = "No server";
     explain(error);
     return;
@@ -90,7 +90,8 @@ function messages(turn) {
 
 async function listen(turn, answer, body, signal) {
   const { speculate } = answer;
-  const domino = { blocks: true, ...(speculate === null ? {} : { speculate }) };
+  // Racers read the whole prompt: what one of them finds read already is no merit of its drafts.
+  const domino = { blocks: true, ...(speculate === null ? {} : { speculate, reuse: false }) };
   try {
     for await (const chunk of chat({ ...body, domino }, signal)) {
       answer.take(chunk);
@@ -133,7 +134,7 @@ async function run(turn, settings) {
   follow.keep();
   tell(words);
   const { failure } = turn;
-  if (failure?.status === 401 && (await askForKey(failure.words))) {
+  if (failure?.status === 401 && (await askForKey())) {
     if (!server) await meet();
     if (turns.includes(turn) && !stopper) again(turn);
   }

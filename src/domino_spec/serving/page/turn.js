@@ -4,7 +4,7 @@ import { Answer } from "./answer.js";
 import { button, make } from "./dom.js";
 import { verdict } from "./race.js";
 
-const SHARED = "Both lanes started together and share the machine by equal time while both run.";
+const SHARED = "Both lanes started together, read the whole prompt and share the machine by equal time while both run.";
 
 async function copied(text) {
   try {
