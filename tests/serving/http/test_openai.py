@@ -191,11 +191,11 @@ def test_hanging_up_frees_the_slot(server, stream, monkeypatch):
     lane = worker._tracks[True].lane
     real = lane.turn
 
-    def turn():
+    def turn(results):
         turns.append(lane.running)
         if len(turns) == 3:
             assert seen.wait(60)
-        return real()
+        real(results)
 
     monkeypatch.setattr(lane, "turn", turn)
     body = {**GREEDY, "messages": CHAT, "max_tokens": 100, "ignore_eos": True, "stream": stream}
