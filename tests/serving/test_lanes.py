@@ -100,15 +100,20 @@ def test_who_leaves_leaves_nothing(turns, ahead):
         assert {job for job, _ in results.commits} <= {other}
     assert other.row.generated == expected(LONG[:40] + SHORT, 9)
     assert gone.row.generated == heard
-    assert not lane._admissions
+    assert not lane._unread
+    assert lane._reading is None
 
 
-def test_what_no_engine_runs_does_not_get_a_slot():
+def test_what_no_engine_runs_fails_and_leaves_its_slot():
     lane, engine = engine_lane(slots=1)
     for odd in ({"temperature": 1.0, "accept": "match"}, {"processors": [lambda ids, s: s]}):
-        with pytest.raises(InputError, match="cannot run on the engine"):
-            lane.begin(a_job(0, SHORT, 5, **odd))
-    assert (lane.running, lane.free, engine.free) == (0, 1, 1)
+        lane.begin(a_job(0, SHORT, 5, **odd))
+        results = Results()
+        lane.turn(results)
+        ((_, error),) = results.failures
+        assert isinstance(error, InputError)
+        assert "cannot run on the engine" in str(error)
+        assert (lane.running, lane.free, engine.free) == (0, 1, 1)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 4])

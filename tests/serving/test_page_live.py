@@ -4,13 +4,16 @@ import pytest
 import torch
 
 from domino_spec.api import DominoDecoder
+from domino_spec.serving.http.app import make_app
+from domino_spec.serving.http.metrics import PrometheusMeter
+from domino_spec.serving.service import Service
+from domino_spec.serving.settings import ServerSettings
 from tests.support.browser import browsing, find_browser
 from tests.support.chat_page import LAST, TILES, counters, race, said, send, verdict
 from tests.support.chat_server import listening
 from tests.support.pair import bigram_target, knowing_drafter
 from tests.support.tokens import SPECIALS, small_tokenizer
 
-application = pytest.importorskip("domino_spec.serving.http.app")
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium here; apt-get install chromium"
 )
@@ -35,14 +38,10 @@ def pair(*, drafter=True):
 
 @pytest.fixture(scope="module")
 def server():
-    from domino_spec.serving.http.metrics import PrometheusMeter
-    from domino_spec.serving.service import Service
-    from domino_spec.serving.settings import ServerSettings
-
     settings = ServerSettings(model="circle", context=256, slots=2, api_keys=("a key",))
     meter = PrometheusMeter()
     service = Service(pair(), settings, meter=meter)
-    with listening(application.make_app(service, meter=meter)) as url:
+    with listening(make_app(service, meter=meter)) as url:
         yield url
 
 

@@ -8,6 +8,7 @@ import pytest
 from domino_spec.api import DominoDecoder
 from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError
+from domino_spec.serving import lanes
 from domino_spec.serving.asks import Ask, Block, BusyError, Ended, StoppingError, TooLongError
 from domino_spec.serving.jobs import Job
 from domino_spec.serving.service import Service
@@ -132,6 +133,59 @@ def test_a_prefix_is_read_once():
                     tokens.extend(event.commit.tokens)
         assert tokens == alone(follow_up)
         assert set(cached) == {len(first) + len(text) - 1}  # the last token has no states yet
+
+    serving(check)
+
+
+def test_choices_of_one_prompt_read_it_once():
+    async def check(service):
+        cached = {}
+        asks = [ask(PROMPTS[5], temperature=1.0, seed=number) for number in range(3)]
+        async with service.submit(asks, client="me") as ticket:
+            async for event in ticket:
+                if isinstance(event, Block):
+                    cached[event.choice] = event.cached
+        assert cached == {0: 0, 1: len(PROMPTS[5]) - 1, 2: len(PROMPTS[5]) - 1}
+
+    serving(check)
+
+
+def test_a_long_prompt_is_read_in_pieces_and_its_reader_may_leave_in_between(monkeypatch):
+    monkeypatch.setattr(lanes, "_CPU_CHUNK", 4)
+
+    async def check(service):
+        lane = service.worker._tracks[True].lane
+        held = asyncio.Event()
+        loop, turn = asyncio.get_running_loop(), lane.turn
+
+        def watched(results):
+            turn(results)
+            if lane._reading is not None:
+                loop.call_soon_threadsafe(held.set)
+
+        lane.turn = watched
+        early = service.submit([ask(PROMPTS[0], 60)], client="a")
+        leaving = service.submit([ask(PROMPTS[5])], client="b")
+        await held.wait()
+        leaving.cancel()
+        async for event in early:
+            if isinstance(event, Ended):
+                break
+        assert (await answer(service, ask(PROMPTS[5])))[0] == alone(PROMPTS[5])
+        assert lane._engine.free == 3
+
+    serving(check)
+
+
+def test_what_the_engine_refuses_fails_alone():
+    """Processors cannot come over HTTP, but whoever calls the service may try."""
+
+    async def check(service):
+        bad = ask(PROMPTS[0], processors=(lambda ids, scores: scores,))
+        ticket = service.submit([ask(PROMPTS[1]), bad], client="me")
+        ends = {event.choice: event async for event in ticket if not isinstance(event, Block)}
+        assert isinstance(ends[0], Ended)
+        assert "logits processors of its own" in str(ends[1].error)
 
     serving(check)
 

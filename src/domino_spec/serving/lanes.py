@@ -16,7 +16,7 @@ from domino_spec.fast.engine import Engine
 from domino_spec.fast.seats import Turn
 from domino_spec.serving.jobs import Job
 
-_GPU_CHUNK, _CPU_CHUNK = 2048, 256
+_GPU_CHUNK, _CPU_CHUNK = 2048, 128
 """Prompt tokens read between two cycles: running answers wait for no longer than that takes."""
 
 
@@ -92,7 +92,8 @@ class EngineLane(Lane):
         super().__init__()
         self._engine = engine
         self.slots = engine.slots.count  # also while the engine makes its own anew
-        self._admissions: deque[Admission] = deque()
+        self._unread: deque[Job] = deque()
+        self._reading: Admission | None = None
         self._chunk = _GPU_CHUNK if engine.target.device.type == "cuda" else _CPU_CHUNK
 
     def turn(self, results: Results) -> None:
@@ -108,22 +109,32 @@ class EngineLane(Lane):
         for commit in turn.commits:
             self._committed(commit, results)
         for row, error in turn.failures:
-            self._failed(row.index, error, results)
+            self._failed(self._jobs[row.index], error, results)
 
     def _read_prompts(self, results: Results) -> None:
         left = self._chunk
-        while self._admissions and left > 0:
-            admission = self._admissions[0]
-            left -= max(1, min(self._chunk, admission.remaining))
+        while self._unread and left > 0:
+            job = self._unread[0]
             try:
+                admission = self._reading = self._reading or self._admitted(job)
+                left -= min(self._chunk, admission.remaining)
                 commit = admission.advance()
             except Exception as error:
-                self._admissions.popleft()
-                self._failed(admission.row.index, error, results)
+                self._failed(job, error, results)
                 continue
             if commit is not None:
-                self._admissions.popleft()
+                self._unread.popleft()
+                self._reading = None
                 self._committed(commit, results)
+
+    def _admitted(self, job: Job) -> Admission:
+        """Only now, not when it came: what it shares with the one before has been read by now."""
+        row = job.row
+        admission = self._engine.begin(
+            row, job.ask.params, seed=row.sampler.seed, chunk=self._chunk
+        )
+        job.cached = admission.reused
+        return admission
 
     def _committed(self, commit: Commit, results: Results) -> None:
         job = self._jobs[commit.row]
@@ -131,31 +142,26 @@ class EngineLane(Lane):
         if commit.finish_reason is not None:
             self.release(job)
 
-    def _failed(self, index: int, error: Exception, results: Results) -> None:
-        job = self._jobs[index]
+    def _failed(self, job: Job, error: Exception, results: Results) -> None:
         results.failures.append((job, error))
         self.release(job)
 
     def reset(self) -> None:
         """The caches are made anew: nobody knows what the turn left in them."""
         self._jobs.clear()
-        self._admissions.clear()
+        self._unread.clear()
+        self._reading = None
         self._engine.restart()
 
     def _begin(self, job: Job) -> None:
-        row = job.row
-        admission = self._engine.begin(
-            row, job.ask.params, seed=row.sampler.seed, chunk=self._chunk
-        )
-        job.cached = admission.reused
-        self._admissions.append(admission)
+        self._unread.append(job)
 
     def _release(self, job: Job) -> None:
         self._engine.release(job.row)
-        for admission in self._admissions:
-            if admission.row is job.row:
-                self._admissions.remove(admission)
-                break
+        if self._reading is not None and self._reading.row is job.row:
+            self._reading = None
+        with suppress(ValueError):  # it may have been read long ago
+            self._unread.remove(job)
 
 
 class ReferenceLane(Lane):

@@ -66,8 +66,9 @@ class Service:
         if decoder.adapts:
             said("measuring what cycles cost on this machine (once; it is kept)")
         engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
-        for params in (SamplingParams(), SamplingParams(temperature=1.0)):
-            engine.capture(1, params)
+        for scores in (None, 0) if settings.page else (None,):  # the page shows probabilities
+            for temperature in (0.0, 1.0):
+                engine.capture(1, SamplingParams(temperature=temperature, logprobs=scores))
         said(f"{size.slots} slots of {size.capacity} tokens")
         make_plain = (lambda: _plain(engine, beside)) if drafts else None
         return EngineLane(engine), make_plain, size.capacity
