@@ -101,10 +101,11 @@ def test_a_slot_forgets_what_its_last_row_paid_for():
     assert on_engine(engine, params, [None] * 6)[0] == reference(target, params)
 
 
-def test_who_takes_the_slot_of_one_that_paid_pays_nothing():
+@pytest.mark.parametrize("paid", EACH[:3], ids=str)
+def test_who_takes_the_slot_of_one_that_paid_pays_nothing(paid):
     """Also while another one pays, whose cycles look at every slot's values."""
     target = make_target("llama")
-    params = params_of({}, [{}, EACH[0], EACH[1], {}, {}, {}])
+    params = params_of({}, [{}, paid, EACH[1], {}, {}, {}])
     expected = reference(target, params)
     engine = make_engine(target, None, slots=2)
     rows = rows_of(engine.slots, params)

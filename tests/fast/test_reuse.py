@@ -23,6 +23,7 @@ def answer(engine, prompt, params=GREEDY, *, cycles=None):
     """A row decoded to its end, or for some cycles, and how much of its prompt was there."""
     row = new_row(engine, prompt, params)
     admission = engine.begin(row, params, seed=5)
+    assert admission.remaining == len(prompt) - admission.reused
     while admission.advance() is None:
         pass
     while row.finish_reason is None and cycles != 0:

@@ -175,7 +175,7 @@ def test_errors_are_the_clients_own(client, server):
 
 
 def cancelled(server) -> float:
-    page = server.service.worker._meter.page().decode()
+    page = server.service.worker._meter._meter.page().decode()
     return float(page.split('domino_answers_ended_total{reason="cancelled"} ')[1].split("\n")[0])
 
 
@@ -191,11 +191,11 @@ def test_hanging_up_frees_the_slot(server, stream, monkeypatch):
     lane = worker._tracks[True].lane
     real = lane.turn
 
-    def turn():
+    def turn(results):
         turns.append(lane.running)
         if len(turns) == 3:
             assert seen.wait(60)
-        return real()
+        real(results)
 
     monkeypatch.setattr(lane, "turn", turn)
     body = {**GREEDY, "messages": CHAT, "max_tokens": 100, "ignore_eos": True, "stream": stream}
@@ -217,15 +217,32 @@ def test_hanging_up_frees_the_slot(server, stream, monkeypatch):
     assert len(turns) <= 4, "it went on for nobody"
 
 
-def test_a_full_queue_is_a_rate_limit():
+def test_a_full_queue_is_a_rate_limit(monkeypatch):
     with live(page=False, slots=1, max_queue=1) as small:
         make = openai.OpenAI(base_url=f"{small.address}/v1", api_key="none", max_retries=0)
         how = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True}}
-        with pytest.raises(openai.RateLimitError) as full:
-            make.chat.completions.create(messages=CHAT, n=3, max_tokens=2, **how)
+        worker, go, answers = small.service.worker, threading.Event(), []
+        lane = worker._tracks[True].lane
+        real = lane.turn
+        monkeypatch.setattr(lane, "turn", lambda results: (go.wait(60), real(results)))
+
+        def two():
+            answers.append(make.chat.completions.create(messages=CHAT, n=2, max_tokens=2, **how))
+
+        first = threading.Thread(target=two)
+        first.start()
+        try:
+            assert soon(lambda: worker.running + worker.waiting == 2)
+            with pytest.raises(openai.RateLimitError) as full:
+                make.chat.completions.create(messages=CHAT, max_tokens=2, **how)
+        finally:
+            go.set()
+            first.join()
         assert full.value.code == "rate_limit_exceeded"
         assert int(full.value.response.headers["retry-after"]) >= 1
-        assert make.chat.completions.create(messages=CHAT, n=2, max_tokens=2, **how).choices
+        assert len(answers[0].choices) == 2
+        with pytest.raises(openai.BadRequestError, match="3 answers are asked for at once"):
+            make.chat.completions.create(messages=CHAT, n=3, max_tokens=2, **how)
 
 
 def test_metrics_of_a_real_run(server, client):
