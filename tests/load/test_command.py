@@ -177,6 +177,15 @@ def test_both_command_lines_know_the_same_options(monkeypatch):
     assert request == parse(["http://h"])[0]
 
 
+@pytest.fixture
+def heeding_ctrl_c():
+    """As in a terminal: what a script starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeding_ctrl_c")
 def test_ctrl_c_ends_with_what_there_is(fake, tmp_path):
     class Impatient(Watcher):
         def progress(self, cell, side, done, total):
