@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
@@ -105,9 +106,9 @@ class Asked(RefusedByBoth):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    @abstractmethod
     def scores(self) -> int | None:
         """Alternatives for each token of the answer; None if no log-probabilities are wanted."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _streaming_alone(self) -> Asked:
