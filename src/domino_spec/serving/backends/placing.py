@@ -5,11 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from domino_spec.errors import InputError
+from domino_spec.serving.backends.drafts import ServedDraft
 from domino_spec.serving.backends.launch import CONFIG_OPTION
 from domino_spec.serving.backends.request import GGUF_SUFFIX, ServeRequest
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _CUDA = "cuda"
+
+
+def refuse_ours(request: ServeRequest, name: str) -> None:
+    """What only our own server and engine have."""
+    if request.page:
+        raise InputError(f"--backend {name} has no --page: the chat page is the native server's.")
+    if request.dtype == "fastest":
+        raise InputError(
+            f"--backend {name} has no --dtype fastest, which measures our own engine; name a type."
+        )
+
+
+def drafts_of(request: ServeRequest, draft: ServedDraft, giver: str) -> int:
+    """Drafts a cycle: the block less its anchor, or fewer."""
+    most = draft.config.default_depth
+    if request.depth is None:
+        return most
+    if not 1 <= request.depth <= most:
+        raise InputError(
+            f"depth is {request.depth}; {giver} gives 1 to {most} drafts a cycle with this drafter "
+            f"(blocks of {draft.config.block_size}); for none use --no-speculate."
+        )
+    return request.depth
 
 
 def refuse_gguf(request: ServeRequest, title: str) -> None:

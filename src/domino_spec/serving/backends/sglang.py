@@ -16,9 +16,11 @@ from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
 from domino_spec.serving.backends.installed import Engine, Installed
 from domino_spec.serving.backends.launch import Launch
 from domino_spec.serving.backends.placing import (
+    drafts_of,
     gpu_index,
     refuse_any_port,
     refuse_gguf,
+    refuse_ours,
     refuse_two_configs,
 )
 from domino_spec.serving.backends.request import ServeRequest, refuse_fields
@@ -62,12 +64,7 @@ _LACKING = {
 def refuse(request: ServeRequest) -> None:
     """What SGLang has no word for."""
     refuse_fields(request, NAME, _LACKING)
-    if request.page:
-        raise InputError("--backend sglang has no --page: the chat page is the native server's.")
-    if request.dtype == "fastest":
-        raise InputError(
-            "--backend sglang has no --dtype fastest, which measures our own engine; name a type."
-        )
+    refuse_ours(request, NAME)
     if len(request.api_keys) > 1:
         raise InputError(
             f"--backend sglang takes one key, {len(request.api_keys)} were given; give one, or let "
@@ -112,16 +109,8 @@ def cautions(request: ServeRequest) -> list[str]:
 
 
 def depth(request: ServeRequest, draft: ServedDraft) -> int:
-    """Drafts a cycle: the block less its anchor, or fewer."""
-    most = draft.config.default_depth
-    if request.depth is None:
-        return most
-    if not 1 <= request.depth <= most:
-        raise InputError(
-            f"depth is {request.depth}; SGLang gives 1 to {most} drafts a cycle with this drafter "
-            f"(blocks of {draft.config.block_size}); for none use --no-speculate."
-        )
-    return request.depth
+    """Drafts a cycle."""
+    return drafts_of(request, draft, "SGLang")
 
 
 def _model(request: ServeRequest) -> list[str]:

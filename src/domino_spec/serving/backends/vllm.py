@@ -14,8 +14,10 @@ from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
 from domino_spec.serving.backends.installed import Engine, Installed
 from domino_spec.serving.backends.launch import Launch
 from domino_spec.serving.backends.placing import (
+    drafts_of,
     refuse_any_port,
     refuse_gguf,
+    refuse_ours,
     refuse_two_configs,
     visible_gpu,
 )
@@ -59,12 +61,7 @@ _LACKING = {
 def refuse(request: ServeRequest) -> None:
     """What vLLM has no word for."""
     refuse_fields(request, NAME, _LACKING)
-    if request.page:
-        raise InputError("--backend vllm has no --page: the chat page is the native server's.")
-    if request.dtype == "fastest":
-        raise InputError(
-            "--backend vllm has no --dtype fastest, which measures our own engine; name a type."
-        )
+    refuse_ours(request, NAME)
     refuse_gguf(request, ENGINE.title)
     refuse_any_port(request, ENGINE.title)
     refuse_two_configs(request, ENGINE.title, keys=2)
@@ -128,16 +125,8 @@ def cautions(request: ServeRequest) -> list[str]:
 
 
 def depth(request: ServeRequest, draft: ServedDraft) -> int:
-    """Drafts a cycle: the block less its anchor, or fewer."""
-    most = draft.config.default_depth
-    if request.depth is None:
-        return most
-    if not 1 <= request.depth <= most:
-        raise InputError(
-            f"depth is {request.depth}; vLLM's dflash method gives 1 to {most} drafts a cycle with "
-            f"this drafter (blocks of {draft.config.block_size}); for none use --no-speculate."
-        )
-    return request.depth
+    """Drafts a cycle."""
+    return drafts_of(request, draft, "vLLM's dflash method")
 
 
 def _start(request: ServeRequest, found: Installed) -> list[str]:
