@@ -5,11 +5,9 @@ import pytest
 from domino_spec.bench import summarise
 from domino_spec.report import figures, write_report
 from tests.report.runs import records, write
-from tests.support.browser import browsing, find_browser
+from tests.support.browser import browsing, needs_browser
 
-pytestmark = pytest.mark.skipif(
-    find_browser() is None, reason="no Chromium here; apt-get install chromium"
-)
+pytestmark = needs_browser
 
 PHONE, DESK = 360, 1100
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

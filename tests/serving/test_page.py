@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.browser import browsing, find_browser
+from tests.support.browser import browsing, needs_browser
 from tests.support.chat_page import (
     DESK,
     ENDED,
@@ -24,9 +24,7 @@ from tests.support.chat_page import (
 )  # fmt: skip
 from tests.support.chat_server import ChatServer, Scene, chatting, token_id
 
-pytestmark = pytest.mark.skipif(
-    find_browser() is None, reason="no Chromium here; apt-get install chromium"
-)
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")

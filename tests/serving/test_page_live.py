@@ -8,15 +8,13 @@ from domino_spec.serving.http.app import make_app
 from domino_spec.serving.http.metrics import PrometheusMeter
 from domino_spec.serving.service import Service
 from domino_spec.serving.settings import ServerSettings
-from tests.support.browser import browsing, find_browser
+from tests.support.browser import browsing, needs_browser
 from tests.support.chat_page import LAST, TILES, counters, race, said, send, verdict
 from tests.support.chat_server import listening
 from tests.support.pair import bigram_target, knowing_drafter
 from tests.support.tokens import SPECIALS, small_tokenizer
 
-pytestmark = pytest.mark.skipif(
-    find_browser() is None, reason="no Chromium here; apt-get install chromium"
-)
+pytestmark = needs_browser
 
 SIZE = 96
 ASKED = "the quick fox"

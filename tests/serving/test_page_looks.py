@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.browser import browsing, find_browser
+from tests.support.browser import browsing, needs_browser
 from tests.support.chat_page import (
     DESK,
     ENDED,
@@ -19,9 +19,7 @@ from tests.support.chat_page import (
 )  # fmt: skip
 from tests.support.chat_server import FACTS, ChatServer, Scene, chatting
 
-pytestmark = pytest.mark.skipif(
-    find_browser() is None, reason="no Chromium here; apt-get install chromium"
-)
+pytestmark = needs_browser
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 LONG = Scene(

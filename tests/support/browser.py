@@ -11,6 +11,8 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _SECONDS = 60
 KEYS = {
@@ -27,6 +29,11 @@ os.execvp(sys.argv[3], sys.argv[3:])"""
 
 def find_browser() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+needs_browser = pytest.mark.skipif(
+    find_browser() is None, reason="no Chromium here; apt-get install chromium"
+)
 
 
 class Page:
