@@ -16,6 +16,7 @@ import argparse
 import shutil
 import tarfile
 import tempfile
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -274,8 +275,15 @@ def main() -> None:
         arguments.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
     )
     contest = Contest(arguments, loaded, corpus, *_held_out(arguments, loaded, corpus))
+    failed = []
     for kind in arguments.kinds:
-        contest.run(kind, rates.get(kind, ()))
+        try:
+            contest.run(kind, rates.get(kind, ()))
+        except Exception:  # the others' seconds are not lost with it
+            traceback.print_exc()
+            failed.append(kind)
+    if failed:
+        raise SystemExit(f"not trained: {', '.join(failed)}; the reasons are above.")
 
 
 def _held_out(

@@ -58,7 +58,12 @@ def bigram_target(table: torch.Tensor | None = None) -> Target:
 
 
 def knowing_drafter(
-    *, shift: bool, prefix: int, table: torch.Tensor | None = None, mask: int | None = None
+    *,
+    shift: bool,
+    prefix: int,
+    table: torch.Tensor | None = None,
+    mask: int | None = None,
+    head_dim: int = 10,
 ) -> Drafter:
     """Knows a table; given a mask, its head is right in slots of that token alone."""
     table = successor() if table is None else table
@@ -66,7 +71,7 @@ def knowing_drafter(
     width = size if mask is None else size + 1  # one more unit: this slot is not the mask's
     head = DominoHeadConfig(gru_hidden_dim=size, emb_dim=width, pure_draft_prefix_len=prefix)
     drafter = _silent_backbone(
-        head, shift=shift, size=size, mask=size - 1 if mask is None else mask
+        head, shift=shift, size=size, mask=size - 1 if mask is None else mask, head_dim=head_dim
     )
     with torch.no_grad():
         gru = drafter.head.prefix_gru
@@ -97,11 +102,11 @@ def knowing_markov_drafter(*, shift: bool) -> Drafter:
 
 
 def _silent_backbone(
-    head: HeadConfig, *, shift: bool, size: int = SIZE, mask: int = MASK
+    head: HeadConfig, *, shift: bool, size: int = SIZE, mask: int = MASK, head_dim: int = 10
 ) -> Drafter:
     config = DrafterConfig(
         hidden_size=size, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=10, vocab_size=size, num_target_layers=4, target_layer_ids=(1, 2),
+        head_dim=head_dim, vocab_size=size, num_target_layers=4, target_layer_ids=(1, 2),
         mask_token_id=mask, block_size=8, shift_label=shift,
         head=head,
     )  # fmt: skip
