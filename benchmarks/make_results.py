@@ -43,6 +43,7 @@ def page() -> str:
             engine(
                 read_records(RECORDS / "engine.jsonl"),
                 read_records(RECORDS / "engine-text.jsonl"),
+                read_records(RECORDS / "engine-crowd.jsonl"),
             ),
             *filter(None, [serving(RECORDS)]),
             vllm(read_records(RECORDS / "vllm.jsonl")),

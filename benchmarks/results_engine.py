@@ -7,9 +7,11 @@ from typing import Any
 from benchmarks.tables import circumstances, table
 
 
-def engine(shapes: list[dict[str, Any]], texts: list[dict[str, Any]]) -> str:
-    """The engine at its floor, then real text."""
-    return "\n".join(["## The engine", "", floors(shapes), real_text(texts)])
+def engine(
+    shapes: list[dict[str, Any]], texts: list[dict[str, Any]], crowds: list[dict[str, Any]]
+) -> str:
+    """The engine at its floor, then real text, then rows that come and go."""
+    return "\n".join(["## The engine", "", floors(shapes), real_text(texts), in_any_order(crowds)])
 
 
 def floors(records: list[dict[str, Any]]) -> str:
@@ -27,9 +29,7 @@ def floors(records: list[dict[str, Any]]) -> str:
             "**Acceptance is forced** to the tokens a cycle named: the same kernels and the same "
             "commit, only the accepted length is overridden. The rollout's share is what drafting "
             "takes beyond its backbone and one reading of the output matrix. The smaller the "
-            "model, the more the few microseconds weigh that every launch takes beyond its bytes. "
-            "(Attention was rewritten after these runs, so that a token of a block gets bit for "
-            "bit what it gets alone; they have not been repeated since.)",
+            "model, the more the few microseconds weigh that every launch takes beyond its bytes.",
             "",
             "Each line of the tables is one run:",
             "",
@@ -178,3 +178,38 @@ def _ratios(record: dict[str, Any]) -> list[float]:
         for line in record["batches"]
         if line["outcomes"].count("used") * 2 > len(line["outcomes"])
     ]
+
+
+def in_any_order(records: list[dict[str, Any]]) -> str:
+    """Rows by chance against each of them alone."""
+    rows = [
+        [
+            f"{record['device']}, {record['dtype']}",
+            "yes" if record["captured"] else "no",
+            str(record["crowds"]),
+            *(f"{record[name]:,}" for name in _COUNTED),
+            f"{record['tokens_per_cycle']:.2f}",
+            str(record["differing_crowds"]),
+        ]
+        for record in records
+    ]
+    heads = ["device", "captured", "crowds", "rows", "taken out early", "began behind others",
+             "tokens", "tokens a cycle", "crowds that differ"]  # fmt: skip
+    return "\n".join(
+        [
+            "### Rows in any order",
+            "",
+            "Rows with sampling, penalties and scores of their own join by chance, are read in "
+            "chunks, often behind a beginning that a slot holds already, decode and are taken out; "
+            "every token is compared with the reference loop's for that row alone. A small random "
+            "target, a drafter that is right most of the time.",
+            "",
+            *(f"- {circumstances([record])}" for record in records),
+            "",
+            table(heads, rows),
+            "",
+        ]
+    )
+
+
+_COUNTED = ("rows", "left_early", "began_behind_others", "tokens")
