@@ -174,8 +174,7 @@ class LeanVerifier:
         """Every row's prompt by itself and without its padding; one product for all logits."""
         lean, width = self.lean, len(taps) * self.lean.shape.hidden
         places = list(zip(cache.slots, cache.lengths, lasts, strict=True))
-        for _, before, last in places:
-            self._check_room(before + last + 1)
+        self._check_room(max(before + last + 1 for _, before, last in places))
         ends, tapped = [], None
         if taps:
             shape = (*tokens.shape, width)
@@ -259,9 +258,10 @@ class LeanVerifier:
     ) -> None:
         count = block.shape[1]
         self._check_depth(count - 1)
-        lasts = [self.capacity] * len(block) if last_positions is None else last_positions
-        for before, last in zip(cache.lengths, lasts, strict=True):
-            self._check_room(min(before + count, last + 1))
+        needed = [length + count for length in cache.lengths]
+        if last_positions is not None:
+            needed = [min(n, last + 1) for n, last in zip(needed, last_positions, strict=True)]
+        self._check_room(max(needed))
 
     def _check_depth(self, depth: int) -> None:
         if depth > self.depth:
