@@ -143,6 +143,12 @@ def test_prompts_may_be_read_in_parts():
     close(one.logits, other.logits)
     close(one.taps, other.taps)
     assert not one.taps[1, 7:].any()  # padding was not read
+    rows = whole.new_cache(1)
+    for part in (prompts[:1, :5], prompts[:1, 5:]):  # also behind what is committed
+        last = whole.forward(part, rows, taps=taps, keep=[part.shape[1] - 1])
+        rows.commit([part.shape[1]])
+    close(last.logits[0, 0], one.logits[0, 1])
+    close(last.taps[0], one.taps[0, 5:])
 
 
 @pytest.mark.parametrize("source", ["domino", "medusa", "eagle3", "oracle", "adversarial"])
@@ -158,6 +164,7 @@ def test_answers_reach_the_end_of_the_context(source):
     proposer = SOURCES[source](lean, plain)
     verifier._known(tuple(proposer.taps)).add(DEPTH + 1)  # everything is filled up to the longest
     assert commits(verifier, proposer, prompts, new=new) == wanted
+    assert len(verifier.lean.rotary[0]) > CONTEXT + DEPTH  # angles of every place a block reaches
 
 
 # What is captured ---------------------------------------------------------------------------------
