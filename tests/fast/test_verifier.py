@@ -227,6 +227,16 @@ def test_replays_give_the_same(as_on_a_gpu, source, prepared):
     assert (len(verifier._recorder.outputs) == recorded) is prepared  # none in the middle of a run
 
 
+def test_what_a_replay_gave_outlives_the_next(as_on_a_gpu):
+    verifier = as_on_a_gpu(own(make_target("llama")))
+    rows, block = verifier.new_cache(2), torch.tensor(random_prompts((4, 4)))
+    first = verifier.forward(block, rows, taps=(2,))
+    kept = first.logits.clone(), first.taps.clone()
+    verifier.forward(block.flip(1), rows, taps=(2,))
+    assert torch.equal(first.logits, kept[0])
+    assert torch.equal(first.taps, kept[1])
+
+
 def test_what_a_run_may_need_is_recorded_once(as_on_a_gpu):
     verifier = as_on_a_gpu(own(make_target("llama")))
     verifier.prepare(3, depth=6, taps=(1,))
