@@ -5,15 +5,17 @@ from collections import Counter
 import pytest
 
 from domino_spec.bench import Cell, measure, plain, summarise
-from domino_spec.bench.paths import Prompt
+from domino_spec.bench.paths import EnginePath, Prompt
 from domino_spec.bench.runner import first_difference, turns
 from domino_spec.bench.settings import Settings, plan_cells
 from domino_spec.errors import InputError
 from domino_spec.fast import target as lean
 from domino_spec.targets import Target
 from tests.bench.helpers import DEPTH, NEW, hopeless, journal_of, knowing, make_run, prompt_set
+from tests.fast.runs import own
+from tests.support.pair import bigram_target
 
-LOOPS = ("reference", "fast")
+LOOPS = ("reference", "lean", "fast")
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def forwards(monkeypatch):
 
 @pytest.mark.parametrize("engine", LOOPS)
 def test_plain_decoding_is_one_forward_a_token_and_no_more(engine, forwards, monkeypatch):
-    run = make_run(engine)
+    run = make_run(engine, batches=(2,))
     drafter = run.methods[1].drafter
 
     def busy(*_, **__):
@@ -51,7 +53,8 @@ def test_plain_decoding_is_one_forward_a_token_and_no_more(engine, forwards, mon
         assert run.path.engines["plain"].drafter is None
     forwards.clear()
     timed = run.path.run(plain(), batch, run.settings.params(0.0))
-    assert forwards == [(3, False)] + [(1, False)] * (NEW - 1)
+    reads = 2 if engine == "lean" else 1  # prompts by themselves
+    assert forwards == [(3, False)] * reads + [(1, False)] * (NEW - 1)
     assert timed.cycles == NEW - 1
     assert all(row.stats.offered == [] for row in timed.rows)
 
@@ -64,6 +67,9 @@ def test_plain_and_drafted_share_weights(engine):
         assert one.embedding.data_ptr() == other.embedding.data_ptr()
     else:
         assert run.path._proposers["knowing"].target is run.path.target
+    if engine == "lean":
+        theirs = run.path.target.embedding.weight
+        assert run.path.lean.lean.embedding.data_ptr() == theirs.data_ptr()
 
 
 @pytest.mark.parametrize("engine", LOOPS)
@@ -104,8 +110,9 @@ def test_records_hold_what_happened(engine, batch, tmp_path):
     assert all(r["environment"]["hardware"] and r["key"] == journal.key for r in journal.records)
 
 
-def test_any_proposer_takes_part_through_its_factory(tmp_path):
-    run = make_run(methods=[hopeless()])
+@pytest.mark.parametrize("engine", ["reference", "lean"])
+def test_any_proposer_takes_part_through_its_factory(engine, tmp_path):
+    run = make_run(engine, methods=[hopeless()])
     journal = journal_of(run, tmp_path / "r.jsonl")
     measure(run, journal)
     (summary,) = summarise(journal.records)
@@ -114,6 +121,16 @@ def test_any_proposer_takes_part_through_its_factory(tmp_path):
     assert line.tokens_per_cycle.value < 1.2
     with pytest.raises(InputError, match="cannot run hopeless"):
         make_run("fast", methods=[hopeless()])
+
+
+def test_forwards_are_captured_for_each_method_before_a_cell():
+    run = make_run("lean", methods=[hopeless(), knowing(own(bigram_target()))], batches=(1, 3))
+    asked = []
+    run.path.lean.prepare = lambda rows, *, depth, taps: asked.append((rows, depth, tuple(taps)))
+    for method in run.methods:
+        run.path.prepare(method, 3, run.settings.params(0.0))
+    assert asked == [(3, 0, ()), (3, 2, ()), (3, DEPTH, (1, 2))]
+    assert run.path.lean.depth == DEPTH
 
 
 def test_methods_take_turns():
@@ -181,8 +198,9 @@ def test_texts_that_need_not_agree_are_not_compared(tmp_path):
         ({"repeats": 0}, "repeats is 0"),
         ({"max_new_tokens": 1}, "max_new_tokens is 1"),
         ({"accept": "rejection"}, "the engine does not know"),
-        ({"engine": "gpu"}, "expected fast or reference"),
+        ({"engine": "gpu"}, "expected fast, lean or reference"),
         ({"engine": "reference", "adaptive": True}, "only the engine adapts"),
+        ({"engine": "lean", "adaptive": True}, "only the engine adapts"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change, words):
@@ -201,10 +219,6 @@ def test_cells_that_make_no_sense_are_refused():
 
 def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
-    from domino_spec.bench.paths import EnginePath
-    from tests.fast.runs import own
-    from tests.support.pair import bigram_target
-
     target = own(bigram_target())
     methods = [plain(), knowing(target)]
     path = EnginePath(target, methods, eos=(), slots=1, capacity=64, adaptive=True)

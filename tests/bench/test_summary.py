@@ -71,3 +71,15 @@ def test_the_tables_say_what_the_records_say():
         "median of",
     ):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("fast", "all methods on the engine (plain: the same engine without a drafter"),
+        ("lean", "all methods on the reference loop over the engine's forward (plain: the same"),
+        ("reference", "all methods on the reference loop through Transformers (plain: the same"),
+    ],
+)
+def test_the_tables_say_what_ran(engine, words):
+    assert words in markdown(summarise(made_up(SECONDS, engine=engine)))

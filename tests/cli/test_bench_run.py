@@ -6,11 +6,15 @@ import subprocess
 import sys
 
 import pytest
+import transformers as tf
 
+from domino_spec.baselines import Medusa, MedusaConfig, save_baseline
 from domino_spec.bench import BUILT_IN, MAKERS, Method, Request
 from domino_spec.bench.__main__ import parse
 from domino_spec.records import read_records
+from tests.cli import tiny
 from tests.support.drafters import ScriptedProposer
+from tests.support.families import randomise
 
 QUICK = ("-n", 16, "--shortest-answer", 4, "--limit", 2, "--repeats", 1)
 
@@ -64,12 +68,64 @@ def test_a_new_kind_of_drafter_is_one_line(domino, target, tmp_path, monkeypatch
         "bench", target, "--draft", "scripted:3", "--prompts", "code", *QUICK, "--out", out
     )
     assert result.exit_code == 0, result.output
-    assert "all in the reference loop: the engine does not run scripted:3" in result.stderr
+    words = "all in the reference loop over the engine's forward: the engine does not run scripted"
+    assert words in result.stderr
     facts = read_records(out)[0]["facts"]
-    assert facts["settings"]["engine"] == "reference"
+    assert facts["settings"]["engine"] == "lean"
     refused = domino("bench", target, "--draft", "scripted:3", "--engine", "fast", *QUICK)
     assert refused.exit_code == 1
-    assert "Take --engine reference" in refused.stderr
+    assert "Take --engine lean" in refused.stderr
+
+
+def test_all_kinds_run_over_the_lean_forward(domino, target, draft, tmp_path):
+    config = MedusaConfig(
+        hidden_size=tiny.HIDDEN, vocab_size=tiny.VOCAB, num_target_layers=tiny.LAYERS, num_heads=3
+    )
+    save_baseline(Medusa.fresh(config, seed=0), tmp_path / "medusa")
+    drafters = ("--draft", draft, "--draft", tmp_path / "medusa", "--draft", "lookup:4")
+    cells = ("--prompts", "chat", "-t", 0, "-t", 0.8, "-b", 1, "-b", 2)
+    found = {}
+    for engine in ("lean", "reference"):
+        out = tmp_path / f"{engine}.jsonl"
+        arguments = ("bench", target, *drafters, *cells, *QUICK, "--engine", engine)
+        result = domino(*arguments, "--out", out, "--json")
+        assert result.exit_code == 0, result.output
+        found[engine] = json.loads(result.stdout)
+    assert len(found["lean"]["cells"]) == 4
+    for lean, reference in zip(*(run["cells"] for run in found.values()), strict=True):
+        assert lean["units"] == reference["units"] > 0
+        assert set(lean["methods"]) == {"plain", "domino", "medusa", "lookup:4"}
+        for name, method in lean["methods"].items():
+            other = reference["methods"][name]
+            assert method["same"] == method["compared"] == other["compared"]
+            for figure in ("tokens_per_cycle", "acceptance_by_position"):
+                assert method[figure] == other[figure]
+            assert method["cycle_ms"]["verify"] > 0
+    # Figures of one way to run do not join a file of another.
+    mixed = domino(*arguments, "--out", tmp_path / "lean.jsonl")
+    assert mixed.exit_code == 1
+    assert "settings engine" in mixed.stderr
+
+
+def test_a_target_that_only_transformers_runs(domino, tmp_path):
+    other = tmp_path / "other"
+    config = tf.GPT2Config(
+        vocab_size=tiny.VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=256, bos_token_id=None,
+        eos_token_id=0,
+    )  # fmt: skip
+    randomise(tf.GPT2LMHeadModel(config).eval(), 0.25, seed=1).save_pretrained(other)
+    tiny.make_tokenizer().save_pretrained(other)
+    arguments = ("bench", other, "--draft", "lookup", "--prompts", "chat", *QUICK)
+    out = tmp_path / "r.jsonl"
+    result = domino(*arguments, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "all in the reference loop: as for the target, it is a GPT2LMHeadModel" in result.stderr
+    assert read_records(out)[0]["facts"]["settings"]["engine"] == "reference"
+    for engine in ("fast", "lean"):
+        refused = domino(*arguments, "--engine", engine)
+        assert refused.exit_code == 1
+        assert "it is a GPT2LMHeadModel" in refused.stderr
+        assert "Take --engine reference" in refused.stderr
 
 
 @pytest.mark.parametrize(

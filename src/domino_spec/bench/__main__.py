@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 import torch
 
-from domino_spec.api.paths import EngineChoice
 from domino_spec.bench import Cell, Request, Watcher, markdown, run_request
+from domino_spec.bench.settings import LoopChoice
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import DominoError
 
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--limit", type=int, help="prompts a set")
     add("-t", "--temperature", dest="temperatures", action="append", type=float)
     add("-b", "--batch-size", dest="batch_sizes", action="append", type=int)
-    add("--engine", choices=get_args(EngineChoice), default=unset.engine)
+    add("--engine", choices=get_args(LoopChoice), default=unset.engine)
     add("-n", "--max-new-tokens", type=int, default=unset.max_new_tokens)
     add("--shortest-answer", type=int, default=unset.shortest_answer)
     add("--repeats", type=int, default=unset.repeats)

@@ -1,8 +1,7 @@
-"""The two ways to run a method: the reference loop, which takes all, and the engine.
+"""The ways to run a method: the reference loop, which takes all, over either forward; the engine.
 
-Plain decoding runs on the same path as what it is compared with: in the reference loop without
-drafts (one forward a token, no layer tapped), or on an engine without a drafter over the same
-weights.
+Plain decoding runs on the same path as what it is compared with: in the same loop without drafts
+(one forward a token, no layer tapped), or on an engine without a drafter over the same weights.
 """
 
 from __future__ import annotations
@@ -10,18 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from domino_spec.bench.memory import PeakMemory
 from domino_spec.bench.methods import Method
-from domino_spec.decoding import Row, RunStats, SamplingParams, decode
+from domino_spec.decoding import Row, RunStats, SamplingParams, Verifier, decode
 from domino_spec.errors import InputError
 from domino_spec.evaluation.runs import make_row
 from domino_spec.fast.calibration import adapt_depth
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.measure import Bench
+from domino_spec.fast.verifier import LeanVerifier
 from domino_spec.targets import Target
 
 Stages = Mapping[str, float]
@@ -70,6 +70,7 @@ class ReferencePath:
 
     def __init__(self, target: Target, methods: Sequence[Method], *, eos: Collection[int]) -> None:
         self.target = target
+        self._verifier: Verifier[Any] = target
         self._eos = eos
         self._proposers = {method.name: method.make() for method in methods}
         self._memory = PeakMemory(target.device)
@@ -80,7 +81,7 @@ class ReferencePath:
         stats, cycles = RunStats(), 0
         self._memory.reset()
         start = _now(self.target)
-        for commit in decode(self.target, self._proposers[method.name], rows, stats):
+        for commit in decode(self._verifier, self._proposers[method.name], rows, stats):
             cycles = commit.cycle
         seconds = _now(self.target) - start
         return Timed(
@@ -99,6 +100,29 @@ class ReferencePath:
     def stages(self, method: Method, batch: int, context: int) -> Stages | None:  # noqa: ARG002
         """Every run has its own."""
         return None
+
+
+class LeanPath(ReferencePath):
+    """The same loop over the engine's forward, and one copy of the weights for all methods."""
+
+    def __init__(
+        self,
+        target: Target,
+        methods: Sequence[Method],
+        *,
+        eos: Collection[int],
+        slots: int,
+        capacity: int,
+    ) -> None:
+        super().__init__(target, methods, eos=eos)
+        depth = max(proposer.depth for proposer in self._proposers.values())
+        self.lean = LeanVerifier(target, slots=slots, capacity=capacity, depth=depth)
+        self._verifier = self.lean
+
+    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:  # noqa: ARG002
+        """Forwards are captured beforehand."""
+        proposer = self._proposers[method.name]
+        self.lean.prepare(batch, depth=proposer.depth, taps=proposer.taps)
 
 
 class EnginePath:
@@ -122,7 +146,7 @@ class EnginePath:
             if not method.fits_engine:
                 raise InputError(
                     f"the engine cannot run {method.name} ({method.kind}); it knows Domino, DFlash "
-                    "and Markov drafters. Take the reference loop for all."
+                    "and Markov drafters. Take the reference loop for all (lean or reference)."
                 )
             drafts = dict(method.settings) if method.drafter is not None else {}
             self.engines[method.name] = Engine(

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domino_spec.api.paths import EngineChoice
 from domino_spec.api.prompts import end_tokens
 from domino_spec.baselines import short_name
 from domino_spec.bench.journal import Journal
 from domino_spec.bench.methods import DraftSettings, Method, make_methods
-from domino_spec.bench.paths import DecodingPath, EnginePath, ReferencePath
+from domino_spec.bench.paths import DecodingPath, EnginePath, LeanPath, ReferencePath
 from domino_spec.bench.runner import HeadToHead, Watcher, measure
-from domino_spec.bench.settings import LoopName, Settings, plan_cells
+from domino_spec.bench.settings import LoopChoice, LoopName, Settings, plan_cells
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tasks import Task, check_system, read_tasks
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
 from domino_spec.evaluation.loops import why_not_fast
+from domino_spec.fast.families import why_not_lean
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 
@@ -36,7 +36,7 @@ class Request:
     limit: int | None = None
     temperatures: tuple[float, ...] = (0.0,)
     batch_sizes: tuple[int, ...] = (1,)
-    engine: EngineChoice = "auto"
+    engine: LoopChoice = "auto"
     max_new_tokens: int = 256
     shortest_answer: int = 32
     repeats: int = 3
@@ -115,17 +115,29 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
 def choose_loop(
     request: Request, target: Target, methods: list[Method], watcher: Watcher
 ) -> LoopName:
-    """The engine where it can run the target and every method, unless somebody decides."""
+    """The engine where it runs all, else its forward where it runs the target, unless told."""
     if request.engine == "reference":
         return "reference"
+    lean = why_not_lean(target)
+    if request.engine == "lean":
+        if lean is not None:
+            raise InputError(
+                f"as for the target, {lean}. Take --engine reference, or auto, which does."
+            )
+        return "lean"
     reasons = (why_not_fast(target, name=m.name, kind=m.kind, drafter=m.drafter) for m in methods)
     reason = next(filter(None, reasons), None)
     if reason is None and request.accept != "coupled":
         reason = f"the engine does not know the {request.accept} rule"
-    if request.engine == "fast" and reason is not None:
-        raise InputError(f"{reason}. Take --engine reference, or auto.")
-    watcher.say("all on the engine" if reason is None else f"all in the reference loop: {reason}")
-    return "fast" if reason is None else "reference"
+    if reason is None:
+        watcher.say("all on the engine")
+        return "fast"
+    other: LoopName = "reference" if lean is not None else "lean"
+    if request.engine == "fast":
+        raise InputError(f"{reason}. Take --engine {other}, or auto.")
+    over = " over the engine's forward" if other == "lean" else ""
+    watcher.say(f"all in the reference loop{over}: {reason}")
+    return other
 
 
 def _settings(request: Request, engine: LoopName) -> Settings:
@@ -171,12 +183,15 @@ def _open_path(
             raise TargetError(loaded.target.batch_refusal)
         return ReferencePath(loaded.target, methods, eos=eos)
     longest = max((len(p) for found in prompts.values() for p in found.prompts), default=1)
+    capacity = longest + settings.max_new_tokens
+    if settings.engine == "lean":
+        return LeanPath(loaded.target, methods, eos=eos, slots=slots, capacity=capacity)
     return EnginePath(
         loaded.target,
         methods,
         eos=eos,
         slots=slots,
-        capacity=longest + settings.max_new_tokens,
+        capacity=capacity,
         adaptive=settings.adaptive,
     )
 

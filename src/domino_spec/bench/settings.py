@@ -15,8 +15,11 @@ from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import InputError
 from domino_spec.evaluation import Protocol
 
-LoopName = Literal["fast", "reference"]
-"""Which loop runs all methods of a run, plain decoding among them."""
+LoopName = Literal["fast", "lean", "reference"]
+"""What runs all methods of a run, plain decoding among them: the engine, or the reference loop over
+the engine's forward or over Transformers'."""
+
+LoopChoice = Literal["auto", "fast", "lean", "reference"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +51,14 @@ class Settings:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} is {value!r}; expected {least} or more.")
         if self.engine not in get_args(LoopName):
-            raise InputError(f"engine is {self.engine!r}; expected fast or reference.")
+            raise InputError(f"engine is {self.engine!r}; expected fast, lean or reference.")
         if self.engine == "fast" and self.accept != "coupled":
             raise InputError(
                 f"accept is {self.accept!r}, which the engine does not know: it draws drafts and "
                 "target with the same noise (coupled). Leave accept out, or take the reference "
-                "loop."
+                "loop (lean or reference)."
             )
-        if self.engine == "reference" and self.adaptive:
+        if self.engine != "fast" and self.adaptive:
             raise InputError(
                 "only the engine adapts its depth; take the engine, or leave adaptive out."
             )

@@ -15,6 +15,7 @@ TAKING_PART_HEADS = ("method", "kind", "settings", "own weights", "peak memory, 
 LEFT_OUT_HEADS = ("task", "T", "rows", "used", "loops", "short", "too long", "left over")
 _LOOPS = {
     "fast": "the engine (plain: the same engine without a drafter, over the same weights)",
+    "lean": "the reference loop over the engine's forward (plain: the same without drafts)",
     "reference": "the reference loop through Transformers (plain: the same loop without drafts)",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,6 @@ from domino_spec.cli.bench_engine import engine
 from domino_spec.cli.bench_serve import serve
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.load_options import SeveralValues
-from domino_spec.cli.loop_options import EngineName
 from domino_spec.cli.options import (
     Accept,
     CandidatesOption,
@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 _DRAFTERS = "Drafters"
 _WHAT = "What is measured"
 _HOW = "How it is measured"
+
+
+class BenchLoop(StrEnum):
+    """What runs all methods."""
+
+    AUTO = "auto"
+    FAST = "fast"
+    LEAN = "lean"
+    REFERENCE = "reference"
 
 
 class DefaultGroup(TyperGroup):
@@ -113,13 +122,14 @@ class HowOptions:
     """How each cell is measured."""
 
     engine: Annotated[
-        EngineName,
+        BenchLoop,
         typer.Option(
-            help="One loop for all methods: fast is the engine, reference the loop through "
-            "Transformers; auto: the engine where it can run them all.",
+            help="One loop for all methods: fast is the engine, lean the reference loop over the "
+            "engine's forward, reference the same through Transformers; auto: the first that can "
+            "run them all.",
             rich_help_panel=_HOW,
         ),
-    ] = EngineName.AUTO
+    ] = BenchLoop.AUTO
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_HOW)] = (
         256
     )

@@ -14,6 +14,7 @@ from domino_spec.decoding.sampling import Sampler, make_sampler
 from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.stats import RowStats, RunStats
 from domino_spec.decoding.text import TextStream
+from domino_spec.decoding.verifier import RowCache, Verifier
 
 __all__ = [
     "Commit",
@@ -23,6 +24,7 @@ __all__ = [
     "Proposal",
     "Proposer",
     "Row",
+    "RowCache",
     "RowStats",
     "RunStats",
     "Sampler",
@@ -30,6 +32,7 @@ __all__ = [
     "StopRule",
     "TextStream",
     "TokenScore",
+    "Verifier",
     "decode",
     "make_sampler",
 ]

@@ -11,12 +11,15 @@ from domino_spec.decoding.proposers import Proposal, Proposer
 from domino_spec.decoding.rows import Commit, Row
 from domino_spec.decoding.scores import token_scores
 from domino_spec.decoding.stats import RunStats, Stopwatch
-from domino_spec.targets import Target, TargetCache
+from domino_spec.decoding.verifier import CacheT, RowCache, Verifier
 
 
 @torch.no_grad()
 def decode(
-    target: Target, proposer: Proposer, rows: Sequence[Row], stats: RunStats | None = None
+    target: Verifier[CacheT],
+    proposer: Proposer,
+    rows: Sequence[Row],
+    stats: RunStats | None = None,
 ) -> Iterator[Commit]:
     """Decode all rows to their end, yielding what each commits as it is committed."""
     stats = RunStats() if stats is None else stats
@@ -58,7 +61,7 @@ def decode(
 
 
 def _prefill(
-    target: Target, proposer: Proposer, cache: TargetCache, rows: Sequence[Row]
+    target: Verifier[CacheT], proposer: Proposer, cache: CacheT, rows: Sequence[Row]
 ) -> list[Commit]:
     """Read the prompts and choose each row's first token, its first anchor."""
     lengths = [len(row.prompt) for row in rows]
@@ -109,7 +112,7 @@ def offered(row: Row, commit: Commit, depth: int) -> int:
     return min(depth, row.remaining + len(commit.tokens))
 
 
-def _drop_finished(rows: list[Row], cache: TargetCache, proposer: Proposer) -> list[Row]:
+def _drop_finished(rows: list[Row], cache: RowCache, proposer: Proposer) -> list[Row]:
     going = [index for index, row in enumerate(rows) if row.finish_reason is None]
     if going and len(going) < len(rows):
         cache.select(going)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,33 @@ from domino_spec.fast.kernels.runtime import on_device
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
 """Batches are filled up to one of these sizes."""
+
+_T = TypeVar("_T")
+
+
+class Recorder:
+    """Captures work on device tensors alone in CUDA graphs, all in one pool of memory.
+
+    What one graph leaves in its results, another may write over.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], _T]) -> tuple[torch.cuda.CUDAGraph, _T]:
+        """A graph on the current GPU, and the results that each replay fills anew."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compile and allocate before anything is recorded
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the GPU meanwhile (a server makes rows): only ours is watched.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            results = work()
+        self._pool = self._pool or graph.pool()
+        return graph, results
 
 
 @dataclass(frozen=True)
@@ -33,14 +60,14 @@ class Runner:
         self._device = cycle.slots.device
         self._graphs = graphs
         self._captured: dict[tuple[int, Plan], Captured] = {}
-        self._pool: Any = None
+        self._recorder = Recorder()
 
     def start(self, slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
         """Start a cycle for these slots; what is returned waits for its report."""
         with on_device(self._device):
             if not self._graphs:
                 return self._cycle.run(torch.tensor(slots, device=self._device), plan).cpu
-            size = _filled(len(slots))
+            size = filled_size(len(slots))
             captured = self._captured.get((size, plan)) or self.capture(size, plan)
             filled = [*slots, *[self._cycle.slots.spare] * (size - len(slots))]
             captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
@@ -51,7 +78,7 @@ class Runner:
         """Record a cycle for each size that so many rows, or fewer, are filled up to."""
         if self._graphs:
             with on_device(self._device):
-                for size in sorted({_filled(count) for count in range(1, rows + 1)}):
+                for size in sizes_up_to(rows):
                     if (size, plan) not in self._captured:
                         self.capture(size, plan)
 
@@ -59,25 +86,20 @@ class Runner:
         """Record one cycle of this kind; rows in use are not touched."""
         spare = self._cycle.slots.spare
         slots = torch.full((size,), spare, dtype=torch.long, device=self._device)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compile and allocate before anything is recorded
-            for _ in range(2):
-                self._cycle.run(slots, plan)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the GPU meanwhile (a server makes rows): only ours is watched.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            report = self._cycle.run(slots, plan)
-        self._pool = self._pool or graph.pool()
+        graph, report = self._recorder.record(lambda: self._cycle.run(slots, plan))
         captured = Captured(graph, slots, report)
         self._captured[size, plan] = captured
         return captured
 
 
-def _filled(rows: int) -> int:
+def filled_size(rows: int) -> int:
     """The size of the batch that so many rows run in."""
     return next((step for step in LADDER if step >= rows), rows)
+
+
+def sizes_up_to(rows: int) -> list[int]:
+    """The sizes of batches that so many rows, or fewer, run in."""
+    return sorted({filled_size(count) for count in range(1, rows + 1)})
 
 
 def _read_back(report: Tensor, rows: int) -> Callable[[], Tensor]:

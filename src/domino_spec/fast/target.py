@@ -14,6 +14,7 @@ from domino_spec.fast.cache import SlotCache
 from domino_spec.fast.families import read_shape, rotary_table, why_not_lean
 from domino_spec.fast.kernels.linear import Normed, linear, normed
 from domino_spec.fast.kernels.packing import Weight, packed
+from domino_spec.fast.kernels.pointwise import rms_norm
 from domino_spec.fast.layer import run_layer
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.weights import adopt_layer, nbytes
@@ -72,7 +73,8 @@ class LeanTarget:
     ) -> tuple[Normed, Tensor]:
         """States behind the last layer [rows * count, hidden], and tapped ones side by side.
 
-        `tokens` is [rows, count]; they go into the cache behind each row's start.
+        `tokens` is [rows, count]; they go into the cache behind each row's start. The tap behind
+        all layers is `Target.final_tap`: what the lm_head reads.
         """
         norms = [*(weights.input_norm for weights in self.layers), self.norm]
         states = normed(self.embedding[tokens.flatten()], norms[0], self.shape.eps)
@@ -91,6 +93,8 @@ class LeanTarget:
                 norm=norms[index + 1],
                 out=tapped[:, wanted[index]] if index in wanted else None,
             )
+        if (last := wanted.get(len(self.layers))) is not None:
+            tapped[:, last] = rms_norm(states.rows, self.norm, self.shape.eps)
         return states, tapped.flatten(1)
 
     def logits(self, states: Normed) -> Tensor:
