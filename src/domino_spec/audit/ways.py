@@ -157,11 +157,12 @@ class EngineWay:
     def own_logits(self, ids: Sequence[int], shape: Pass) -> Tensor | None:
         """The lean forward over clean slots, in the shape of a cycle."""
         lean, device = self._engine.target, self._engine.slots.device
+        reader = self._engine.reader
         if shape.start == 0:
-            return lean.prefill(ids, 0, chunk=PREFILL_CHUNK).float()
+            return reader.prefill(ids, 0, chunk=PREFILL_CHUNK).float()
         slots = torch.arange(shape.rows, device=device)
         for slot in slots.tolist():
-            lean.prefill(ids[: shape.start], slot, chunk=PREFILL_CHUNK)
+            reader.prefill(ids[: shape.start], slot, chunk=PREFILL_CHUNK)
         block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
         starts = torch.full((shape.rows,), shape.start, device=device)
         states, _ = lean.forward(block, Rows(slots, starts, shape.width))

@@ -8,13 +8,12 @@ import torch
 
 from domino_spec.decoding import Commit, Row
 from domino_spec.errors import InputError
-from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.kernels.runtime import on_device
+from domino_spec.fast.reading import PromptReader
 from domino_spec.fast.sampling import needs_filter
 from domino_spec.fast.scores import ScoreTable, score_columns
 from domino_spec.fast.seats import Report, Seat
 from domino_spec.fast.slots import Slots
-from domino_spec.fast.target import LeanTarget
 
 PREFILL_CHUNK = 2048
 
@@ -26,20 +25,20 @@ class Admission:
         self,
         seat: Seat,
         *,
-        target: LeanTarget,
-        drafter: LeanDrafter | None,
+        reader: PromptReader,
+        observed: bool,
         slots: Slots,
         seed: int,
         chunk: int,
         release: Callable[[Row], None],
     ) -> None:
-        """`drafter` None: it is told nothing of this row's tokens."""
+        """`observed`: whether the drafter is told of this row's tokens."""
         self.row = seat.row
         self.reused = seat.reused
         """Tokens of the prompt whose states were there already."""
         self._seat = seat
-        self._target = target
-        self._drafter = drafter
+        self._reader = reader
+        self._observed = observed
         self._slots = slots
         self._seed = seed
         self._chunk = chunk
@@ -54,9 +53,7 @@ class Admission:
         """Begin behind the tokens that a slot holds already."""
         seat = self._seat
         if seat.source != seat.slot:
-            self._target.cache.copy(seat.source, seat.slot, seat.reused)
-            if self._drafter is not None:
-                self._drafter.cache.copy(seat.source, seat.slot, seat.reused)
+            self._reader.copy(seat.source, seat.slot, seat.reused, observed=self._observed)
         seat.read = seat.reused
 
     def advance(self) -> Commit | None:
@@ -69,7 +66,7 @@ class Admission:
         if not self._seat.reading:
             raise InputError("the prompt is read and the row decodes; advance the engine instead.")
         try:
-            with on_device(self._target.device):
+            with on_device(self._slots.device):
                 first = self._read()
             if first is None:
                 return None
@@ -89,24 +86,21 @@ class Admission:
 
     @torch.no_grad()
     def _read(self) -> Report | None:
-        seat, target, device = self._seat, self._target, self._target.device
-        drafter = self._drafter
+        seat, device, reader = self._seat, self._slots.device, self._reader
         start = seat.read
         part = seat.row.prompt[start : start + self._chunk]
-        taps = () if drafter is None else drafter.taps
-        states, tapped, rows = target.read(part, slot=seat.slot, start=start, taps=taps)
-        if drafter is not None:
-            drafter.observe(tapped, rows)
+        last = reader.read(part, slot=seat.slot, start=start, observed=self._observed)
         seat.read += len(part)
         if self.remaining:
             return None
         params, prompt = seat.params, seat.row.prompt
         self._slots.open(seat.slot, prompt=prompt, anchor=0, params=params, seed=self._seed)
-        draws = self._slots.draws(rows.slots, sampled=params.samples, filtered=needs_filter(params))
-        logits = target.last_logits(states).view(1, 1, -1)
+        place = torch.tensor([seat.slot], device=device)
+        draws = self._slots.draws(place, sampled=params.samples, filtered=needs_filter(params))
+        logits = reader.logits(last).view(1, 1, -1)
         judged = logits
         if params.penalises:
-            judged = self._slots.penalties.apply(logits, rows.slots, None)
+            judged = self._slots.penalties.apply(logits, place, None)
         chosen = draws.choose(judged, torch.tensor([len(prompt) - 1], device=device))
         self._slots.anchors[seat.slot] = chosen[0, 0]
         scores, top = None, params.logprobs

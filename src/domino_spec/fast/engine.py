@@ -19,6 +19,7 @@ from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Runner
 from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.policy import DepthPolicy, depths
+from domino_spec.fast.reading import PromptReader
 from domino_spec.fast.seating import Seating
 from domino_spec.fast.seats import Flight, Seat, Turn
 from domino_spec.fast.slots import Slots
@@ -87,6 +88,12 @@ class Engine:
         self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
         self.cycle = Cycle(self.target, self.drafter, self.slots)
         self.runner = Runner(self.cycle, graphs=self._graphs)
+        self.reader = PromptReader(
+            self.target,
+            self.drafter,
+            spare=self.slots.spare,
+            recorder=self.runner.recorder if self._graphs else None,
+        )
         self._seating = Seating(slots, reuse=self._reuse)
         self._flights: deque[Flight] = deque()
 
@@ -193,8 +200,8 @@ class Engine:
         try:
             admission = Admission(
                 seat,
-                target=self.target,
-                drafter=self.drafter if self.speculates else None,
+                reader=self.reader,
+                observed=self.speculates,
                 slots=self.slots,
                 seed=seed,
                 chunk=chunk,
@@ -247,10 +254,11 @@ class Engine:
         return turn.commits
 
     def capture(self, rows: int, params: SamplingParams) -> None:
-        """Record every kind of cycle that up to so many such rows could need, where graphs are on.
+        """Record all that up to so many such rows could need, where graphs are on.
 
         Otherwise each is recorded at its first use, inside somebody's answer.
         """
+        self.reader.capture(observed=self.speculates)
         chosen = (self.depth,) if self.policy is None else depths(self.depth)
         for depth in chosen:
             self.runner.capture_up_to(rows, self._plan([params], depth))

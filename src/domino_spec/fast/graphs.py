@@ -60,7 +60,7 @@ class Runner:
         self._device = cycle.slots.device
         self._graphs = graphs
         self._captured: dict[tuple[int, Plan], Captured] = {}
-        self._recorder = Recorder()
+        self.recorder = Recorder()
 
     def start(self, slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
         """Start a cycle for these slots; what is returned waits for its report."""
@@ -86,7 +86,7 @@ class Runner:
         """Record one cycle of this kind; rows in use are not touched."""
         spare = self._cycle.slots.spare
         slots = torch.full((size,), spare, dtype=torch.long, device=self._device)
-        graph, report = self._recorder.record(lambda: self._cycle.run(slots, plan))
+        graph, report = self.recorder.record(lambda: self._cycle.run(slots, plan))
         captured = Captured(graph, slots, report)
         self._captured[size, plan] = captured
         return captured

@@ -115,15 +115,3 @@ class LeanTarget:
         starts = torch.tensor([start], device=self.device)
         rows = Rows(place, starts, len(tokens), longest=start + len(tokens))
         return *self.forward(part, rows, taps), rows
-
-    def last_logits(self, states: Normed) -> Tensor:
-        """Logits [1, vocabulary] of the last of these states."""
-        return self.logits(normed(states.rows[-1:], self.norm, self.shape.eps))
-
-    @torch.no_grad()
-    def prefill(self, tokens: Sequence[int], slot: int, *, chunk: int) -> Tensor:
-        """Read a prompt into an empty slot; logits [vocabulary] of its last token."""
-        for start in range(0, len(tokens), chunk):
-            part = tokens[start : start + chunk]
-            states, _, _ = self.read(part, slot=slot, start=start)
-        return self.last_logits(states)[0]

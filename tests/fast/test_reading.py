@@ -1,0 +1,136 @@
+"""Prompts filled up and replayed give the text and the drafts of prompts read as they are."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.fast import reading
+from domino_spec.fast.reading import LENGTHS, Part, PromptReader
+from tests.fast.replays import Replays
+from tests.fast.runs import make_engine, watch
+from tests.support.families import make_target, random_drafter, random_prompts
+from tests.support.runs import make_rows
+
+PROMPTS = random_prompts([1, 15, 16, 17, 40, 70, 100])
+NEW = 12
+GREEDY = SamplingParams(max_new_tokens=NEW)
+SHORT = (4, 8, 24, 80)
+"""Lengths as few tokens as tests have: the last one is more than a block of attention takes."""
+
+
+@pytest.fixture(autouse=True)
+def short_lengths(monkeypatch):
+    monkeypatch.setattr(reading, "LENGTHS", SHORT)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+
+
+def filling(engine, *, recorder=None):
+    """The engine reads as on a GPU."""
+    engine.reader = PromptReader(
+        engine.target, engine.drafter, spare=engine.slots.spare, recorder=recorder, fill=True
+    )
+    return engine
+
+
+def decoded(engine, prompt, params=GREEDY, *, chunk=2048):
+    (row,) = make_rows(engine.slots, [prompt], params)
+    admission = engine.begin(row, params, seed=5, chunk=chunk)
+    admission.finish()
+    while engine.busy:
+        engine.step()
+    return row.generated, admission.reused
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize("chunk", [2048, 30, 7])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_text_and_drafts_are_those_of_prompts_read_as_they_are(family, chunk, replayed):
+    target, drafter = make_target(family), random_drafter()
+    exact = make_engine(target, drafter, slots=2)
+    wanted = watch(exact)
+    expected = [decoded(exact, prompt)[0] for prompt in PROMPTS]
+    recorder = Replays() if replayed else None
+    engine = filling(make_engine(target, drafter, slots=2), recorder=recorder)
+    blocks = watch(engine)
+    assert [decoded(engine, prompt, chunk=chunk)[0] for prompt in PROMPTS] == expected
+    assert blocks == wanted
+    assert len(blocks) > 2 * len(PROMPTS)
+    if replayed:
+        assert 0 < len(recorder.outputs) < len(PROMPTS)  # some serve several
+
+
+def test_a_row_in_another_slot_is_not_touched():
+    """Recording runs in the spare slot, and what fills a part up stays in its own."""
+    target, drafter = make_target("llama"), random_drafter()
+    long, short = PROMPTS[5], PROMPTS[3]
+    alone = decoded(make_engine(target, drafter, slots=1), long)[0]
+    engine = filling(make_engine(target, drafter, slots=2), recorder=Replays())
+    (row,) = make_rows(engine.slots, [long], GREEDY)
+    engine.begin(row, GREEDY, seed=5).finish()
+    engine.step()
+    decoded(engine, short)
+    while engine.busy:
+        engine.step()
+    assert row.generated == alone
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_behind_a_beginning_that_was_there(replayed):
+    target, drafter = make_target("llama"), random_drafter()
+    engine = filling(
+        make_engine(target, drafter, slots=1, reuse=True), recorder=Replays() if replayed else None
+    )
+    decoded(engine, PROMPTS[6])
+    for kept, own in ((60, PROMPTS[4]), (30, PROMPTS[2]), (3, PROMPTS[5])):
+        prompt = PROMPTS[6][:kept] + own
+        text, reused = decoded(engine, prompt)
+        assert reused >= min(kept, 30)
+        assert text == decoded(make_engine(target, drafter, slots=1), prompt)[0]
+
+
+def test_without_drafts_the_drafter_is_told_nothing():
+    target, drafter = make_target("llama"), random_drafter()
+    engine = filling(make_engine(target, drafter, slots=1), recorder=Replays())
+    engine.speculates = False
+    before = [part.clone() for part in engine.drafter.cache.layers]
+    text, _ = decoded(engine, PROMPTS[4])
+    assert text == decoded(make_engine(target, None, slots=1), PROMPTS[4])[0]
+    assert all(map(torch.equal, before, engine.drafter.cache.layers))
+
+
+def test_what_does_not_fit_is_read_as_it_is():
+    engine = filling(make_engine(make_target("llama"), random_drafter(), slots=1, capacity=90))
+    filled, capacity = engine.reader._filled, engine.target.cache.capacity
+    assert filled(3, 0, observed=True) == Part(4, None, True)
+    assert filled(25, 0, observed=True) == Part(80, 80, True)
+    assert filled(25, 9, observed=False) == Part(80, min(128, capacity), False)
+    assert filled(25, capacity - 30, observed=True) == Part(25, capacity - 5, True, common=False)
+    assert filled(81, 0, observed=True) == Part(81, 81, True, common=False)
+    exact = make_engine(make_target("llama"), None, slots=1).reader
+    assert exact._filled(3, 0, observed=True) == Part(3, 3, False, common=False)
+
+
+def test_a_prompt_that_ends_at_the_last_place_of_a_slot():
+    target, drafter = make_target("llama"), random_drafter()
+    prompt = random_prompts([84])[0]
+    options = {"slots": 1, "capacity": len(prompt) + NEW}
+    engine = filling(make_engine(target, drafter, **options), recorder=Replays())
+    assert decoded(engine, prompt)[0] == decoded(make_engine(target, drafter, **options), prompt)[0]
+
+
+def test_every_length_of_an_empty_slot_is_recorded_once():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1, capacity=60)
+    filling(engine, recorder=Replays())
+    engine.capture(1, GREEDY)
+    wanted = [Part(4, None, True), Part(8, None, True), Part(24, None, True), Part(80, 80, True)]
+    assert list(engine.reader._captured) == wanted
+    engine.capture(1, GREEDY)
+    decoded(engine, PROMPTS[3])
+    assert list(engine.reader._captured) == wanted
+
+
+def test_lengths_grow_and_waste_little():
+    assert list(LENGTHS) == sorted(LENGTHS)
+    assert all(2 * one >= other for one, other in pairwise(LENGTHS))
