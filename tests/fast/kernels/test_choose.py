@@ -67,6 +67,23 @@ def test_kernel_draws_what_the_twin_draws(
     assert torch.equal(choose(logits, **given), drawn)  # the counters are back at zero
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_columns_get_the_noise_of_their_tokens(shared: bool, device: torch.device) -> None:
+    """A few columns of a vocabulary draw what the vocabulary draws with all others removed."""
+    rows, vocabulary, width = 16, 300, 90
+    logits = draw_logits(rows, vocabulary, device)
+    make = torch.Generator().manual_seed(1)
+    kept = torch.stack([torch.randperm(vocabulary, generator=make)[:width] for _ in range(rows)])
+    tokens = (kept[:1].expand(rows, -1) if shared else kept).to(device)
+    row = torch.arange(rows, device=device)
+    given = {"temperature": row % 4 * 0.6, "seeds": row * 7, "positions": row + 3}
+    removed = torch.full_like(logits, -torch.inf).scatter(1, tokens, logits.gather(1, tokens))
+    expected = choose_twin(removed, **given)
+    for run in (choose, choose_twin):
+        columns = run(logits.gather(1, tokens), **given, tokens=tokens)
+        assert torch.equal(tokens.gather(1, columns.unsqueeze(1)).squeeze(1), expected)
+
+
 def test_removed_tokens_are_never_drawn(device: torch.device) -> None:
     logits = torch.full((64, 130), -torch.inf, device=device)
     logits[:, [7, 128]] = torch.tensor([-50.0, -51.0], device=device)
@@ -206,21 +223,23 @@ def test_restrict_leaves_greedy_rows_alone_and_skips_what_is_off() -> None:
     assert torch.equal(same, logits)
 
 
-@pytest.mark.parametrize("draws", [False, True])
-def test_compiles_for_the_h200(draws: bool) -> None:
+@pytest.mark.parametrize(("draws", "named"), [(False, False), (True, False), (True, True)])
+def test_compiles_for_the_h200(draws: bool, named: bool) -> None:
     types = {
         "logits": "*bf16",
         "temperature": "*fp32" if draws else "*bf16",
         "seeds": "*i64",
         "positions": "*i64",
+        "names": "*i64",
         "chosen": "*i64",
         "parts": "*i64",
         "arrivals": "*i32",
         "stride": "i32",
+        "name_stride": "i32",
         "vocabulary": "i32",
     }
-    settings = {"CHUNK": 4096, "CHUNKS": 38, "DRAWS": draws}
-    aligned = ("stride", "vocabulary")
+    settings = {"CHUNK": 4096, "CHUNKS": 38, "DRAWS": draws, "NAMED": named}
+    aligned = ("stride", "name_stride", "vocabulary")
     found = needs([Case(module.__name__, "_choose_kernel", types, settings, aligned, warps=8)])[0]
     assert found.shared <= ROOM
     assert found.spills == 0

@@ -24,16 +24,20 @@ def choose(
     temperature: Tensor | None = None,  # [rows]
     seeds: Tensor | None = None,  # [rows] int64
     positions: Tensor | None = None,  # [rows] int64
+    tokens: Tensor | None = None,  # [rows, V] int64
 ) -> Tensor:  # [rows] int64
-    """A token for each row: the best where the temperature is 0 or none is given, else drawn.
+    """A column for each row: the best where the temperature is 0 or none is given, else drawn.
 
-    Of equal ones the lowest id; never one at -inf, unless all are, nor one that is not a number.
+    Of equal ones the lowest; never one at -inf, unless all are, nor one that is not a number. A
+    column is a token's id, unless `tokens` says whose noise it gets.
     """
     if temperature is not None and (seeds is None or positions is None):
         raise ValueError("draws need seeds and positions")
     if usable(logits) and logits.shape[0] > 0:
-        return _launch(logits, temperature, seeds, positions)
-    return choose_twin(logits, temperature=temperature, seeds=seeds, positions=positions)
+        return _launch(logits, temperature, seeds, positions, tokens)
+    return choose_twin(
+        logits, temperature=temperature, seeds=seeds, positions=positions, tokens=tokens
+    )
 
 
 def choose_twin(
@@ -42,14 +46,16 @@ def choose_twin(
     temperature: Tensor | None = None,
     seeds: Tensor | None = None,
     positions: Tensor | None = None,
+    tokens: Tensor | None = None,
 ) -> Tensor:
     """What `choose` computes."""
     scores = logits.float()
     if temperature is not None:
         assert seeds is not None
         assert positions is not None
-        ids = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
-        scores = noised(scores, ids, temperature, seeds, positions)
+        if tokens is None:
+            tokens = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
+        scores = noised(scores, tokens, temperature, seeds, positions)
     scores = scores.masked_fill(scores.isnan(), -torch.inf)
     return scores.argmax(dim=1)  # the first of equal ones
 
@@ -90,10 +96,16 @@ def restrict(
 
 
 def _launch(
-    logits: Tensor, temperature: Tensor | None, seeds: Tensor | None, positions: Tensor | None
+    logits: Tensor,
+    temperature: Tensor | None,
+    seeds: Tensor | None,
+    positions: Tensor | None,
+    tokens: Tensor | None,
 ) -> Tensor:
     if logits.stride(1) != 1:
         logits = logits.contiguous()
+    if tokens is not None and tokens.stride(1) != 1:
+        tokens = tokens.contiguous()
     rows, vocabulary = logits.shape
     chunks = triton.cdiv(vocabulary, CHUNK)
     parts, arrivals = scratch(logits.device, parts=rows * chunks, counters=rows, dtype=torch.int64)
@@ -103,14 +115,17 @@ def _launch(
         logits if temperature is None else temperature,
         chosen if seeds is None else seeds,
         chosen if positions is None else positions,
+        chosen if tokens is None else tokens,
         chosen,
         parts,
         arrivals,
         logits.stride(0),
+        0 if tokens is None else tokens.stride(0),
         vocabulary,
         CHUNK=CHUNK,
         CHUNKS=chunks,
         DRAWS=temperature is not None,
+        NAMED=tokens is not None,
         num_warps=8,
         **overlap(logits),
     )
@@ -131,32 +146,39 @@ if triton_available():
         temperature,
         seeds,
         positions,
+        names,  # [rows, vocabulary] where columns are not tokens' ids
         chosen,  # [rows]
         parts,  # [rows, CHUNKS] int64: the best key of each chunk
         arrivals,  # [rows]
         stride,
+        name_stride,
         vocabulary,
         CHUNK: tl.constexpr,
         CHUNKS: tl.constexpr,
         DRAWS: tl.constexpr,
+        NAMED: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         row = tl.program_id(0)
         chunk = tl.program_id(1)
-        token = chunk * CHUNK + tl.arange(0, CHUNK)
-        inside = token < vocabulary
-        where = logits + row.to(tl.int64) * stride + token
+        column = chunk * CHUNK + tl.arange(0, CHUNK)
+        inside = column < vocabulary
+        where = logits + row.to(tl.int64) * stride + column
         scores = tl.load(where, mask=inside, other=float("-inf")).to(tl.float32)
         if DRAWS:
             heat = tl.load(temperature + row).to(tl.float32)
             if heat > 0:
                 seed = tl.load(seeds + row)
                 position = tl.load(positions + row)
+                token = column
+                if NAMED:
+                    named = names + row.to(tl.int64) * name_stride + column
+                    token = tl.load(named, mask=inside, other=0).to(tl.int32)
                 scores = noised_logits(scores, token, heat, seed, position)
         scores = tl.where(scores == scores, scores, float("-inf"))
-        best = tl.max(pack(scores, token), axis=0)
+        best = tl.max(pack(scores, column), axis=0)
         if CHUNKS > 1:
             tl.store(parts + row * CHUNKS + chunk, best)
             tl.debug_barrier()  # it is written before the program is counted in

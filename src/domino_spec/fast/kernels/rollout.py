@@ -7,14 +7,13 @@ large batches too, goes through PyTorch's own operations; these can be captured 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domino_spec.decoding.noise import noised
 from domino_spec.drafter.heads import DominoHead, Head
 from domino_spec.drafter.rollout import greedy, roll
 from domino_spec.fast.kernels import rollout_candidates, rollout_vocabulary
+from domino_spec.fast.kernels.choose import choose
 from domino_spec.fast.kernels.gumbel import Noise
 from domino_spec.fast.kernels.runtime import usable
 
@@ -69,9 +68,13 @@ def twin(
 
     def drawn(index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
         assert noise is not None
-        everything = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
-        ids, places = everything if tokens is None else tokens, noise.positions + index
-        return noised(logits, ids, noise.temperature, noise.seeds, places).argmax(dim=-1)
+        return choose(
+            logits,
+            temperature=noise.temperature,
+            seeds=noise.seeds,
+            positions=noise.positions + index,
+            tokens=tokens,
+        )
 
     return roll(
         head,
