@@ -16,7 +16,7 @@ class Replays:
 
     def spoil(self):
         for output in self.outputs:
-            output.fill_(torch.nan)
+            output.fill_(torch.nan if output.is_floating_point() else -1)
 
 
 class _Replay:

@@ -1,9 +1,13 @@
-"""Which cycles are recorded beforehand; recording itself needs a GPU."""
+"""Which cycles are recorded, and which are kept; recording itself needs a GPU."""
+
+import torch
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.fast import graphs as module
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.graphs import Runner
 from domino_spec.fast.policy import DepthPolicy, depths
+from tests.fast.replays import Replays
 from tests.fast.runs import make_engine
 from tests.support.families import make_target, random_drafter
 
@@ -56,3 +60,22 @@ def test_without_graphs_and_without_a_drafter():
     nothing = recorded_by(engine, graphs=False)
     engine.capture(2, SamplingParams())
     assert nothing == []
+
+
+def test_of_too_many_kinds_the_least_used_goes(monkeypatch):
+    monkeypatch.setattr(module, "MOST_GRAPHS", 3)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(module, "_read_back", lambda report, rows: lambda: report[:rows])
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    runner = Runner(engine.cycle, graphs=True)
+    runner.recorder = Replays()
+    for depth in (1, 2, 3, 1, 4):  # 1 is used again, so 2 has to go
+        runner.start([0], Plan(depth))()
+    assert [plan.depth for _, plan in runner._captured] == [3, 1, 4]
+    before = len(runner.recorder.outputs)
+    runner.start([0], Plan(3))()
+    assert len(runner.recorder.outputs) == before
+    runner.start([0], Plan(2))()  # recorded anew
+    assert [plan.depth for _, plan in runner._captured] == [4, 3, 2]
+    runner.capture_up_to(2, Plan(5))
+    assert len(runner._captured) == 3

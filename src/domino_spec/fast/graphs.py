@@ -14,6 +14,8 @@ from domino_spec.fast.kernels.runtime import on_device
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
 """Batches are filled up to one of these sizes."""
+MOST_GRAPHS = 256
+"""Kinds of cycles kept; each takes a few megabytes, and requests of all kinds make more."""
 
 _T = TypeVar("_T")
 
@@ -68,7 +70,8 @@ class Runner:
             if not self._graphs:
                 return self._cycle.run(torch.tensor(slots, device=self._device), plan).cpu
             size = filled_size(len(slots))
-            captured = self._captured.get((size, plan)) or self.capture(size, plan)
+            captured = self._captured.pop((size, plan), None) or self.capture(size, plan)
+            self._captured[size, plan] = captured  # the last one used is the last to go
             filled = [*slots, *[self._cycle.slots.spare] * (size - len(slots))]
             captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
             captured.graph.replay()
@@ -84,12 +87,19 @@ class Runner:
 
     def capture(self, size: int, plan: Plan) -> Captured:
         """Record one cycle of this kind; rows in use are not touched."""
+        while len(self._captured) >= MOST_GRAPHS:
+            self._forget_oldest()
         spare = self._cycle.slots.spare
         slots = torch.full((size,), spare, dtype=torch.long, device=self._device)
         graph, report = self.recorder.record(lambda: self._cycle.run(slots, plan))
         captured = Captured(graph, slots, report)
         self._captured[size, plan] = captured
         return captured
+
+    def _forget_oldest(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # it may still run
+        del self._captured[next(iter(self._captured))]
 
 
 def filled_size(rows: int) -> int:
