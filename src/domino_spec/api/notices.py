@@ -88,6 +88,7 @@ def _warn_useless(total: RowStats, drafter: Drafter | None, target: Target) -> N
 
 def _tell_no_gain(found: Resigned) -> None:
     rows = "one row" if found.rows == 1 else f"{found.rows} rows"
+    rows += f" ({', '.join(found.kinds)})" if found.kinds else ""
     drafts = "1 draft" if found.depth == 1 else f"{found.depth} drafts"
     _tell(
         f"drafts do not pay here: with {rows} a plain step takes {found.plain * 1e3:.1f} ms and a "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,20 @@ import torch
 
 from domino_spec import __version__
 from domino_spec.errors import InputError
-from domino_spec.fast.cycle import Plan
+from domino_spec.fast.costs import Costs
+from domino_spec.fast.cycle import KINDS, Plan
 from domino_spec.fast.engine import Engine
+from domino_spec.fast.extras import measure_extras
 from domino_spec.fast.kept import kept_file, processor, read_kept, seconds, write_kept
 from domino_spec.fast.kernels import overlap, runtime
 from domino_spec.fast.measure import Bench
 from domino_spec.fast.policy import DepthPolicy, depths
 
-Costs = dict[int, dict[int, float]]
-"""Seconds by rows and by depth."""
+Measured = dict[int, dict[str, dict[int, float]]]
+"""Seconds by rows, kind and depth: those of whole cycles under `_GREEDY`, else what is added."""
 
+_GREEDY = "greedy"
+_MEASURED_ROWS = (1, 4, 16, 64)
 _CONTEXT = 256
 _MOST_ROUNDS = 5
 _FEWEST_ROUNDS = 2
@@ -37,31 +41,59 @@ def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> Dept
         raise InputError(
             f"{engine.running} rows are running; measuring would overwrite them. Call this first."
         )
-    batches = batches or [n for n in (1, 2, 4, 8, 16, 32, 64) if n <= engine.slots.count]
+    batches = batches or measured_rows(engine.slots.count)
     policy = DepthPolicy(costs_of(engine, batches), engine.depth)
-    if engine.policy is not None:
-        policy.acceptance = engine.policy.acceptance  # what was learnt does not depend on costs
+    if engine.policy is not None:  # what was learnt does not depend on costs
+        policy.acceptance, policy.drawn = engine.policy.acceptance, engine.policy.drawn
     engine.policy = policy
     return policy
+
+
+def measured_rows(slots: int) -> list[int]:
+    """Numbers of rows worth measuring; a cost in between is near the line."""
+    return sorted({rows for rows in _MEASURED_ROWS if rows < slots} | {slots})
 
 
 def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
     """From the file, or measured now and written there."""
     path = kept_file("costs", _facts(engine))
-    found = _read(path)
-    wanted = set(depths(engine.depth))
-    missing = [batch for batch in batches if not wanted <= found.get(batch, {}).keys()]
-    for batch, costs in (measure_costs(engine, missing) if missing else {}).items():
-        found[batch] = found.get(batch, {}) | costs
+    found, wanted = _read(path), points(engine)
+    missing = [batch for batch in batches if not _holds(found.get(batch, {}), wanted)]
+    for batch, measured in (measure_costs(engine, missing) if missing else {}).items():
+        kept = found.setdefault(batch, {})
+        for kind, spent in measured.items():
+            kept[kind] = kept.get(kind, {}) | spent
     if missing:
         write_kept(path, found)
-    return {batch: _rising({d: found[batch][d] for d in wanted}) for batch in batches}
+    greedy, *added = (
+        {batch: {d: found[batch][kind][d] for d in wanted[kind]} for batch in batches}
+        for kind in (_GREEDY, *KINDS)
+    )
+    return Costs(greedy, dict(zip(KINDS, added, strict=True)))
 
 
-def measure_costs(engine: Engine, batches: Sequence[int]) -> Costs:
-    """Time one cycle of each depth with each number of rows."""
+def points(engine: Engine) -> dict[str, tuple[int, ...]]:
+    """The depths at which each kind of cycle is timed.
+
+    Greedy ones at all. What other kinds add goes token by token; but a GPU sorts few tokens in
+    another way than many, and only its shallow cycles are about launching: one depth is between.
+    """
+    every = depths(engine.depth)
+    few = {0, engine.depth}
+    if engine.target.device.type == "cuda":
+        few.add(every[len(every) // 2])
+    return {_GREEDY: every} | dict.fromkeys(KINDS, tuple(sorted(few)))
+
+
+def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
+    """Time one cycle of each depth with each number of rows, and what each kind adds."""
     bench = Bench(engine, context=min(_CONTEXT, engine.capacity))
-    return {batch: _by_depth(bench, batch, depths(engine.depth)) for batch in batches}
+    chosen = points(engine)
+    return {
+        batch: {_GREEDY: _by_depth(bench, batch, chosen[_GREEDY])}
+        | measure_extras(bench, batch, chosen[KINDS[0]])
+        for batch in batches
+    }
 
 
 def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, float]:
@@ -83,17 +115,8 @@ def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, floa
     return least
 
 
-def _rising(costs: dict[int, float]) -> dict[int, float]:
-    """A cycle costs no more than a deeper one, which does all its work and more.
-
-    What a busy moment added to a measurement that is kept for good would count for ever.
-    """
-    found: dict[int, float] = {}
-    least = math.inf
-    for depth in sorted(costs, reverse=True):
-        least = min(least, costs[depth])
-        found[depth] = least
-    return dict(sorted(found.items()))
+def _holds(found: dict[str, dict[int, float]], wanted: Mapping[str, Sequence[int]]) -> bool:
+    return all(found.get(kind, {}).keys() >= set(chosen) for kind, chosen in wanted.items())
 
 
 def _facts(engine: Engine) -> list[Any]:
@@ -119,11 +142,20 @@ def _facts(engine: Engine) -> list[Any]:
     ]
 
 
-def _read(path: Path) -> Costs:
+def _read(path: Path) -> Measured:
     try:
         return {
-            int(batch): {int(depth): seconds(spent) for depth, spent in row.items()}
+            int(batch): {
+                kind: {int(depth): check(spent) for depth, spent in times.items()}
+                for kind, times in row.items()
+                for check in (seconds if kind == _GREEDY else _added,)
+            }
             for batch, row in read_kept(path).items()
         }
     except (ValueError, AttributeError, TypeError):
         return {}  # none yet, or not ours: it is measured again
+
+
+def _added(value: Any) -> float:
+    """Seconds that may be none."""
+    return 0.0 if value == 0 else seconds(value)

@@ -15,12 +15,14 @@ from domino_spec.errors import InputError
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.kernels.commit import commit
 from domino_spec.fast.rows import Rows
-from domino_spec.fast.sampling import needs_filter
+from domino_spec.fast.sampling import Draws, needs_filter
 from domino_spec.fast.scores import score_columns
 from domino_spec.fast.slots import Slots
 from domino_spec.fast.target import LeanTarget
 
 LONGEST_PATTERN = 1024
+KINDS = ("sampled", "filtered", "penalised", "scored", "ranked")
+"""What of a plan adds work for every token that a cycle verifies."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class Plan:
             ranked=any(each.logprobs for each in params),
             alone=alone,
         )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those of `KINDS` that it is of."""
+        return tuple(kind for kind in KINDS if getattr(self, kind))
 
 
 class Cycle:
@@ -106,13 +113,24 @@ class Cycle:
         with self._timed("verify"):
             states, tapped = self.target.forward(block, rows, taps)
             logits = self.target.logits(states).view(*block.shape, -1)
-            judged = logits
-            if plan.penalised:
-                judged = state.penalties.apply(logits, slots, block)
-            chosen = draws.choose(judged, starts)
+            chosen = self.choose(logits, block, rows, draws, plan)
         if observer is not None:
             with self._timed("draft"):
                 observer.observe(tapped, rows)
+        return self.report(chosen, logits, block, slots, plan)
+
+    def choose(self, logits: Tensor, block: Tensor, rows: Rows, draws: Draws, plan: Plan) -> Tensor:
+        """Tokens [rows, n] behind each of a block [rows, n], as its row chooses."""
+        judged = logits
+        if plan.penalised:
+            judged = self.slots.penalties.apply(logits, rows.slots, block)
+        return draws.choose(judged, rows.starts)
+
+    def report(
+        self, chosen: Tensor, logits: Tensor, block: Tensor, slots: Tensor, plan: Plan
+    ) -> Tensor:
+        """Accept and commit what was chosen behind a block; what `run` gives."""
+        state = self.slots
         pretended = self._pretended(block) if plan.forced else None
         report = commit(chosen, block, slots, state.lengths, state.anchors, pretended)
         if plan.penalised:

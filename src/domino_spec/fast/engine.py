@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,7 +19,7 @@ from domino_spec.fast.cycle import Cycle, Plan
 from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Runner
 from domino_spec.fast.kernels.runtime import on_device
-from domino_spec.fast.policy import DepthPolicy, depths
+from domino_spec.fast.policy import Batch, DepthPolicy, depths
 from domino_spec.fast.reading import PromptReader
 from domino_spec.fast.seating import Seating
 from domino_spec.fast.seats import Flight, Seat, Turn
@@ -264,9 +265,11 @@ class Engine:
             self.runner.capture_up_to(rows, self._plan([params], depth))
 
     def _start(self, seats: tuple[Seat, ...]) -> None:
-        policy = self.policy if self.speculates else None
-        depth = self.depth if policy is None else policy.choose(len(seats))
-        plan = self._plan([seat.params for seat in seats], depth)
+        plan = self._plan([seat.params for seat in seats], self.depth)
+        if self.policy is not None and self.speculates:
+            drawn = sum(seat.params.samples for seat in seats) / len(seats)
+            batch = Batch(self.runner.size_of(len(seats)), plan.kinds, drawn)
+            plan = replace(plan, depth=self.policy.choose(batch))
         report = self.runner.start([seat.slot for seat in seats], plan)
         self._flights.append(Flight(seats, plan, report))
 
@@ -282,7 +285,7 @@ class Engine:
                 self.release(seat.row)  # somebody else ended it
                 continue
             if self.policy is not None and depth:
-                self.policy.acceptance.observe(report[0], depth)
+                self.policy.observe(report[0], depth, sampled=seat.params.samples)
             try:
                 turn.commits.append(seat.end_cycle(report, depth))
             except Exception as error:

@@ -69,13 +69,17 @@ class Runner:
         with on_device(self._device):
             if not self._graphs:
                 return self._cycle.run(torch.tensor(slots, device=self._device), plan).cpu
-            size = filled_size(len(slots))
+            size = self.size_of(len(slots))
             captured = self._captured.pop((size, plan), None) or self.capture(size, plan)
             self._captured[size, plan] = captured  # the last one used is the last to go
             filled = [*slots, *[self._cycle.slots.spare] * (size - len(slots))]
             captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
             captured.graph.replay()
             return _read_back(captured.report, len(slots))
+
+    def size_of(self, rows: int) -> int:
+        """The size of the batch that so many rows run in here."""
+        return filled_size(rows) if self._graphs else rows
 
     def capture_up_to(self, rows: int, plan: Plan) -> None:
         """Record a cycle for each size that so many rows, or fewer, are filled up to."""
@@ -103,7 +107,7 @@ class Runner:
 
 
 def filled_size(rows: int) -> int:
-    """The size of the batch that so many rows run in."""
+    """The size of the batch that a graph for so many rows has."""
     return next((step for step in LADDER if step >= rows), rows)
 
 

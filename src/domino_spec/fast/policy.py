@@ -2,12 +2,15 @@
 
 A cycle costs more the more drafts it verifies, and the last of them are the least likely to be
 accepted. With many rows, or on a processor that is busy with few, fewer drafts pay; sometimes none.
+So they do where choosing is dear: a token is drawn, or penalised, for every draft that is verified.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from domino_spec.fast.costs import Costs
 
 LADDER = (0, 1, 2, 3, 5, 7, 11, 15)
 """Depths worth measuring; 0 is plain decoding."""
@@ -55,6 +58,8 @@ class Resigned:
     """Why drafts are left out: even their best depth commits fewer tokens a second than none."""
 
     rows: int
+    kinds: tuple[str, ...]
+    """What the rows ask for besides greedy tokens."""
     plain: float
     """Seconds of a plain step."""
     depth: int
@@ -64,68 +69,111 @@ class Resigned:
     """What it is likely to commit."""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """What a cycle is to be chosen for."""
+
+    rows: int
+    kinds: tuple[str, ...] = ()
+    """What some of them ask for besides greedy tokens: names of `Costs.extras`."""
+    drawn: float = 0.0
+    """The share of the rows that sample."""
+
+
 class DepthPolicy:
-    """Chooses each cycle's depth from costs that were measured and acceptance as it is seen."""
+    """Chooses each cycle's depth from costs that were measured and acceptance as it is seen.
 
-    def __init__(self, costs: Mapping[int, Mapping[int, float]], depth: int) -> None:
-        """`costs[rows][depth]` in seconds, for some numbers of rows."""
+    Rows that sample accept other drafts than greedy ones do: they are counted apart, so that
+    neither is judged by the other.
+    """
+
+    def __init__(self, costs: Costs, depth: int) -> None:
         self.acceptance = Acceptance(depth)
-        self._costs = {
-            rows: {d: s for d, s in found.items() if d <= depth} for rows, found in costs.items()
-        }
-        self._plain_in_a_row = 0
-        self._rows = 1
+        """Of greedy rows."""
+        self.drawn = Acceptance(depth)
+        """Of rows that sample."""
+        self._depth = depth
+        self._measured = costs
+        self._costs: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
+        self._plain_in_a_row: dict[tuple[str, ...], int] = {}
+        self._last = Batch(1)
 
-    def choose(self, rows: int) -> int:
+    def observe(self, accepted: int, depth: int, *, sampled: bool) -> None:
+        """One row's cycle: `accepted` of `depth` drafts."""
+        (self.drawn if sampled else self.acceptance).observe(accepted, depth)
+
+    def choose(self, batch: Batch) -> int:
         """The depth that commits most tokens a second; if that is 0, now and then another.
 
         The first few cycles draft whatever is expected, unless no acceptance could make them pay.
         """
-        costs = self.costs(rows)
-        best = self._best(costs)
-        self._rows = rows
+        costs = self.costs(batch.rows, batch.kinds)
+        best = self._best(costs, batch)
+        self._last = batch
         if best:
-            self._plain_in_a_row = 0
+            self._plain_in_a_row[batch.kinds] = 0
             return best
         promising = {d: s for d, s in costs.items() if d and s < (d + 1) * costs[0]}
-        if promising and self.acceptance.cycles < _TRIALS:
-            return self._best(promising)
-        self._plain_in_a_row += 1
-        again = bool(promising) and self._plain_in_a_row % _RETRY == 0
-        return self._best(promising) if again else 0
+        if promising and self._trials(batch) < _TRIALS:
+            return self._best(promising, batch)
+        plain = self._plain_in_a_row.get(batch.kinds, 0) + 1
+        self._plain_in_a_row[batch.kinds] = plain
+        again = bool(promising) and plain % _RETRY == 0
+        return self._best(promising, batch) if again else 0
 
     @property
     def resigned(self) -> Resigned | None:
         """What speaks against drafts, once plain decoding has been the best for a while."""
-        costs = dict(self.costs(self._rows))
+        last = self._last
+        costs = dict(self.costs(last.rows, last.kinds))
         plain = costs.pop(0)
-        if self._plain_in_a_row < _RESIGNED or not costs:
+        if self._plain_in_a_row.get(last.kinds, 0) < _RESIGNED or not costs:
             return None
-        depth = self._best(costs)
+        depth = self._best(costs, last)
         return Resigned(
-            rows=self._rows,
+            rows=last.rows,
+            kinds=last.kinds,
             plain=plain,
             depth=depth,
             cycle=costs[depth],
-            tokens=self.acceptance.tokens(depth),
+            tokens=self.tokens(depth, last),
         )
 
-    def _best(self, costs: Mapping[int, float]) -> int:
-        return max(costs, key=lambda depth: self.acceptance.tokens(depth) / costs[depth])
+    def tokens(self, depth: int, batch: Batch) -> float:
+        """What a row of the batch is likely to commit in a cycle of so many drafts."""
+        greedy = self.acceptance.tokens(depth) if batch.drawn < 1 else 0.0
+        drawn = self.drawn.tokens(depth) if batch.drawn > 0 else 0.0
+        return (1 - batch.drawn) * greedy + batch.drawn * drawn
+
+    def _trials(self, batch: Batch) -> int:
+        """Cycles that were observed of those rows of the batch of which least is known."""
+        known = [
+            each.cycles
+            for each, there in ((self.acceptance, batch.drawn < 1), (self.drawn, batch.drawn > 0))
+            if there
+        ]
+        return min(known)
+
+    def _best(self, costs: Mapping[int, float], batch: Batch) -> int:
+        return max(costs, key=lambda depth: self.tokens(depth, batch) / costs[depth])
 
     def knows(self, rows: int) -> bool:
         """Whether costs of so many rows, or of more, were measured."""
-        return max(self._costs) >= rows
+        return self._measured.most_rows >= rows
 
-    def gain(self, rows: int) -> float:
+    def gain(self, batch: Batch) -> float:
         """Tokens a second of the best depth over plain decoding's, as expected now."""
-        costs = self.costs(rows)
-        return max(self.acceptance.tokens(d) / costs[d] for d in costs) * costs[0]
+        costs = self.costs(batch.rows, batch.kinds)
+        return max(self.tokens(d, batch) / costs[d] for d in costs) * costs[0]
 
-    def costs(self, rows: int) -> Mapping[int, float]:
-        """Of the next number of rows that was measured, or the largest."""
-        measured = sorted(self._costs)
-        return self._costs[next((n for n in measured if n >= rows), measured[-1])]
+    def costs(self, rows: int, kinds: tuple[str, ...] = ()) -> Mapping[int, float]:
+        """Seconds by depth of a cycle of so many rows."""
+        found = self._costs.get((rows, kinds))
+        if found is None:
+            found = self._measured.of(rows, kinds)
+            found = {depth: spent for depth, spent in found.items() if depth <= self._depth}
+            self._costs[rows, kinds] = found
+        return found
 
 
 def depths(limit: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import torch
 
 from domino_spec.decoding import Row
 from domino_spec.drafter import Drafter
-from domino_spec.fast.calibration import adapt_depth
+from domino_spec.fast.calibration import adapt_depth, measured_rows
 from domino_spec.fast.draft import why_not_drafts
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.families import hooked_modules, why_not_lean
@@ -28,8 +28,6 @@ from domino_spec.fast.sizes import (
     token_bytes,
 )
 from domino_spec.targets import Target
-
-_MEASURED_ROWS = (1, 4, 16, 64)
 
 State = tuple[tuple[str, ...], tuple[tuple[int, int], ...]]
 """Who listens to the target's modules; where every weight lies, how often it was written to."""
@@ -154,9 +152,8 @@ class EnginePool:
     def _adapt(self, engine: Engine) -> None:
         """Costs of as many rows as there are slots; what was measured before is not again."""
         slots = engine.slots.count
-        batches = sorted({rows for rows in _MEASURED_ROWS if rows < slots} | {slots})
         if engine.policy is None or not engine.policy.knows(slots):
-            adapt_depth(engine, batches=batches)
+            adapt_depth(engine, batches=measured_rows(slots))
 
     def _give_back(self, engine: Engine) -> None:
         """Keep the one with more room; what shares no weights with later ones is out of date."""

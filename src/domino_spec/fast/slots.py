@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -60,6 +61,21 @@ class Slots:
         self.min_p[slot] = float(params.min_p)
         if params.penalises or self._penalties is not None:
             self.penalties.open(slot, prompt, params)
+
+    @contextmanager
+    def choosing(self, params: SamplingParams) -> Iterator[None]:
+        """Rows that choose so seem to be in all slots; for measurements, and undone afterwards."""
+        columns = [value for value in vars(self).values() if isinstance(value, Tensor)]
+        before, penalties = [column.clone() for column in columns], self._penalties
+        self._penalties = None  # the true one stays as it is
+        try:
+            for slot in range(self.count):
+                self.open(slot, prompt=[0], anchor=0, params=params, seed=slot)
+            yield
+        finally:
+            self._penalties = penalties
+            for column, values in zip(columns, before, strict=True):
+                column.copy_(values)
 
     def draws(self, slots: Tensor, *, sampled: bool, filtered: bool) -> Draws:
         """How these slots' rows choose, with no more work than some row of them needs."""

@@ -1,0 +1,76 @@
+"""What a cycle costs: seconds by rows and depth, and what each way of choosing tokens adds."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+Seconds = Mapping[int, Mapping[int, float]]
+"""By rows and by depth."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured for some numbers of rows; between them a cost is on the straight line."""
+
+    cycles: Seconds
+    """Of cycles in which every row is greedy and nothing else is wanted."""
+    extras: Mapping[str, Seconds] = field(default_factory=dict)
+    """What a kind of cycle costs besides, by the kind's name; between depths on the line too.
+
+    Kinds add up: a cycle that samples and penalises pays for both.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.cycles:
+            raise ValueError("costs of no number of rows")
+
+    @property
+    def most_rows(self) -> int:
+        """The largest number of rows that was measured."""
+        return max(self.cycles)
+
+    def of(self, rows: int, kinds: Collection[str] = ()) -> dict[int, float]:
+        """Seconds by depth; beyond the rows that were measured, those of the nearest."""
+        lower, upper = _around(self.cycles, rows)
+        wanted = self.cycles[lower].keys() & self.cycles[upper].keys()
+        extras = [self.extras[kind] for kind in kinds if kind in self.extras]
+        return rising({
+            depth: _at({n: self.cycles[n][depth] for n in (lower, upper)}, rows)
+            + sum(_at({n: _at(each[n], depth) for n in each}, rows) for each in extras)
+            for depth in wanted
+        })  # fmt: skip
+
+
+def rising(costs: Mapping[int, float]) -> dict[int, float]:
+    """A cycle costs no more than a deeper one, which does all its work and more.
+
+    What a busy moment added to a measurement that is kept for good would count for ever.
+    """
+    found: dict[int, float] = {}
+    least = math.inf
+    for depth in sorted(costs, reverse=True):
+        least = min(least, costs[depth])
+        found[depth] = least
+    return dict(sorted(found.items()))
+
+
+def _at(points: Mapping[int, float], place: int) -> float:
+    """The value on the line between the two points around a place; outside, the nearest one's."""
+    lower, upper = _around(points, place)
+    if lower == upper:
+        return points[lower]
+    share = (place - lower) / (upper - lower)
+    return points[lower] + share * (points[upper] - points[lower])
+
+
+def _around(points: Collection[int], place: int) -> tuple[int, int]:
+    """The points next to a place; twice the same where it is one, or lies outside."""
+    known = sorted(points)
+    index = bisect_left(known, place)
+    if index == len(known):
+        return known[-1], known[-1]
+    lower = known[max(index - 1, 0)] if known[index] != place else place
+    return lower, known[index]
