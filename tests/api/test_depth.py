@@ -8,6 +8,7 @@ import torch
 from domino_spec import DominoDecoder
 from domino_spec.api import NoGainNotice, UselessDrafterWarning
 from domino_spec.fast import calibration, policy
+from domino_spec.fast.costs import Costs
 from domino_spec.fast.policy import depths
 from tests.fast.runs import own
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -24,7 +25,7 @@ def costing(monkeypatch):
 
     def cost(costs):
         monkeypatch.setattr(
-            calibration, "costs_of", lambda engine, batches: dict.fromkeys(batches, costs)
+            calibration, "costs_of", lambda engine, batches: Costs(dict.fromkeys(batches, costs))
         )
 
     return cost
@@ -60,6 +61,19 @@ def test_drafts_that_do_not_pay_are_left_out_and_that_is_said_once(costing):
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoGainNotice)
         decoder.generate(PROMPT, max_new_tokens=80, ignore_eos=True)
+
+
+def test_what_is_given_up_for_some_rows_only_is_said_of_them(monkeypatch):
+    """Drafts pay for greedy rows here, and cost too much where tokens are drawn."""
+    dear = {"sampled": {1: {0: 0.002, 7: 0.5}}}
+    monkeypatch.setattr(calibration, "costs_of", lambda engine, batches: Costs({1: FREE}, dear))
+    decoder = DominoDecoder(bigram_target(), knowing_drafter(shift=True, prefix=1), engine="fast")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decoder.generate([4, 9], max_new_tokens=161).stats.cycles == 20
+    with pytest.warns(NoGainNotice, match=r"with one row \(sampled\) a plain step takes 12\.0 ms"):
+        result = decoder.generate([4, 9], max_new_tokens=80, temperature=0.01)
+    assert result.stats.drafted <= 1
 
 
 def test_a_useless_drafter_is_noticed_though_it_seldom_drafts(costing, monkeypatch):

@@ -14,7 +14,7 @@ from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.families import kernels_take
 from domino_spec.fast.measure import Bench, accepted_pattern
-from domino_spec.fast.policy import depths
+from domino_spec.fast.policy import Batch, depths
 from tests.fast.runs import make_engine, own, run_engine, run_reference
 from tests.support.families import (
     CONFIGS,
@@ -136,7 +136,7 @@ def test_a_spoiled_file_is_measured_again(cache, spoiled):
     (path,) = (cache / "costs").iterdir()
     path.write_text(spoiled)
     policy = adapt_depth(engine)
-    policy.choose(1)
+    policy.choose(Batch(1))
     assert tuple(policy.costs(1)) == depths(7)
     assert json.loads(path.read_text()) != json.loads(spoiled)
 

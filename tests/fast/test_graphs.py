@@ -4,6 +4,7 @@ import torch
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.fast import graphs as module
+from domino_spec.fast.costs import Costs
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.graphs import Runner
 from domino_spec.fast.policy import DepthPolicy, depths
@@ -38,7 +39,7 @@ def test_every_size_that_rows_may_shrink_to_is_recorded_once():
 def test_a_policy_may_choose_any_depth():
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
     found = recorded_by(engine)
-    engine.policy = DepthPolicy({1: dict.fromkeys(depths(7), 1.0)}, 7)
+    engine.policy = DepthPolicy(Costs({1: dict.fromkeys(depths(7), 1.0)}), 7)
     engine.capture(1, SamplingParams())
     assert [plan.depth for _, plan in found] == list(depths(7))
 
@@ -46,7 +47,7 @@ def test_a_policy_may_choose_any_depth():
 def test_an_engine_that_was_told_not_to_draft_records_what_it_will_run():
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
     found = recorded_by(engine)
-    engine.policy = DepthPolicy({1: dict.fromkeys(depths(7), 1.0)}, 7)
+    engine.policy = DepthPolicy(Costs({1: dict.fromkeys(depths(7), 1.0)}), 7)
     engine.speculates = False
     engine.capture(1, SamplingParams())
     assert found == [(1, Plan(0, alone=True))]
