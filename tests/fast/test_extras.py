@@ -57,6 +57,23 @@ def test_extras_are_differences_of_what_differs(bench, monkeypatch):
     assert measure_extras(bench, 1, (0,))["sampled"] == {0: 2.0}, "nothing is drafted"
 
 
+def test_what_does_not_fit_into_memory_is_reckoned_from_what_does(bench, monkeypatch):
+    def timed(_, parts):
+        depth = next(iter(parts))[1].depth
+        if depth > fits:
+            raise torch.OutOfMemoryError("too much")
+        return {(name, plan): 1.0 + depth + len(plan.kinds) for name, plan in parts}
+
+    monkeypatch.setattr(extras, "_timed", timed)
+    fits = 3
+    found = measure_extras(bench, 1, (0, 3, 7))
+    assert found["sampled"] == {0: 1.0, 3: 2.0, 7: 4.0}
+    assert found["filtered"] == {0: 1.0, 3: 1.0, 7: 2.0}
+    fits = -1
+    with pytest.raises(torch.OutOfMemoryError):
+        measure_extras(bench, 1, (0, 3))
+
+
 def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
     """With neutral values in the slots a kernel might leave it out."""
     seen, drawn = {}, set()

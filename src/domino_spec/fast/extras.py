@@ -31,13 +31,24 @@ _ENOUGH_SECONDS = 0.3
 
 
 def measure_extras(bench: Bench, batch: int, depths: Sequence[int]) -> Extras:
-    """What each kind of cycle costs besides a greedy one's seconds, with so many rows."""
+    """What each kind of cycle costs besides a greedy one's seconds, with so many rows.
+
+    Depths rise from 0. One that does not fit into memory (sorting takes much) is taken to cost what
+    the last one did, token by token: nobody may ever ask for it.
+    """
     found: Extras = {kind: {} for kind in KINDS}
+    last, spent = 0, dict.fromkeys(KINDS, 0.0)
     with torch.no_grad(), bench.engine.slots.choosing(_CHOOSING):
         for depth in depths:
-            for kind, spent in _at_depth(bench, batch, depth).items():
-                found[kind][depth] = spent
-    return {kind: rising(spent) for kind, spent in found.items()}
+            try:
+                spent = _at_depth(bench, batch, depth)
+                last = depth
+            except torch.OutOfMemoryError:
+                if not depth:
+                    raise
+            for kind in KINDS:
+                found[kind][depth] = spent[kind] * (depth + 1) / (last + 1)
+    return {kind: rising(added) for kind, added in found.items()}
 
 
 def _at_depth(bench: Bench, batch: int, depth: int) -> dict[str, float]:
