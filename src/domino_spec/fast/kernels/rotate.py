@@ -132,7 +132,7 @@ def _launch(
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     query = qkv.new_empty(rows, n, heads, head_dim)
-    _rotate[(rows * n, heads + 2 * kv_heads, layers)](
+    _rotate[(n, layers * (heads + 2 * kv_heads), rows)](
         qkv,
         cos,
         sin,
@@ -173,7 +173,7 @@ if triton_available():
         # One rounding a product, as PyTorch's: a fused multiply-add would skip it.
         return (left.to(tl.float32) * right.to(tl.float32)).to(DTYPE).to(tl.float32)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["n", "capacity", "table_size"])
     def _rotate(
         qkv,
         cos,
@@ -203,15 +203,18 @@ if triton_available():
         """One program for one head of one token; its two halves are [HALF] each."""
         wait_for_last(OVERLAP)
         let_next_come(OVERLAP)
-        token, head, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        row = token // n
+        step, row = tl.program_id(0), tl.program_id(2)
+        head, layer = tl.program_id(1), 0
+        if HEADS == 0:  # queries come of one layer at a time
+            head, layer = head % (2 * KV_HEADS), head // (2 * KV_HEADS)
+        token = row * n + step
         dtype = qkv.dtype.element_ty
         lane = tl.arange(0, HALF_PADDED)
         inside = lane < HALF
         source = qkv + token * width + (layer * 2 * KV_HEADS + head) * 2 * HALF + lane
         first = tl.load(source, mask=inside, other=0.0)
         second = tl.load(source + HALF, mask=inside, other=0.0)
-        position = tl.load(starts + row) + token % n
+        position = tl.load(starts + row) + step
         if head < HEADS + KV_HEADS:
             if NORMED:
                 norm = q_norm
@@ -235,7 +238,9 @@ if triton_available():
             tl.store(target, first, mask=inside)
             tl.store(target + HALF, second, mask=inside)
         else:
-            place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
+            place = tl.load(slots + row) * slot_stride
+            if HEADS == 0:
+                place += layer.to(tl.int64) * layer_stride
             place += position * 2 * HALF + lane
             inside = inside & (position < capacity)
             if head < HEADS + KV_HEADS:
