@@ -57,7 +57,12 @@ class Recorded:
     def of(self, *, plan: str, batch: int, depth: int) -> set[tuple[str, Key]]:
         """What one cycle launches."""
         cycle = (plan, batch, depth)
-        return {(n, k) for n, keys in self.cycles.items() for k, used in keys.items() if cycle in used}
+        return {
+            (kernel, key)
+            for kernel, keys in self.cycles.items()
+            for key, used in keys.items()
+            if cycle in used
+        }
 
     def differing(self, kernel: str) -> dict[str, list[str]]:
         """Arguments that tell a kernel's variants apart, with what they were."""
@@ -68,11 +73,15 @@ class Recorded:
         return {name: sorted(values) for name, values in found.items() if len(values) > 1}
 
 
-def recorded(shape: str, *, candidates: int | None = None) -> Recorded:
-    """In a process of its own, all cycles of BATCHES, DEPTHS and PLANS."""
+def recorded(
+    shape: str, *, plans: Sequence[str], depths: Sequence[int], candidates: int | None = None
+) -> Recorded:
+    """In a process of its own, cycles of all BATCHES."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    given = [] if candidates is None else ["--candidates", str(candidates)]
+    given = ["--plans", *plans, "--depths", *map(str, depths)]
+    if candidates is not None:
+        given += ["--candidates", str(candidates)]
     done = subprocess.run(
         [sys.executable, "-m", "tests.fast.kernels.variants", shape, "--json", *given],
         env=environment,
@@ -155,7 +164,8 @@ def record(
     shape: str,
     *,
     candidates: int | None,
-    plans: Sequence[str] = tuple(PLANS),
+    plans: Sequence[str],
+    depths: Sequence[int],
     compiles: bool = False,
 ) -> Recorded:
     """In this process, which launches no kernel afterwards."""
@@ -166,7 +176,7 @@ def record(
     engine = _engine(shape, candidates)
     found, cycle = Recorded(), [("", 0, 0)]
     with _recording(found, cycle, compiles=compiles):
-        for batch, depth, plan in itertools.product(BATCHES, DEPTHS, plans):
+        for batch, depth, plan in itertools.product(BATCHES, depths, plans):
             cycle.append((plan, batch, depth))
             slots = torch.empty(batch, dtype=torch.long, device="meta")
             engine.cycle.run(slots, Plan(depth, **PLANS[plan]))
@@ -202,6 +212,7 @@ def main() -> None:
     parser.add_argument("shape")
     parser.add_argument("--candidates", type=int)
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=list(PLANS))
+    parser.add_argument("--depths", nargs="+", type=int, default=list(DEPTHS))
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -211,6 +222,7 @@ def main() -> None:
             options.shape,
             candidates=options.candidates,
             plans=options.plans,
+            depths=options.depths,
             compiles=options.compile,
         )
     if options.json:
