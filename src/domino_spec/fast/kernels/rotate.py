@@ -204,9 +204,11 @@ if triton_available():
         wait_for_last(OVERLAP)
         let_next_come(OVERLAP)
         step, row = tl.program_id(0), tl.program_id(2)
-        head, layer = tl.program_id(1), 0
+        head = tl.program_id(1)
+        layer = head * 0
         if HEADS == 0:  # queries come of one layer at a time
-            head, layer = head % (2 * KV_HEADS), head // (2 * KV_HEADS)
+            layer = head // (2 * KV_HEADS)
+            head = head % (2 * KV_HEADS)
         token = row * n + step
         dtype = qkv.dtype.element_ty
         lane = tl.arange(0, HALF_PADDED)
@@ -238,9 +240,7 @@ if triton_available():
             tl.store(target, first, mask=inside)
             tl.store(target + HALF, second, mask=inside)
         else:
-            place = tl.load(slots + row) * slot_stride
-            if HEADS == 0:
-                place += layer.to(tl.int64) * layer_stride
+            place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
             place += position * 2 * HALF + lane
             inside = inside & (position < capacity)
             if head < HEADS + KV_HEADS:
