@@ -39,7 +39,7 @@ def assert_fits(found: dict[str, dict[str, int]]) -> None:
         assert needs["spills"] == 0, (name, needs)
 
 
-class _Driver:
+class Driver:
     """Stands in for the GPU's driver as far as compiling asks for it."""
 
     def get_current_target(self) -> Any:
@@ -59,7 +59,7 @@ def _compiling() -> Iterator[list[Any]]:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    driver.set_active(_Driver())
+    driver.set_active(Driver())
     compiled: list[Any] = []
 
     def launch(self: Any, _grid: Any) -> Any:

@@ -7,6 +7,9 @@ from torch import Tensor
 from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.runtime import triton_available, usable
 
+_WARP = 32
+"""Blocks up to so many tokens take one step of one warp, and share one compiled kernel."""
+
 
 def commit(
     chosen: Tensor,  # [rows, n]: what the target chose behind each token of the block
@@ -63,7 +66,7 @@ def _launch(
         n,
         len(lengths) - 1,
         PRETENDED=pretended is not None,
-        PADDED=triton.next_power_of_2(n),
+        PADDED=max(_WARP, triton.next_power_of_2(n)),
         num_warps=1,
         **overlap(chosen),
     )
@@ -76,7 +79,7 @@ if triton_available():
 
     from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["n", "spare"])
     def _commit(
         chosen,
         block,

@@ -150,7 +150,7 @@ if triton_available():
     def _gate(inputs, carried):
         return tl.sigmoid(inputs.to(tl.float32) + carried)
 
-    @triton.jit(do_not_specialize=["step", "first"])
+    @triton.jit(do_not_specialize=["step", "depth", "first"])
     def _step(
         weight_state,
         weight_first,
@@ -247,7 +247,7 @@ if triton_available():
         else:
             tl.store(carried + slot * 3 * SIZE + own, product, mask=there)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["depth"])
     def _last(
         base,
         scores,

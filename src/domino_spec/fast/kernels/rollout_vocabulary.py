@@ -164,7 +164,7 @@ if triton_available():
             new += tl.load(place, mask=mask, other=0.0).to(tl.float32) * part
         return tl.sum(reset, axis=1), tl.sum(update, axis=1), tl.sum(new, axis=1)
 
-    @triton.jit(do_not_specialize=["step"])
+    @triton.jit(do_not_specialize=["step", "depth"])
     def _read(
         weight_input,
         weight_state,
@@ -233,7 +233,7 @@ if triton_available():
         part = tl.sum(first.to(tl.float32) * new[None, :], axis=1)
         tl.store(parts + (row * TILES + tile) * RANK + ranks, part, mask=ranks < RANK)
 
-    @triton.jit(do_not_specialize=["step"])
+    @triton.jit(do_not_specialize=["step", "depth"])
     def _score(
         weight_output,
         base,
@@ -307,7 +307,7 @@ if triton_available():
         tl.store(values + slot * PROGRAMS + program, top)
         tl.store(columns + slot * PROGRAMS + program, first)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["depth"])
     def _last(
         values,
         columns,

@@ -132,7 +132,7 @@ def _launch(
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     query = qkv.new_empty(rows, n, heads, head_dim)
-    _rotate[(rows * n, heads + 2 * kv_heads, layers)](
+    _rotate[(n, layers * (heads + 2 * kv_heads), rows)](
         qkv,
         cos,
         sin,
@@ -173,7 +173,7 @@ if triton_available():
         # One rounding a product, as PyTorch's: a fused multiply-add would skip it.
         return (left.to(tl.float32) * right.to(tl.float32)).to(DTYPE).to(tl.float32)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=["n", "capacity", "table_size"])
     def _rotate(
         qkv,
         cos,
@@ -203,15 +203,20 @@ if triton_available():
         """One program for one head of one token; its two halves are [HALF] each."""
         wait_for_last(OVERLAP)
         let_next_come(OVERLAP)
-        token, head, layer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        row = token // n
+        step, row = tl.program_id(0), tl.program_id(2)
+        head = tl.program_id(1)
+        layer = head * 0
+        if HEADS == 0:  # queries come of one layer at a time
+            layer = head // (2 * KV_HEADS)
+            head = head % (2 * KV_HEADS)
+        token = row * n + step
         dtype = qkv.dtype.element_ty
         lane = tl.arange(0, HALF_PADDED)
         inside = lane < HALF
         source = qkv + token * width + (layer * 2 * KV_HEADS + head) * 2 * HALF + lane
         first = tl.load(source, mask=inside, other=0.0)
         second = tl.load(source + HALF, mask=inside, other=0.0)
-        position = tl.load(starts + row) + token % n
+        position = tl.load(starts + row) + step
         if head < HEADS + KV_HEADS:
             if NORMED:
                 norm = q_norm

@@ -59,18 +59,17 @@ def launch(
     highest = query.new_empty(rows, kv_heads, splits, n * group, dtype=wide)
     totals = torch.empty_like(highest)
     mixed = query.new_empty(rows, n, heads * head_dim)
+    assert splits & (splits - 1) == 0
+    shared = (n, capacity, window or 0, splits.bit_length() - 1)
     shapes = {
-        "CAUSAL": causal,
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
         "BLOCK": block,
-        "SPLITS": splits,
         "WINDOWED": window is not None,
         **overlap(query),
     }
-    tiles = triton.cdiv(n * group, TILE)
-    _attend[(splits, kv_heads * tiles, rows)](
+    _attend[(splits * triton.cdiv(n * group, TILE), kv_heads, rows)](
         query,
         keys,
         values,
@@ -80,14 +79,12 @@ def launch(
         parts,
         highest,
         totals,
-        n,
-        capacity,
-        window or 0,
+        *shared,
         keys.stride(0),
         keys.stride(1),
         scale,
-        TILES=tiles,
         QUERIES=TILE,
+        CAUSAL=causal and n > 1,  # one token alone is the last one too, which costs less
         num_warps=4,
         num_stages=3,
         **shapes,
@@ -100,10 +97,11 @@ def launch(
             parts,
             highest,
             totals,
-            n,
-            capacity,
-            window or 0,
+            *shared,
             TILE=joined,
+            CAUSAL=causal,
+            EVEN=not causal and n % 16 == 0,  # as drafters' blocks are, which have one size
+            SPLITS=splits,
             num_warps=4,
             **shapes,
         )
@@ -123,10 +121,10 @@ if triton_available():
         n,
         capacity,
         window,
+        log_splits,
         CAUSAL: tl.constexpr,
         GROUP: tl.constexpr,
         BLOCK: tl.constexpr,
-        SPLITS: tl.constexpr,
         WINDOWED: tl.constexpr,
     ):
         """For each query (position, end of what it sees, first block, blocks a split, splits)."""
@@ -139,7 +137,7 @@ if triton_available():
         first = position * 0
         if WINDOWED:
             first = tl.minimum(tl.maximum(position - window + 1, 0) // BLOCK, behind - 1)
-        each = tl.cdiv(behind - first, SPLITS)
+        each = (behind - first + (1 << log_splits) - 1) >> log_splits
         return position, end, first, each, tl.cdiv(behind - first, each)
 
     @triton.jit
@@ -147,7 +145,11 @@ if triton_available():
         """Which of [rows, n, heads] a head's queries are."""
         return ((row * n + query // GROUP) * KV_HEADS + head) * GROUP + query % GROUP
 
-    @triton.jit
+    # What a batch's size or a depth decides is asked for at run time: these numbers place a
+    # program, once, and each value compiled in would be another kernel to compile.
+    _PLACING = ["n", "capacity", "log_splits"]
+
+    @triton.jit(do_not_specialize=_PLACING)
     def _attend(
         query,
         keys,
@@ -161,29 +163,29 @@ if triton_available():
         n,
         capacity,
         window,
+        log_splits,
         slot_stride,
         head_stride,
         scale,
-        TILES: tl.constexpr,
         QUERIES: tl.constexpr,
         CAUSAL: tl.constexpr,
         KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         HEAD_DIM: tl.constexpr,
         BLOCK: tl.constexpr,
-        SPLITS: tl.constexpr,
         WINDOWED: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
         """One program for one split of one tile of queries of one kv head of one row."""
         wait_for_last(OVERLAP)
-        split, row = tl.program_id(0), tl.program_id(2)
-        head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
+        program, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        tile = program >> log_splits
+        split = program - (tile << log_splits)
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
         index = tile * QUERIES + tl.arange(0, QUERIES)
         position, end, first, each, used = _stretches(
-            index, start, n, capacity, window, CAUSAL, GROUP, BLOCK, SPLITS, WINDOWED
+            index, start, n, capacity, window, log_splits, CAUSAL, GROUP, BLOCK, WINDOWED
         )
         takes = split < used
         low = (first + split * each) * BLOCK
@@ -239,12 +241,12 @@ if triton_available():
             mask=alone[:, None],
         )
         shared = live & (used > 1) & takes
-        own = ((row * KV_HEADS + head) * SPLITS + split) * count + index
+        own = (((row * KV_HEADS + head) << log_splits) + split) * count + index
         tl.store(parts + own[:, None] * HEAD_DIM + lane[None, :], mix, mask=shared[:, None])
         tl.store(highest + own, top, mask=shared)
         tl.store(totals + own, total, mask=shared)
 
-    @triton.jit
+    @triton.jit(do_not_specialize=_PLACING)
     def _join(
         starts,
         mixed,
@@ -254,13 +256,15 @@ if triton_available():
         n,
         capacity,
         window,
+        log_splits,
         TILE: tl.constexpr,
+        SPLITS: tl.constexpr,
         CAUSAL: tl.constexpr,
+        EVEN: tl.constexpr,
         KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         HEAD_DIM: tl.constexpr,
         BLOCK: tl.constexpr,
-        SPLITS: tl.constexpr,
         WINDOWED: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
@@ -269,10 +273,12 @@ if triton_available():
         let_next_come(OVERLAP)
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
+        if EVEN:
+            n = tl.multiple_of(n, 16)
         count = n * GROUP
         index = tile * TILE + tl.arange(0, TILE)
         _, _, _, _, used = _stretches(
-            index, start, n, capacity, window, CAUSAL, GROUP, BLOCK, SPLITS, WINDOWED
+            index, start, n, capacity, window, log_splits, CAUSAL, GROUP, BLOCK, WINDOWED
         )
         shared = (index < count) & (used > 1)
         lane = tl.arange(0, HEAD_DIM)
