@@ -29,7 +29,10 @@ def floors(records: list[dict[str, Any]]) -> str:
             "**Acceptance is forced** to the tokens a cycle named: the same kernels and the same "
             "commit, only the accepted length is overridden. The rollout's share is what drafting "
             "takes beyond its backbone and one reading of the output matrix. The smaller the "
-            "model, the more the few microseconds weigh that every launch takes beyond its bytes.",
+            "model, the more the few microseconds weigh that every launch takes beyond its bytes. "
+            "(After these runs attention, rotary and commit kernels were changed so that they are "
+            "not compiled anew for each batch size and depth, and prompts are read through "
+            "captured forwards; neither has been measured on the card yet.)",
             "",
             "Each line of the tables is one run:",
             "",
