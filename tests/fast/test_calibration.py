@@ -1,6 +1,7 @@
 """Costs are measured once a machine and kept; depth follows them; results do not change."""
 
 import json
+import math
 
 import pytest
 
@@ -74,6 +75,23 @@ def test_a_spoiled_file_is_measured_again(cache, spoiled):
     kept = json.loads(path.read_text())
     assert kept.keys() == {"1"}
     assert kept["1"].keys() == {"greedy", *KINDS}
+
+
+def test_what_did_not_fit_is_tried_again_another_day(cache, monkeypatch):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    measure = calibration.measure_extras
+
+    def full(bench, batch, depths):
+        found = measure(bench, batch, depths)
+        found["filtered"][depths[-1]] = math.inf
+        return found
+
+    with monkeypatch.context() as today:
+        today.setattr(calibration, "measure_extras", full)
+        assert 7 not in adapt_depth(engine).costs(1, ("sampled", "filtered"))
+    (path,) = (cache / "costs").iterdir()
+    assert json.loads(path.read_text())["1"]["filtered"].keys() == {"0"}
+    assert 7 in adapt_depth(engine).costs(1, ("sampled", "filtered"))
 
 
 @pytest.mark.parametrize("lost", ["penalised", "greedy"])

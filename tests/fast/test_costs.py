@@ -1,5 +1,7 @@
 """Costs of any rows, depth and kind, from the few that were measured."""
 
+import math
+
 import pytest
 
 from domino_spec.fast.costs import Costs, rising
@@ -75,3 +77,11 @@ def test_a_deeper_cycle_costs_no_less_whatever_it_is_made_of():
 def test_costs_of_nothing_are_refused():
     with pytest.raises(ValueError, match="no number of rows"):
         Costs({})
+
+
+def test_next_to_what_does_not_fit_nothing_fits():
+    extras = {"filtered": {1: {0: 0.0, 3: 0.1, 7: math.inf}, 4: {0: 0.0, 3: math.inf, 7: math.inf}}}
+    costs = Costs({1: GREEDY[1], 4: GREEDY[4]}, extras)
+    assert costs.of(1, ("filtered",)) == {0: 1.0, 3: 2.1, 7: math.inf}
+    assert costs.of(2, ("filtered",)) == {0: 2.0, 3: math.inf, 7: math.inf}
+    assert costs.of(2) == {0: 2.0, 3: 4.0, 7: 8.0}

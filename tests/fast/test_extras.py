@@ -1,5 +1,7 @@
 """What is timed for each kind of cycle, and what measuring leaves behind."""
 
+import math
+
 import pytest
 import torch
 
@@ -57,7 +59,7 @@ def test_extras_are_differences_of_what_differs(bench, monkeypatch):
     assert measure_extras(bench, 1, (0,))["sampled"] == {0: 2.0}, "nothing is drafted"
 
 
-def test_what_does_not_fit_into_memory_is_reckoned_from_what_does(bench, monkeypatch):
+def test_what_does_not_fit_into_memory_is_not_to_be_chosen(bench, monkeypatch):
     def timed(_, parts):
         depth = next(iter(parts))[1].depth
         if depth > fits:
@@ -67,11 +69,38 @@ def test_what_does_not_fit_into_memory_is_reckoned_from_what_does(bench, monkeyp
     monkeypatch.setattr(extras, "_timed", timed)
     fits = 3
     found = measure_extras(bench, 1, (0, 3, 7))
-    assert found["sampled"] == {0: 1.0, 3: 2.0, 7: 4.0}
-    assert found["filtered"] == {0: 1.0, 3: 1.0, 7: 2.0}
+    assert found["sampled"] == {0: 1.0, 3: 2.0, 7: math.inf}
+    assert found["filtered"] == {0: 1.0, 3: 1.0, 7: math.inf}
     fits = -1
     with pytest.raises(torch.OutOfMemoryError):
         measure_extras(bench, 1, (0, 3))
+
+
+def test_a_part_that_does_not_fit_costs_its_own_kind_alone(bench, monkeypatch):
+    def timed(_, parts):
+        return {
+            (name, plan): math.inf if plan.filtered and plan.depth else 1.0 + len(plan.kinds)
+            for name, plan in parts
+        }
+
+    monkeypatch.setattr(extras, "_timed", timed)
+    found = measure_extras(bench, 1, (0, 3))
+    assert found["filtered"] == {0: 1.0, 3: math.inf}
+    assert found["sampled"] == {0: 1.0, 3: 2.0}
+    assert found["ranked"] == {0: 1.0, 3: 1.0}
+
+
+def test_on_a_gpu_a_part_is_asked_whether_it_fits(bench, monkeypatch):
+    def seconds_of(call, _device):
+        if call == "large":
+            raise torch.OutOfMemoryError("too much")
+        return 1.0
+
+    monkeypatch.setattr(extras, "seconds_of", seconds_of)
+    assert extras._seconds_if_it_fits(bench, Plan(3), "small") == 1.0
+    assert extras._seconds_if_it_fits(bench, Plan(3), "large") == math.inf
+    with pytest.raises(torch.OutOfMemoryError):  # a plain step has to
+        extras._seconds_if_it_fits(bench, Plan(0), "large")
 
 
 def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):

@@ -29,7 +29,7 @@ def test_every_size_that_rows_may_shrink_to_is_recorded_once():
     engine = make_engine(make_target("llama"), random_drafter(), slots=5)
     found = recorded_by(engine)
     engine.capture(5, SamplingParams())
-    assert found == [(size, Plan(7)) for size in (1, 2, 4, 8)]
+    assert found == [(size, Plan(7)) for size in (8, 4, 2, 1)]
     engine.capture(3, SamplingParams())
     assert len(found) == 4
     engine.capture(1, SamplingParams(temperature=0.7, top_p=0.9))
@@ -57,7 +57,7 @@ def test_without_graphs_and_without_a_drafter():
     engine = make_engine(make_target("llama"), None, slots=2)
     found = recorded_by(engine)
     engine.capture(2, SamplingParams())
-    assert found == [(1, Plan(0)), (2, Plan(0))]
+    assert found == [(2, Plan(0)), (1, Plan(0))]
     nothing = recorded_by(engine, graphs=False)
     engine.capture(2, SamplingParams())
     assert nothing == []

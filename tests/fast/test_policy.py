@@ -1,5 +1,7 @@
 """Depth follows cost and acceptance."""
 
+import math
+
 import pytest
 
 from domino_spec.fast.costs import Costs
@@ -130,6 +132,17 @@ def test_the_first_sampled_cycles_are_tried_though_greedy_ones_are_known():
 
 
 # Acceptance ---------------------------------------------------------------------------------------
+
+
+def test_a_depth_that_does_not_fit_is_never_chosen():
+    costs = Costs({1: {0: 1.0, 3: 1.01, 7: 1.02}}, {"filtered": {1: {0: 0.0, 3: 0.1, 7: math.inf}}})
+    policy = DepthPolicy(costs, 7)
+    for sampled in (False, True):
+        for _ in range(50):
+            policy.observe(7, 7, sampled=sampled)
+    assert policy.choose(Batch(1)) == 7
+    assert policy.choose(Batch(1, ("filtered",), 1.0)) == 3
+    assert policy.costs(1, ("filtered",)).keys() == {0, 3}
 
 
 def test_old_cycles_fade():

@@ -362,6 +362,19 @@ def test_slots_take_no_memory_that_the_copy_needs(monkeypatch):
     assert seen[1] > 1 << 30  # packed already, and its slots are given back
 
 
+def test_what_graphs_write_into_is_not_free(monkeypatch):
+    segments = [
+        {"device": 0, "segment_pool_id": (0, 0), "total_size": 100, "allocated_size": 30},
+        {"device": 0, "segment_pool_id": (0, 2), "total_size": 50, "allocated_size": 20},
+        {"device": 1, "segment_pool_id": (0, 3), "total_size": 70, "allocated_size": 0},
+    ]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 2000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 150)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 50)
+    assert free_bytes(torch.device("cuda", 0)) == 1000 + 100 - 30
+
+
 def test_free_memory_is_known_here_or_not_at_all():
     found = free_bytes(torch.device("cpu"))
     assert found is None or found > 1 << 20

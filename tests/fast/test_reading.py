@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.errors import InputError
 from domino_spec.fast import reading
+from domino_spec.fast.kernels.attention import batch_twin
 from domino_spec.fast.reading import LENGTHS, Part, PromptReader
+from domino_spec.fast.rows import Spans
 from tests.fast.replays import Replays
 from tests.fast.runs import make_engine, watch
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -58,7 +61,7 @@ def test_text_and_drafts_are_those_of_prompts_read_as_they_are(family, chunk, re
     assert blocks == wanted
     assert len(blocks) > 2 * len(PROMPTS)
     if replayed:
-        assert 0 < len(recorder.outputs) < len(PROMPTS)  # some serve several
+        assert 0 < len(recorder.outputs) < len(PROMPTS)  # only kinds that came again
 
 
 def test_a_row_in_another_slot_is_not_touched():
@@ -124,11 +127,66 @@ def test_every_length_of_an_empty_slot_is_recorded_once():
     engine = make_engine(make_target("llama"), random_drafter(), slots=1, capacity=60)
     filling(engine, recorder=Replays())
     engine.capture(1, GREEDY)
-    wanted = [Part(4, None, True), Part(8, None, True), Part(24, None, True), Part(80, 80, True)]
-    assert list(engine.reader._captured) == wanted
+    wanted = [Part(80, 80, True), Part(24, None, True), Part(8, None, True), Part(4, None, True)]
+    assert list(engine.reader._captured) == wanted  # smaller ones fit into what the first took
     engine.capture(1, GREEDY)
     decoded(engine, PROMPTS[3])
     assert list(engine.reader._captured) == wanted
+
+
+def test_only_what_comes_again_is_recorded():
+    engine = filling(make_engine(make_target("llama"), None, slots=1), recorder=Replays())
+    decoded(engine, PROMPTS[4])
+    assert not engine.reader._captured
+    decoded(engine, PROMPTS[3])
+    assert not engine.reader._captured  # another length
+    decoded(engine, PROMPTS[4])
+    assert list(engine.reader._captured) == [Part(80, 80, False)]
+
+
+def test_what_sees_much_is_not_recorded(monkeypatch):
+    """What its attention needs would stay taken."""
+    monkeypatch.setattr(reading, "_LONGEST", 100)
+    engine = filling(make_engine(make_target("llama"), None, slots=1))
+    assert engine.reader._filled(25, 9, observed=False) == Part(25, 34, False, common=False)
+    assert engine.reader._filled(25, 0, observed=False) == Part(80, 80, False)
+
+
+def test_where_a_graph_does_not_fit_prompts_are_read_all_the_same():
+    class Full:
+        def record(self, _work):
+            raise torch.OutOfMemoryError("no more")
+
+    target = make_target("llama")
+    engine = filling(make_engine(target, random_drafter(), slots=1), recorder=Full())
+    wanted = decoded(make_engine(target, random_drafter(), slots=1), PROMPTS[4])
+    assert [decoded(engine, PROMPTS[4]) for _ in range(3)] == [wanted] * 3
+
+
+def test_who_admits_a_row_is_told_of_a_restart():
+    engine = filling(make_engine(make_target("llama"), random_drafter(), slots=1))
+    (row,) = make_rows(engine.slots, [PROMPTS[4]], GREEDY)
+    admission = engine.begin(row, GREEDY, seed=5, chunk=7)
+    admission.advance()
+    engine.restart()
+    with pytest.raises(InputError, match="has left its slot"):
+        admission.advance()
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("start", [0, 13])
+def test_a_bound_beyond_what_the_slot_holds_changes_nothing(window, start):
+    """On a GPU prompts attend over a batch's caches, up to a bound."""
+    make = torch.Generator().manual_seed(1)
+    count, capacity = 20, 64
+    query = torch.randn(1, count, 4, 8, generator=make)
+    keys, values = torch.randn(2, 3, 2, capacity, 8, generator=make)
+    slots, starts = torch.tensor([1]), torch.tensor([start])
+    options = {"causal": True, "window": window, "scale": 0.3}
+    expected = Spans(slots, starts, count).attend(query, keys, values, **options)
+    for bound in (start + count, 40, capacity):
+        found = batch_twin(query, keys, values, slots, starts, *options.values(), bound)
+        assert torch.allclose(found, expected, atol=1e-5)
 
 
 def test_lengths_grow_and_waste_little():

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import torch
 
+from domino_spec.fast.sizes import graph_bytes
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
 
 class PeakMemory:
-    """On a GPU what torch allocated there, on Linux the process' resident memory.
+    """On a GPU what torch allocated there and graphs keep, on Linux the process' resident memory.
 
     Everything loaded counts, other methods' weights too: it is what the run took, here and now.
     """
@@ -33,7 +35,7 @@ class PeakMemory:
     def read(self) -> int | None:
         """Bytes since the last reset; None where nobody knows."""
         if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device))
+            return int(torch.cuda.max_memory_allocated(self._device)) + graph_bytes(self._device)
         try:
             lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
         except OSError:

@@ -64,7 +64,7 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
         for kind, spent in measured.items():
             kept[kind] = kept.get(kind, {}) | spent
     if missing:
-        write_kept(path, found)
+        write_kept(path, _finite(found))  # what did not fit today may fit tomorrow
     greedy, *added = (
         {batch: {d: found[batch][kind][d] for d in wanted[kind]} for batch in batches}
         for kind in (_GREEDY, *KINDS)
@@ -154,6 +154,16 @@ def _read(path: Path) -> Measured:
         }
     except (ValueError, AttributeError, TypeError):
         return {}  # none yet, or not ours: it is measured again
+
+
+def _finite(found: Measured) -> Measured:
+    return {
+        batch: {
+            kind: {depth: spent for depth, spent in times.items() if math.isfinite(spent)}
+            for kind, times in row.items()
+        }
+        for batch, row in found.items()
+    }
 
 
 def _added(value: Any) -> float:

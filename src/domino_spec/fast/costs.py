@@ -62,6 +62,8 @@ def _at(points: Mapping[int, float], place: int) -> float:
     lower, upper = _around(points, place)
     if lower == upper:
         return points[lower]
+    if math.inf in (points[lower], points[upper]):
+        return math.inf
     share = (place - lower) / (upper - lower)
     return points[lower] + share * (points[upper] - points[lower])
 

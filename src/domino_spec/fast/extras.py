@@ -33,21 +33,20 @@ _ENOUGH_SECONDS = 0.3
 def measure_extras(bench: Bench, batch: int, depths: Sequence[int]) -> Extras:
     """What each kind of cycle costs besides a greedy one's seconds, with so many rows.
 
-    Depths rise from 0. One that does not fit into memory (sorting takes much) is taken to cost what
-    the last one did, token by token: nobody may ever ask for it.
+    What does not fit into memory (sorting takes much) costs infinitely much: nobody shall choose
+    it. A plain step has to fit.
     """
     found: Extras = {kind: {} for kind in KINDS}
-    last, spent = 0, dict.fromkeys(KINDS, 0.0)
     with torch.no_grad(), bench.engine.slots.choosing(_CHOOSING):
         for depth in depths:
             try:
                 spent = _at_depth(bench, batch, depth)
-                last = depth
             except torch.OutOfMemoryError:
                 if not depth:
                     raise
+                spent = dict.fromkeys(KINDS, math.inf)
             for kind in KINDS:
-                found[kind][depth] = spent[kind] * (depth + 1) / (last + 1)
+                found[kind][depth] = spent[kind]
     return {kind: rising(added) for kind, added in found.items()}
 
 
@@ -60,7 +59,8 @@ def _at_depth(bench: Bench, batch: int, depth: int) -> dict[str, float]:
         extras[kind] = spent["choice", own] - spent["choice", without]
         if kind == "sampled" and depth:
             extras[kind] += spent["drafts", own] - spent["drafts", without]
-    return {kind: max(0.0, extra) for kind, extra in extras.items()}
+    # Of two that do not fit, nobody knows the difference.
+    return {k: math.inf if math.isnan(e) else max(0.0, e) for k, e in extras.items()}
 
 
 def _plan(depth: int, kind: str) -> Plan:
@@ -109,7 +109,7 @@ def _timed(
 ) -> dict[tuple[str, Plan], float]:
     """On a CPU the least of a few rounds: whoever else works there only ever adds."""
     if bench.device.type == "cuda":
-        return {name: seconds_of(call, bench.device) for name, call in parts.items()}
+        return {name: _seconds_if_it_fits(bench, name[1], call) for name, call in parts.items()}
     least = dict.fromkeys(parts, math.inf)
     began = time.perf_counter()
     for turn in range(1 + _ROUNDS):
@@ -121,3 +121,12 @@ def _timed(
         if turn and time.perf_counter() - began > _ENOUGH_SECONDS:
             break
     return least
+
+
+def _seconds_if_it_fits(bench: Bench, plan: Plan, call: Callable[[], Any]) -> float:
+    try:
+        return seconds_of(call, bench.device)
+    except torch.OutOfMemoryError:
+        if not plan.depth:
+            raise
+        return math.inf

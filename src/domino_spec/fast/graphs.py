@@ -85,7 +85,7 @@ class Runner:
         """Record a cycle for each size that so many rows, or fewer, are filled up to."""
         if self._graphs:
             with on_device(self._device):
-                for size in sizes_up_to(rows):
+                for size in reversed(sizes_up_to(rows)):  # smaller ones fit into what it took
                     if (size, plan) not in self._captured:
                         self.capture(size, plan)
 

@@ -59,7 +59,7 @@ def _captured_seconds(call: Callable[[], Any], repeats: int) -> float:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         call()
     for _ in range(3):
         graph.replay()

@@ -7,6 +7,7 @@ So they do where choosing is dear: a token is drawn, or penalised, for every dra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -171,7 +172,7 @@ class DepthPolicy:
         found = self._costs.get((rows, kinds))
         if found is None:
             found = self._measured.of(rows, kinds)
-            found = {depth: spent for depth, spent in found.items() if depth <= self._depth}
+            found = {d: s for d, s in found.items() if d <= self._depth and math.isfinite(s)}
             self._costs[rows, kinds] = found
         return found
 

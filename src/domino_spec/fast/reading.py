@@ -7,6 +7,7 @@ lies behind the part: no token of it sees that, and whatever comes next is writt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from domino_spec.fast.target import LeanTarget
 
 LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Parts are filled up to one of these; longer ones keep the GPU busy by themselves."""
+_LONGEST = 4096
+"""Parts that see more are not captured: what their attention needs would stay taken for good."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Captured:
     """A graph with the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    numbers: Tensor  # [3 + count]: slot, start, place of the last token, tokens
+    numbers: Tensor  # see `_numbers`
     last: Tensor  # [1, hidden]
 
 
@@ -66,6 +69,7 @@ class PromptReader:
         self._recorder = recorder
         self._fill = recorder is not None if fill is None else fill
         self._captured: dict[Part, Captured] = {}
+        self._seen: Counter[Part] = Counter()
 
     def copy(self, source: int, slot: int, count: int, *, observed: bool) -> None:
         """The first tokens of one slot into another."""
@@ -79,10 +83,12 @@ class PromptReader:
         with on_device(self._target.device):
             count = len(tokens)
             part = self._filled(count, start, observed=observed)
-            numbers = torch.tensor([slot, start, count - 1, *tokens, *[0] * (part.count - count)])
-            if self._recorder is None or not part.common:
+            # Filled up with a token of its own: any number is finite where its own are.
+            filled = [*tokens, *[tokens[-1]] * (part.count - count)]
+            numbers = torch.tensor(_numbers(slot, start, count - 1, filled))
+            captured = self._captured.get(part) or self._worth_capturing(part)
+            if captured is None:
                 return self._run(part, numbers.to(self._target.device))
-            captured = self._captured.get(part) or self._capture(part, self._recorder)
             captured.numbers.copy_(numbers.pin_memory(), non_blocking=True)
             captured.graph.replay()
             return captured.last
@@ -100,12 +106,13 @@ class PromptReader:
             last = self.read(part, slot=slot, start=start, observed=False)
         return self.logits(last)[0]
 
+    @torch.no_grad()
     def capture(self, *, observed: bool) -> None:
         """Record every length that a prompt in an empty slot may be filled up to."""
         if self._recorder is None:
             return
         with on_device(self._target.device):
-            for length in LENGTHS:
+            for length in reversed(LENGTHS):  # smaller ones fit into what the largest took
                 if length <= self._target.cache.capacity:
                     part = self._filled(length, 0, observed=observed)
                     if part not in self._captured:
@@ -122,11 +129,25 @@ class PromptReader:
             return Part(length, None, observed)
         # Behind other tokens a few bounds, so that a few graphs serve all starts.
         bound = min(1 << (start + length - 1).bit_length(), capacity) if start else length
+        if bound > _LONGEST:
+            return Part(count, start + count, observed, common=False)
         return Part(length, bound, observed)
+
+    def _worth_capturing(self, part: Part) -> Captured | None:
+        """A graph for a kind that comes for the second time; recording takes three forwards."""
+        if self._recorder is None or not part.common:
+            return None
+        self._seen[part] += 1
+        if self._seen[part] < 2:
+            return None
+        try:
+            return self._capture(part, self._recorder)
+        except torch.OutOfMemoryError:  # it can be read all the same
+            return None
 
     def _run(self, part: Part, numbers: Tensor) -> Tensor:
         """On a GPU nothing in here waits for the host."""
-        slot, start, last, tokens = numbers[:1], numbers[1:2], numbers[2:3], numbers[3:]
+        slot, start, last, tokens = numbers[:1], numbers[2:3], numbers[4:5], numbers[6:]
         rows = Rows(slot, start, part.count, longest=part.longest)
         observer = self._drafter if part.observed else None
         taps = () if observer is None else observer.taps
@@ -137,8 +158,14 @@ class PromptReader:
 
     def _capture(self, part: Part, recorder: Recorder) -> Captured:
         """Record one forward of this kind in the spare slot; rows in use are not touched."""
-        numbers = torch.zeros(3 + part.count, dtype=torch.long, device=self._target.device)
-        numbers[0] = self._spare
+        numbers = torch.tensor(
+            _numbers(self._spare, 0, part.count - 1, [0] * part.count), device=self._target.device
+        )
         graph, last = recorder.record(lambda: self._run(part, numbers))
         self._captured[part] = Captured(graph, numbers, last)
         return self._captured[part]
+
+
+def _numbers(slot: int, start: int, last: int, tokens: Sequence[int]) -> list[int]:
+    """All that a forward reads. Each part is aligned to 16 bytes, as kernels are compiled for."""
+    return [slot, 0, start, 0, last, 0, *tokens]

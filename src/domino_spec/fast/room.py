@@ -131,6 +131,8 @@ class EngineRoom:
     def restart(self) -> None:
         """After a cycle that failed: rows and cycles under way are lost, all slots are empty."""
         slots = self.slots.count
+        for seat in self._seating.seats:
+            seat.left = True  # who still admits a row must not write into memory given back
         self._seat_rows(0)
         self.resize(slots=slots, capacity=self.capacity)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -97,13 +98,21 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free + kept)
+        return int(free + kept - graph_bytes(device))
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
     return int(found[0]) * 1024 if found else None
+
+
+def graph_bytes(device: torch.device) -> int:
+    """Memory that captured graphs write into while they run, which counts as nobody's."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    pools = (s for s in segments if s["device"] == number and tuple(s["segment_pool_id"]) != (0, 0))
+    return sum(int(s["total_size"]) - int(s["allocated_size"]) for s in pools)
 
 
 def _power_of_two(number: int) -> int:

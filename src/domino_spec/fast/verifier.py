@@ -54,13 +54,18 @@ class Kind:
     @property
     def numbers(self) -> int:
         """What it reads: a slot and a start a row, and the tokens."""
-        return self.rows * (2 + self.tokens)
+        return 2 * self._even + self.rows * self.tokens
+
+    @property
+    def _even(self) -> int:
+        """Rows rounded up: each part is aligned to 16 bytes, as kernels are compiled for."""
+        return self.rows + self.rows % 2
 
     def parts(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Slots [rows], starts [rows] and tokens [rows, tokens]: views of what is read."""
-        rows = self.rows
-        tokens = numbers[2 * rows :].view(rows, self.tokens)
-        return numbers[:rows], numbers[rows : 2 * rows], tokens
+        rows, second, third = self.rows, self._even, 2 * self._even
+        tokens = numbers[third:].view(rows, self.tokens)
+        return numbers[:rows], numbers[second : second + rows], tokens
 
 
 @dataclass(frozen=True)
@@ -161,7 +166,8 @@ class LeanVerifier:
         if not self._graphs:
             return
         with on_device(self.device):
-            for size, length in itertools.product(sizes_up_to(rows), sorted(known)):
+            # The largest first: smaller ones fit into what it took.
+            for size, length in itertools.product(sizes_up_to(rows)[::-1], sorted(known)[::-1]):
                 kind = Kind(size, length, tuple(taps))
                 if kind not in self._captured:
                     self._capture(kind)

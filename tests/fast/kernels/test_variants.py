@@ -43,7 +43,7 @@ def test_depths_bring_none_either(found):
 
 
 def test_only_tiles_tell_joins_apart(found):
-    assert set(found.differing(TILED_BY_BATCH)) == {"TILE", "SPLITS", "CAUSAL", "EVEN"}
+    assert set(found.differing(TILED_BY_BATCH)) == {"TILE", "SPLITS", "CAUSAL"}
     pairs = {(dict(key)["TILE"], dict(key)["SPLITS"]) for key in found.cycles[TILED_BY_BATCH]}
     assert len(found.cycles[TILED_BY_BATCH]) == 2 * len(pairs)  # the target's and the drafter's
 

@@ -59,19 +59,14 @@ def batch_twin(
     """All rows at once and without asking the device for a length. For prompts on GPUs."""
     n = query.shape[1]
     end = min(longest, keys.shape[2])
-    positions = starts.unsqueeze(1) + torch.arange(n, device=query.device)  # [rows, n]
-    places = torch.arange(end, device=query.device)
+    own = (keys[:, :, :end].index_select(0, slots), values[:, :, :end].index_select(0, slots))
+    if causal and end == n and window is None:
+        return mix(query, *own, None, scale, empty=True).flatten(2)
+    places = torch.arange(max(n, end), dtype=torch.int32, device=query.device)
+    positions, places = starts.int().unsqueeze(1) + places[:n], places[:end]  # [rows, n], [end]
     seen = visible(positions, places, causal, window)
     seen = seen & (places < (starts + n).view(-1, 1, 1))  # [rows, n, end]
-    mixed = mix(
-        query,
-        keys[:, :, :end].index_select(0, slots),
-        values[:, :, :end].index_select(0, slots),
-        seen.unsqueeze(1),
-        scale,
-        empty=causal and end == n and window is None,
-    )
-    return mixed.flatten(2)
+    return mix(query, *own, seen.unsqueeze(1), scale, empty=False).flatten(2)
 
 
 def visible(positions: Tensor, places: Tensor, causal: bool, window: int | None) -> Tensor:

@@ -107,7 +107,8 @@ def _launch(
     if tokens is not None and tokens.stride(1) != 1:
         tokens = tokens.contiguous()
     rows, vocabulary = logits.shape
-    chunks = triton.cdiv(vocabulary, CHUNK)
+    chunk = min(CHUNK, triton.next_power_of_2(vocabulary))
+    chunks = triton.cdiv(vocabulary, chunk)
     parts, arrivals = scratch(logits.device, parts=rows * chunks, counters=rows, dtype=torch.int64)
     chosen = torch.empty(rows, device=logits.device, dtype=torch.int64)
     _choose_kernel[(rows, chunks)](
@@ -122,7 +123,7 @@ def _launch(
         logits.stride(0),
         0 if tokens is None else tokens.stride(0),
         vocabulary,
-        CHUNK=CHUNK,
+        CHUNK=chunk,
         CHUNKS=chunks,
         DRAWS=temperature is not None,
         NAMED=tokens is not None,

@@ -100,7 +100,6 @@ def launch(
             *shared,
             TILE=joined,
             CAUSAL=causal,
-            EVEN=not causal and n % 16 == 0,  # as drafters' blocks are, which have one size
             SPLITS=splits,
             num_warps=4,
             **shapes,
@@ -260,7 +259,6 @@ if triton_available():
         TILE: tl.constexpr,
         SPLITS: tl.constexpr,
         CAUSAL: tl.constexpr,
-        EVEN: tl.constexpr,
         KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         HEAD_DIM: tl.constexpr,
@@ -273,8 +271,6 @@ if triton_available():
         let_next_come(OVERLAP)
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
-        if EVEN:
-            n = tl.multiple_of(n, 16)
         count = n * GROUP
         index = tile * TILE + tl.arange(0, TILE)
         _, _, _, _, used = _stretches(
