@@ -42,7 +42,6 @@ def page() -> str:
             *filter(None, [head_to_head(RECORDS)]),
             engine(
                 read_records(RECORDS / "engine.jsonl"),
-                read_records(RECORDS / "engine-text.jsonl"),
                 read_records(RECORDS / "engine-crowd.jsonl"),
             ),
             *filter(None, [serving(RECORDS)]),

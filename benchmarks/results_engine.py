@@ -7,11 +7,9 @@ from typing import Any
 from benchmarks.tables import circumstances, table
 
 
-def engine(
-    shapes: list[dict[str, Any]], texts: list[dict[str, Any]], crowds: list[dict[str, Any]]
-) -> str:
-    """The engine at its floor, then real text, then rows that come and go."""
-    return "\n".join(["## The engine", "", floors(shapes), real_text(texts), in_any_order(crowds)])
+def engine(shapes: list[dict[str, Any]], crowds: list[dict[str, Any]]) -> str:
+    """The engine at its floor, then rows that come and go; real text is the head-to-head's."""
+    return "\n".join(["## The engine", "", floors(shapes), in_any_order(crowds)])
 
 
 def floors(records: list[dict[str, Any]]) -> str:
@@ -137,49 +135,6 @@ def _stage_rows(records: list[dict[str, Any]]) -> list[list[str]]:
     return [
         [name, *(f"{record['stages'][place]['seconds'] * 1e3:.2f} ms" for record in records)]
         for place, name in enumerate(names)
-    ]
-
-
-def real_text(records: list[dict[str, Any]]) -> str:
-    """Real text on a CPU, with a drafter against without."""
-    rows = [
-        [
-            record["set"],
-            f"{record['temperature']:g}",
-            f"{record['speed_up']:.2f}×",
-            f"{min(_ratios(record)):.2f}× to {max(_ratios(record)):.2f}×",
-            f"{record['tokens_per_cycle']:.2f}",
-            f"{record['identical']} of {len(record['batches'])}",
-            f"{record['used']} of {len(record['batches'])}",
-        ]
-        for record in records
-    ]
-    heads = ["set", "T", "over plain", "single prompts", "tokens a cycle", "same text", "used"]
-    first = records[0]
-    return "\n".join(
-        [
-            "### Real text on a CPU",
-            "",
-            f"{first['target']} with {first['drafter'].removeprefix('released:')}, "
-            f"{first['dtype']}, {first['threads']} threads, one row, {first['new_tokens']} new "
-            "tokens: the engine with a drafter against the same engine without, in turns, the "
-            f"median of {first['rounds']} for each prompt; reading the prompt is not timed. Depth "
-            "is chosen cycle by cycle from costs measured on the machine. Prompts whose plain "
-            "answer loops or is short are left out of the sums.",
-            "",
-            circumstances(records),
-            "",
-            table(heads, rows),
-            "",
-        ]
-    )
-
-
-def _ratios(record: dict[str, Any]) -> list[float]:
-    return [
-        line["plain_seconds"] / line["domino_seconds"]
-        for line in record["batches"]
-        if line["outcomes"].count("used") * 2 > len(line["outcomes"])
     ]
 
 
