@@ -154,13 +154,17 @@ def test_what_sees_much_is_not_recorded(monkeypatch):
 
 def test_where_a_graph_does_not_fit_prompts_are_read_all_the_same():
     class Full:
+        asked = 0
+
         def record(self, _work):
+            self.asked += 1
             raise torch.OutOfMemoryError("no more")
 
-    target = make_target("llama")
-    engine = filling(make_engine(target, random_drafter(), slots=1), recorder=Full())
+    target, full = make_target("llama"), Full()
+    engine = filling(make_engine(target, random_drafter(), slots=1), recorder=full)
     wanted = decoded(make_engine(target, random_drafter(), slots=1), PROMPTS[4])
-    assert [decoded(engine, PROMPTS[4]) for _ in range(3)] == [wanted] * 3
+    assert [decoded(engine, PROMPTS[4]) for _ in range(4)] == [wanted] * 4
+    assert full.asked == 1
 
 
 def test_who_admits_a_row_is_told_of_a_restart():

@@ -70,6 +70,7 @@ class PromptReader:
         self._fill = recorder is not None if fill is None else fill
         self._captured: dict[Part, Captured] = {}
         self._seen: Counter[Part] = Counter()
+        self._too_large: set[Part] = set()
 
     def copy(self, source: int, slot: int, count: int, *, observed: bool) -> None:
         """The first tokens of one slot into another."""
@@ -79,7 +80,10 @@ class PromptReader:
 
     @torch.no_grad()
     def read(self, tokens: Sequence[int], *, slot: int, start: int, observed: bool) -> Tensor:
-        """Read them behind a slot's first `start`; the last one's state [1, hidden]."""
+        """Read them behind a slot's first `start`; the last one's state [1, hidden].
+
+        It may lie where the next read writes: use it before.
+        """
         with on_device(self._target.device):
             count = len(tokens)
             part = self._filled(count, start, observed=observed)
@@ -135,14 +139,15 @@ class PromptReader:
 
     def _worth_capturing(self, part: Part) -> Captured | None:
         """A graph for a kind that comes for the second time; recording takes three forwards."""
-        if self._recorder is None or not part.common:
+        if self._recorder is None or not part.common or part in self._too_large:
             return None
         self._seen[part] += 1
         if self._seen[part] < 2:
             return None
         try:
             return self._capture(part, self._recorder)
-        except torch.OutOfMemoryError:  # it can be read all the same
+        except torch.OutOfMemoryError:  # it can be read all the same, now and from now on
+            self._too_large.add(part)
             return None
 
     def _run(self, part: Part, numbers: Tensor) -> Tensor:
