@@ -16,7 +16,8 @@ class Replays:
 
     def spoil(self):
         for output in self.outputs:
-            output.fill_(torch.nan if output.is_floating_point() else -1)
+            for tensor in _tensors(output):
+                tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
 
 
 class _Replay:
@@ -25,4 +26,12 @@ class _Replay:
 
     def replay(self):
         self.recorder.spoil()
-        self.output.copy_(self.work())
+        for old, new in zip(_tensors(self.output), _tensors(self.work()), strict=True):
+            old.copy_(new)
+
+
+def _tensors(output):
+    """Those of a result: a tensor, or an object that holds some."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    return [value for value in vars(output).values() if value is not None]

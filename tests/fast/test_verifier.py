@@ -10,6 +10,7 @@ from domino_spec.decoding import DominoProposer, NoDrafts, SamplingParams, decod
 from domino_spec.errors import InputError, TargetError
 from domino_spec.fast.verifier import Kind, LeanVerifier
 from domino_spec.targets import TargetOutput
+from tests.fast.replays import Replays
 from tests.fast.runs import own
 from tests.support.baselines import random_baseline
 from tests.support.drafters import Adversarial, Good, Oracle
@@ -170,36 +171,6 @@ def test_answers_reach_the_end_of_the_context(source):
 # What is captured ---------------------------------------------------------------------------------
 
 
-class Replayed:
-    """Stands in for `Recorder` on a CPU: a replay writes over what all others left."""
-
-    def __init__(self):
-        self.outputs = []
-
-    def record(self, work):
-        output = work()
-        self.outputs.append(output)
-        return Replay(self, work, output), output
-
-    def spoil(self):
-        for output in self.outputs:
-            output.logits.fill_(torch.nan)
-            if output.taps is not None:
-                output.taps.fill_(torch.nan)
-
-
-class Replay:
-    def __init__(self, recorder, work, output):
-        self.recorder, self.work, self.output = recorder, work, output
-
-    def replay(self):
-        self.recorder.spoil()
-        made = self.work()
-        self.output.logits.copy_(made.logits)
-        if made.taps is not None:
-            self.output.taps.copy_(made.taps)
-
-
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
     """A verifier whose graphs are pretended."""
@@ -207,7 +178,7 @@ def as_on_a_gpu(monkeypatch):
 
     def make(target, **changes):
         verifier = make_verifier(target, fill=True, **changes)
-        verifier._graphs, verifier._recorder = True, Replayed()
+        verifier._graphs, verifier._recorder = True, Replays()
         return verifier
 
     return make
