@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from benchmarks import ablations, average, head_to_head_train, refit_output, training_speed
+from benchmarks import (
+    ablations,
+    average,
+    engine_crowd,
+    head_to_head_train,
+    refit_output,
+    training_speed,
+)
 from benchmarks.ablation_plan import Entry, own_settings
 
 from domino_spec.baselines import open_drafter
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import write_shard
 from domino_spec.drafter import Drafter
+from domino_spec.fast.cache import SlotCache
 from domino_spec.records import read_records
 from domino_spec.targets import load_target
 from tests.cli.tiny import MASK, VOCAB, drafter_config, make_tokenizer, save_target
@@ -190,3 +198,47 @@ def test_every_kind_is_trained_for_the_same_time_packed_and_measured(tiny, tmp_p
         assert opened.kind == kind
         assert opened.parameters == record["parameters"]
     assert any(part.suffix == ".1" for part in (tmp_path / "kept").iterdir()), "cut in parts"
+
+
+def test_a_kind_that_fails_costs_the_others_nothing(tiny, tmp_path, monkeypatch):
+    run = head_to_head_train.Contest.run
+
+    def fails(contest, kind, rates):
+        if kind == "medusa":
+            raise RuntimeError("a launch failed")
+        run(contest, kind, rates)
+
+    monkeypatch.setattr(head_to_head_train.Contest, "run", fails)
+    arguments = [
+        "head_to_head_train", "--target", str(tiny), "--data", str(tiny / "s.npz"), "--kinds",
+        "medusa", "lookup", "--prompts", "2", "--tokens", "12", "--keep", str(tmp_path / "kept"),
+        "--records", str(tmp_path / "r.jsonl"), "--set", "held_out=4",
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit, match="not trained: medusa"):
+        head_to_head_train.main()
+    assert [record["kind"] for record in read_records(tmp_path / "r.jsonl")] == ["lookup"]
+
+
+@pytest.fixture
+def crowd(tmp_path, monkeypatch):
+    """The script with one small crowd, and its records."""
+    out = tmp_path / "crowd.jsonl"
+    monkeypatch.setattr(sys, "argv", ["crowd", "--crowds", "1", "--turns", "90", "--out", str(out)])
+    return out
+
+
+def test_a_crowd_of_rows_writes_what_each_writes_alone(crowd):
+    engine_crowd.main()
+    (record,) = read_records(crowd)
+    assert record["differing_crowds"] == 0
+    assert record["rows"] > record["left_early"] > 0
+    assert record["began_behind_others"] > 2
+    assert 2 < record["tokens_per_cycle"] < 8  # drafts are accepted, and refused
+
+
+def test_a_crowd_that_differs_is_told(crowd, monkeypatch):
+    monkeypatch.setattr(SlotCache, "copy", lambda *_: None)  # reused tokens that are not there
+    with pytest.raises(SystemExit, match="1 crowds differ"):
+        engine_crowd.main()
+    assert read_records(crowd)[0]["differing_crowds"] == 1

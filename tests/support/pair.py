@@ -24,12 +24,12 @@ SIZE = 40  # tokens and dimensions: embeddings are one-hot
 MASK = SIZE - 1
 
 
-def successor() -> torch.Tensor:
-    """A fixed random permutation without short cycles through the mask."""
-    order = torch.randperm(SIZE - 1, generator=torch.Generator().manual_seed(3))
-    table = torch.empty(SIZE, dtype=torch.long)
+def successor(size: int = SIZE) -> torch.Tensor:
+    """A fixed random permutation without short cycles through the mask, which comes last."""
+    order = torch.randperm(size - 1, generator=torch.Generator().manual_seed(3))
+    table = torch.empty(size, dtype=torch.long)
     table[order] = order.roll(-1)
-    table[MASK] = order[0]
+    table[size - 1] = order[0]
     return table
 
 
