@@ -33,22 +33,28 @@ def head_to_head(records: Path) -> str:
             *([_training(read_records(trained)), ""] if trained.exists() else []),
             markdown(read_runs(files)),
             "",
-            *(f"{remark}\n" for name, remark in _REMARKS.items() if (records / name).exists()),
+            *(f"{_REMARKS[commit]}\n" for commit in _commits(files) if commit in _REMARKS),
         ]
     )
 
 
+def _commits(files: list[Path]) -> list[str]:
+    found = (record["environment"]["commit"] for path in files for record in read_records(path))
+    return list(dict.fromkeys(found))
+
+
 _REMARKS = {
-    "head-to-head-engine-h200.jsonl": (
-        "At 16 rows the engine's run above disappoints: sampled cycles fall behind plain decoding. "
+    "5b914416d77b": (
+        "At 16 rows the H200's run above disappoints: sampled cycles fall behind plain decoding. "
         "Depth was chosen by the costs of greedy cycles, sampled drafts of more than two rows were "
-        "drawn by some forty small operations each, and prompts were read one launch at a time "
-        "(25 ms each, as long as thirty steps). All three were changed after this run and have not "
+        "drawn by dozens of small operations each, and prompts were read one launch at a time "
+        "(some 25 ms each, as long as thirty steps). All were changed after this run and have not "
         "been measured since. In half precision batches of more than 16 tokens go through the "
         "vendor's library, which rounds by shape, so most texts part from plain decoding's there; "
         "alone, every text is the same."
     )
 }
+"""What is to be said of runs at a commit; it goes when they are made again."""
 
 
 def _training(records: list[dict[str, Any]]) -> str:
