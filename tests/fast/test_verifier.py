@@ -219,6 +219,18 @@ def test_what_a_run_may_need_is_recorded_once(as_on_a_gpu):
     assert set(verifier._captured) == {*kinds, Kind(1, 1, ())}
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_parts_of_what_a_forward_reads_lie_apart_and_are_aligned(rows):
+    """Kernels are compiled for pointers of 16 bytes: one that is not makes another variant."""
+    kind = Kind(rows, 3, ())
+    numbers = torch.arange(kind.numbers)
+    parts = kind.parts(numbers)
+    assert [tuple(part.shape) for part in parts] == [(rows,), (rows,), (rows, 3)]
+    assert all(part.storage_offset() * numbers.element_size() % 16 == 0 for part in parts)
+    seen = torch.cat([part.flatten() for part in parts])
+    assert len(seen.unique()) == len(seen)
+
+
 def test_without_graphs_nothing_is_recorded():
     verifier = make_verifier(own(make_target("llama")))
     verifier.prepare(3, depth=6)
