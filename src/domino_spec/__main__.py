@@ -1,5 +1,6 @@
-"""`python -m domino_spec` is the `domino` command."""
+"""`python -m domino_spec`: the command line where the `domino` script is not on the path."""
 
 from domino_spec.cli.main import main
 
-main()
+if __name__ == "__main__":
+    main()
