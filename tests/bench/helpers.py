@@ -32,7 +32,7 @@ def prompt_set(name="count", numbers=(0, 1, 2, 3, 4), too_long=0) -> PromptSet:
 def knowing(target: Target, *, name="knowing") -> Method:
     drafter = knowing_drafter(shift=True, prefix=0)
     return Method(
-        name=name, kind="domino", drafter=drafter, fingerprint=name,
+        name=name, kind="domino", source=drafter, fingerprint=name,
         make=lambda: DominoProposer(drafter, target, depth=DEPTH),
         settings={"depth": DEPTH, "candidates": None}, nbytes=64,
     )  # fmt: skip

@@ -40,7 +40,7 @@ def forwards(monkeypatch):
 @pytest.mark.parametrize("engine", LOOPS)
 def test_plain_decoding_is_one_forward_a_token_and_no_more(engine, forwards, monkeypatch):
     run = make_run(engine, batches=(2,))
-    drafter = run.methods[1].drafter
+    drafter = run.methods[1].source
 
     def busy(*_, **__):
         raise AssertionError("plain decoding must leave the drafter alone")

@@ -271,7 +271,7 @@ def test_an_engine_of_depth_zero_with_a_policy_decodes():
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"depth": 9}, "depth is 9; the drafter's block gives 0 to 8"),
+    ({"depth": 9}, "depth is 9; the drafter gives 0 to 8"),
     ({"depth": -1}, "depth is -1"),
     ({"candidates": 0}, "candidates is 0"),
     ({"graphs": True}, "graphs are CUDA's"),

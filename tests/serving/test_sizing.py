@@ -5,7 +5,7 @@ import pytest
 from domino_spec.errors import InputError
 from domino_spec.fast.sizes import MOST_SLOTS, Size
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import limits_of, size_of
+from domino_spec.serving.sizing import limits_of, size_of, slots_beside
 
 GB = 10**9
 
@@ -47,6 +47,17 @@ def test_rows_without_drafts_find_their_memory_too(free, slots):
     assert both * found.capacity * 100_000 <= free * GB
     if slots is None:
         assert found != size_of(asked, **given) or found == Size(MOST_SLOTS, 8192)
+
+
+@pytest.mark.parametrize(("free", "slots"), [(None, 4), (0, 4), (4, 4), (6, 7), (8, 10), (100, 16)])
+def test_rows_without_drafts_have_as_many_slots_as_the_memory_gives(free, slots):
+    """Fewer than the others' would make them wait, and drafts look better than they are."""
+    main, free = Size(16, 4096), None if free is None else free * GB
+    found = slots_beside(main, least=4, token_bytes=100_000, free=free)
+    assert found == slots
+    if free and found > 4:
+        assert (found + 1) * main.capacity * 100_000 <= free
+    assert slots_beside(Size(2, 4096), least=4, token_bytes=100_000, free=free) == 2
 
 
 def test_what_both_lanes_take_is_told():

@@ -15,6 +15,9 @@ from domino_spec.baselines.config import BaselineConfig
 from domino_spec.baselines.eagle3 import Eagle3
 from domino_spec.baselines.eagle3_proposer import Eagle3Proposer
 from domino_spec.baselines.files import AnyBaseline, is_baseline, load_baseline
+from domino_spec.baselines.lean_eagle3 import Eagle3Source
+from domino_spec.baselines.lean_lookup import LookupSource
+from domino_spec.baselines.lean_medusa import MedusaSource
 from domino_spec.baselines.lookup import DEFAULT_DEPTH, PromptLookup
 from domino_spec.baselines.medusa import Medusa, MedusaProposer
 from domino_spec.checkpoints import Provenance, require_fit
@@ -22,6 +25,7 @@ from domino_spec.checkpoints.locate import locate
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
+from domino_spec.fast.sources import AnySource, SourceMaker
 from domino_spec.targets import LoadedTarget, Target
 
 PLAIN = "plain"
@@ -43,6 +47,8 @@ class NamedProposer:
     """Base candidates that a block drafter's head chooses among; None means all."""
     config: DrafterConfig | BaselineConfig | None = None
     drafter: nn.Module | None = None
+    source: AnySource | None = None
+    """What an engine drafts with; None for plain decoding."""
     provenance: Provenance = field(default_factory=Provenance)
 
     @property
@@ -85,9 +91,12 @@ def open_drafter(
         return NamedProposer(name=named, kind=PLAIN, make=NoDrafts, depth=0)
     if is_lookup(named):
         drafts = lookup_depth(named) if depth is None else depth
-        PromptLookup(depth=drafts)  # refuses what makes no sense
         return NamedProposer(
-            name=named, kind=LOOKUP, make=lambda: PromptLookup(depth=drafts), depth=drafts
+            name=named,
+            kind=LOOKUP,
+            make=lambda: PromptLookup(depth=drafts),
+            depth=drafts,
+            source=LookupSource(depth=drafts),
         )
     if not is_baseline_source(spec, revision=revision):
         return _block_drafter(
@@ -130,6 +139,7 @@ def named_baseline(
         depth=drafts,
         config=config,
         drafter=drafter,
+        source=baseline_source(drafter),
         provenance=provenance or Provenance(),
     )
 
@@ -140,6 +150,14 @@ def baseline_proposer(drafter: AnyBaseline, target: Target, *, depth: int) -> Pr
         return MedusaProposer(drafter, target, depth=depth)
     assert isinstance(drafter, Eagle3)
     return Eagle3Proposer(drafter, target, depth=depth)
+
+
+def baseline_source(drafter: AnyBaseline) -> SourceMaker:
+    """What an engine runs of a baseline's kind."""
+    if isinstance(drafter, Medusa):
+        return MedusaSource(drafter)
+    assert isinstance(drafter, Eagle3)
+    return Eagle3Source(drafter)
 
 
 def block_kind(config: DrafterConfig) -> str:
@@ -205,5 +223,6 @@ def _block_drafter(
         candidates=decoder.candidates,
         config=drafter.config,
         drafter=drafter,
+        source=drafter,
         provenance=decoder.provenance,
     )

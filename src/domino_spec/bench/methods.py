@@ -17,9 +17,9 @@ from domino_spec.baselines import PLAIN, NamedProposer, open_drafter
 from domino_spec.baselines.registry import is_baseline_source
 from domino_spec.bench.settings import digest
 from domino_spec.decoding import NoDrafts, Proposer
-from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import weight_values
+from domino_spec.fast.sources import AnySource
 from domino_spec.targets import LoadedTarget
 
 
@@ -34,7 +34,7 @@ class Method:
     fingerprint: str
     """Changes whenever the drafts could: a run is not continued with another one."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    drafter: Drafter | None = None
+    source: AnySource | None = None
     """What the engine runs; None where only the reference loop can."""
     nbytes: int = 0
     """Weights it brings along."""
@@ -47,7 +47,7 @@ class Method:
     @property
     def fits_engine(self) -> bool:
         """Whether the engine can run it."""
-        return self.is_plain or self.drafter is not None
+        return self.is_plain or self.source is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -118,7 +118,7 @@ def method_of(opened: NamedProposer, *, name: str) -> Method:
         make=opened.make,
         fingerprint=digest(facts if drafter is None else [*facts, weight_values(drafter)]),
         settings={"depth": opened.depth, "candidates": opened.candidates},
-        drafter=drafter if isinstance(drafter, Drafter) else None,
+        source=opened.source,
         nbytes=0 if drafter is None else bytes_of(drafter),
     )
 

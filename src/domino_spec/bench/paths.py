@@ -145,12 +145,12 @@ class EnginePath:
         for method in methods:
             if not method.fits_engine:
                 raise InputError(
-                    f"the engine cannot run {method.name} ({method.kind}); it knows Domino, DFlash "
-                    "and Markov drafters. Take the reference loop for all (lean or reference)."
+                    f"the engine cannot run {method.name} ({method.kind}), which is a proposer and "
+                    "no more. Take the reference loop for all (lean or reference)."
                 )
-            drafts = dict(method.settings) if method.drafter is not None else {}
+            drafts = dict(method.settings) if method.source is not None else {}
             self.engines[method.name] = Engine(
-                target, method.drafter, slots=slots, capacity=capacity, **drafts
+                target, method.source, slots=slots, capacity=capacity, **drafts
             )
         self._adaptive = adaptive
         self._inside = target.device.type == "cpu"

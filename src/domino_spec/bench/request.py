@@ -125,7 +125,7 @@ def choose_loop(
                 f"as for the target, {lean}. Take --engine reference, or auto, which does."
             )
         return "lean"
-    reasons = (why_not_fast(target, name=m.name, kind=m.kind, drafter=m.drafter) for m in methods)
+    reasons = (why_not_fast(target, name=m.name, kind=m.kind, source=m.source) for m in methods)
     reason = next(filter(None, reasons), None)
     if reason is None and request.accept != "coupled":
         reason = f"the engine does not know the {request.accept} rule"

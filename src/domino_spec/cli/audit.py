@@ -216,7 +216,6 @@ def _way(
     sampled: SamplingParams | None,
 ) -> Way:
     from domino_spec.audit import EngineWay, ReferenceWay
-    from domino_spec.drafter import Drafter
     from domino_spec.errors import InputError
     from domino_spec.evaluation.loops import why_not_fast
     from domino_spec.fast.engine import Engine
@@ -225,21 +224,20 @@ def _way(
     reason: str | None = "it was asked for"
     if what.engine is not EngineName.REFERENCE:
         reason = why_not_fast(
-            decoder.target, name=opened.name, kind=opened.kind, drafter=opened.drafter
+            decoder.target, name=opened.name, kind=opened.kind, source=opened.source
         ) or (None if sampled is None else why_not_on_device(sampled))
     if reason is not None:
         if what.engine is EngineName.FAST:
             raise InputError(f"the engine cannot be audited: {reason}. Take --engine reference.")
         voice.status(f"the reference loop is audited: {reason}")
         return ReferenceWay(decoder.target, opened.make, batch_size=what.batch_size)
-    assert opened.drafter is None or isinstance(opened.drafter, Drafter)
     voice.status("the engine is audited")
     engine = Engine(
         decoder.target,
-        opened.drafter,
+        opened.source,
         slots=what.batch_size,
         capacity=max(map(len, prompts.prompts)) + what.tokens,
-        depth=None if opened.drafter is None else opened.depth,
+        depth=None if opened.source is None else opened.depth,
         candidates=opened.candidates,
     )
     return EngineWay(engine)

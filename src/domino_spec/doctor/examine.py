@@ -80,9 +80,7 @@ def examine_loaded(
     say: Callable[[str], None] = lambda _: None,
 ) -> Examination:
     """What a few answers of the target tell; the decoder needs no drafter of its own."""
-    reason = why_not_fast(
-        decoder.target, name=drafts.name, kind=drafts.kind, drafter=drafts.drafter
-    )
+    reason = why_not_fast(decoder.target, name=drafts.name, kind=drafts.kind, source=drafts.source)
     engine = Finding(
         name="engine",
         state="ok",

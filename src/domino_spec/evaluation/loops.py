@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from domino_spec.baselines import PLAIN
-from domino_spec.drafter import Drafter
-from domino_spec.fast.draft import why_not_drafts
 from domino_spec.fast.families import why_not_lean
+from domino_spec.fast.sources import AnySource, why_not_source
 from domino_spec.targets import Target
 
 
-def why_not_fast(target: Target, *, name: str, kind: str, drafter: object | None) -> str | None:
+def why_not_fast(target: Target, *, name: str, kind: str, source: AnySource | None) -> str | None:
     """What keeps it off the engine, in words; None if nothing does."""
     reason = why_not_lean(target)
     if reason is not None:
         return f"as for the target, {reason}"
-    if isinstance(drafter, Drafter):
-        reason = why_not_drafts(drafter.config, target.device)
+    if source is not None:
+        reason = why_not_source(source, target.device)
         return None if reason is None else f"as for {name}, {reason}"
     return None if kind == PLAIN else f"the engine does not run {name} ({kind})"

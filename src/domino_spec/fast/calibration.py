@@ -137,8 +137,7 @@ def _facts(engine: Engine) -> list[Any]:
         os.environ.get(overlap.SWITCH, ""),
         engine.target.vocab_size,
         len(engine.target.layers),
-        engine.drafter.config.to_dict(),
-        engine.drafter.candidates,
+        *engine.drafter.facts,
     ]
 
 

@@ -8,10 +8,11 @@ from domino_spec.decoding import Row, SamplingParams
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 from domino_spec.fast.sampling import why_not_on_device
+from domino_spec.fast.sources import AnySource, most_drafts
 
 
 def check_settings(
-    drafter: Drafter | None,
+    drafter: AnySource | None,
     device: torch.device,
     *,
     slots: int,
@@ -31,9 +32,12 @@ def check_settings(
         if given:
             raise InputError(f"{' and '.join(given)} without a drafter; leave out what drafts.")
         return
-    most = drafter.config.max_depth
-    if depth is not None and not 0 <= depth <= most:
-        raise InputError(f"depth is {depth}; the drafter's block gives 0 to {most} drafts.")
+    most = most_drafts(drafter)
+    if depth is not None and not 0 <= depth <= (depth if most is None else most):
+        end = "or more" if most is None else f"to {most}"
+        raise InputError(f"depth is {depth}; the drafter gives 0 {end} drafts.")
+    if candidates is not None and not isinstance(drafter, Drafter):
+        raise InputError("candidates are block drafters'; this one has none to choose among.")
     if candidates is not None and candidates < 1:
         raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all tokens.")
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError
-from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.kernels.commit import commit
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws, needs_filter
 from domino_spec.fast.scores import score_columns
 from domino_spec.fast.slots import Slots
+from domino_spec.fast.sources import Source
 from domino_spec.fast.target import LeanTarget
 
 LONGEST_PATTERN = 1024
@@ -70,7 +70,7 @@ class Plan:
 class Cycle:
     """Target, drafter and slots, and what one turn does to them."""
 
-    def __init__(self, target: LeanTarget, drafter: LeanDrafter | None, slots: Slots) -> None:
+    def __init__(self, target: LeanTarget, drafter: Source | None, slots: Slots) -> None:
         self.target = target
         self.drafter = drafter
         self.slots = slots
@@ -116,7 +116,7 @@ class Cycle:
             chosen = self.choose(logits, block, rows, draws, plan)
         if observer is not None:
             with self._timed("draft"):
-                observer.observe(tapped, rows)
+                observer.observe(tapped, block, rows)
         return self.report(chosen, logits, block, slots, plan)
 
     def choose(self, logits: Tensor, block: Tensor, rows: Rows, draws: Draws, plan: Plan) -> Tensor:

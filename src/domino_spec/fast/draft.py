@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +40,9 @@ class LeanDrafter:
         pack: bool = False,
     ) -> None:
         config = drafter.config
-        _check_fit(config, target)
+        check_fit(config, target)
+        if (reason := why_not_drafts(config, target.device)) is not None:
+            raise MismatchError(f"{reason}. Use the reference loop.")
         if (drafter.device, drafter.dtype) != (target.device, target.dtype):
             drafter = copy.deepcopy(drafter)  # the caller's own stays as it is
         drafter.to(target.device, target.dtype).eval()
@@ -102,11 +106,8 @@ class LeanDrafter:
         other.resize(slots=slots, capacity=capacity)
         return other
 
-    def observe(self, taps: Tensor, rows: Rows) -> None:
-        """Context keys and values of new tokens [rows * count, taps * hidden], behind the starts.
-
-        All of a verified block go in; what was not accepted is written over by the next block.
-        """
+    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:  # noqa: ARG002
+        """Context keys and values of tapped states [rows * count, taps * hidden]."""
         feature = linear_then_norm(taps, self.fc, self.hidden_norm, self.shape.eps)
         kv = linear(feature, self.kv)
         store_context(kv, self.k_norm, self.cache.layers, self.rotary, rows, self.shape)
@@ -115,6 +116,11 @@ class LeanDrafter:
         """Drafts [rows, depth] behind each row's anchor [rows]."""
         hidden = self.hidden(anchors, rows)[:, :depth]
         return self.roll_out(hidden, anchors, rows, draws)
+
+    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], Tensor]:
+        """The rollout over a backbone's states: for measurements."""
+        hidden = self.hidden(anchors, rows)[:, :depth].clone()
+        return lambda draws: self.roll_out(hidden, anchors, rows, draws)
 
     def hidden(self, anchors: Tensor, rows: Rows) -> Tensor:
         """The backbone over a block a row: states behind each draft, [rows, max depth, hidden]."""
@@ -148,6 +154,9 @@ class LeanDrafter:
         """
         batch, depth, _ = hidden.shape
         flat = linear(hidden.flatten(0, 1), self.output, bias=self.lm_head_bias)
+        if self.head is None and self.candidates is None:
+            logits = flat.view(batch, depth, -1)
+            return draws.drafts(logits, rows.starts, self.draft_tokens)
         columns = None
         if self.candidates is not None and self.candidates < flat.shape[1]:
             flat, columns = top_candidates(flat, self.candidates)
@@ -166,14 +175,22 @@ class LeanDrafter:
         )
 
     @property
+    def facts(self) -> list[Any]:
+        """Whatever changes what its drafts cost."""
+        return [self.config.to_dict(), self.candidates]
+
+    @property
     def nbytes(self) -> int:
         """What a cycle reads of the drafter's own weights: each once."""
         own = [self.fc, *(self.head.parameters() if self.head is not None else ())]
         return sum(weights.nbytes for weights in self.layers) + nbytes(own)
 
 
-def _check_fit(config: DrafterConfig, target: LeanTarget) -> None:
-    """What the loop would only notice as unwritten memory or a crash."""
+def check_fit(config: Any, target: LeanTarget) -> None:
+    """What the loop would only notice as unwritten memory or a crash.
+
+    `config` describes a drafter of any kind.
+    """
     found = {
         "target layers": (config.num_target_layers, len(target.layers)),
         "hidden size": (config.hidden_size, target.shape.hidden),
@@ -185,16 +202,17 @@ def _check_fit(config: DrafterConfig, target: LeanTarget) -> None:
                 f"{name}: the drafter was made for {wanted}, the target has {there}. Use the "
                 "target it was trained for."
             )
-    reason = why_not_drafts(config, target.device)
-    if reason is not None:
-        raise MismatchError(f"{reason}. Use the reference loop.")
 
 
 def why_not_drafts(config: DrafterConfig, device: torch.device) -> str | None:
     """What keeps a drafter off the engine, in words; None if nothing does."""
-    if device.type == "cuda" and not kernels_take(config.head_dim):
+    return why_not_heads(config.head_dim, device)
+
+
+def why_not_heads(head_dim: int, device: torch.device) -> str | None:
+    """What keeps a drafter with heads so wide off the engine."""
+    if device.type == "cuda" and not kernels_take(head_dim):
         return (
-            f"the drafter's heads are {config.head_dim} wide; the kernels want a power of two, 16 "
-            "or more"
+            f"the drafter's heads are {head_dim} wide; the kernels want a power of two, 16 or more"
         )
     return None

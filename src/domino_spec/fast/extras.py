@@ -80,7 +80,7 @@ def _parts(
     anchors = engine.slots.anchors[rows.slots].clone()
     block = anchors.unsqueeze(1).repeat(1, depth + 1)
     with on_device(bench.device):
-        hidden = drafter.hidden(anchors, rows)[:, :depth].clone()
+        chooser = drafter.chooser(anchors, rows, depth)
         states, _ = target.forward(block, rows, ())
         logits = target.logits(states).view(batch, depth + 1, -1).clone()
 
@@ -88,7 +88,7 @@ def _parts(
         return engine.slots.draws(rows.slots, sampled=plan.sampled, filtered=plan.filtered)
 
     def drafts(plan: Plan) -> Callable[[], Any]:
-        return lambda: drafter.roll_out(hidden, anchors, rows, draws(plan))
+        return lambda: chooser(draws(plan))
 
     def choice(plan: Plan) -> Callable[[], Any]:
         def choose() -> Any:

@@ -28,23 +28,36 @@ def run_host_layer(
     window: int | None,
 ) -> Tensor:
     """Attention over cache and new tokens, then the MLP, each added to what came in."""
-    batch = len(rows.spans)
     normed = F.rms_norm(states, (shape.hidden,), weights.input_norm, shape.eps)
     qkv = product(normed, weights.qkv, weights.qkv_bias)
-    heads = qkv.view(batch, rows.count, -1, shape.head_dim)
+    mixed = attend_on_host(qkv, weights, cache, rows, shape, causal=causal, window=window)
+    states = states + product(mixed, weights.out, weights.out_bias)
+    normed = F.rms_norm(states, (shape.hidden,), weights.post_norm, shape.eps)
+    gate, up = product(normed, weights.gate_up, None).chunk(2, dim=-1)
+    return states + product(F.silu(gate).mul_(up), weights.down, None)
+
+
+def attend_on_host(
+    qkv: Tensor,  # [rows * count, (heads + 2 * kv heads) * head_dim]
+    weights: LayerWeights,
+    cache: tuple[Tensor, Tensor],
+    rows: HostRows,
+    shape: Shape,
+    *,
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    """Keys and values stored, then attention over cache and new tokens."""
+    heads = qkv.view(len(rows.spans), rows.count, -1, shape.head_dim)
     sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
     query, key, value = torch.split(heads, sizes, dim=2)
     if weights.q_norm is not None:
         query = F.rms_norm(query, (shape.head_dim,), weights.q_norm, shape.eps)
     query = rows.rotated(query)
     write(cache, key, value, rows, weights.k_norm, shape.eps)
-    mixed = rows.attend(
+    return rows.attend(
         query, *cache, causal=causal, window=window, scale=shape.head_dim**-0.5
     ).flatten(0, 1)
-    states = states + product(mixed, weights.out, weights.out_bias)
-    normed = F.rms_norm(states, (shape.hidden,), weights.post_norm, shape.eps)
-    gate, up = product(normed, weights.gate_up, None).chunk(2, dim=-1)
-    return states + product(F.silu(gate).mul_(up), weights.down, None)
 
 
 def write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from domino_spec.fast.families import Shape
-from domino_spec.fast.host_layer import run_host_layer, write
+from domino_spec.fast.host_layer import attend_on_host, run_host_layer, write
 from domino_spec.fast.kernels.attention import attend
 from domino_spec.fast.kernels.linear import Normed, linear, linear_then_norm
 from domino_spec.fast.kernels.rotate import rotate_and_store, store
@@ -38,21 +38,50 @@ def run_layer(
             states.rows, weights, cache, host, shape, causal=causal, window=window
         )
         return Normed(done if out is None else out.copy_(done), norm, shape.eps)
-    batch = rows.slots.shape[0]
-    qkv = linear(states, weights.qkv, bias=weights.qkv_bias).view(batch, rows.count, -1)
+    qkv = linear(states, weights.qkv, bias=weights.qkv_bias)
+    mixed = run_attention(qkv, weights, cache, rotary, rows, shape, causal=causal, window=window)
+    return run_rest(mixed, states.rows, weights, shape, norm=norm, out=out)
+
+
+def run_attention(
+    qkv: Tensor,  # [rows * count, (heads + 2 * kv heads) * head_dim]
+    weights: LayerWeights,
+    cache: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor],
+    rows: Rows,
+    shape: Shape,
+    *,
+    causal: bool,
+    window: int | None = None,
+) -> Tensor:
+    """Keys and values stored, then attention over cache and new tokens, [rows * count, width]."""
+    if on_host(qkv):
+        host = rows.on_host(rotary, qkv.dtype)
+        return attend_on_host(qkv, weights, cache, host, shape, causal=causal, window=window)
     keys, values = cache
     query = rotate_and_store(
-        qkv, *rotary, keys, values, rows.slots, rows.starts,
-        heads=shape.heads, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=shape.eps,
+        qkv.view(rows.slots.shape[0], rows.count, -1), *rotary, keys, values, rows.slots,
+        rows.starts, heads=shape.heads, q_norm=weights.q_norm, k_norm=weights.k_norm, eps=shape.eps,
     )  # fmt: skip
-    mixed = attend(
+    return attend(
         query, keys, values, rows.slots, rows.starts,
         causal=causal, window=window, scale=shape.head_dim**-0.5, longest=rows.longest,
-    )  # fmt: skip
+    ).flatten(0, 1)  # fmt: skip
+
+
+def run_rest(
+    mixed: Tensor,
+    residual: Tensor,
+    weights: LayerWeights,
+    shape: Shape,
+    *,
+    norm: Tensor,
+    out: Tensor | None = None,
+) -> Normed:
+    """What stands behind attention in a layer: the output's product and the MLP."""
     states = linear_then_norm(
-        mixed.flatten(0, 1), weights.out, weights.post_norm, shape.eps,
-        bias=weights.out_bias, residual=states.rows,
-    )  # fmt: skip
+        mixed, weights.out, weights.post_norm, shape.eps, bias=weights.out_bias, residual=residual
+    )
     gated = linear(states, weights.gate_up, gated=True)
     return linear_then_norm(gated, weights.down, norm, shape.eps, residual=states.rows, out=out)
 

@@ -14,11 +14,15 @@ from torch import Tensor
 
 from domino_spec.errors import InputError
 from domino_spec.fast.cycle import Plan
+from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
 from domino_spec.fast.weights import nbytes
+
+Part = tuple[str, Callable[[], Any], int]
+"""A part of a cycle: its name, how it is run, and the bytes it reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,34 +134,45 @@ class Bench:
         anchors = torch.ones(batch, dtype=torch.long, device=self.device)
         block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
         with on_device(self.device):
-            hidden = drafter.hidden(anchors, rows)[:, :depth].clone()
             states, tapped = target.forward(block, rows, drafter.taps)
         head = nbytes([target.lm_head])
-        correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
         layers = sum(weights.nbytes for weights in target.layers)
-        draft_layers = sum(weights.nbytes for weights in drafter.layers)
 
         def verify() -> Tensor:
             logits = target.logits(states).view(batch, depth + 1, -1)
             return Draws().choose(logits, rows.starts)
 
-        timed: Sequence[tuple[str, Callable[[], Any], int]] = (
-            ("draft backbone", lambda: drafter.hidden(anchors, rows),
-             draft_layers + self.kv_bytes(batch, drafter)),
-            ("draft logits and rollout",
-             lambda: drafter.roll_out(hidden, anchors, rows, Draws()),
-             nbytes([drafter.lm_head]) + correction),
+        timed: Sequence[Part] = (
+            *self._drafting(anchors, rows, depth),
             ("verify", lambda: target.forward(block, rows, drafter.taps),
              layers + self.kv_bytes(batch, target)),
             ("logits and choice", verify, head),
-            ("context for the drafter", lambda: drafter.observe(tapped, rows),
-             nbytes([drafter.fc])),
+            ("context for the drafter", lambda: drafter.observe(tapped, block, rows),
+             nbytes([drafter.fc]) if isinstance(drafter, LeanDrafter) else 0),
         )  # fmt: skip
         with torch.no_grad():
             return [
                 Stage(name=name, seconds=seconds_of(call, self.device), bytes=size)
                 for name, call, size in timed
             ]
+
+    def _drafting(self, anchors: Tensor, rows: Rows, depth: int) -> list[Part]:
+        """Making drafts: of a block drafter in its two parts, of any other as one."""
+        drafter, batch = self.engine.drafter, len(anchors)
+        assert drafter is not None
+        if not isinstance(drafter, LeanDrafter):
+            return [("draft", lambda: drafter.propose(anchors, rows, depth, Draws()),
+                     drafter.nbytes)]  # fmt: skip
+        layers = sum(weights.nbytes for weights in drafter.layers)
+        correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
+        with on_device(self.device):
+            choose = drafter.chooser(anchors, rows, depth)
+        return [
+            ("draft backbone", lambda: drafter.hidden(anchors, rows),
+             layers + self.kv_bytes(batch, drafter)),
+            ("draft logits and rollout", lambda: choose(Draws()),
+             nbytes([drafter.lm_head]) + correction),
+        ]  # fmt: skip
 
     def kv_bytes(self, batch: int, part: Any) -> int:
         """Keys and values that a forward reads."""
@@ -169,7 +184,7 @@ class Bench:
         """What a plain step, or a cycle, cannot do without."""
         target, drafter = self.engine.target, self.engine.drafter
         size = target.nbytes + self.kv_bytes(batch, target)
-        if drafts and drafter is not None:
+        if drafts and isinstance(drafter, LeanDrafter):
             size += drafter.nbytes + nbytes([drafter.lm_head]) + self.kv_bytes(batch, drafter)
         return size
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Recorder
 from domino_spec.fast.kernels.attention import MAX_TOKENS
 from domino_spec.fast.kernels.linear import normed
 from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.rows import Rows
+from domino_spec.fast.sources import Source
 from domino_spec.fast.target import LeanTarget
 
 LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -57,7 +57,7 @@ class PromptReader:
     def __init__(
         self,
         target: LeanTarget,
-        drafter: LeanDrafter | None,
+        drafter: Source | None,
         *,
         spare: int,
         recorder: Recorder | None,
@@ -156,9 +156,10 @@ class PromptReader:
         rows = Rows(slot, start, part.count, longest=part.longest)
         observer = self._drafter if part.observed else None
         taps = () if observer is None else observer.taps
-        states, tapped = self._target.forward(tokens.unsqueeze(0), rows, taps)
+        tokens = tokens.unsqueeze(0)
+        states, tapped = self._target.forward(tokens, rows, taps)
         if observer is not None:
-            observer.observe(tapped, rows)
+            observer.observe(tapped, tokens, rows)
         return states.rows.index_select(0, last)
 
     def _capture(self, part: Part, recorder: Recorder) -> Captured:

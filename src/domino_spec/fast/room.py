@@ -12,13 +12,13 @@ from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 from domino_spec.fast.checks import check_settings
 from domino_spec.fast.cycle import Cycle
-from domino_spec.fast.draft import LeanDrafter
 from domino_spec.fast.graphs import Runner
 from domino_spec.fast.policy import DepthPolicy
 from domino_spec.fast.reading import PromptReader
 from domino_spec.fast.seating import Seating
 from domino_spec.fast.seats import Flight
 from domino_spec.fast.slots import Slots
+from domino_spec.fast.sources import AnySource, default_depth, make_source
 from domino_spec.fast.target import LeanTarget
 from domino_spec.targets import Target
 
@@ -29,7 +29,7 @@ class EngineRoom:
     def __init__(
         self,
         target: Target,
-        drafter: Drafter | None,
+        drafter: AnySource | None,
         *,
         slots: int = 8,
         capacity: int = 4096,
@@ -60,15 +60,16 @@ class EngineRoom:
         on_gpu = target.device.type == "cuda"
         self.depth = 0
         if drafter is not None:
-            self.depth = drafter.config.default_depth if depth is None else depth
+            self.depth = default_depth(drafter) if depth is None else depth
         # A row may run a block past its end, and another one started ahead of its report.
-        self.margin = 2 * (self.depth + 1) + (drafter.config.block_size if drafter else 0)
+        block = drafter.config.block_size if isinstance(drafter, Drafter) else 0
+        self.margin = 2 * (self.depth + 1) + block
         sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
         self.packs = not on_gpu if pack is None else pack
         self.capacity = capacity
         self.target = LeanTarget(target, **sizes, pack=self.packs)
         self.drafter = (
-            LeanDrafter(drafter, self.target, **sizes, candidates=candidates, pack=self.packs)
+            make_source(drafter, self.target, **sizes, candidates=candidates, pack=self.packs)
             if drafter is not None
             else None
         )

@@ -54,6 +54,29 @@ class Draws:
             flat, temperature=each.temperature, seeds=each.seeds, positions=places.flatten()
         ).view(rows, count)
 
+    def drafts(self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Drafts [rows, n] behind anchors at `starts`, each from logits [rows, n, k] of its own.
+
+        `tokens` [k] are the columns' ids, where these are not all of the vocabulary's. What the
+        target would cut off is not cut off here: such a draft is simply refused.
+        """
+        rows, count, _ = logits.shape
+        flat = logits.reshape(rows * count, -1)
+        if self.temperature is None:
+            columns = choose(flat)
+        else:
+            each = _each(Draws(temperature=self.temperature, seeds=self.seeds), count)
+            places = starts.unsqueeze(1) + torch.arange(1, count + 1, device=starts.device)
+            columns = choose(
+                flat,
+                temperature=each.temperature,
+                seeds=each.seeds,
+                positions=places.flatten(),
+                tokens=None if tokens is None else tokens.expand(rows * count, -1),
+            )
+        chosen = columns if tokens is None else tokens[columns]
+        return chosen.view(rows, count)
+
 
 def _each(draws: Draws, count: int) -> Draws:
     """The same for `count` tokens a row."""

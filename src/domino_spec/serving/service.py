@@ -14,19 +14,19 @@ from domino_spec.api.prompts import encode_prompt
 from domino_spec.api.rows import make_rows
 from domino_spec.decoding import SamplingParams
 from domino_spec.fast.engine import Engine
-from domino_spec.fast.sizes import free_bytes, token_bytes
+from domino_spec.fast.sizes import Size, free_bytes, token_bytes
 from domino_spec.serving.asks import Ask, TooLongError, TooManyError
 from domino_spec.serving.jobs import Job
 from domino_spec.serving.lanes import EngineLane, Lane, ReferenceLane
 from domino_spec.serving.literal import LiteralChats
 from domino_spec.serving.meters import Meter, Silence
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import context_of, limits_of, size_of
+from domino_spec.serving.sizing import context_of, limits_of, size_of, slots_beside
 from domino_spec.serving.tickets import Ticket
 from domino_spec.serving.worker import Worker
 
 _PLAIN_SLOTS = 4
-"""Rows without drafts, beside the others: they are here to be raced against."""
+"""Rows without drafts, beside the others, for which there is always room."""
 _UNKNOWN_CONTEXT = 4096
 """Where neither the target nor anybody else says how much it reads."""
 
@@ -64,14 +64,15 @@ class Service:
         if reason is not None:
             said(f"one request at a time, through Transformers: {reason}")
             main: Lane = ReferenceLane(decoder, speculate=drafts)
-            plain = (lambda: ReferenceLane(decoder, speculate=False)) if drafts else None
-            return main, plain, context_of(settings, context) or _UNKNOWN_CONTEXT
+            beside = (lambda: ReferenceLane(decoder, speculate=False)) if drafts else None
+            return main, beside, context_of(settings, context) or _UNKNOWN_CONTEXT
         target = decoder.target
+        each = token_bytes(target, decoder.drafter)
         size = size_of(
             settings,
             on_gpu=target.device.type == "cuda",
             context=context,
-            token_bytes=token_bytes(target, decoder.drafter),
+            token_bytes=each,
             free=free_bytes(target.device),
             beside=_PLAIN_SLOTS if drafts else 0,
         )
@@ -82,7 +83,8 @@ class Service:
             for temperature in (0.0, 1.0):
                 engine.capture(1, SamplingParams(temperature=temperature, logprobs=scores))
         said(f"{size.slots} slots of {size.capacity} tokens")
-        return EngineLane(engine), (lambda: _plain(engine)) if drafts else None, size.capacity
+        plain = (lambda: _plain(engine, each)) if drafts else None
+        return EngineLane(engine), plain, size.capacity
 
     # For routes -------------------------------------------------------------------------------
 
@@ -173,9 +175,11 @@ class Service:
             )
 
 
-def _plain(engine: Engine) -> Lane:
+def _plain(engine: Engine, token_bytes: int) -> Lane:
     """The same weights without drafts, in slots of their own."""
-    slots = min(_PLAIN_SLOTS, engine.slots.count)
+    size = Size(engine.slots.count, engine.capacity)
+    free = free_bytes(engine.target.device)
+    slots = slots_beside(size, least=_PLAIN_SLOTS, token_bytes=token_bytes, free=free)
     twin = engine.twin(slots=slots, capacity=engine.capacity)
     twin.speculates = False
     return EngineLane(twin)

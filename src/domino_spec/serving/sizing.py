@@ -82,6 +82,17 @@ def _rows(slots: int, beside: int) -> int:
     return slots + 1 + (min(slots, beside) + 1 if beside else 0)
 
 
+def slots_beside(main: Size, *, least: int, token_bytes: int, free: int | None) -> int:
+    """Slots of a second lane, made when it is first wanted: as many as the first one has.
+
+    Room for `least` was set aside; more come out of what is free now, as far as that goes.
+    """
+    if free is None:
+        return min(least, main.slots)
+    fitting = int(_SHARE * free) // (token_bytes * main.capacity) - 1
+    return min(max(least, fitting), main.slots)
+
+
 def limits_of(settings: ServerSettings, capacity: int) -> Limits:
     """The settings', as far as a slot holds them."""
     return Limits(

@@ -1,0 +1,110 @@
+"""Medusa on the engine: the state behind each token in slots, all heads in one product."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from domino_spec.baselines.lean_output import LeanOutput, placed
+from domino_spec.baselines.medusa import Medusa
+from domino_spec.fast.rows import Rows
+from domino_spec.fast.sampling import Draws
+from domino_spec.fast.sources import SlotStates
+from domino_spec.fast.target import LeanTarget
+
+
+class MedusaSource:
+    """What an engine is given: the drafter, to be run over a lean target."""
+
+    def __init__(self, drafter: Medusa) -> None:
+        self.drafter = drafter
+        self.default_depth = drafter.config.default_depth
+        self.most_drafts = drafter.config.most_drafts
+
+    def why_not(self, device: torch.device) -> str | None:  # noqa: ARG002
+        """Nothing."""
+        return None
+
+    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> LeanMedusa:
+        """The source itself."""
+        return LeanMedusa(self.drafter, target, slots=slots, capacity=capacity, pack=pack)
+
+
+class LeanMedusa:
+    """Heads on the state whose logits gave the anchor."""
+
+    def __init__(
+        self, drafter: Medusa, target: LeanTarget, *, slots: int, capacity: int, pack: bool
+    ) -> None:
+        drafter = placed(drafter, target)
+        self.config = drafter.config
+        self.taps: Sequence[int] = drafter.taps
+        self._output = LeanOutput(target, drafter.draft_tokens, pack=pack)
+        self._blocks = [
+            _stacked([head.get_submodule(f"blocks.{layer}") for head in drafter.heads])
+            for layer in range(drafter.config.num_layers)
+        ]
+        self.cache = SlotStates(
+            drafter.config.hidden_size,
+            slots=slots,
+            capacity=capacity,
+            dtype=target.dtype,
+            device=target.device,
+        )
+
+    @property
+    def facts(self) -> list[Any]:
+        """Whatever changes what its drafts cost."""
+        return [self.config.to_dict()]
+
+    @property
+    def nbytes(self) -> int:
+        """Its own weights and the output's."""
+        own = sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
+        return own + self._output.nbytes
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots of another size."""
+        self.cache.resize(slots=slots, capacity=capacity)
+
+    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> LeanMedusa:  # noqa: ARG002
+        """The same weights with slots of its own."""
+        other = copy.copy(self)
+        other.cache = copy.copy(self.cache)
+        other.resize(slots=slots, capacity=capacity)
+        return other
+
+    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:
+        """Keep what the lm_head read at every token."""
+        self.cache.write(taps.view(*tokens.shape, -1), rows)
+
+    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
+        """All heads at once."""
+        return self.chooser(anchors, rows, depth)(draws)
+
+    def chooser(
+        self,
+        anchors: Tensor,  # noqa: ARG002
+        rows: Rows,
+        depth: int,
+    ) -> Callable[[Draws], Tensor]:
+        """Each head's choice from its own state, whatever the others chose."""
+        # The anchor itself has not been read: the last state is that of the token before it.
+        before = self.cache.read(rows.slots, self.cache.places(rows.starts - 1, 1))  # [rows, 1, h]
+        hidden = before.transpose(0, 1).expand(depth, -1, -1)
+        for weight, bias in self._blocks:
+            hidden = hidden + F.silu(torch.baddbmm(bias[:depth], hidden, weight[:depth]))
+        hidden = hidden.transpose(0, 1)  # [rows, depth, hidden]
+        return lambda draws: self._output.drafts(hidden, rows.starts, draws)
+
+
+def _stacked(blocks: Sequence[nn.Module]) -> tuple[Tensor, Tensor]:
+    """One layer of all heads: weights [heads, in, out] and biases [heads, 1, out]."""
+    weights = torch.stack([block.get_parameter("weight").detach().T for block in blocks])
+    biases = torch.stack([block.get_parameter("bias").detach() for block in blocks])
+    return weights, biases.unsqueeze(1)

@@ -1,0 +1,181 @@
+"""What an engine drafts with, whatever it is: `draft.LeanDrafter`, or anything with these methods.
+
+A source keeps its state in slots, as the target does, and is one function of device tensors: what
+it does is captured in the graph of a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from domino_spec.drafter import Drafter
+from domino_spec.fast.draft import LeanDrafter, why_not_drafts
+from domino_spec.fast.rows import Rows
+from domino_spec.fast.sampling import Draws
+from domino_spec.fast.target import LeanTarget
+
+
+class SlotMemory(Protocol):
+    """State in slots."""
+
+    def copy(self, source: int, goal: int, count: int) -> None:
+        """The first tokens of one slot into another."""
+
+    def free(self) -> None:
+        """No slots at all."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+
+
+class Source(Protocol):
+    """Drafts for rows in slots."""
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """Points of the target that it reads."""
+
+    @property
+    def cache(self) -> SlotMemory:
+        """What it knows of the slots' tokens."""
+
+    @property
+    def facts(self) -> list[Any]:
+        """Whatever changes what its drafts cost, as plain values."""
+
+    @property
+    def nbytes(self) -> int:
+        """What a cycle reads of its own weights: each once."""
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots of another size."""
+
+    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> Self:
+        """The same weights, for a twin of the target, with slots of its own."""
+
+    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:
+        """Tokens [rows, count] that the target has read, and its states [rows * count, ...].
+
+        They stand behind each row's start. Of a verified block all go in; what was not accepted is
+        written over by the next one.
+        """
+
+    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
+        """Drafts [rows, depth] behind each row's anchor [rows]."""
+
+    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], Any]:
+        """What of proposing depends on how rows choose, over states that are there already."""
+
+
+class SourceMaker(Protocol):
+    """A source that an engine can be given in place of a block drafter."""
+
+    @property
+    def default_depth(self) -> int:
+        """Drafts a cycle where nobody says."""
+
+    @property
+    def most_drafts(self) -> int | None:
+        """None where there is no end."""
+
+    def why_not(self, device: torch.device) -> str | None:
+        """What keeps it off an engine there, in words; None if nothing does."""
+
+    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> Source:
+        """The source itself, over a target's weights."""
+
+
+AnySource = Drafter | SourceMaker
+"""What an engine can be given to draft with."""
+
+
+def make_source(
+    drafter: AnySource,
+    target: LeanTarget,
+    *,
+    slots: int,
+    capacity: int,
+    candidates: int | None,
+    pack: bool,
+) -> Source:
+    """What an engine with this drafter runs."""
+    sizes = {"slots": slots, "capacity": capacity}
+    if isinstance(drafter, Drafter):
+        return LeanDrafter(drafter, target, **sizes, candidates=candidates, pack=pack)
+    return drafter.lean(target, **sizes, pack=pack)
+
+
+def most_drafts(drafter: AnySource) -> int | None:
+    """As many as it can give in a cycle; None where there is no end."""
+    return drafter.config.max_depth if isinstance(drafter, Drafter) else drafter.most_drafts
+
+
+def default_depth(drafter: AnySource) -> int:
+    """Drafts a cycle where nobody says."""
+    return drafter.config.default_depth if isinstance(drafter, Drafter) else drafter.default_depth
+
+
+def why_not_source(drafter: AnySource, device: torch.device) -> str | None:
+    """What keeps it off the engine, in words; None if nothing does."""
+    if isinstance(drafter, Drafter):
+        return why_not_drafts(drafter.config, device)
+    return drafter.why_not(device)
+
+
+class SlotStates:
+    """Numbers of every token in slots, [slots, capacity, ...]: what a token left behind."""
+
+    def __init__(
+        self,
+        *shape: int,
+        slots: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._shape = shape
+        self._states = torch.empty(0, dtype=dtype, device=device)
+        self.resize(slots=slots, capacity=capacity)
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots; the old ones' memory is given back first."""
+        self.free()
+        self._states = self._states.new_zeros((slots, capacity, *self._shape))
+
+    def free(self) -> None:
+        """No slots at all: their memory is given back."""
+        self._states = self._states.new_empty(0)
+
+    def copy(self, source: int, goal: int, count: int) -> None:
+        """The first tokens of one slot into another."""
+        self._states[goal, :count] = self._states[source, :count]
+
+    def write(self, states: Tensor, rows: Rows) -> None:
+        """Of each row's new tokens [rows, count, ...], behind its start."""
+        self._states[rows.slots.unsqueeze(1), self.places(rows.starts, rows.count)] = states
+
+    def read(self, slots: Tensor, places: Tensor) -> Tensor:
+        """Of some places [rows, n] of each slot [rows]: [rows, n, ...]."""
+        return self._states[slots.unsqueeze(1), places]
+
+    def places(self, starts: Tensor, count: int) -> Tensor:
+        """So many places from each start on, [rows, count].
+
+        Rows that only fill up a batch run past the end of their slot; theirs is the last place.
+        """
+        steps = torch.arange(count, device=starts.device)
+        return (starts.unsqueeze(1) + steps).clamp(max=self._states.shape[1] - 1)
+
+    def of(self, slots: Tensor) -> Tensor:
+        """All places of some slots, [rows, capacity, ...]."""
+        return self._states[slots]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self._states.nbytes
