@@ -52,7 +52,16 @@ _REMARKS = {
         "been measured since. In half precision batches of more than 16 tokens go through the "
         "vendor's library, which rounds by shape, so most texts part from plain decoding's there; "
         "alone, every text is the same."
-    )
+    ),
+    "2dae7f8b47fc": (
+        "The H200's run of all kinds tells tokens a cycle; its times say little of the "
+        "drafters. The loop was the reference one over the engine's captured forward (`lean`): "
+        "verifying took 1 ms a cycle, while drafts were made by one small operation after the "
+        "other from the host, 1.3 ms (Medusa) to 13 ms (Domino) a cycle at T 0 and 9 to 35 ms "
+        "at T 0.7. Only prompt lookup, which has none, gained. All kinds run on the engine "
+        "since, captured like the rest; that is to be measured there again. The run's time "
+        "ended with one prompt of mt-bench."
+    ),
 }
 """What is to be said of runs at a commit; it goes when they are made again."""
 

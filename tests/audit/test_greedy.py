@@ -5,7 +5,7 @@ import torch
 import transformers as tf
 
 from domino_spec.audit import Audit, EngineWay, Pass, ReferenceWay, audit_greedy, judge_first
-from domino_spec.audit.forwards import PlainReader
+from domino_spec.audit.forwards import PlainReader, float32_logits
 from domino_spec.audit.ties import judge
 from domino_spec.decoding import DominoProposer, NoDrafts, Row, SamplingParams
 from domino_spec.targets import Target, TargetCache, probe_target
@@ -245,3 +245,68 @@ def test_what_only_a_ways_own_forward_explains_is_unclear(apart, verdict):
     )  # fmt: skip
     assert found.verdict == verdict
     assert found.gap > found.bound
+
+
+def own_kernels(twins, *, rank, off, chosen=True):
+    """A difference behind a prompt, whose forward has but one shape: no other shape explains it.
+
+    The way's own logits are so many of the model's errors off float32's. What is found is the
+    float32 token of that rank, and what the way's kernels choose themselves if it is `chosen`.
+    """
+    way, prompts = scripted(twins)
+    single, wide = PlainReader(twins).read(prompts[0]), float32_logits(twins, prompts[0])
+    error = float((single - wide).abs().max())
+    passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
+    plain = int(single.argmax())
+    order = [token for token in wide.argsort(descending=True).tolist() if token != plain]
+    own = wide + off * error
+    own[order[rank]] = own[plain] + (1e-3 if chosen else -1e-3)
+    way.own_logits = lambda ids, shape: own
+    judged = judge(
+        twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=order[rank],
+        passes=passes,
+    )  # fmt: skip
+    return judged, error
+
+
+def test_kernels_of_ones_own_may_round_as_far_as_the_type_does(twins):
+    tie, error = own_kernels(twins, rank=0, off=1.5)
+    assert tie.verdict == "tie"
+    assert tie.gap < tie.bound == pytest.approx(2 * error)
+    assert "what the type rounds" in tie.why
+
+
+@pytest.mark.parametrize(
+    ("rank", "off", "chosen"), [(0, 2.5, True), (VOCAB // 2, 1.5, True), (0, 1.5, False)]
+)
+def test_other_kernels_tokens_and_choices_are_not_excused(twins, rank, off, chosen):
+    """Too far off; too far apart; not what the kernels choose: then decoding's state is wrong."""
+    judged, _ = own_kernels(twins, rank=rank, off=off, chosen=chosen)
+    assert judged.verdict in ("unclear", "bug")
+    assert "what the type rounds" not in judged.why
+
+
+def test_right_kernels_excuse_nothing_that_they_do_not_choose(twins):
+    """A stale cache may write a token that is all but as likely; the kernels alone would not."""
+    way, prompts = scripted(twins)
+    single = PlainReader(twins).read(prompts[0])
+    passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
+    way.own_logits = lambda ids, shape: single
+    judged = judge(
+        twins, way, prompt=0, position=0, ids=prompts[0], single=single,
+        found=int(single.argmax()) ^ 1, passes=passes,
+    )  # fmt: skip
+    assert judged.verdict == "bug"
+
+
+def test_the_models_own_forward_is_excused_by_shapes_alone(twins):
+    """The reference loop has no kernels of its own: the type's rounding is the same in both."""
+    way, prompts = scripted(twins)
+    single = PlainReader(twins).read(prompts[0])
+    passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
+    twin = int(single.argmax()) ^ 1
+    judged = judge(
+        twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=twin, passes=passes
+    )
+    assert judged.verdict != "tie"
+    assert judged.bound == 0

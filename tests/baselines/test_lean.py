@@ -12,6 +12,7 @@ from domino_spec.baselines.registry import baseline_proposer, baseline_source
 from domino_spec.decoding import NoDrafts, SamplingParams
 from domino_spec.errors import InputError, MismatchError
 from domino_spec.fast.calibration import adapt_depth
+from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from tests.fast.runs import own, run_engine
 from tests.support.baselines import knowing_eagle3, knowing_medusa, random_baseline
@@ -234,3 +235,33 @@ def test_what_does_not_fit_is_refused():
     narrow = baseline_source(random_baseline("eagle3"))
     assert "8 wide" in narrow.why_not(torch.device("cuda"))
     assert narrow.why_not(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("spare_holds", [0, 10_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_fill_up_a_batch_touch_nobody(kind, spare_holds):
+    """They run in the spare slot, which is empty, or past its end where cycles are measured."""
+    target, source = make_target("llama"), pair_of(kind)[0]
+    reports = []
+    for filling in ([], [3, 3]):
+        engine = make_engine(target, source, slots=3)
+        for prompt in PROMPTS[:2]:
+            admitted(engine, prompt, new=NEW)
+        engine.slots.lengths[engine.slots.spare] = spare_holds
+        before = _free_slot(engine.drafter)
+        for _ in range(3):
+            report = engine.cycle.run(torch.tensor([0, 1, *filling]), Plan(DEPTH))
+            reports.append(report[:2].tolist())
+        assert all(
+            torch.equal(a, b) for a, b in zip(before, _free_slot(engine.drafter), strict=True)
+        )
+    assert reports[:3] == reports[3:]
+
+
+def _free_slot(source):
+    """What lies in slot 2, which nobody has taken."""
+    cache = source.cache
+    if not hasattr(cache, "keys"):
+        return [cache.of(torch.tensor([2]))]
+    parts = [part.of(torch.tensor([2])) for part in (cache.features, cache.tokens)]
+    return [*(states[:, 2].clone() for states in cache.keys.layers), *parts]

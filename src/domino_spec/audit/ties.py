@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -32,7 +33,10 @@ class Difference:
     gap: float | None
     """How far apart the two tokens' logits are in float32."""
     bound: float | None
-    """Twice the largest difference of any logit there between a single step and the shapes used."""
+    """Twice the largest difference of any logit there between a single step and the shapes used.
+
+    Where kernels of one's own made the difference: between the model's own type and float32.
+    """
     verdict: Verdict
     why: str
 
@@ -57,10 +61,15 @@ def judge(
     Two roundings of one logit differ by at most the spread, so two tokens can change places only
     if their gap is below twice that. The spread is measured with the model's own forward and
     cache, never with the code that is audited: a broken cache must not excuse itself.
+
+    Kernels of a way's own round elsewhere than the model's, in whatever shape. If they choose the
+    found token themselves, over this text read afresh, drafting did not. How far right ones may be
+    off, the model tells: its own half-precision logits are off those in float32 too. A gap below
+    twice that is a tie, unless the kernels are more than twice as far off.
     """
     plain = int(single.argmax())
     working = float(single[plain] - single[found])
-    gap, named = working, "float32"
+    gap, named, wide = working, "float32", None
     if target.dtype in _HALF:
         wide = float32_logits(target, ids)
         if wide is None:
@@ -79,13 +88,24 @@ def judge(
         spread = max(spread, _furthest(logits, single))
         if gap < 2 * spread:
             return difference("tie", f"the {named} gap is within what the shapes round apart")
+    shape = _holding(passes, len(ids) - 1)
+    own = None if way is None or shape is None else way.own_logits(ids, shape)
+    apart = 0.0 if own is None else _furthest(own, single)
+    if own is not None and wide is not None:
+        off, own_off = _furthest(single, wide), _furthest(own, wide)
+        chosen = bool(own[found] > own[plain])
+        if chosen and gap < 2 * off < math.inf and own_off <= 2 * off:
+            spread = off
+            return difference(
+                "tie",
+                "this way's kernels choose so over the text read afresh, and the float32 gap is "
+                f"within what the type rounds: the model is {off:.3g} off float32, "
+                f"they {own_off:.3g}",
+            )
     if working < 2 * spread:
         return difference(
             "unclear", "the gap is within the bound in the working type but not in float32"
         )
-    shape = _holding(passes, len(ids) - 1)
-    own = None if way is None or shape is None else way.own_logits(ids, shape)
-    apart = 0.0 if own is None else _furthest(own, single)
     if gap < 2 * apart:
         return difference(
             "unclear",

@@ -139,10 +139,11 @@ class Eagle3Config(BaselineConfig):
                 "expected a multiple of the key heads, and an even head_dim."
             )
         outside = [i for i in self.tapped_layers if not 0 <= i < self.num_target_layers]
-        if not self.tapped_layers or outside:
+        twice = len(set(self.tapped_layers)) < len(self.tapped_layers)
+        if not self.tapped_layers or outside or twice:
             raise ConfigError(
                 f"tapped_layers is {list(self.tapped_layers)}; expected some of the target's "
-                f"layers 0 to {self.num_target_layers - 1}."
+                f"layers 0 to {self.num_target_layers - 1}, each once."
             )
 
     @property

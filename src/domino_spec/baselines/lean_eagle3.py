@@ -29,7 +29,7 @@ from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
 from domino_spec.fast.sources import SlotStates
 from domino_spec.fast.target import LeanTarget
-from domino_spec.fast.weights import LayerWeights, join, nbytes
+from domino_spec.fast.weights import LayerWeights, join
 
 
 class Eagle3Source:
@@ -39,6 +39,7 @@ class Eagle3Source:
         self.drafter = drafter
         self.default_depth = drafter.config.default_depth
         self.most_drafts = drafter.config.most_drafts
+        self.reach = 0
 
     def why_not(self, device: torch.device) -> str | None:
         """Heads that the kernels do not take."""
@@ -142,11 +143,6 @@ class LeanEagle3:
         """Whatever changes what its drafts cost."""
         return [self.config.to_dict()]
 
-    @property
-    def nbytes(self) -> int:
-        """Its own weights and the output's."""
-        return self._weights.nbytes + nbytes([self._fc]) + self._output.nbytes
-
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots of another size."""
         self.cache.resize(slots=slots, capacity=capacity)
@@ -164,7 +160,7 @@ class LeanEagle3:
         cache, count = self.cache, rows.count
         cache.features.write(linear(taps, self._fc).view(*tokens.shape, -1), rows)
         cache.tokens.write(tokens, rows)
-        behind = Rows(rows.slots, (rows.starts - 1).clamp(min=0), count)
+        behind = Rows(rows.slots, self._lasts(rows), count)
         places = cache.features.places(behind.starts, count)
         features = cache.features.read(rows.slots, places).flatten(0, 1)
         following = cache.tokens.read(rows.slots, cache.tokens.places(behind.starts + 1, count))
@@ -187,7 +183,7 @@ class LeanEagle3:
 
     def _step(self, tokens: Tensor, features: Tensor, rows: Rows, step: int) -> Normed:
         """The layer over one token a row; its output is the next step's feature."""
-        place = Rows(rows.slots, rows.starts - 1 + step, 1)
+        place = Rows(rows.slots, self._lasts(rows) + step, 1)
         qkv = linear(self._joined(tokens, features), self._weights.qkv)
         mixed = run_attention(
             qkv, self._weights, self.cache.keys.layer(0), self._rotary, place, self._shape,
@@ -197,7 +193,11 @@ class LeanEagle3:
 
     def _last_features(self, rows: Rows) -> Tensor:
         features = self.cache.features
-        return features.read(rows.slots, features.places(rows.starts - 1, 1))[:, 0]
+        return features.read(rows.slots, features.places(self._lasts(rows), 1))[:, 0]
+
+    def _lasts(self, rows: Rows) -> Tensor:
+        """Where each row's last token stands; the spare slot's rows have none."""
+        return (rows.starts - 1).clamp(min=0)
 
     def _joined(self, tokens: Tensor, features: Tensor) -> Tensor:
         """[n, 2 * hidden]: a token's embedding and the feature before it, both normed."""

@@ -20,6 +20,7 @@ class LookupSource:
     """What an engine is given."""
 
     most_drafts = None
+    reach = 0
 
     def __init__(self, *, depth: int = DEFAULT_DEPTH, longest: int = LONGEST_MATCH) -> None:
         PromptLookup(depth=depth, longest=longest)  # refuses what makes no sense
@@ -51,7 +52,6 @@ class LeanLookup:
     """
 
     taps: Sequence[int] = ()
-    nbytes = 0
 
     def __init__(self, *, longest: int, slots: int, capacity: int, device: torch.device) -> None:
         self._longest = longest
@@ -60,7 +60,7 @@ class LeanLookup:
     @property
     def facts(self) -> list[Any]:
         """Whatever changes what its drafts cost."""
-        return ["lookup", self._longest]
+        return ["lookup", self._longest, self.cache.capacity]
 
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots of another size."""
@@ -80,16 +80,17 @@ class LeanLookup:
     def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:  # noqa: ARG002
         """Up to `depth` tokens that stood behind the same few tokens before."""
         self.cache.write(anchors.unsqueeze(1), Rows(rows.slots, rows.starts, 1))
-        text, last = self.cache.of(rows.slots), rows.starts.unsqueeze(1)  # [rows, capacity]
+        text = self.cache.of(rows.slots)  # [rows, capacity]
+        last = self.cache.places(rows.starts, 1)
         found = self._behind_match(text, last)
         places = found + torch.arange(depth, device=text.device)  # [rows, depth]
         drafts = text.gather(1, places.clamp(max=text.shape[1] - 1))
         known = (found > 0) & (places <= last)
         return torch.where(known, drafts, anchors.unsqueeze(1))
 
-    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], None]:  # noqa: ARG002
-        """Nothing is drawn."""
-        return lambda _draws: None
+    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], Tensor]:  # noqa: ARG002
+        """Nothing is drawn; but an empty graph cannot be recorded."""
+        return lambda _draws: anchors.clone()
 
     def _behind_match(self, text: Tensor, last: Tensor) -> Tensor:
         """The place behind the latest of the longest matches of each text's end; 0 without one.

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from domino_spec.baselines.lean_output import LeanOutput, placed
 from domino_spec.baselines.medusa import Medusa
+from domino_spec.fast.kernels.linear import linear
+from domino_spec.fast.kernels.packing import Packed, Weight, packed
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
 from domino_spec.fast.sources import SlotStates
@@ -25,6 +27,7 @@ class MedusaSource:
         self.drafter = drafter
         self.default_depth = drafter.config.default_depth
         self.most_drafts = drafter.config.most_drafts
+        self.reach = 0
 
     def why_not(self, device: torch.device) -> str | None:  # noqa: ARG002
         """Nothing."""
@@ -45,10 +48,15 @@ class LeanMedusa:
         self.config = drafter.config
         self.taps: Sequence[int] = drafter.taps
         self._output = LeanOutput(target, drafter.draft_tokens, pack=pack)
-        self._blocks = [
-            _stacked([head.get_submodule(f"blocks.{layer}") for head in drafter.heads])
+        first, *rest = (
+            [head.get_submodule(f"blocks.{layer}") for head in drafter.heads]
             for layer in range(drafter.config.num_layers)
-        ]
+        )
+        # All heads' first blocks read one state: one product. Behind them each has its own.
+        weights = torch.cat([block.get_parameter("weight").detach() for block in first])
+        self._first: Weight = packed(weights) if pack else weights
+        self._first_bias = torch.cat([block.get_parameter("bias").detach() for block in first])
+        self._rest = [_stacked(blocks) for blocks in rest]
         self.cache = SlotStates(
             drafter.config.hidden_size,
             slots=slots,
@@ -61,12 +69,6 @@ class LeanMedusa:
     def facts(self) -> list[Any]:
         """Whatever changes what its drafts cost."""
         return [self.config.to_dict()]
-
-    @property
-    def nbytes(self) -> int:
-        """Its own weights and the output's."""
-        own = sum(weight.nbytes + bias.nbytes for weight, bias in self._blocks)
-        return own + self._output.nbytes
 
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots of another size."""
@@ -95,12 +97,24 @@ class LeanMedusa:
     ) -> Callable[[Draws], Tensor]:
         """Each head's choice from its own state, whatever the others chose."""
         # The anchor itself has not been read: the last state is that of the token before it.
-        before = self.cache.read(rows.slots, self.cache.places(rows.starts - 1, 1))  # [rows, 1, h]
-        hidden = before.transpose(0, 1).expand(depth, -1, -1)
-        for weight, bias in self._blocks:
-            hidden = hidden + F.silu(torch.baddbmm(bias[:depth], hidden, weight[:depth]))
-        hidden = hidden.transpose(0, 1)  # [rows, depth, hidden]
+        lasts = (rows.starts - 1).clamp(min=0)  # the spare slot's rows have none
+        before = self.cache.read(rows.slots, self.cache.places(lasts, 1))  # [rows, 1, hidden]
+        weight, bias = self._first_of(depth)
+        made = linear(before[:, 0], weight, bias=bias)
+        hidden = before + F.silu(made).view(len(before), -1, before.shape[2])[:, :depth]
+        if self._rest:
+            hidden = hidden.transpose(0, 1)  # [depth, rows, hidden]
+            for weight, bias in self._rest:
+                hidden = hidden + F.silu(torch.baddbmm(bias[:depth], hidden, weight[:depth]))
+            hidden = hidden.transpose(0, 1)
         return lambda draws: self._output.drafts(hidden, rows.starts, draws)
+
+    def _first_of(self, depth: int) -> tuple[Weight, Tensor]:
+        """The first blocks of so many heads; of all, where they lie packed."""
+        if isinstance(self._first, Packed):
+            return self._first, self._first_bias
+        size = depth * self.config.hidden_size
+        return self._first[:size], self._first_bias[:size]
 
 
 def _stacked(blocks: Sequence[nn.Module]) -> tuple[Tensor, Tensor]:

@@ -29,24 +29,19 @@ class LeanOutput:
             self._weight = packed(rows) if pack else rows
             self._bias = None if self._bias is None else self._bias[draft_tokens]
 
-    @property
-    def nbytes(self) -> int:
-        """What one product reads."""
-        return self._weight.nbytes
-
     def drafts(self, hidden: Tensor, starts: Tensor, draws: Draws) -> Tensor:
         """Drafts [rows, n] from states [rows, n, hidden]; the first stands behind the anchor."""
         logits = linear(hidden.flatten(0, 1), self._weight, bias=self._bias)
-        return draws.drafts(logits.view(*hidden.shape[:2], -1), starts, self._tokens)
+        return draws.choose(logits.view(*hidden.shape[:2], -1), starts, self._tokens, cut=False)
 
     def next_tokens(self, states: Normed, starts: Tensor, draws: Draws) -> Tensor:
         """One draft a row, [rows], from states [rows, hidden]."""
         logits = linear(states, self._weight, bias=self._bias).unsqueeze(1)
-        return draws.drafts(logits, starts, self._tokens)[:, 0]
+        return draws.choose(logits, starts, self._tokens, cut=False)[:, 0]
 
 
 def placed(drafter: Kind, target: LeanTarget) -> Kind:
-    """The drafter where the target is and in its type; the caller's own stays as it is."""
+    """The drafter where the target is and in its type: a copy, where the caller's own is not so."""
     check_fit(drafter.config, target)
     if (drafter.device, drafter.dtype) != (target.device, target.dtype):
         drafter = copy.deepcopy(drafter).to(target.device, target.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from domino_spec.baselines import PLAIN
 from domino_spec.fast.families import why_not_lean
-from domino_spec.fast.sources import AnySource, why_not_source
+from domino_spec.fast.sources import AnySource, as_maker
 from domino_spec.targets import Target
 
 
@@ -14,6 +14,6 @@ def why_not_fast(target: Target, *, name: str, kind: str, source: AnySource | No
     if reason is not None:
         return f"as for the target, {reason}"
     if source is not None:
-        reason = why_not_source(source, target.device)
+        reason = as_maker(source).why_not(target.device)
         return None if reason is None else f"as for {name}, {reason}"
     return None if kind == PLAIN else f"the engine does not run {name} ({kind})"

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from domino_spec.decoding import Row, SamplingParams
-from domino_spec.drafter import Drafter
-from domino_spec.errors import InputError
+from domino_spec.errors import InputError, MismatchError
 from domino_spec.fast.sampling import why_not_on_device
-from domino_spec.fast.sources import AnySource, most_drafts
+from domino_spec.fast.sources import AnySource, as_maker
 
 
 def check_settings(
@@ -32,14 +31,15 @@ def check_settings(
         if given:
             raise InputError(f"{' and '.join(given)} without a drafter; leave out what drafts.")
         return
-    most = most_drafts(drafter)
+    if candidates is not None and candidates < 1:
+        raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all tokens.")
+    maker = as_maker(drafter, candidates)
+    if (reason := maker.why_not(device)) is not None:
+        raise MismatchError(f"{reason}. Use the reference loop.")
+    most = maker.most_drafts
     if depth is not None and not 0 <= depth <= (depth if most is None else most):
         end = "or more" if most is None else f"to {most}"
         raise InputError(f"depth is {depth}; the drafter gives 0 {end} drafts.")
-    if candidates is not None and not isinstance(drafter, Drafter):
-        raise InputError("candidates are block drafters'; this one has none to choose among.")
-    if candidates is not None and candidates < 1:
-        raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all tokens.")
 
 
 def check_row(

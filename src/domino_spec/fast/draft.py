@@ -41,8 +41,6 @@ class LeanDrafter:
     ) -> None:
         config = drafter.config
         check_fit(config, target)
-        if (reason := why_not_drafts(config, target.device)) is not None:
-            raise MismatchError(f"{reason}. Use the reference loop.")
         if (drafter.device, drafter.dtype) != (target.device, target.dtype):
             drafter = copy.deepcopy(drafter)  # the caller's own stays as it is
         drafter.to(target.device, target.dtype).eval()
@@ -156,7 +154,7 @@ class LeanDrafter:
         flat = linear(hidden.flatten(0, 1), self.output, bias=self.lm_head_bias)
         if self.head is None and self.candidates is None:
             logits = flat.view(batch, depth, -1)
-            return draws.drafts(logits, rows.starts, self.draft_tokens)
+            return draws.choose(logits, rows.starts, self.draft_tokens, cut=False)
         columns = None
         if self.candidates is not None and self.candidates < flat.shape[1]:
             flat, columns = top_candidates(flat, self.candidates)

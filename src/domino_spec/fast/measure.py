@@ -32,7 +32,7 @@ class Stage:
     name: str
     seconds: float
     bytes: int
-    """Each weight once, and the keys and values of the context."""
+    """Each weight once, and the keys and values of the context; 0 where nobody counts them."""
 
 
 def bandwidth(device: torch.device) -> float:
@@ -161,8 +161,7 @@ class Bench:
         drafter, batch = self.engine.drafter, len(anchors)
         assert drafter is not None
         if not isinstance(drafter, LeanDrafter):
-            return [("draft", lambda: drafter.propose(anchors, rows, depth, Draws()),
-                     drafter.nbytes)]  # fmt: skip
+            return [("draft", lambda: drafter.propose(anchors, rows, depth, Draws()), 0)]
         layers = sum(weights.nbytes for weights in drafter.layers)
         correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
         with on_device(self.device):

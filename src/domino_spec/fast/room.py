@@ -8,7 +8,6 @@ from typing import Self
 
 import torch
 
-from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 from domino_spec.fast.checks import check_settings
 from domino_spec.fast.cycle import Cycle
@@ -18,7 +17,7 @@ from domino_spec.fast.reading import PromptReader
 from domino_spec.fast.seating import Seating
 from domino_spec.fast.seats import Flight
 from domino_spec.fast.slots import Slots
-from domino_spec.fast.sources import AnySource, default_depth, make_source
+from domino_spec.fast.sources import AnySource, as_maker
 from domino_spec.fast.target import LeanTarget
 from domino_spec.targets import Target
 
@@ -59,19 +58,17 @@ class EngineRoom:
         )
         on_gpu = target.device.type == "cuda"
         self.depth = 0
-        if drafter is not None:
-            self.depth = default_depth(drafter) if depth is None else depth
+        maker = None if drafter is None else as_maker(drafter, candidates)
+        if maker is not None:
+            self.depth = maker.default_depth if depth is None else depth
         # A row may run a block past its end, and another one started ahead of its report.
-        block = drafter.config.block_size if isinstance(drafter, Drafter) else 0
-        self.margin = 2 * (self.depth + 1) + block
+        self.margin = 2 * (self.depth + 1) + (maker.reach if maker is not None else 0)
         sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
         self.packs = not on_gpu if pack is None else pack
         self.capacity = capacity
         self.target = LeanTarget(target, **sizes, pack=self.packs)
         self.drafter = (
-            make_source(drafter, self.target, **sizes, candidates=candidates, pack=self.packs)
-            if drafter is not None
-            else None
+            maker.lean(self.target, **sizes, pack=self.packs) if maker is not None else None
         )
         self._graphs = on_gpu if graphs is None else graphs
         self.ahead = on_gpu if ahead is None else ahead

@@ -28,18 +28,22 @@ class Draws:
     top_p: Tensor | None = None  # [rows]; 1 is off
     min_p: Tensor | None = None  # [rows]; 0 is off
 
-    def choose(self, logits: Tensor, starts: Tensor) -> Tensor:
-        """Tokens [rows, n] from logits [rows, n, vocabulary] of tokens at `starts` and behind.
+    def choose(
+        self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None, *, cut: bool = True
+    ) -> Tensor:
+        """Tokens [rows, n] from logits [rows, n, k] of tokens at `starts` and behind.
 
-        A choice stands one place behind the token it was made from.
+        A choice stands one place behind the token it was made from. `tokens` [k] are the columns'
+        ids, where these are not the whole vocabulary's. Drafts are chosen without a `cut`: what the
+        target would cut off is simply refused.
         """
-        rows, count, vocabulary = logits.shape
-        flat = logits.reshape(-1, vocabulary)
+        rows, count, width = logits.shape
+        flat = logits.reshape(-1, width)
         if self.temperature is None:
-            return choose(flat).view(rows, count)
+            return _named(choose(flat), tokens).view(rows, count)
         each = _each(self, count)
         assert each.temperature is not None
-        if each.top_k is not None:
+        if cut and each.top_k is not None:
             assert each.top_p is not None
             assert each.min_p is not None
             flat = restrict(
@@ -50,32 +54,18 @@ class Draws:
                 min_p=each.min_p,
             )
         places = starts.unsqueeze(1) + torch.arange(1, count + 1, device=starts.device)
-        return choose(
-            flat, temperature=each.temperature, seeds=each.seeds, positions=places.flatten()
-        ).view(rows, count)
+        columns = choose(
+            flat,
+            temperature=each.temperature,
+            seeds=each.seeds,
+            positions=places.flatten(),
+            tokens=None if tokens is None else tokens.expand(rows * count, -1),
+        )
+        return _named(columns, tokens).view(rows, count)
 
-    def drafts(self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None) -> Tensor:
-        """Drafts [rows, n] behind anchors at `starts`, each from logits [rows, n, k] of its own.
 
-        `tokens` [k] are the columns' ids, where these are not all of the vocabulary's. What the
-        target would cut off is not cut off here: such a draft is simply refused.
-        """
-        rows, count, _ = logits.shape
-        flat = logits.reshape(rows * count, -1)
-        if self.temperature is None:
-            columns = choose(flat)
-        else:
-            each = _each(Draws(temperature=self.temperature, seeds=self.seeds), count)
-            places = starts.unsqueeze(1) + torch.arange(1, count + 1, device=starts.device)
-            columns = choose(
-                flat,
-                temperature=each.temperature,
-                seeds=each.seeds,
-                positions=places.flatten(),
-                tokens=None if tokens is None else tokens.expand(rows * count, -1),
-            )
-        chosen = columns if tokens is None else tokens[columns]
-        return chosen.view(rows, count)
+def _named(columns: Tensor, tokens: Tensor | None) -> Tensor:
+    return columns if tokens is None else tokens[columns]
 
 
 def _each(draws: Draws, count: int) -> Draws:

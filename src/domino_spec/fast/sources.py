@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.drafter import Drafter
+from domino_spec.errors import InputError
 from domino_spec.fast.draft import LeanDrafter, why_not_drafts
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
@@ -48,10 +49,6 @@ class Source(Protocol):
     def facts(self) -> list[Any]:
         """Whatever changes what its drafts cost, as plain values."""
 
-    @property
-    def nbytes(self) -> int:
-        """What a cycle reads of its own weights: each once."""
-
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots of another size."""
 
@@ -83,6 +80,10 @@ class SourceMaker(Protocol):
     def most_drafts(self) -> int | None:
         """None where there is no end."""
 
+    @property
+    def reach(self) -> int:
+        """Places behind a row's anchor that drafting writes to, beside its drafts' own."""
+
     def why_not(self, device: torch.device) -> str | None:
         """What keeps it off an engine there, in words; None if nothing does."""
 
@@ -94,37 +95,38 @@ AnySource = Drafter | SourceMaker
 """What an engine can be given to draft with."""
 
 
-def make_source(
-    drafter: AnySource,
-    target: LeanTarget,
-    *,
-    slots: int,
-    capacity: int,
-    candidates: int | None,
-    pack: bool,
-) -> Source:
-    """What an engine with this drafter runs."""
-    sizes = {"slots": slots, "capacity": capacity}
+class BlockSource:
+    """A block drafter: Domino, DFlash or Markov."""
+
+    def __init__(self, drafter: Drafter, candidates: int | None = None) -> None:
+        self._drafter, self._candidates = drafter, candidates
+        self.default_depth = drafter.config.default_depth
+        self.most_drafts: int | None = drafter.config.max_depth
+        self.reach = drafter.config.block_size
+
+    def why_not(self, device: torch.device) -> str | None:
+        """Heads that the kernels do not take."""
+        return why_not_drafts(self._drafter.config, device)
+
+    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> LeanDrafter:
+        """The lean drafter."""
+        return LeanDrafter(
+            self._drafter,
+            target,
+            slots=slots,
+            capacity=capacity,
+            candidates=self._candidates,
+            pack=pack,
+        )
+
+
+def as_maker(drafter: AnySource, candidates: int | None = None) -> SourceMaker:
+    """Whatever it is, as what makes a source."""
     if isinstance(drafter, Drafter):
-        return LeanDrafter(drafter, target, **sizes, candidates=candidates, pack=pack)
-    return drafter.lean(target, **sizes, pack=pack)
-
-
-def most_drafts(drafter: AnySource) -> int | None:
-    """As many as it can give in a cycle; None where there is no end."""
-    return drafter.config.max_depth if isinstance(drafter, Drafter) else drafter.most_drafts
-
-
-def default_depth(drafter: AnySource) -> int:
-    """Drafts a cycle where nobody says."""
-    return drafter.config.default_depth if isinstance(drafter, Drafter) else drafter.default_depth
-
-
-def why_not_source(drafter: AnySource, device: torch.device) -> str | None:
-    """What keeps it off the engine, in words; None if nothing does."""
-    if isinstance(drafter, Drafter):
-        return why_not_drafts(drafter.config, device)
-    return drafter.why_not(device)
+        return BlockSource(drafter, candidates)
+    if candidates is not None:
+        raise InputError("candidates are block drafters'; this one has none to choose among.")
+    return drafter
 
 
 class SlotStates:
@@ -144,6 +146,7 @@ class SlotStates:
 
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots; the old ones' memory is given back first."""
+        self.capacity = capacity
         self.free()
         self._states = self._states.new_zeros((slots, capacity, *self._shape))
 
@@ -169,7 +172,7 @@ class SlotStates:
         Rows that only fill up a batch run past the end of their slot; theirs is the last place.
         """
         steps = torch.arange(count, device=starts.device)
-        return (starts.unsqueeze(1) + steps).clamp(max=self._states.shape[1] - 1)
+        return (starts.unsqueeze(1) + steps).clamp(max=self.capacity - 1)
 
     def of(self, slots: Tensor) -> Tensor:
         """All places of some slots, [rows, capacity, ...]."""

@@ -50,7 +50,7 @@ def size_of(
     """Slots that the free bytes hold: fewer of them first, then shorter ones.
 
     What the settings name is kept, or refused where it cannot be had. `beside` is how many slots
-    a second lane has at the most; it never has more than the first.
+    are set aside for a second lane; it never has more than the first.
     """
     asked = context_of(settings, context)
     longest = _LONGEST if on_gpu else _CPU_LONGEST
