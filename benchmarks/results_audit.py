@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.tables import circumstances, table
 
-_REMARKS = {
+REMARKS = {
     "2dae7f8b47fc": (
         "The H200's unclear ones stand where the model's own forward rounds a block as it "
         "rounds a single token (twice the difference: 0) and the engine's kernels round "
@@ -49,7 +49,7 @@ def audits(records: list[dict[str, Any]]) -> str:
         ]
         parts += [table([*heads, "tokens a cycle", "answer"], list(map(_greedy, greedy))), ""]
         commits = dict.fromkeys(record["environment"]["commit"] for record in greedy)
-        parts += [f"{_REMARKS[commit]}\n" for commit in commits if commit in _REMARKS]
+        parts += [f"{REMARKS[commit]}\n" for commit in commits if commit in REMARKS]
     sampled = [record for record in records if record["sampling"]]
     if sampled:
         heads = ["drafter", "loop", "samples a prompt", "places", "temperature", "wrong places"]
