@@ -1,6 +1,5 @@
-"""`python -m domino_spec`: the command line where the `domino` script is not on the path."""
+"""`python -m domino_spec` is the `domino` command."""
 
 from domino_spec.cli.main import main
 
-if __name__ == "__main__":
-    main()
+main()
