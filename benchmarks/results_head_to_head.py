@@ -67,7 +67,8 @@ _REMARKS = {
         "0 (plain decoding wrote 7 to 9 tokens a second there and 13 to 15 later). Methods took "
         "turns on every prompt, so that ratios stand, with wide intervals. Each cycle's depth "
         "is what pays there, so tokens a cycle are not what a drafter could give: on a CPU "
-        "verifying costs much, drafts are few, and a small drafter gains on a good one."
+        "verifying costs much, drafts are few, and a small drafter gains on a good one. "
+        "Medusa's heads have become one packed product since, which is not measured."
     ),
 }
 """What is to be said of runs at a commit; it goes when they are made again."""

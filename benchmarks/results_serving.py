@@ -16,11 +16,10 @@ HEADS = ["load", "side", "tokens/s", "tokens/s, full", "over the other", "answer
 TIME_HEADS = ["load", "side", "ms", "samples", "mean", "p50", "p95", "p99", "over the other"]
 _REMARKS = {
     "2dae7f8b47fc": (
-        "On the H200 the server was also asked 8 and 32 at once, and wrote 8,607 and 10,432 "
-        "tokens/s with drafts (first answers after 11 and 35 ms on average). Requests without "
-        "drafts had four slots then and waited for one another, so that those rounds say "
-        "nothing of drafts and are not kept here; they have as many slots as the others since, "
-        "and are to be measured again."
+        "On the H200 the server was also asked 8 and 32 at once. Requests without drafts had "
+        "four slots then and waited for one another, so that those rounds say nothing of drafts "
+        "and are not kept here; they have as many slots as the others since, and are to be "
+        "measured again."
     )
 }
 """What is to be said of runs at a commit; it goes when they are made again."""

@@ -286,6 +286,32 @@ def test_other_kernels_tokens_and_choices_are_not_excused(twins, rank, off, chos
     assert "what the type rounds" not in judged.why
 
 
+def test_a_gap_wider_than_the_type_rounds_is_not_excused(twins, monkeypatch):
+    """Though kernels twice as far off as the model would choose so."""
+    way, prompts = scripted(twins)
+    single = PlainReader(twins).read(prompts[0])
+    passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
+    plain = int(single.argmax())
+    wide = single.clone()
+    wide[plain] += 0.5  # the model's largest error
+    found = plain ^ 1
+    for gap, verdict in ((0.9, "tie"), (1.1, "unclear")):
+        wide[found] = wide[plain] - gap
+        own = wide.clone()
+        own[found], own[plain] = wide[found] + 0.6, wide[plain] - 0.6
+        close = single.clone()
+        close[found] = wide[found]  # no larger error than the one above
+        ties = "domino_spec.audit.ties"
+        monkeypatch.setattr(f"{ties}.float32_logits", lambda *_, w=wide: w)
+        monkeypatch.setattr(f"{ties}._in_shapes_used", lambda *_, c=close: iter([c]))
+        way.own_logits = lambda ids, shape, o=own: o
+        judged = judge(
+            twins, way, prompt=0, position=0, ids=prompts[0], single=close, found=found,
+            passes=passes,
+        )  # fmt: skip
+        assert judged.verdict == verdict, gap
+
+
 def test_right_kernels_excuse_nothing_that_they_do_not_choose(twins):
     """A stale cache may write a token that is all but as likely; the kernels alone would not."""
     way, prompts = scripted(twins)

@@ -10,10 +10,13 @@ from domino_spec.baselines import PromptLookup
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.baselines.registry import baseline_proposer, baseline_source
 from domino_spec.decoding import NoDrafts, SamplingParams
-from domino_spec.errors import InputError, MismatchError
+from domino_spec.errors import ConfigError, InputError, MismatchError
 from domino_spec.fast.calibration import adapt_depth
+from domino_spec.fast.checks import check_settings
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
+from domino_spec.fast.measure import Bench
+from domino_spec.fast.sampling import Draws
 from tests.fast.runs import own, run_engine
 from tests.support.baselines import knowing_eagle3, knowing_medusa, random_baseline
 from tests.support.families import make_target, plain_greedy, random_prompts
@@ -223,6 +226,30 @@ def test_slots_may_change_and_twins_have_their_own(kind):
     assert run_engine(engine, PROMPTS, max_new_tokens=NEW)[0] == answers
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_parts_of_a_cycle_can_be_timed(kind):
+    bench = Bench(make_engine(make_target("llama"), pair_of(kind)[0]), context=20)
+    names = [stage.name for stage in bench.stages(2, DEPTH)]
+    assert names == ["draft", "verify", "logits and choice", "context for the drafter"]
+
+
+def test_drafts_of_a_reduced_vocabulary_meet_their_own_tokens_noise():
+    """Else they agree with the target only by chance."""
+    logits, starts = torch.zeros(2, 3, 8), torch.tensor([4, 9])
+    draws = Draws(temperature=torch.ones(2), seeds=torch.tensor([1, 2]))
+    tokens = torch.tensor([5, 3, 30, 11, 2, 40, 8, 21])
+    whole = torch.full((2, 3, 50), -torch.inf)
+    whole[..., tokens] = logits
+    found = draws.choose(logits, starts, tokens, cut=False)
+    assert torch.equal(found, draws.choose(whole, starts))
+    assert len(set(found.flatten().tolist())) > 2
+
+
+def test_a_layer_is_tapped_once():
+    with pytest.raises(ConfigError, match="each once"):
+        random_baseline("eagle3", tapped_layers=(0, 2, 2))
+
+
 def test_what_does_not_fit_is_refused():
     target = make_target("llama")
     with pytest.raises(InputError, match="0 to 5 drafts"):
@@ -235,6 +262,9 @@ def test_what_does_not_fit_is_refused():
     narrow = baseline_source(random_baseline("eagle3"))
     assert "8 wide" in narrow.why_not(torch.device("cuda"))
     assert narrow.why_not(torch.device("cpu")) is None
+    asked = {"slots": 1, "capacity": 9, "depth": None, "candidates": None, "graphs": None}
+    with pytest.raises(MismatchError, match="8 wide"):
+        check_settings(narrow, torch.device("cuda"), **asked)
 
 
 @pytest.mark.parametrize("spare_holds", [0, 10_000])

@@ -203,6 +203,14 @@ def test_plain_rows_run_beside_the_others():
     serving(check)
 
 
+def test_plain_rows_have_as_many_slots_as_the_others_where_there_is_room():
+    async def check(service):
+        await answer(service, ask(PROMPTS[1], 4, speculate=False))
+        assert service.worker.slots == 12
+
+    serving(check, slots=6)
+
+
 def test_plain_rows_never_draft():
     async def check(service):
         async with service.submit([ask(PROMPTS[1], 20, speculate=False)], client="me") as ticket:
