@@ -156,6 +156,7 @@ def in_any_order(records: list[dict[str, Any]]) -> str:
     rows = [
         [
             f"{record['device']}, {record['dtype']}",
+            record.get("drafter", "domino"),
             "yes" if record["captured"] else "no",
             str(record["crowds"]),
             *(f"{record[name]:,}" for name in _COUNTED),
@@ -164,8 +165,8 @@ def in_any_order(records: list[dict[str, Any]]) -> str:
         ]
         for record in records
     ]
-    heads = ["device", "captured", "crowds", "rows", "taken out early", "began behind others",
-             "tokens", "tokens a cycle", "crowds that differ"]  # fmt: skip
+    heads = ["device", "drafter", "captured", "crowds", "rows", "taken out early",
+             "began behind others", "tokens", "tokens a cycle", "crowds that differ"]  # fmt: skip
     return "\n".join(
         [
             "### Rows in any order",

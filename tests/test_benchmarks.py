@@ -222,23 +222,32 @@ def test_a_kind_that_fails_costs_the_others_nothing(tiny, tmp_path, monkeypatch)
 
 @pytest.fixture
 def crowd(tmp_path, monkeypatch):
-    """The script with one small crowd, and its records."""
+    """The script with one small crowd of a kind, and its records."""
     out = tmp_path / "crowd.jsonl"
-    monkeypatch.setattr(sys, "argv", ["crowd", "--crowds", "1", "--turns", "90", "--out", str(out)])
-    return out
+
+    def ask(*kinds):
+        arguments = ["--crowds", "1", "--turns", "90", "--out", str(out), "--drafters", *kinds]
+        monkeypatch.setattr(sys, "argv", ["crowd", *arguments])
+        return out
+
+    return ask
 
 
 def test_a_crowd_of_rows_writes_what_each_writes_alone(crowd):
+    out = crowd(*engine_crowd.KINDS)
     engine_crowd.main()
-    (record,) = read_records(crowd)
-    assert record["differing_crowds"] == 0
-    assert record["rows"] > record["left_early"] > 0
-    assert record["began_behind_others"] > 2
-    assert 2 < record["tokens_per_cycle"] < 8  # drafts are accepted, and refused
+    records = read_records(out)
+    assert [record["drafter"] for record in records] == list(engine_crowd.KINDS)
+    for record in records:
+        assert record["differing_crowds"] == 0
+        assert record["rows"] > record["left_early"] > 0
+        assert record["began_behind_others"] > 2
+        assert 1.1 < record["tokens_per_cycle"] < 8  # drafts are accepted, and refused
 
 
 def test_a_crowd_that_differs_is_told(crowd, monkeypatch):
+    out = crowd("domino")
     monkeypatch.setattr(SlotCache, "copy", lambda *_: None)  # reused tokens that are not there
     with pytest.raises(SystemExit, match="1 crowds differ"):
         engine_crowd.main()
-    assert read_records(crowd)[0]["differing_crowds"] == 1
+    assert read_records(out)[0]["differing_crowds"] == 1
