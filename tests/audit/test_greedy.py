@@ -7,6 +7,7 @@ import transformers as tf
 from domino_spec.audit import Audit, EngineWay, Pass, ReferenceWay, audit_greedy, judge_first
 from domino_spec.audit.forwards import PlainReader, float32_logits
 from domino_spec.audit.ties import judge
+from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import DominoProposer, NoDrafts, Row, SamplingParams
 from domino_spec.targets import Target, TargetCache, probe_target
 from tests.fast.runs import make_engine
@@ -145,12 +146,14 @@ def test_the_engines_own_logits_are_those_of_known_text():
     way = EngineWay(make_engine(target, random_drafter(), slots=3))
     ids = random_prompts((14,))[0]
     expected = PlainReader(target).read(ids)
-    for shape in (
-        Pass(start=0, width=14, rows=1, kept=14),
-        Pass(start=11, width=8, rows=3, kept=3),
-    ):
-        assert shape.holds(len(ids) - 1)
-        torch.testing.assert_close(way.own_logits(ids, shape), expected, atol=1e-3, rtol=1e-3)
+    prompt, block = (Pass(start=0, width=n, rows=1, kept=n) for n in (14, 5))
+    between = Pass(start=5, width=8, rows=2, kept=6)
+    last = Pass(start=11, width=8, rows=8, kept=3)  # more rows than slots: it was filled up
+    for passes, times in (([prompt], 1), ([block, between, last], 2)):
+        found = list(way.own_logits(ids, passes))
+        assert len(found) == times
+        for logits in found:
+            torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)
 
 
 def test_overrunning_the_end_is_a_bug(monkeypatch):
@@ -215,6 +218,20 @@ def test_a_real_near_tie_is_told_from_a_bug(twins, monkeypatch):
     assert greedy(twins, way, prompts).count("bug") > 0
 
 
+def test_the_engines_forwards_done_again_choose_what_it_chose(twins):
+    """Bit for bit: the same kernels in the same shapes, whatever rows came and went beside."""
+    way = EngineWay(make_engine(twins, LookupSource(depth=3), slots=2))
+    prompts, params = random_prompts((5, 9, 4)), SamplingParams(max_new_tokens=9)
+    otherwise = 0
+    for prompt, text in zip(prompts, way.write(prompts, params, eos=()), strict=True):
+        assert {each.rows for each in text.passes[1:]} <= {1, 2}
+        for place in (0, 3, 8):
+            found = list(way.own_logits([*prompt, *text.tokens[:place]], text.passes))
+            assert int(found[-1].argmax()) == text.tokens[place]
+            otherwise += not torch.equal(found[0], found[-1])
+    assert otherwise  # text that was read in blocks is not what it is when read at once
+
+
 def test_the_same_difference_without_rounding_is_a_bug(twins):
     """In float32 these texts never part: the bound is measured, not granted."""
     target = Target(twins.model.float())
@@ -238,7 +255,7 @@ def test_what_only_a_ways_own_forward_explains_is_unclear(apart, verdict):
     way, prompts = scripted(target)
     single = PlainReader(target).read(prompts[0])
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
-    way.own_logits = lambda ids, shape: single + apart
+    way.own_logits = lambda ids, passes: iter([single, single + apart])
     found = judge(
         target, way, prompt=0, position=0, ids=prompts[0], single=single,
         found=int(single.argsort()[-2]), passes=passes,
@@ -261,7 +278,7 @@ def own_kernels(twins, *, rank, off, chosen=True):
     order = [token for token in wide.argsort(descending=True).tolist() if token != plain]
     own = wide + off * error
     own[order[rank]] = own[plain] + (1e-3 if chosen else -1e-3)
-    way.own_logits = lambda ids, shape: own
+    way.own_logits = lambda ids, passes: iter([single, own])
     judged = judge(
         twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=order[rank],
         passes=passes,
@@ -304,7 +321,7 @@ def test_a_gap_wider_than_the_type_rounds_is_not_excused(twins, monkeypatch):
         ties = "domino_spec.audit.ties"
         monkeypatch.setattr(f"{ties}.float32_logits", lambda *_, w=wide: w)
         monkeypatch.setattr(f"{ties}._in_shapes_used", lambda *_, c=close: iter([c]))
-        way.own_logits = lambda ids, shape, o=own: o
+        way.own_logits = lambda ids, passes, o=own: iter([o])
         judged = judge(
             twins, way, prompt=0, position=0, ids=prompts[0], single=close, found=found,
             passes=passes,
@@ -317,7 +334,7 @@ def test_right_kernels_excuse_nothing_that_they_do_not_choose(twins):
     way, prompts = scripted(twins)
     single = PlainReader(twins).read(prompts[0])
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
-    way.own_logits = lambda ids, shape: single
+    way.own_logits = lambda ids, passes: iter([single])
     judged = judge(
         twins, way, prompt=0, position=0, ids=prompts[0], single=single,
         found=int(single.argmax()) ^ 1, passes=passes,

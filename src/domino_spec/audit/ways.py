@@ -13,6 +13,7 @@ from torch import Tensor
 from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode
 from domino_spec.evaluation.runs import make_row
 from domino_spec.fast.admission import PREFILL_CHUNK
+from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from domino_spec.fast.rows import Rows
 from domino_spec.targets import Target
@@ -62,8 +63,11 @@ class Way(Protocol):
     ) -> list[Written]:
         """Decode all prompts; row i draws from the parameters' seed + i."""
 
-    def own_logits(self, ids: Sequence[int], shape: Pass) -> Tensor | None:
-        """Logits behind known text by a forward of its own; None if it runs the model's."""
+    def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
+        """Logits behind known text by a forward of its own, nothing if it runs the model's.
+
+        In the last forward's shape behind text read at once, then through all forwards before.
+        """
 
 
 class ReferenceWay:
@@ -92,9 +96,13 @@ class ReferenceWay:
             written += self._decode(rows)
         return written
 
-    def own_logits(self, ids: Sequence[int], shape: Pass) -> Tensor | None:  # noqa: ARG002
+    def own_logits(
+        self,
+        ids: Sequence[int],  # noqa: ARG002
+        passes: Sequence[Pass],  # noqa: ARG002
+    ) -> Iterator[Tensor]:
         """The loop runs the model's own forward."""
-        return None
+        return iter(())
 
     def _decode(self, rows: list[Row]) -> list[Written]:
         passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
@@ -138,36 +146,49 @@ class EngineWay:
             for index, prompt in enumerate(prompts)
         ]
         passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
-        together = min(len(rows), engine.slots.count)
-        for commit in engine.run([(row, params, None) for row in rows]):
-            row = rows[commit.row]
-            before = len(row.prompt) + len(row.generated) - len(commit.tokens)
-            prefill = commit.cycle == 0
-            passes[commit.row].append(
-                Pass(
-                    start=0 if prefill else before - 1,
-                    width=len(row.prompt) if prefill else engine.depth + 1,
-                    rows=1 if prefill else together,
-                    kept=before if prefill else commit.accepted + 1,
-                )
-            )
+        with _started(engine) as cycles:
+            first: dict[int, int] = {}  # cycle of each row: every one started since is its own too
+            for commit in engine.run([(row, params, None) for row in rows]):
+                row = rows[commit.row]
+                before = len(row.prompt) + len(row.generated) - len(commit.tokens)
+                if commit.cycle == 0:
+                    first[commit.row] = len(cycles)
+                    taken = Pass(start=0, width=before, rows=1, kept=before)
+                else:
+                    size, width = cycles[first[commit.row] + len(passes[commit.row]) - 1]
+                    taken = Pass(start=before - 1, width=width, rows=size, kept=commit.accepted + 1)
+                passes[commit.row].append(taken)
         return [Written(tuple(r.generated), tuple(passes[r.index]), r.stats) for r in rows]
 
     @torch.no_grad()
-    def own_logits(self, ids: Sequence[int], shape: Pass) -> Tensor | None:
-        """The lean forward over clean slots, in the shape of a cycle."""
+    def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
+        """The lean forward over a clean slot, told where each forward began: no drafts, no commits.
+
+        So nothing that decoding may have got wrong is in it.
+        """
+        last = next(index for index, each in enumerate(passes) if each.holds(len(ids) - 1))
+        shape = passes[last]
+        if shape.start:
+            self._engine.reader.prefill(ids[: shape.start], 0, chunk=PREFILL_CHUNK)
+        yield self._read(ids, shape)
+        if last > 1:  # else the text before was read at once in any case
+            for each in passes[:last]:
+                self._read(ids, each)
+            yield self._read(ids, shape)
+
+    def _read(self, ids: Sequence[int], shape: Pass) -> Tensor:
+        """Logits behind the text's last token, or the forward's; slot 0 is filled so far."""
         lean, device = self._engine.target, self._engine.slots.device
-        reader = self._engine.reader
         if shape.start == 0:
-            return reader.prefill(ids, 0, chunk=PREFILL_CHUNK).float()
-        slots = torch.arange(shape.rows, device=device)
-        for slot in slots.tolist():
-            reader.prefill(ids[: shape.start], slot, chunk=PREFILL_CHUNK)
+            text = ids[: shape.width]
+            return self._engine.reader.prefill(text, 0, chunk=PREFILL_CHUNK).float()
+        spare = self._engine.slots.spare  # others' states, whatever they are, touch nobody's
+        slots = torch.arange(shape.rows, device=device).clamp(max=spare)
         block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
         starts = torch.full((shape.rows,), shape.start, device=device)
         states, _ = lean.forward(block, Rows(slots, starts, shape.width))
         logits = lean.logits(states).view(shape.rows, shape.width, -1)
-        return logits[0, len(ids) - 1 - shape.start].float()
+        return logits[0, min(len(ids) - shape.start, shape.width) - 1].float()
 
 
 def block_of(ids: Sequence[int], shape: Pass) -> list[int]:
@@ -182,6 +203,24 @@ class _Forward:
     rows: int
     width: int
     slots: int | None
+
+
+@contextmanager
+def _started(engine: Engine) -> Iterator[list[tuple[int, int]]]:
+    """Writes down every cycle that starts while open: its rows, filled up, and a row's tokens."""
+    seen: list[tuple[int, int]] = []
+    runner = engine.runner
+    plain = runner.start
+
+    def start(slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
+        seen.append((runner.size_of(len(slots)), plan.depth + 1))
+        return plain(slots, plan)
+
+    runner.start = start  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        runner.start = plain  # type: ignore[method-assign]
 
 
 @contextmanager
