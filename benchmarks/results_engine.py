@@ -27,8 +27,7 @@ def floors(records: list[dict[str, Any]]) -> str:
             "**Acceptance is forced** to the tokens a cycle named: the same kernels and the same "
             "commit, only the accepted length is overridden. The rollout's share is what drafting "
             "takes beyond its backbone and one reading of the output matrix. The smaller the "
-            "model, the more the few microseconds weigh that every launch takes beyond its bytes."
-            + _changed_since(records),
+            "model, the more the few microseconds weigh that every launch takes beyond its bytes.",
             "",
             "Each line of the tables is one run:",
             "",
@@ -55,21 +54,6 @@ def floors(records: list[dict[str, Any]]) -> str:
             batches(next(record for record in records if len(record["batches"]) > 1)),
         ]
     )  # fmt: skip
-
-
-_CHANGED_SINCE = {
-    "12e14232c7ed": (
-        "(After these runs attention, rotary and commit kernels were changed so that they are not "
-        "compiled anew for each batch size and depth, and prompts are read through captured "
-        "forwards; neither has been measured on the card yet.)"
-    )
-}
-"""What the code of a commit's runs did not have yet; it goes when they are made again."""
-
-
-def _changed_since(records: list[dict[str, Any]]) -> str:
-    commits = dict.fromkeys(record["environment"]["commit"] for record in records)
-    return "".join(f" {_CHANGED_SINCE[commit]}" for commit in commits if commit in _CHANGED_SINCE)
 
 
 def batches(record: dict[str, Any]) -> str:
@@ -176,7 +160,7 @@ def in_any_order(records: list[dict[str, Any]]) -> str:
             "every token is compared with the reference loop's for that row alone. A small random "
             "target, a drafter that is right most of the time.",
             "",
-            *(f"- {circumstances([record])}" for record in records),
+            *dict.fromkeys(f"- {circumstances([record])}" for record in records),
             "",
             table(heads, rows),
             "",
