@@ -7,7 +7,7 @@ often behind a beginning that some slot holds already. Every token must be the o
 reference loop writes for the row alone, in float32; on a GPU cycles are captured and started ahead.
 The target is a table of bigrams disturbed by attention, so that a drafter who knows the table is
 right most of the time and both accepted and refused drafts are common. Every kind of drafter that
-an engine runs meets the same crowds.
+an engine runs has crowds of its own; for prompt lookup the table runs in rings.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.baselines.registry import baseline_source
 from domino_spec.decoding import RowStats
 from domino_spec.fast.sources import AnySource
 from domino_spec.records import append_record, environment
@@ -56,7 +56,7 @@ def make_source(kind: str, table: Tensor, device: torch.device) -> AnySource:
     if kind == "lookup":
         return LookupSource(depth=3, longest=2)
     known = knowing_medusa(table=table) if kind == "medusa" else knowing_eagle3(size=len(table))
-    return baseline_source(known.to(device))
+    return BaselineSource(known.to(device))
 
 
 def run_crowd(
@@ -78,9 +78,7 @@ def run_crowd(
 def rings(size: int, length: int) -> Tensor:
     """Every token comes back after so many, for a drafter that looks up what was said."""
     places = torch.arange(size)
-    return torch.where(places % length == length - 1, places - length + 1, places + 1).clamp(
-        max=size - 1
-    )
+    return places - places % length + (places + 1) % length
 
 
 def measure(kind: str, crowds: int, turns: int, device: torch.device) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from benchmarks.results_audit import audits
 from benchmarks.results_engine import engine
 from benchmarks.results_head_to_head import head_to_head
 from benchmarks.results_serving import serving
+from benchmarks.results_short import in_short
 from benchmarks.results_training import training
 from benchmarks.results_vllm import vllm
 from benchmarks.tables import circumstances, table
@@ -38,6 +39,7 @@ def page() -> str:
     return "\n".join(
         [
             HEAD,
+            *filter(None, [in_short(RECORDS)]),
             training(RECORDS, RELEASED),
             *filter(None, [head_to_head(RECORDS)]),
             engine(

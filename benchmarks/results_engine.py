@@ -158,7 +158,7 @@ def in_any_order(records: list[dict[str, Any]]) -> str:
             "Rows with sampling, penalties and scores of their own join by chance, are read in "
             "chunks, often behind a beginning that a slot holds already, decode and are taken out; "
             "every token is compared with the reference loop's for that row alone. A small random "
-            "target, a drafter that is right most of the time.",
+            "target; drafters that are often right, and often not.",
             "",
             *dict.fromkeys(f"- {circumstances([record])}" for record in records),
             "",

@@ -59,13 +59,10 @@ _REMARKS = {
         "since, captured like the rest; that is to be measured there again. The run's time "
         "ended with one prompt of mt-bench."
     ),
-    "17df0dd69e75": (
-        "The CPU's run of all kinds: the machine was not quiet during gsm8k and humaneval at T "
-        "0 (plain decoding wrote 7 to 9 tokens a second there and 13 to 15 later). Methods took "
-        "turns on every prompt, so that ratios stand, with wide intervals. Each cycle's depth "
-        "is what pays there, so tokens a cycle are not what a drafter could give: on a CPU "
-        "verifying costs much, drafts are few, and a small drafter gains on a good one. "
-        "Medusa's heads have become one packed product since, which is not measured."
+    "52caea21666b": (
+        "On the CPU each cycle's depth is what pays there, so tokens a cycle are not what a "
+        "drafter could give: verifying costs much, drafts are few, and a small drafter gains on a "
+        "good one. Prompt lookup verifies as many tokens where it found nothing to draft."
     ),
 }
 """What is to be said of runs at a commit; it goes when they are made again."""

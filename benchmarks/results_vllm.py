@@ -82,6 +82,18 @@ def _ratios(records: list[dict[str, Any]], heads: list[str], case: Any) -> str:
     return table([*heads, "method", *(f"{n} at once" for n in numbers)], shown)
 
 
+def ratios(records: list[dict[str, Any]]) -> dict[tuple[str, str], dict[int, float]]:
+    """Over plain decoding by forced length, method and number of requests."""
+    runs = [record for record in records if record["variant"] != OURS]
+    plain = {r["concurrency"]: _pace(r) for r in runs if _method(r) == PLAIN}
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for record in runs:
+        if _method(record) != PLAIN:
+            gains = found.setdefault((_forced(record), _method(record)), {})
+            gains[record["concurrency"]] = _pace(record) / plain[record["concurrency"]]
+    return found
+
+
 def _acceptance(records: list[dict[str, Any]]) -> str:
     most = max(r["concurrency"] for r in records if r["variant"] != OURS)
     found: dict[tuple[str, float], dict[str, float]] = {}

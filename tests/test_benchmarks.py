@@ -238,11 +238,13 @@ def test_a_crowd_of_rows_writes_what_each_writes_alone(crowd):
     engine_crowd.main()
     records = read_records(out)
     assert [record["drafter"] for record in records] == list(engine_crowd.KINDS)
+    bounds = {"domino": (2, 8), "medusa": (1.5, 4.9), "eagle3": (1.5, 4.9), "lookup": (1.1, 3.9)}
     for record in records:
         assert record["differing_crowds"] == 0
         assert record["rows"] > record["left_early"] > 0
         assert record["began_behind_others"] > 2
-        assert 1.1 < record["tokens_per_cycle"] < 8  # drafts are accepted, and refused
+        low, high = bounds[record["drafter"]]  # drafts are accepted, and refused
+        assert low < record["tokens_per_cycle"] < high
 
 
 def test_a_crowd_that_differs_is_told(crowd, monkeypatch):

@@ -1,12 +1,14 @@
 """The results page says what the records say."""
 
 import importlib.machinery
+import re
 import sys
 
 import pytest
 from benchmarks import make_results, results_audit
 from benchmarks.results_head_to_head import TRAINED, head_to_head
 from benchmarks.results_serving import FILE, serving
+from benchmarks.results_short import in_short
 
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
@@ -85,6 +87,20 @@ def test_how_the_compared_drafters_were_trained_is_told(tmp_path):
     )
     assert "| prompt lookup | – | – | – | – | – | 1.25 | – |" in section
     assert made["commit"] in section
+
+
+def test_what_the_page_says_in_short_it_says_again_at_length(tmp_path):
+    short = in_short(make_results.RECORDS)
+    page = make_results.PAGE.read_text(encoding="utf-8")
+    assert page.count(short) == 1
+    gains = re.findall(r"\d+\.\d+×(?: \([^)]+\))?", short)
+    assert len(gains) > 10
+    at_length = page.replace(short, "")
+    assert [gain for gain in gains if gain not in at_length] == []
+    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\(#([^)]+)\)", short)) <= anchors
+    assert in_short(tmp_path) == ""
 
 
 def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from domino_spec.baselines import PromptLookup
+from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.baselines.registry import baseline_proposer, baseline_source
+from domino_spec.baselines.registry import baseline_proposer
 from domino_spec.decoding import NoDrafts, SamplingParams
 from domino_spec.errors import ConfigError, InputError, MismatchError
 from domino_spec.fast.calibration import adapt_depth
@@ -31,7 +32,7 @@ PROMPTS = [prompt + prompt[:2] for prompt in random_prompts([5, 9, 3, 12, 1])]
 
 
 def source_of(kind, drafter=None):
-    return LookupSource(depth=DEPTH) if kind == "lookup" else baseline_source(drafter)
+    return LookupSource(depth=DEPTH) if kind == "lookup" else BaselineSource(drafter)
 
 
 def pair_of(kind, **changes):
@@ -257,9 +258,9 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(InputError, match="candidates are block drafters'"):
         make_engine(target, pair_of("eagle3")[0], candidates=4)
     with pytest.raises(MismatchError, match="hidden size"):
-        make_engine(target, baseline_source(random_baseline("medusa", hidden_size=16)))
+        make_engine(target, BaselineSource(random_baseline("medusa", hidden_size=16)))
     assert make_engine(target, pair_of("eagle3")[0], depth=9).depth == 9
-    narrow = baseline_source(random_baseline("eagle3"))
+    narrow = BaselineSource(random_baseline("eagle3"))
     assert "8 wide" in narrow.why_not(torch.device("cuda"))
     assert narrow.why_not(torch.device("cpu")) is None
     asked = {"slots": 1, "capacity": 9, "depth": None, "candidates": None, "graphs": None}

@@ -9,6 +9,7 @@ import torch
 from domino_spec.decoding import DominoProposer, NoDrafts, RowStats, SamplingParams
 from domino_spec.drafter import Drafter
 from domino_spec.fast.engine import Engine
+from domino_spec.fast.sources import AnySource
 from domino_spec.targets import Target
 from tests.support.runs import make_rows, run
 
@@ -70,7 +71,7 @@ def run_engine(engine: Engine, prompts, *, eos=(), seeds=None, params=None, **co
     return [row.generated for row in rows], counts, blocks
 
 
-def make_engine(target: Target, drafter: Drafter | None, **options) -> Engine:
+def make_engine(target: Target, drafter: AnySource | None, **options) -> Engine:
     """An engine on copies, since it joins weights."""
     return Engine(own(target), copy.deepcopy(drafter), **{"capacity": 192, **options})
 

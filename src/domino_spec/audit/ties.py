@@ -63,9 +63,9 @@ def judge(
     cache, never with the code that is audited: a broken cache must not excuse itself.
 
     Kernels of a way's own round elsewhere than the model's, in whatever shape. If they choose the
-    found token themselves, over this very text in a clean slot, drafting did not. How far right
-    ones may be off, the model tells: its own half-precision logits are off those in float32 too. A
-    gap below twice that is a tie, unless the kernels are more than twice as far off.
+    found token themselves, over this very text, drafting did not. How far right ones may be off,
+    the model tells: its own half-precision logits are off those in float32 too. A gap below twice
+    that is a tie, unless the kernels are more than twice as far off.
     """
     plain = int(single.argmax())
     working = float(single[plain] - single[found])
@@ -88,27 +88,26 @@ def judge(
         spread = max(spread, _furthest(logits, single))
         if gap < 2 * spread:
             return difference("tie", f"the {named} gap is within what the shapes round apart")
-    apart = 0.0
-    held = _holding(passes, len(ids) - 1) is not None
-    for own in way.own_logits(ids, passes) if way is not None and held else ():
-        apart = max(apart, _furthest(own, single))
+    apart: float | None = None
+    for own in () if way is None else way.own_logits(ids, passes):
+        if apart is None:  # of text read at once: blocks stored wrongly must not excuse themselves
+            apart = _furthest(own, single)
         if wide is None:
-            continue
+            break
         off, own_off = _furthest(single, wide), _furthest(own, wide)
         chosen = bool(own[found] > own[plain])
         if chosen and gap < 2 * off < math.inf and own_off <= 2 * off:
             spread = off
             return difference(
                 "tie",
-                "this way's kernels choose so over this text in a clean slot, and the float32 gap "
-                f"is within what the type rounds: the model is {off:.3g} off float32, "
-                f"they {own_off:.3g}",
+                "this way's kernels alone choose so over this text, and the float32 gap is within "
+                f"what the type rounds: the model is {off:.3g} off float32, they {own_off:.3g}",
             )
     if working < 2 * spread:
         return difference(
             "unclear", "the gap is within the bound in the working type but not in float32"
         )
-    if gap < 2 * apart:
+    if apart is not None and gap < 2 * apart:
         return difference(
             "unclear",
             f"the gap is within twice {apart:.3g}, by which this way's own forward differs from "

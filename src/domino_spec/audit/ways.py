@@ -15,6 +15,7 @@ from domino_spec.evaluation.runs import make_row
 from domino_spec.fast.admission import PREFILL_CHUNK
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
+from domino_spec.fast.kernels.runtime import on_device
 from domino_spec.fast.rows import Rows
 from domino_spec.targets import Target
 
@@ -155,21 +156,24 @@ class EngineWay:
                     first[commit.row] = len(cycles)
                     taken = Pass(start=0, width=before, rows=1, kept=before)
                 else:
-                    size, width = cycles[first[commit.row] + len(passes[commit.row]) - 1]
+                    size, width = cycles[first[commit.row] + commit.cycle - 1]
                     taken = Pass(start=before - 1, width=width, rows=size, kept=commit.accepted + 1)
                 passes[commit.row].append(taken)
         return [Written(tuple(r.generated), tuple(passes[r.index]), r.stats) for r in rows]
 
     @torch.no_grad()
     def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
-        """The lean forward over a clean slot, told where each forward began: no drafts, no commits.
+        """The lean forward alone, told where each forward began: no drafts, no commits.
 
         So nothing that decoding may have got wrong is in it.
         """
-        last = next(index for index, each in enumerate(passes) if each.holds(len(ids) - 1))
+        last = next((i for i, each in enumerate(passes) if each.holds(len(ids) - 1)), None)
+        if last is None:
+            return
+        self._engine.forget()  # slots are written over
         shape = passes[last]
         if shape.start:
-            self._engine.reader.prefill(ids[: shape.start], 0, chunk=PREFILL_CHUNK)
+            self._read(ids, Pass(start=0, width=shape.start, rows=1, kept=shape.start))
         yield self._read(ids, shape)
         if last > 1:  # else the text before was read at once in any case
             for each in passes[:last]:
@@ -177,18 +181,19 @@ class EngineWay:
             yield self._read(ids, shape)
 
     def _read(self, ids: Sequence[int], shape: Pass) -> Tensor:
-        """Logits behind the text's last token, or the forward's; slot 0 is filled so far."""
-        lean, device = self._engine.target, self._engine.slots.device
-        if shape.start == 0:
-            text = ids[: shape.width]
-            return self._engine.reader.prefill(text, 0, chunk=PREFILL_CHUNK).float()
-        spare = self._engine.slots.spare  # others' states, whatever they are, touch nobody's
-        slots = torch.arange(shape.rows, device=device).clamp(max=spare)
-        block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
-        starts = torch.full((shape.rows,), shape.start, device=device)
-        states, _ = lean.forward(block, Rows(slots, starts, shape.width))
-        logits = lean.logits(states).view(shape.rows, shape.width, -1)
-        return logits[0, min(len(ids) - shape.start, shape.width) - 1].float()
+        """Behind what slot 0 holds; logits behind the forward's last token, or the text's."""
+        engine, device = self._engine, self._engine.slots.device
+        with on_device(device):
+            if shape.start == 0:
+                read = engine.reader.prefill(ids[: shape.width], 0, chunk=PREFILL_CHUNK)
+                return read.float()
+            # Of the other rows only their number matters: no row sees another's states.
+            slots = torch.arange(shape.rows, device=device).clamp(max=engine.slots.spare)
+            block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
+            starts = torch.full((shape.rows,), shape.start, device=device)
+            states, _ = engine.target.forward(block, Rows(slots, starts, shape.width))
+            logits = engine.target.logits(states).view(shape.rows, shape.width, -1)
+            return logits[0, min(len(ids) - shape.start, shape.width) - 1].float()
 
 
 def block_of(ids: Sequence[int], shape: Pass) -> list[int]:
@@ -210,7 +215,7 @@ def _started(engine: Engine) -> Iterator[list[tuple[int, int]]]:
     """Writes down every cycle that starts while open: its rows, filled up, and a row's tokens."""
     seen: list[tuple[int, int]] = []
     runner = engine.runner
-    plain = runner.start
+    plain, watched = runner.start, vars(runner).get("start")
 
     def start(slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
         seen.append((runner.size_of(len(slots)), plan.depth + 1))
@@ -220,7 +225,9 @@ def _started(engine: Engine) -> Iterator[list[tuple[int, int]]]:
     try:
         yield seen
     finally:
-        runner.start = plain  # type: ignore[method-assign]
+        del runner.start
+        if watched is not None:  # somebody else watches too
+            runner.start = watched  # type: ignore[method-assign]
 
 
 @contextmanager

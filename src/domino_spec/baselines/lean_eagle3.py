@@ -9,7 +9,6 @@ a refused draft wrote is written over before anybody sees it.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,35 +18,16 @@ from torch import Tensor
 from domino_spec.baselines.eagle3 import Eagle3
 from domino_spec.baselines.lean_output import LeanOutput, placed
 from domino_spec.fast.cache import SlotCache
-from domino_spec.fast.draft import why_not_heads
-from domino_spec.fast.families import Shape, rotary_table
+from domino_spec.fast.families import draft_shape, rotary_table
 from domino_spec.fast.kernels.linear import Normed, linear
 from domino_spec.fast.kernels.packing import Weight, packed
 from domino_spec.fast.kernels.pointwise import rms_norm
 from domino_spec.fast.layer import run_attention, run_rest, store_context
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
-from domino_spec.fast.sources import SlotStates
+from domino_spec.fast.sources import InSlots, SlotStates
 from domino_spec.fast.target import LeanTarget
 from domino_spec.fast.weights import LayerWeights, join
-
-
-class Eagle3Source:
-    """What an engine is given: the drafter, to be run over a lean target."""
-
-    def __init__(self, drafter: Eagle3) -> None:
-        self.drafter = drafter
-        self.default_depth = drafter.config.default_depth
-        self.most_drafts = drafter.config.most_drafts
-        self.reach = 0
-
-    def why_not(self, device: torch.device) -> str | None:
-        """Heads that the kernels do not take."""
-        return why_not_heads(self.drafter.config.head_dim, device)
-
-    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> LeanEagle3:
-        """The source itself."""
-        return LeanEagle3(self.drafter, target, slots=slots, capacity=capacity, pack=pack)
 
 
 class Eagle3Memory:
@@ -59,7 +39,7 @@ class Eagle3Memory:
 
     def twin(self) -> Eagle3Memory:
         """Of the same shape; to be resized before use."""
-        return Eagle3Memory(*(copy.copy(part) for part in self._parts))  # type: ignore[arg-type]
+        return Eagle3Memory(self.keys.twin(), self.features.twin(), self.tokens.twin())
 
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots."""
@@ -82,7 +62,7 @@ class Eagle3Memory:
         return sum(part.nbytes for part in self._parts)
 
 
-class LeanEagle3:
+class LeanEagle3(InSlots[Eagle3Memory]):
     """One layer, run as often as there are drafts."""
 
     def __init__(
@@ -94,14 +74,7 @@ class LeanEagle3:
         self.taps: Sequence[int] = drafter.taps
         self._embedding = target.embedding
         self._output = LeanOutput(target, drafter.draft_tokens, pack=pack)
-        self._shape = Shape(
-            hidden=config.hidden_size,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            windows=(None,),
-        )
+        self._shape = draft_shape(config, (None,))
         self._feature_norm = layer.hidden_norm.weight.detach()
         self._norm = drafter.norm.weight.detach()
         self._fc: Weight = drafter.fc.weight.detach()
@@ -145,15 +118,8 @@ class LeanEagle3:
 
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots of another size."""
-        self.cache.resize(slots=slots, capacity=capacity)
+        super().resize(slots=slots, capacity=capacity)
         self._rotary = rotary_table(self._positions, capacity, self._device)
-
-    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> LeanEagle3:  # noqa: ARG002
-        """The same weights with slots of its own."""
-        other = copy.copy(self)
-        other.cache = self.cache.twin()
-        other.resize(slots=slots, capacity=capacity)
-        return other
 
     def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:
         """Features and tokens into slots, then the rows whose next token is known."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from domino_spec.baselines.lookup import DEFAULT_DEPTH, LONGEST_MATCH, PromptLookup
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
-from domino_spec.fast.sources import SlotStates
+from domino_spec.fast.sources import InSlots, SlotStates
 from domino_spec.fast.target import LeanTarget
 
 
@@ -45,7 +44,7 @@ class LookupSource:
         )
 
 
-class LeanLookup:
+class LeanLookup(InSlots[SlotStates]):
     """The continuation of the longest match, of the latest where it stands several times.
 
     A row that finds nothing, or less than others, is filled up with its anchor.
@@ -61,17 +60,6 @@ class LeanLookup:
     def facts(self) -> list[Any]:
         """Whatever changes what its drafts cost."""
         return ["lookup", self._longest, self.cache.capacity]
-
-    def resize(self, *, slots: int, capacity: int) -> None:
-        """Empty slots of another size."""
-        self.cache.resize(slots=slots, capacity=capacity)
-
-    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> LeanLookup:  # noqa: ARG002
-        """With slots of its own."""
-        other = copy.copy(self)
-        other.cache = copy.copy(self.cache)
-        other.resize(slots=slots, capacity=capacity)
-        return other
 
     def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:  # noqa: ARG002
         """The tokens themselves are enough."""

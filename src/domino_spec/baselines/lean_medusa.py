@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,29 +15,11 @@ from domino_spec.fast.kernels.linear import linear
 from domino_spec.fast.kernels.packing import Packed, Weight, packed
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws
-from domino_spec.fast.sources import SlotStates
+from domino_spec.fast.sources import InSlots, SlotStates
 from domino_spec.fast.target import LeanTarget
 
 
-class MedusaSource:
-    """What an engine is given: the drafter, to be run over a lean target."""
-
-    def __init__(self, drafter: Medusa) -> None:
-        self.drafter = drafter
-        self.default_depth = drafter.config.default_depth
-        self.most_drafts = drafter.config.most_drafts
-        self.reach = 0
-
-    def why_not(self, device: torch.device) -> str | None:  # noqa: ARG002
-        """Nothing."""
-        return None
-
-    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> LeanMedusa:
-        """The source itself."""
-        return LeanMedusa(self.drafter, target, slots=slots, capacity=capacity, pack=pack)
-
-
-class LeanMedusa:
+class LeanMedusa(InSlots[SlotStates]):
     """Heads on the state whose logits gave the anchor."""
 
     def __init__(
@@ -69,17 +50,6 @@ class LeanMedusa:
     def facts(self) -> list[Any]:
         """Whatever changes what its drafts cost."""
         return [self.config.to_dict()]
-
-    def resize(self, *, slots: int, capacity: int) -> None:
-        """Empty slots of another size."""
-        self.cache.resize(slots=slots, capacity=capacity)
-
-    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> LeanMedusa:  # noqa: ARG002
-        """The same weights with slots of its own."""
-        other = copy.copy(self)
-        other.cache = copy.copy(self.cache)
-        other.resize(slots=slots, capacity=capacity)
-        return other
 
     def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:
         """Keep what the lm_head read at every token."""

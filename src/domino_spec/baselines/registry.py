@@ -15,9 +15,8 @@ from domino_spec.baselines.config import BaselineConfig
 from domino_spec.baselines.eagle3 import Eagle3
 from domino_spec.baselines.eagle3_proposer import Eagle3Proposer
 from domino_spec.baselines.files import AnyBaseline, is_baseline, load_baseline
-from domino_spec.baselines.lean_eagle3 import Eagle3Source
+from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.baselines.lean_medusa import MedusaSource
 from domino_spec.baselines.lookup import DEFAULT_DEPTH, PromptLookup
 from domino_spec.baselines.medusa import Medusa, MedusaProposer
 from domino_spec.checkpoints import Provenance, require_fit
@@ -25,7 +24,7 @@ from domino_spec.checkpoints.locate import locate
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.errors import InputError
-from domino_spec.fast.sources import AnySource, SourceMaker
+from domino_spec.fast.sources import AnySource
 from domino_spec.targets import LoadedTarget, Target
 
 PLAIN = "plain"
@@ -139,7 +138,7 @@ def named_baseline(
         depth=drafts,
         config=config,
         drafter=drafter,
-        source=baseline_source(drafter),
+        source=BaselineSource(drafter),
         provenance=provenance or Provenance(),
     )
 
@@ -150,14 +149,6 @@ def baseline_proposer(drafter: AnyBaseline, target: Target, *, depth: int) -> Pr
         return MedusaProposer(drafter, target, depth=depth)
     assert isinstance(drafter, Eagle3)
     return Eagle3Proposer(drafter, target, depth=depth)
-
-
-def baseline_source(drafter: AnyBaseline) -> SourceMaker:
-    """What an engine runs of a baseline's kind."""
-    if isinstance(drafter, Medusa):
-        return MedusaSource(drafter)
-    assert isinstance(drafter, Eagle3)
-    return Eagle3Source(drafter)
 
 
 def block_kind(config: DrafterConfig) -> str:

@@ -13,7 +13,7 @@ from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import MismatchError
 from domino_spec.fast.cache import SlotCache
-from domino_spec.fast.families import Shape, kernels_take, rotary_table
+from domino_spec.fast.families import draft_shape, kernels_take, rotary_table
 from domino_spec.fast.kernels.linear import linear, linear_then_norm, normed
 from domino_spec.fast.kernels.packing import Weight, packed
 from domino_spec.fast.kernels.pointwise import rms_norm
@@ -49,13 +49,9 @@ class LeanDrafter:
         self.target = target
         self.candidates = candidates
         self.taps = config.target_layer_ids
-        self.shape = Shape(
-            hidden=config.hidden_size,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            eps=config.rms_norm_eps,
-            windows=tuple(
+        self.shape = draft_shape(
+            config,
+            tuple(
                 config.sliding_window if kind == SLIDING_ATTENTION else None
                 for kind in config.layer_types
             ),
@@ -100,7 +96,7 @@ class LeanDrafter:
     def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> LeanDrafter:
         """The same weights, for a twin of the target, with slots of its own."""
         other = copy.copy(self)
-        other.target, other.cache = target, copy.copy(self.cache)
+        other.target, other.cache = target, self.cache.twin()
         other.resize(slots=slots, capacity=capacity)
         return other
 

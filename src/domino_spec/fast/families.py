@@ -43,6 +43,18 @@ class Shape:
     """A sliding window a layer, None for full attention."""
 
 
+def draft_shape(config: Any, windows: tuple[int | None, ...]) -> Shape:
+    """The shape of a drafter's layers, by its own configuration."""
+    return Shape(
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        eps=config.rms_norm_eps,
+        windows=windows,
+    )
+
+
 def read_shape(config: Any) -> Shape:
     """The shape of a Llama-like configuration."""
     heads = int(config.num_attention_heads)

@@ -6,8 +6,9 @@ it does is captured in the graph of a cycle.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -129,6 +130,36 @@ def as_maker(drafter: AnySource, candidates: int | None = None) -> SourceMaker:
     return drafter
 
 
+class OwnSlots(SlotMemory, Protocol):
+    """State in slots that may have others."""
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots."""
+
+    def twin(self) -> Self:
+        """Of the same shape; to be resized before use."""
+
+
+Memory = TypeVar("Memory", bound=OwnSlots)
+
+
+class InSlots(Generic[Memory]):
+    """A source all of whose state lies in slots; a twin shares the rest."""
+
+    cache: Memory
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots of another size."""
+        self.cache.resize(slots=slots, capacity=capacity)
+
+    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> Self:  # noqa: ARG002
+        """The same weights with slots of its own."""
+        other = copy.copy(self)
+        other.cache = self.cache.twin()
+        other.resize(slots=slots, capacity=capacity)
+        return other
+
+
 class SlotStates:
     """Numbers of every token in slots, [slots, capacity, ...]: what a token left behind."""
 
@@ -153,6 +184,10 @@ class SlotStates:
     def free(self) -> None:
         """No slots at all: their memory is given back."""
         self._states = self._states.new_empty(0)
+
+    def twin(self) -> Self:
+        """Of the same shape; to be resized before use."""
+        return copy.copy(self)
 
     def copy(self, source: int, goal: int, count: int) -> None:
         """The first tokens of one slot into another."""

@@ -64,7 +64,7 @@ class LeanTarget:
     def twin(self, *, slots: int, capacity: int) -> LeanTarget:
         """The same weights with slots of its own."""
         other = copy.copy(self)
-        other.cache = copy.copy(self.cache)
+        other.cache = self.cache.twin()
         other.resize(slots=slots, capacity=capacity)
         return other
 

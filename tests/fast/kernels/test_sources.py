@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.baselines.registry import baseline_source
 from domino_spec.fast.cycle import Plan
 from domino_spec.fast.engine import Engine
 from tests.baselines.test_lean import admitted
@@ -18,8 +18,8 @@ DRAFTS, NEW = 2, 5
 PROMPTS = [[4, 9, 4]]
 TABLE = successor(SIZE)
 SOURCES = {
-    "medusa": lambda: baseline_source(knowing_medusa(heads=DRAFTS, table=TABLE)),
-    "eagle3": lambda: baseline_source(knowing_eagle3(unrolled=DRAFTS, size=SIZE)),
+    "medusa": lambda: BaselineSource(knowing_medusa(heads=DRAFTS, table=TABLE)),
+    "eagle3": lambda: BaselineSource(knowing_eagle3(unrolled=DRAFTS, size=SIZE)),
     "lookup": lambda: LookupSource(depth=DRAFTS),
 }
 
