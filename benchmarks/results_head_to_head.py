@@ -46,9 +46,9 @@ def _commits(files: list[Path]) -> list[str]:
 _REMARKS = {
     "e2bd0cc1b290": (
         "In half precision batches of more than 16 tokens go through the vendor's library on the "
-        "H200, which rounds by shape, so that most texts of 16 rows part from plain decoding's at "
-        "some near-tie; alone, every text is the same. The run's time ended within mt-bench at T "
-        "0.7, one row."
+        "H200, which rounds by shape, so that most texts of 16 rows part from plain decoding's "
+        "(the audits below judge such places one by one); alone, every text is the same. The "
+        "run's time ended within mt-bench at T 0.7, one row."
     ),
     "2dae7f8b47fc": (
         "The H200's run of all kinds tells tokens a cycle; its times say little of the "

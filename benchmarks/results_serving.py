@@ -19,7 +19,7 @@ _REMARKS = {
         "On the H200 a batch of at most 16 tokens goes through kernels whose rounding does not "
         "depend on the batch, a larger one through the vendor's library, which rounds by shape. "
         "Alone both sides stay below; at 8 at once only the one without drafts does, and most "
-        "texts part at some near-tie; at 32 neither does."
+        "texts part (the audits below judge such places one by one); at 32 neither does."
     )
 }
 """What is to be said of runs at a commit; it goes when they are made again."""
