@@ -12,7 +12,7 @@ from domino_spec.load.tables import NONE, doubts, errors, how_measured, quantile
 FILE = "serving.jsonl"
 """What `domino bench serve --out` wrote."""
 HEADS = ["load", "side", "tokens/s", "tokens/s, full", "over the other", "answered", "errors",
-         "drafts accepted"]  # fmt: skip
+         "drafts accepted", "same text"]  # fmt: skip
 TIME_HEADS = ["load", "side", "ms", "samples", "mean", "p50", "p95", "p99", "over the other"]
 _REMARKS = {
     "e2bd0cc1b290": (
@@ -67,17 +67,18 @@ def _run(run: RunSummary) -> list[str]:
 
 
 def _pace(cell: CellSummary, side: SideSummary) -> list[str]:
-    found = cell.comparison
+    found = cell.comparison if side is cell.sides[0] else None
     full, accepted = side.full_tokens_per_second, side.accepted
     return [
         str(cell.cell),
         side.name,
         f"{side.tokens_per_second:,.1f}",
         NONE if full is None else f"{full:,.1f}",
-        ratio(found.tokens_per_second) if found and side is cell.sides[0] else NONE,
+        ratio(found.tokens_per_second) if found else NONE,
         f"{side.completed} of {side.requests - side.interrupted}",
         errors(side),
         NONE if accepted is None or not side.tokens else f"{accepted / side.tokens:.0%}",
+        f"{found.same} of {found.compared}" if found and found.compared else NONE,
     ]
 
 
