@@ -140,7 +140,7 @@ def in_any_order(records: list[dict[str, Any]]) -> str:
     rows = [
         [
             f"{record['device']}, {record['dtype']}",
-            record.get("drafter", "domino"),
+            record["drafter"],
             "yes" if record["captured"] else "no",
             str(record["crowds"]),
             *(f"{record[name]:,}" for name in _COUNTED),
