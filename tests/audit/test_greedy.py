@@ -304,6 +304,29 @@ def test_other_kernels_tokens_and_choices_are_not_excused(twins, rank, off, chos
     assert "what the type rounds" not in judged.why
 
 
+@pytest.mark.parametrize("lower", [True, False])
+def test_of_equal_logits_the_kernels_choose_the_first(twins, monkeypatch, lower):
+    """In half precision two tokens' logits are often one number: argmax takes the lower token."""
+    way, prompts = scripted(twins)
+    passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
+    single = PlainReader(twins).read(prompts[0])
+    first, second = 10, 20
+    plain, found = (second, first) if lower else (first, second)
+    top = float(single.max()) + 1.0
+    wide, own = single.clone(), single.clone()
+    single[plain], single[found] = top + 0.25, top
+    wide[plain], wide[found] = top + 0.1, top
+    own[plain] = own[found] = top
+    monkeypatch.setattr("domino_spec.audit.ties.float32_logits", lambda *_: wide)
+    monkeypatch.setattr("domino_spec.audit.ties._in_shapes_used", lambda *_: iter([single]))
+    way.own_logits = lambda ids, passes: iter([own])
+    judged = judge(
+        twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
+        passes=passes,
+    )  # fmt: skip
+    assert judged.verdict == ("tie" if lower else "unclear")
+
+
 def test_a_gap_wider_than_the_type_rounds_is_not_excused(twins, monkeypatch):
     """Though kernels a little further off than the model would choose so."""
     way, prompts = scripted(twins)

@@ -95,8 +95,8 @@ def judge(
         if wide is None:
             break
         off, own_off = _furthest(single, wide), _furthest(own, wide)
-        chosen = bool(own[found] > own[plain])
-        if chosen and gap < 2 * off < math.inf and own_off <= 2 * off:
+        chosen = int(own.argmax())  # of equal ones the first, as decoding takes it
+        if chosen == found and gap < 2 * off < math.inf and own_off <= 2 * off:
             spread = off
             return difference(
                 "tie",
