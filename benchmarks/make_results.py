@@ -44,6 +44,8 @@ def page() -> str:
             *filter(None, [head_to_head(RECORDS)]),
             engine(
                 read_records(RECORDS / "engine.jsonl"),
+                read_records(RECORDS / "engine-tried.jsonl"),
+                read_records(RECORDS / "engine-tilings.jsonl"),
                 read_records(RECORDS / "engine-crowd.jsonl"),
             ),
             *filter(None, [serving(RECORDS)]),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.results_tried import tried
 from benchmarks.tables import circumstances, table
 
 
-def engine(shapes: list[dict[str, Any]], crowds: list[dict[str, Any]]) -> str:
+def engine(
+    shapes: list[dict[str, Any]],
+    unkept: list[dict[str, Any]],
+    tilings: list[dict[str, Any]],
+    crowds: list[dict[str, Any]],
+) -> str:
     """The engine at its floor, then rows that come and go; real text is the head-to-head's."""
-    return "\n".join(["## The engine", "", floors(shapes), in_any_order(crowds)])
+    parts = ["## The engine", "", floors(shapes), tried(unkept, tilings), in_any_order(crowds)]
+    return "\n".join(parts)
 
 
 def floors(records: list[dict[str, Any]]) -> str:

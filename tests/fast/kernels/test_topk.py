@@ -12,8 +12,9 @@ from tests.fast.kernels.offline import ROOM, Case, needs
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 64: the interpreter sorts slowly."""
+    """Chunks of 64 in groups of 4: the interpreter sorts slowly."""
     monkeypatch.setattr(module, "CHUNK", 64)
+    monkeypatch.setattr(module, "GROUP", 4)
 
 
 def by_sorting(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,9 @@ def draw(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("rows", "vocabulary", "k"), [(1, 40, 5), (3, 64, 1), (2, 170, 32)])
+@pytest.mark.parametrize(
+    ("rows", "vocabulary", "k"), [(1, 40, 5), (3, 64, 1), (2, 170, 32), (2, 300, 7)]
+)
 @pytest.mark.usefixtures("small")
 def test_candidates_are_the_stable_sorts(
     rows: int, vocabulary: int, k: int, dtype: torch.dtype, device: torch.device
@@ -45,6 +48,13 @@ def test_candidates_are_the_stable_sorts(
         assert got_values.dtype == dtype
         assert torch.equal(got_ids, ids)
         assert torch.equal(got_values, values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_as_large_as_in_production(dtype: torch.dtype, device: torch.device) -> None:
+    """Several chunks, many groups, and a last chunk that is mostly empty."""
+    logits = draw(2, 8500, dtype, device)
+    assert torch.equal(top_candidates(logits, 32)[1], by_sorting(logits, 32)[1])
 
 
 @pytest.mark.usefixtures("small")
@@ -99,7 +109,12 @@ def test_compiles_for_the_h200(vocabulary: int, kept: int) -> None:
         "k": "i32",
     }
     chunks = -(-vocabulary // module.CHUNK)
-    settings = {"CHUNK": module.CHUNK, "KEPT": kept, "CHUNKS": chunks}
+    settings = {
+        "CHUNK": module.CHUNK,
+        "KEPT": kept,
+        "CHUNKS": chunks,
+        "GROUP": module.GROUP,
+    }
     case = Case(module.__name__, "_top_kernel", types, settings, ("stride", "vocabulary"), warps=8)
     found = needs([case])[0]
     assert found.shared <= ROOM

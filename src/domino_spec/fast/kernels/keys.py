@@ -35,19 +35,17 @@ if triton_available():
     import triton.language as tl
 
     @triton.jit
+    def order(scores):
+        """A key's upper half: integers that order as float32 scores do."""
+        bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)
+        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+    @triton.jit
     def pack(scores, ids):
         """As `pack_twin`, of float32 scores and int32 ids."""
-        bits = tl.where(scores == 0, 0.0, scores).to(tl.int32, bitcast=True)
-        ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+        return (order(scores).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
 
     @triton.jit
     def unpack_ids(keys):
         """The tokens, int64."""
         return 0x7FFFFFFF - (keys & 0xFFFFFFFF)
-
-    @triton.jit
-    def unpack_scores(keys):
-        """The scores, float32."""
-        ordered = (keys >> 32).to(tl.int32)
-        return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -3,7 +3,8 @@
 On Hopper and later a launch may say that it need not wait for the one before. Its programs take
 what room there is, read weights, which nobody writes, and only then wait for the results they need.
 So the time between two launches is spent beside the kernel before. It pays for short kernels;
-`few_rows`, which lives off the memory's whole speed, lost by it and stays out.
+`few_rows`, which lives off the memory's whole speed, lost by it and stays out, also where it asked
+for its first weights while it waited.
 
 All that take part keep two rules. A program calls `wait_for_last` before it reads or writes
 anything but weights; and all of them wait, so that what was written two launches ago is there too.

@@ -1,10 +1,13 @@
 """The best few tokens of each row.
 
-A row is cut into chunks, each reduced to its own best by one program; the last program of a row
-to finish merges them. Candidates travel as keys (see `keys`), which sort without ties.
+Sorting is what costs, so little is sorted. A row is cut into small groups of tokens, and programs
+write down the highest logit of each. The best few tokens of a row lie in as many groups: those
+whose highest are best. The last program of a row to finish sorts the groups, then what is in the
+best of them.
 
-Within a chunk, half-precision logits make do with keys of 32 bits, at half the cost: as float32
-their last 13 bits and more say nothing, which leaves room for a place in the chunk.
+What is sorted are keys: a score's bits, so that they order as scores do, then a place, so that no
+two are equal and the first of equal scores is best. Half-precision scores leave room for a place
+in 32 bits, at half the cost: as float32 their last 13 bits and more say nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from domino_spec.fast.kernels.scratch import scratch
 
 MOST_CANDIDATES = 32
 CHUNK = 4096
+"""Tokens a program looks at."""
+GROUP = 64
+MOST_GROUPS = 8192
+"""Places that a key of 32 bits has room for."""
 
 
 def top_candidates(
@@ -29,7 +36,12 @@ def top_candidates(
 
     Largest first; of equal ones the lowest id first.
     """
-    if usable(logits) and k <= MOST_CANDIDATES and logits.shape[0] > 0:
+    if (
+        usable(logits)
+        and k <= MOST_CANDIDATES
+        and logits.shape[0] > 0
+        and logits.shape[1] <= MOST_GROUPS * GROUP
+    ):
         return _launch(logits, k)
     return top_candidates_twin(logits, k)
 
@@ -51,7 +63,10 @@ def _launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     kept = max(2, triton.next_power_of_2(k))
     chunks = triton.cdiv(vocabulary, CHUNK)
     parts, arrivals = scratch(
-        logits.device, parts=rows * chunks * kept, counters=rows, dtype=torch.int64
+        logits.device,
+        parts=rows * chunks * CHUNK // GROUP,
+        counters=rows,
+        dtype=torch.int64 if logits.element_size() > 2 else torch.int32,
     )
     values = logits.new_empty(rows, k)
     ids = torch.empty(rows, k, device=logits.device, dtype=torch.int64)
@@ -67,6 +82,7 @@ def _launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         CHUNK=CHUNK,
         KEPT=kept,
         CHUNKS=chunks,
+        GROUP=GROUP,
         num_warps=8,
         **overlap(logits),
     )
@@ -77,32 +93,24 @@ if triton_available():
     import triton
     import triton.language as tl
 
-    from domino_spec.fast.kernels.keys import pack, unpack_ids, unpack_scores
+    from domino_spec.fast.kernels.keys import order
     from domino_spec.fast.kernels.overlap import let_next_come, wait_for_last
 
     @triton.jit
-    def _best_of_chunk(scores, start, inside, CHUNK: tl.constexpr, KEPT: tl.constexpr):
-        """Keys of the KEPT best, falling; places with no token get keys below all others."""
-        place = tl.arange(0, CHUNK)
-        keys = pack(scores.to(tl.float32), start + place)
+    def _keys(scores, inside, place, LAST: tl.constexpr):
+        """No two alike; of what is outside, below all others."""
+        ordered = order(scores.to(tl.float32))
         if scores.dtype.primitive_bitwidth > 16:
-            return tl.topk(tl.where(inside, keys, -(2**63)), KEPT)
+            return tl.where(inside, ordered.to(tl.int64) << 32, -(2**63)) | (LAST - place)
         else:  # noqa: RET505 - Triton must not look at both
-            LAST: tl.constexpr = CHUNK - 1
-            ordered = (keys >> 32).to(tl.int32)
-            short = (ordered & ~LAST) | (LAST - place)
-            best = tl.topk(tl.where(inside, short, -(2**31)), KEPT)
-            found = start + LAST - (best & LAST)
-            # The bits that made room were 0, or turned to 1 with a negative score's others.
-            ordered = tl.where(best < 0, best | LAST, best & ~LAST)
-            return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - found).to(tl.int64)
+            return tl.where(inside, ordered & ~LAST, -(2**31)) | (LAST - place)
 
     @triton.jit(do_not_specialize=["k"])
     def _top_kernel(
         logits,
         values,  # [rows, k]
         ids,  # [rows, k]
-        parts,  # [rows, CHUNKS, KEPT] int64
+        parts,  # [rows, CHUNKS * CHUNK // GROUP]: the groups' keys
         arrivals,  # [rows]
         stride,
         vocabulary,
@@ -110,30 +118,46 @@ if triton_available():
         CHUNK: tl.constexpr,
         KEPT: tl.constexpr,
         CHUNKS: tl.constexpr,
+        GROUP: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         row = tl.program_id(0)
         chunk = tl.program_id(1)
-        token = chunk * CHUNK + tl.arange(0, CHUNK)
-        inside = token < vocabulary
-        scores = tl.load(logits + row.to(tl.int64) * stride + token, mask=inside, other=0.0)
-        best = _best_of_chunk(scores, chunk * CHUNK, inside, CHUNK, KEPT)
-        place = tl.arange(0, KEPT)
-        group = parts + row * (CHUNKS * KEPT)
-        if CHUNKS > 1:
-            tl.store(group + chunk * KEPT + place, best)
-            tl.debug_barrier()  # every thread has written before one of them says so
-            if tl.atomic_add(arrivals + row, 1, sem="acq_rel", scope="gpu") < CHUNKS - 1:
-                return
-            MERGED: tl.constexpr = triton.next_power_of_2(CHUNKS * KEPT)
-            at = tl.arange(0, MERGED)
-            keys = tl.load(
-                group + at, mask=at < CHUNKS * KEPT, other=-(2**63), cache_modifier=".cg"
-            )
-            best = tl.topk(keys, KEPT)
-            tl.store(arrivals + row, 0)
-        found = unpack_scores(best).to(values.dtype.element_ty)
-        tl.store(values + row * k + place, found, mask=place < k)
-        tl.store(ids + row * k + place, unpack_ids(best), mask=place < k)
+        logits += row.to(tl.int64) * stride
+        OWN: tl.constexpr = CHUNK // GROUP
+        ALL: tl.constexpr = CHUNKS * OWN
+        LAST_GROUP: tl.constexpr = max(triton.next_power_of_2(ALL), KEPT) - 1
+        lane = tl.arange(0, GROUP)[None, :]
+        group = chunk * OWN + tl.arange(0, OWN)
+        token = group[:, None] * GROUP + lane
+        scores = tl.load(logits + token, mask=token < vocabulary, other=float("-inf"))
+        highest = tl.max(scores.to(tl.float32), axis=1).to(scores.dtype)
+        key = _keys(highest, group * GROUP < vocabulary, group, LAST_GROUP)
+        parts += row * ALL
+        tl.store(parts + group, key)
+        tl.debug_barrier()  # every thread has written before one of them says so
+        if tl.atomic_add(arrivals + row, 1, sem="acq_rel", scope="gpu") < CHUNKS - 1:
+            return
+        tl.store(arrivals + row, 0)
+
+        group = tl.arange(0, LAST_GROUP + 1)
+        key = tl.load(parts + group, mask=group < ALL, other=0, cache_modifier=".cg")
+        none = _keys(tl.zeros_like(group).to(scores.dtype), group < 0, group, LAST_GROUP)
+        leading = tl.topk(tl.where(group < ALL, key, none), KEPT)
+        # In the order of their tokens, so that of equal scores the lowest token is best.
+        leading = tl.sort((LAST_GROUP - (leading & LAST_GROUP)).to(tl.int32))
+        LAST: tl.constexpr = KEPT * GROUP - 1
+        rank = tl.arange(0, KEPT)
+        token = leading[:, None] * GROUP + lane
+        scores = tl.load(logits + token, mask=token < vocabulary, other=0.0)
+        key = _keys(scores, token < vocabulary, rank[:, None] * GROUP + lane, LAST)
+        best = tl.topk(tl.reshape(key, (KEPT * GROUP,)), KEPT)
+        place = (LAST - (best & LAST)).to(tl.int32)
+        own = tl.where((place // GROUP)[:, None] == rank[None, :], leading[None, :], 0)
+        token = tl.sum(own, axis=1) * GROUP + place % GROUP
+        wanted = rank < k
+        found = tl.load(logits + token, mask=wanted, other=0.0)
+        tl.store(values + row * k + rank, found, mask=wanted)
+        tl.store(ids + row * k + rank, token.to(tl.int64), mask=wanted)
