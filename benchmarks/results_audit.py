@@ -7,15 +7,7 @@ from typing import Any
 
 from benchmarks.tables import circumstances, table
 
-REMARKS = {
-    "e2bd0cc1b290": (
-        "The H200's unclear ones stand where the model's own forward rounds a block as it "
-        "rounds a single token (twice the difference: 0); float32 has the two tokens 0.06 to 0.14 "
-        "apart. The engine's kernels were asked over text that they had read at once, while in "
-        "decoding they had read it in blocks. Since then they read it again as decoding did "
-        "(docs/audit.md); the audit is to be run again there."
-    )
-}
+REMARKS: dict[str, str] = {}
 """What is to be said of audits at a commit; it goes when they are made again."""
 _LOOPS = {"fast": "engine", "reference": "reference loop"}
 

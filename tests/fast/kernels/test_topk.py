@@ -72,6 +72,22 @@ def test_rows_may_lie_apart_and_calls_repeat(device: torch.device) -> None:
         assert torch.equal(top_candidates(logits, 8)[1], by_sorting(logits, 8)[1])
 
 
+@pytest.mark.usefixtures("small")
+def test_more_groups_than_a_key_has_room_for_go_to_the_twin(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    monkeypatch.setattr(module, "MOST_GROUPS", 8)
+    launched = []
+    monkeypatch.setattr(module, "_launch", lambda *given: launched.append(given))
+    top_candidates(draw(1, 32, torch.bfloat16, device), 4)
+    assert launched
+    assert torch.equal(
+        top_candidates(logits := draw(1, 33, torch.bfloat16, device), 4)[1],
+        by_sorting(logits, 4)[1],
+    )
+    assert len(launched) == 1
+
+
 def test_more_candidates_than_tokens_are_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="9 candidates of 8"):
         top_candidates(torch.zeros(1, 8, device=device), 9)
