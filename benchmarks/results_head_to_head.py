@@ -52,9 +52,9 @@ _REMARKS = {
     "03a42f578163": (
         "All kinds run on the engine here, each cycle's depth being what pays on the card. A "
         "target this small is read in less than a millisecond, so what a drafter takes weighs as "
-        "much as what it gives: Domino's tokens a cycle are the most at either temperature, but "
-        "its rollout has as many steps as drafts. At T 0 it is level with DFlash, drawn samples "
-        "add noise to each step, and at T 0.7 DFlash, which has no steps, is ahead."
+        "much as what it gives. Over all tasks Domino's tokens a cycle are the most at either "
+        "temperature, but its cycles take longer than DFlash's, whose drafts need no steps: at "
+        "T 0 the two are level, and at T 0.7, where Domino leads by fewer tokens, DFlash is ahead."
     ),
     "52caea21666b": (
         "On the CPU each cycle's depth is what pays there, so tokens a cycle are not what a "

@@ -16,18 +16,17 @@ def tried(records: list[dict[str, Any]], tilings: list[dict[str, Any]]) -> str:
             "### Tried and not kept",
             "",
             f"Changes to {records[0]['shape']}'s forward, one row: time over that of the same "
-            "code without the change, timed in turns in one process (the first three in a process "
-            "each). Above 1 is slower. A change that helps one of the two by less than it costs "
-            "the other, or both by a hundredth for many lines, was not kept either.",
+            "code without the change. Above 1 is slower. A change had to gain more than two "
+            "hundredths on one side and lose nothing on the other; none did.",
             "",
             circumstances(records),
             "",
             table(
-                ["change", "timed", "plain, over before", "cycle or block, over before"],
+                ["change", "timed", "the first, over before", "the second"],
                 [
                     [
                         record["change"],
-                        record["timed"],
+                        f"{record['timed']} ({_TIMED[record['in_turns']]})",
                         *(
                             f"{record['after'][name] / record['before'][name]:.3f}"
                             for name in ("plain", "cycle")
@@ -42,19 +41,24 @@ def tried(records: list[dict[str, Any]], tilings: list[dict[str, Any]]) -> str:
     )
 
 
+_TIMED = {True: "in turns", False: "one after the other"}
+
+
 def _tilings(records: list[dict[str, Any]]) -> list[str]:
-    """What other ways to cut up a layer's products would give: the best of many, by chance too."""
+    """What other ways to cut them up would give: the best of many, by chance too."""
     rows = []
     for product in dict.fromkeys(record["product"] for record in records):
         timed = [record for record in records if record["product"] == product]
-        now = min(_both(record) for record in timed if record["in_use"])
-        best = min(_both(record) for record in timed)
-        rows.append([product, str(len(timed)), f"{now / 2:.2f}", f"{best / now:.3f}"])
+        (own,) = [record["tiling"] for record in timed if record["in_use"]]
+        now = min(_both(record) for record in timed if record["tiling"] == own)
+        others = [record for record in timed if record["tiling"] != own]
+        best = min(map(_both, others))
+        rows.append([product, str(len(others)), f"{now / 2:.2f}", f"{best / now:.3f}"])
     if not rows:
         return []
-    heads = ["product", "tilings timed", "in use, µs", "the best of them, over it"]
+    heads = ["part", "other tilings timed", "in use, µs", "the best of the others, over it"]
     return [
-        "Other tilings of a layer's products, the mean of one row's and sixteen rows' time:",
+        "Other tilings of a layer's parts, the mean of one token's and sixteen tokens' time:",
         "",
         circumstances(records),
         "",

@@ -325,6 +325,14 @@ def test_of_equal_logits_the_kernels_choose_the_first(twins, monkeypatch, lower)
         passes=passes,
     )  # fmt: skip
     assert judged.verdict == ("tie" if lower else "unclear")
+    own[first + 1] = top + 0.1  # a third token is what they choose
+    assert (
+        judge(
+            twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
+            passes=passes,
+        ).verdict
+        == "unclear"
+    )  # fmt: skip
 
 
 def test_a_gap_wider_than_the_type_rounds_is_not_excused(twins, monkeypatch):

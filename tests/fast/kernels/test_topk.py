@@ -35,7 +35,7 @@ def draw(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "vocabulary", "k"), [(1, 40, 5), (3, 64, 1), (2, 170, 32), (2, 300, 7)]
+    ("rows", "vocabulary", "k"), [(1, 40, 5), (3, 64, 1), (2, 170, 32), (2, 300, 7), (2, 50, 20)]
 )
 @pytest.mark.usefixtures("small")
 def test_candidates_are_the_stable_sorts(
@@ -52,9 +52,32 @@ def test_candidates_are_the_stable_sorts(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_as_large_as_in_production(dtype: torch.dtype, device: torch.device) -> None:
-    """Several chunks, many groups, and a last chunk that is mostly empty."""
-    logits = draw(2, 8500, dtype, device)
-    assert torch.equal(top_candidates(logits, 32)[1], by_sorting(logits, 32)[1])
+    """Several chunks, many groups, and the best in all of them, the last and partial one too."""
+    make = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, 8500, generator=make)
+    for best, place in enumerate((8499, 0, 4095, 4096, 8191, 8192, 8448)):
+        logits[:, place] = 8.0 - best // 2  # every second one a tie
+    logits = logits.to(device, dtype)
+    values, ids = by_sorting(logits, 32)
+    assert len({place // module.CHUNK for place in ids[0].tolist()}) == 3
+    got_values, got_ids = top_candidates(logits, 32)
+    assert torch.equal(got_ids, ids)
+    assert torch.equal(got_values, values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("lowest", [-torch.inf, -7.0])
+@pytest.mark.usefixtures("small")
+def test_what_fills_up_is_below_any_token(
+    lowest: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Groups and places behind the vocabulary's end, where every logit is negative."""
+    logits = torch.full((2, 150), lowest).to(device, dtype)
+    logits[:, 148] = -3.0
+    for run in (top_candidates, top_candidates_twin):
+        values, ids = run(logits, 8)
+        assert ids.tolist() == [[148, *range(7)]] * 2
+        assert (values[:, 1:] == lowest).all()
 
 
 @pytest.mark.usefixtures("small")
@@ -112,13 +135,16 @@ def test_twin_is_quick_enough_for_cpus() -> None:
     assert time.perf_counter() - begin < 0.5
 
 
-@pytest.mark.parametrize(("vocabulary", "kept"), [(151_936, 32), (49_152, 16)])
-def test_compiles_for_the_h200(vocabulary: int, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("vocabulary", "kept", "logits", "keys"),
+    [(151_936, 32, "*bf16", "*i32"), (49_152, 16, "*fp16", "*i32"), (49_152, 32, "*fp32", "*i64")],
+)
+def test_compiles_for_the_h200(vocabulary: int, kept: int, logits: str, keys: str) -> None:
     types = {
-        "logits": "*bf16",
-        "values": "*bf16",
+        "logits": logits,
+        "values": logits,
         "ids": "*i64",
-        "parts": "*i64",
+        "parts": keys,
         "arrivals": "*i32",
         "stride": "i32",
         "vocabulary": "i32",

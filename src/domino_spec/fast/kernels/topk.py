@@ -34,7 +34,7 @@ def top_candidates(
 ) -> tuple[Tensor, Tensor]:  # both [rows, k]
     """The k largest logits of each row, in logits' dtype, and their ids, int64.
 
-    Largest first; of equal ones the lowest id first.
+    Largest first; of equal ones the lowest id first. What is not a number has no place.
     """
     if (
         usable(logits)
