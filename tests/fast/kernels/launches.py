@@ -18,12 +18,20 @@ def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def _attention(n: int, *, heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
-    cache = _meta(4, kv_heads, CAPACITY, head_dim)
+def _attention(
+    n: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    cache = _meta(4, kv_heads, CAPACITY, head_dim, dtype=dtype)
     ids = _meta(1, dtype=torch.long)
     table = _meta(CAPACITY, head_dim, dtype=torch.float32)
-    norm = _meta(head_dim)
-    qkv = _meta(1, n, (heads + 2 * kv_heads) * head_dim)
+    norm = _meta(head_dim, dtype=dtype)
+    qkv = _meta(1, n, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     query = rotate._launch(qkv, table, table, cache, cache, ids, ids, heads, norm, norm, 1e-6)
     split_attention.launch(
         query, cache, cache, ids, ids, causal=True, window=window, scale=head_dim**-0.5
@@ -53,6 +61,18 @@ def widest() -> None:
 def narrow() -> None:
     """Small heads."""
     _attention(17, heads=14, kv_heads=2, head_dim=64, window=None)
+
+
+def wide() -> None:
+    """Heads twice as wide."""
+    for n in (1, 16):
+        _attention(n, heads=16, kv_heads=8, head_dim=256, window=None)
+
+
+def exact() -> None:
+    """In float32, heads of usual width and twice that."""
+    for head_dim in (128, 256):
+        _attention(16, heads=16, kv_heads=8, head_dim=head_dim, window=None, dtype=torch.float32)
 
 
 def _rollout(*, candidates: int | None, drawn: bool, reduced: bool = False) -> None:

@@ -5,11 +5,18 @@ import pytest
 from tests.fast.kernels import sm90
 
 
-@pytest.mark.parametrize("shapes", ["plain", "block", "windowed", "widest", "narrow"])
+@pytest.mark.parametrize("shapes", ["plain", "block", "windowed", "widest", "narrow", "wide"])
 def test_attention(shapes):
     found = sm90.launched("tests.fast.kernels.launches", shapes)
     sm90.assert_fits(found)
     assert found.keys() == {"_rotate", "_attend", "_join"}
+
+
+def test_attention_in_float32_finds_room():
+    """Its registers do not suffice, which costs time; shared memory must."""
+    found = sm90.launched("tests.fast.kernels.launches", "exact")
+    assert found["_attend"]["shared"] <= sm90.ROOM
+    assert found["_attend"]["spills"] < 1024  # a few numbers, not whole tiles
 
 
 @pytest.mark.parametrize("shapes", ["best", "best_drawn"])

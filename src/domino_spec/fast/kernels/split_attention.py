@@ -25,10 +25,20 @@ TILE = 16
 """Queries (tokens times query heads of a kv head) that a program takes."""
 BLOCK = 64
 """Positions a program reads at once."""
-WARPS, STAGES = 2, 3
-"""With these the sum of one token's and a block's time was least on an H200."""
 JOINED_AT_ONCE = 4096
 """How many numbers of the parts a program of the second launch takes."""
+
+
+def effort(head_dim: int, size: int) -> tuple[int, int]:
+    """(warps, stages) for numbers of `size` bytes: the same for one token and a block.
+
+    Two warps were best for both on an H200 where their registers hold a tile. Rows of a cache that
+    are wider than 512 bytes leave no room to have several tiles on their way.
+    """
+    row = head_dim * size
+    if row > 512:
+        return 16, 1
+    return 2 if size <= 2 and row <= 256 else 4, 3
 
 
 def launch(
@@ -63,6 +73,7 @@ def launch(
     mixed = query.new_empty(rows, n, heads * head_dim)
     assert splits & (splits - 1) == 0
     shared = (n, capacity, window or 0, splits.bit_length() - 1)
+    warps, stages = effort(head_dim, query.element_size())
     shapes = {
         "KV_HEADS": kv_heads,
         "GROUP": group,
@@ -87,8 +98,8 @@ def launch(
         scale,
         QUERIES=TILE,
         CAUSAL=causal and n > 1,  # one token alone is the last one too, which costs less
-        num_warps=WARPS,
-        num_stages=STAGES,
+        num_warps=warps,
+        num_stages=stages,
         **shapes,
     )
     if splits > 1:
