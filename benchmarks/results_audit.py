@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import circumstances, table
+from benchmarks.tables import circumstances, remarks, table
 
 REMARKS: dict[str, str] = {}
 """What is to be said of audits at a commit; it goes when they are made again."""
@@ -39,8 +39,7 @@ def audits(records: list[dict[str, Any]]) -> str:
             "bugs",
         ]
         parts += [table([*heads, "tokens a cycle", "answer"], list(map(_greedy, greedy))), ""]
-        commits = dict.fromkeys(record["environment"]["commit"] for record in greedy)
-        parts += [f"{REMARKS[commit]}\n" for commit in commits if commit in REMARKS]
+        parts += remarks((record["environment"] for record in greedy), REMARKS)
     sampled = [record for record in records if record["sampling"]]
     if sampled:
         heads = ["drafter", "loop", "samples a prompt", "places", "temperature", "wrong places"]

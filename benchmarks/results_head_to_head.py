@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import table
+from benchmarks.tables import remarks, table
 from domino_spec.bench import markdown, read_runs
 from domino_spec.bench.tables import KINDS, circumstances
 from domino_spec.records import read_records
@@ -33,14 +33,9 @@ def head_to_head(records: Path) -> str:
             *([_training(read_records(trained)), ""] if trained.exists() else []),
             markdown(read_runs(files)),
             "",
-            *(f"{_REMARKS[commit]}\n" for commit in _commits(files) if commit in _REMARKS),
+            *remarks((each["environment"] for p in files for each in read_records(p)), _REMARKS),
         ]
     )
-
-
-def _commits(files: list[Path]) -> list[str]:
-    found = (record["environment"]["commit"] for path in files for record in read_records(path))
-    return list(dict.fromkeys(found))
 
 
 _REMARKS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.tables import table
+from benchmarks.tables import remarks, table
 from domino_spec.bench.tables import circumstances
 from domino_spec.load import CellSummary, RunSummary, SideSummary, read_runs
 from domino_spec.load.tables import NONE, doubts, errors, how_measured, quantiles, ratio
@@ -58,11 +58,7 @@ def _run(run: RunSummary) -> list[str]:
         table(TIME_HEADS, [row for cell in run.cells for row in _times(cell)]),
         "",
         *([" ".join(said), ""] if said else []),
-        *(
-            [_REMARKS[commit], ""]
-            if (commit := run.facts["environment"]["commit"]) in _REMARKS
-            else []
-        ),
+        *remarks([run.facts["environment"]], _REMARKS),
     ]
 
 

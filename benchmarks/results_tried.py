@@ -1,4 +1,4 @@
-"""The results page's list of what was tried to come nearer to the memory's floor and not kept."""
+"""The results page's list of what was tried to come nearer to the memory's floor."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ def tried(records: list[dict[str, Any]], tilings: list[dict[str, Any]]) -> str:
     """Empty without records."""
     if not records:
         return ""
+    heads = ["change", "timed", "over before", "kept"]
     return "\n".join(
         [
-            "### Tried and not kept",
+            "### What was tried",
             "",
-            f"Changes to {records[0]['shape']}'s forward, one row: time over that of the same "
-            "code without the change. Above 1 is slower. A change had to gain more than two "
-            "hundredths on one side and lose nothing on the other; none did.",
+            f"Changes for {records[0]['shape']}'s shape, one row: time over that of the same code "
+            "without the change, for each of the two that were timed. Above 1 is slower. To be "
+            "kept a change had to gain more than two hundredths on one and lose nothing on the "
+            "other; the code of those that did not is gone.",
             "",
-            circumstances(records),
+            *_circumstances(records),
             "",
-            table(
-                ["change", "timed", "the first, over before", "the second"],
-                [
-                    [
-                        record["change"],
-                        f"{record['timed']} ({_TIMED[record['in_turns']]})",
-                        *(
-                            f"{record['after'][name] / record['before'][name]:.3f}"
-                            for name in ("plain", "cycle")
-                        ),
-                    ]
-                    for record in records
-                ],
-            ),
+            table(heads, [_change(record) for record in records]),
             "",
             *_tilings(tilings),
         ]
     )
 
 
-_TIMED = {True: "in turns", False: "one after the other"}
+def _circumstances(records: list[dict[str, Any]]) -> list[str]:
+    return [f"- {line}" for line in dict.fromkeys(circumstances([each]) for each in records)]
+
+
+def _change(record: dict[str, Any]) -> list[str]:
+    pairs = zip(record["after"], record["before"], strict=True)
+    how = "in turns" if record["in_turns"] else "one after the other"
+    return [
+        record["change"],
+        f"{' / '.join(record['timed'])} ({how})",
+        " / ".join(f"{after / before:.3f}" for after, before in pairs),
+        "yes" if record["kept"] else "no",
+    ]
 
 
 def _tilings(records: list[dict[str, Any]]) -> list[str]:
-    """What other ways to cut them up would give: the best of many, by chance too."""
+    """What other ways to cut parts of a layer up give; the best of many is so by chance too."""
+    if not records:
+        return []
     rows = []
-    for product in dict.fromkeys(record["product"] for record in records):
-        timed = [record for record in records if record["product"] == product]
+    for part in dict.fromkeys(record["product"] for record in records):
+        timed = [record for record in records if record["product"] == part]
         (own,) = [record["tiling"] for record in timed if record["in_use"]]
         now = min(_both(record) for record in timed if record["tiling"] == own)
-        others = [record for record in timed if record["tiling"] != own]
-        best = min(map(_both, others))
-        rows.append([product, str(len(others)), f"{now / 2:.2f}", f"{best / now:.3f}"])
-    if not rows:
-        return []
+        others = [_both(record) for record in timed if record["tiling"] != own]
+        rows.append([part, str(len(others)), f"{now / 2:.2f}", f"{min(others) / now:.3f}"])
     heads = ["part", "other tilings timed", "in use, µs", "the best of the others, over it"]
     return [
         "Other tilings of a layer's parts, the mean of one token's and sixteen tokens' time:",
         "",
-        circumstances(records),
+        *_circumstances(records),
         "",
         table(heads, rows),
         "",

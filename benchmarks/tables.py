@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from domino_spec.bench.tables import circumstances as one_run
@@ -13,6 +14,12 @@ def circumstances(records: list[dict[str, Any]]) -> str:
     if len(lines) != 1:
         raise ValueError(f"records of {len(lines)} different runs in one table: {sorted(lines)}")
     return lines.pop()
+
+
+def remarks(environments: Iterable[dict[str, Any]], said: dict[str, str]) -> list[str]:
+    """What is to be said of runs, by the commits that they were made at; each once."""
+    commits = dict.fromkeys(environment["commit"] for environment in environments)
+    return [f"{said[commit]}\n" for commit in commits if commit in said]
 
 
 def table(heads: list[str], rows: list[list[str]]) -> str:

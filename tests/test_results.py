@@ -9,6 +9,8 @@ from benchmarks import make_results, results_audit
 from benchmarks.results_head_to_head import TRAINED, head_to_head
 from benchmarks.results_serving import FILE, serving
 from benchmarks.results_short import in_short
+from benchmarks.results_tried import tried
+from benchmarks.tables import remarks
 
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
@@ -101,6 +103,42 @@ def test_what_the_page_says_in_short_it_says_again_at_length(tmp_path):
     anchors = {heading.lower().replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\(#([^)]+)\)", short)) <= anchors
     assert in_short(tmp_path) == ""
+
+
+def test_what_was_tried_is_held_against_what_was_there():
+    made = environment()
+    change = {
+        "shape": "qwen3-4b",
+        "change": "another way",
+        "timed": ["step", "cycle"],
+        "before": [2.0, 4.0],
+        "after": [3.0, 1.0],
+        "kept": False,
+        "in_turns": True,
+        "environment": made,
+    }
+
+    def cut(warps, times, *, in_use=False):
+        return {
+            "product": "out",
+            "tiling": {"warps": warps},
+            "in_use": in_use,
+            "microseconds": {"1": times[0], "16": times[1]},
+            "environment": made,
+        }
+
+    # The tiling in use is timed among the others again: it is not one of them.
+    cuts = [cut(4, (4.0, 6.0), in_use=True), cut(4, (3.0, 5.0)), cut(2, (4.0, 8.0))]
+    section = tried([change], [*cuts, cut(8, (9.0, 9.0))])
+    assert "| another way | step / cycle (in turns) | 1.500 / 0.250 | no |" in section
+    assert "| out | 2 | 4.00 | 1.500 |" in section
+    assert section.count(made["commit"]) == 2
+    assert tried([], cuts) == ""
+
+
+def test_a_remark_is_made_once_and_only_of_its_commit():
+    made = [{"commit": "one"}, {"commit": "two"}, {"commit": "one"}]
+    assert remarks(made, {"one": "slow", "three": "gone"}) == ["slow\n"]
 
 
 def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
