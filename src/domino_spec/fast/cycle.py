@@ -12,6 +12,7 @@ from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError
+from domino_spec.fast.beside import Beside
 from domino_spec.fast.kernels.commit import commit
 from domino_spec.fast.rows import Rows
 from domino_spec.fast.sampling import Draws, needs_filter
@@ -74,6 +75,7 @@ class Cycle:
         self.target = target
         self.drafter = drafter
         self.slots = slots
+        self._beside = Beside(slots.device)
         # In place for ever: a captured graph keeps their addresses.
         self._pattern = torch.zeros(LONGEST_PATTERN, dtype=torch.long, device=slots.device)
         self._period = torch.ones(1, dtype=torch.long, device=slots.device)
@@ -112,11 +114,13 @@ class Cycle:
         taps = () if observer is None else observer.taps
         with self._timed("verify"):
             states, tapped = self.target.forward(block, rows, taps)
+        if observer is not None:
+            with self._timed("draft"), self._beside.work():
+                observer.observe(tapped, block, rows)
+        with self._timed("verify"):
             logits = self.target.logits(states).view(*block.shape, -1)
             chosen = self.choose(logits, block, rows, draws, plan)
-        if observer is not None:
-            with self._timed("draft"):
-                observer.observe(tapped, block, rows)
+        self._beside.join()
         return self.report(chosen, logits, block, slots, plan)
 
     def choose(self, logits: Tensor, block: Tensor, rows: Rows, draws: Draws, plan: Plan) -> Tensor:

@@ -14,7 +14,7 @@ from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import MismatchError
 from domino_spec.fast.cache import SlotCache
 from domino_spec.fast.families import draft_shape, kernels_take, rotary_table
-from domino_spec.fast.kernels.linear import linear, linear_then_norm, normed
+from domino_spec.fast.kernels.linear import embedded, linear, linear_then_norm
 from domino_spec.fast.kernels.packing import Weight, packed
 from domino_spec.fast.kernels.pointwise import rms_norm
 from domino_spec.fast.kernels.rollout import roll_out
@@ -67,6 +67,9 @@ class LeanDrafter:
         self.k_norm = torch.stack(norms) if norms else None
         self._positions = backbone.rotary
         self.rotary = rotary_table(self._positions, capacity, target.device)
+        self._masks = torch.full(
+            (1, config.block_size - 1), config.mask_token_id, device=target.device
+        )
         self.draft_tokens = drafter.draft_tokens
         self.lm_head, self.lm_head_bias = target.lm_head, target.lm_head_bias
         if self.draft_tokens is not None:  # the rows of a reduced vocabulary, gathered once
@@ -120,10 +123,9 @@ class LeanDrafter:
         """The backbone over a block a row: states behind each draft, [rows, max depth, hidden]."""
         config = self.config
         batch, block = anchors.shape[0], config.block_size
-        tokens = anchors.new_full((batch, block), config.mask_token_id)
-        tokens[:, 0] = anchors
+        tokens = torch.cat((anchors.unsqueeze(1), self._masks.expand(batch, -1)), dim=1)
         norms = [*(weights.input_norm for weights in self.layers), self.norm]
-        states = normed(self.target.embedding[tokens.flatten()], norms[0], self.shape.eps)
+        states = embedded(tokens.flatten(), self.target.embedding, norms[0], self.shape.eps)
         inside = Rows(rows.slots, rows.starts, block)
         for index, weights in enumerate(self.layers):
             window = self.shape.windows[index]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from domino_spec.errors import TargetError
 from domino_spec.fast.cache import SlotCache
 from domino_spec.fast.families import read_shape, rotary_table, why_not_lean
-from domino_spec.fast.kernels.linear import Normed, linear, normed
+from domino_spec.fast.kernels.linear import Normed, embedded, linear
 from domino_spec.fast.kernels.packing import Weight, packed
 from domino_spec.fast.kernels.pointwise import rms_norm
 from domino_spec.fast.layer import run_layer
@@ -77,7 +77,7 @@ class LeanTarget:
         all layers is `Target.final_tap`: what the lm_head reads.
         """
         norms = [*(weights.input_norm for weights in self.layers), self.norm]
-        states = normed(self.embedding[tokens.flatten()], norms[0], self.shape.eps)
+        states = embedded(tokens.flatten(), self.embedding, norms[0], self.shape.eps)
         tapped = states.rows.new_empty(len(states.rows), len(taps), self.shape.hidden)
         wanted = {layer: place for place, layer in enumerate(taps)}
         for index, weights in enumerate(self.layers):

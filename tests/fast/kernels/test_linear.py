@@ -5,8 +5,15 @@ from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from domino_spec.fast.kernels import few_rows, pointwise
-from domino_spec.fast.kernels.few_rows import plan
-from domino_spec.fast.kernels.linear import Normed, linear, linear_then_norm, linear_twin, normed
+from domino_spec.fast.kernels.few_rows_plan import plan, takes
+from domino_spec.fast.kernels.linear import (
+    Normed,
+    embedded,
+    linear,
+    linear_then_norm,
+    linear_twin,
+    normed,
+)
 from tests.fast.kernels.offline import ROOM, Case, Needs, needs
 
 EPS = 1e-6
@@ -184,7 +191,27 @@ def test_a_product_prepares_the_norm_behind_it(
     truth = exact({"x": rows, "norm": norm, "weight": behind}, False)
     limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
     assert error(linear(made, behind), truth).max() < limit
-    assert (made.weighted is not None) == few_rows.takes(shape[0])
+    assert (made.weighted is not None) == takes(shape[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [1, 16, 17])
+def test_embedded_rows_are_the_tables_and_normed_as_any(
+    count: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Of a table whose rows lie apart, with tokens that come twice."""
+    wide = tensors((40, 8, 96, False), dtype, device)["x"]
+    for table in (wide, wide[:, :72]):
+        norm = (1 + torch.arange(table.shape[1]) / 64).to(device, dtype)
+        tokens = (torch.arange(count) * 7 % 11 + 29).to(device)
+        made, wanted = embedded(tokens, table, norm, EPS), normed(table[tokens], norm, EPS)
+        assert torch.equal(made.rows, table[tokens])
+        assert made.rows.is_contiguous()
+        if count > 16:
+            assert made.weighted is None
+            continue
+        assert torch.equal(made.weighted, wanted.weighted)
+        assert torch.equal(made.squares[:, :count], wanted.squares[:, :count])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -274,7 +301,7 @@ def compile_case(m: int, n: int, k: int, extras: str, dtype: torch.dtype = torch
         "eps": "fp32",
     }
     sources = 128 if "norm" in extras else 0
-    settings = few_rows.constants(cut, dtype, k, sources=sources, **flags)
+    settings = few_rows.constants(cut, dtype, k, sources=sources, **flags) | {"OVERLAP": True}
     return Case(few_rows.__name__, "_few_rows", types, settings, aligned=NUMBERS)
 
 

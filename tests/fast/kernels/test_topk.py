@@ -12,8 +12,8 @@ from tests.fast.kernels.offline import ROOM, Case, needs
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 64 in groups of 4: the interpreter sorts slowly."""
-    monkeypatch.setattr(module, "CHUNK", 64)
+    """Chunks of 128 in groups of 4: the interpreter sorts slowly."""
+    monkeypatch.setattr(module, "CHUNK", 128)
     monkeypatch.setattr(module, "GROUP", 4)
 
 
@@ -35,7 +35,7 @@ def draw(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "vocabulary", "k"), [(1, 40, 5), (3, 64, 1), (2, 170, 32), (2, 300, 7), (2, 50, 20)]
+    ("rows", "vocabulary", "k"), [(1, 40, 5), (3, 128, 1), (2, 300, 32), (2, 400, 7), (2, 50, 20)]
 )
 @pytest.mark.usefixtures("small")
 def test_candidates_are_the_stable_sorts(
@@ -54,8 +54,8 @@ def test_candidates_are_the_stable_sorts(
 def test_as_large_as_in_production(dtype: torch.dtype, device: torch.device) -> None:
     """Several chunks, many groups, and the best in all of them, the last and partial one too."""
     make = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 8500, generator=make)
-    for best, place in enumerate((8499, 0, 4095, 4096, 8191, 8192, 8448)):
+    logits = torch.randn(2, 16700, generator=make)
+    for best, place in enumerate((16699, 0, 8191, 8192, 16383, 16384, 16640)):
         logits[:, place] = 8.0 - best // 2  # every second one a tie
     logits = logits.to(device, dtype)
     values, ids = by_sorting(logits, 32)
@@ -72,11 +72,11 @@ def test_what_fills_up_is_below_any_token(
     lowest: float, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Groups and places behind the vocabulary's end, where every logit is negative."""
-    logits = torch.full((2, 150), lowest).to(device, dtype)
-    logits[:, 148] = -3.0
+    logits = torch.full((2, 278), lowest).to(device, dtype)
+    logits[:, 276] = -3.0
     for run in (top_candidates, top_candidates_twin):
         values, ids = run(logits, 8)
-        assert ids.tolist() == [[148, *range(7)]] * 2
+        assert ids.tolist() == [[276, *range(7)]] * 2
         assert (values[:, 1:] == lowest).all()
 
 
@@ -96,16 +96,34 @@ def test_rows_may_lie_apart_and_calls_repeat(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_groups_are_larger_where_there_would_be_too_many(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    monkeypatch.setattr(module, "MOST_GROUPS", 64)
+    groups = []
+    launch = module._top_kernel.run
+    monkeypatch.setattr(
+        module._top_kernel,
+        "run",
+        lambda *given, **shapes: (groups.append(shapes["GROUP"]), launch(*given, **shapes)),
+    )
+    for vocabulary in (256, 257, 512):
+        logits = draw(2, vocabulary, torch.bfloat16, device)
+        assert torch.equal(top_candidates(logits, 16)[1], by_sorting(logits, 16)[1])
+    assert groups == [4, 8, 8]
+
+
+@pytest.mark.usefixtures("small")
 def test_more_groups_than_a_key_has_room_for_go_to_the_twin(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     monkeypatch.setattr(module, "MOST_GROUPS", 8)
     launched = []
     monkeypatch.setattr(module, "_launch", lambda *given: launched.append(given))
-    top_candidates(draw(1, 32, torch.bfloat16, device), 4)
+    top_candidates(draw(1, 64, torch.bfloat16, device), 4)
     assert launched
     assert torch.equal(
-        top_candidates(logits := draw(1, 33, torch.bfloat16, device), 4)[1],
+        top_candidates(logits := draw(1, 65, torch.bfloat16, device), 4)[1],
         by_sorting(logits, 4)[1],
     )
     assert len(launched) == 1

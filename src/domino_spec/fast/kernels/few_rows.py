@@ -2,64 +2,25 @@
 
 Each program owns some columns of the result and streams its rows of the weight through a deep
 pipeline of copies; where columns are too few to keep the GPU busy, several programs share K.
+
+Between two products the memory would be idle: the last programs of one add up and write, those of
+the next are launched and wait for their first numbers. So a product lets the next kernel come once
+its weights are read, not earlier (programs that come while many others are there crowd on a few
+processors and stay there), and asks for its own first weights before it waits for the one ahead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from domino_spec.fast.kernels.few_rows_plan import Plan, plan
+from domino_spec.fast.kernels.overlap import overlap
 from domino_spec.fast.kernels.pointwise import shrink
 from domino_spec.fast.kernels.runtime import triton_available
 from domino_spec.fast.kernels.scratch import scratch
-
-MOST_ROWS = 16
-"""Above this the vendor's library does better on an H200."""
-
-
-def takes(rows: int) -> bool:
-    """Whether so many rows are few."""
-    return 1 <= rows <= MOST_ROWS
-
-
-def padded(rows: int) -> int:
-    """Rows of a program's tile."""
-    return 16 if rows <= 16 else 32 if rows <= 32 else 64
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How one shape is cut up."""
-
-    rows: int  # of x a program takes: 16, 32 or 64
-    columns: int  # of the result a program owns
-    depth: int  # of K, a step of the pipeline
-    stages: int  # steps on their way at a time
-    split: int  # programs that share K
-
-
-def plan(m: int, n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
-    """A rule through what was fastest on an H200 (132 processors; 16 rows, bfloat16).
-
-    Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
-    96 programs with six steps on their way, or several programs a processor with fewer steps each.
-    Narrow ones share K among up to four programs, about two a processor.
-    """
-    wide = n >= 6144
-    owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
-    depth = 128
-    if dtype == torch.float32:  # no tensor cores: smaller tiles, for the registers' sake
-        owned, depth = min(owned, 32), 32
-    columns = max(16, owned // 2) if gated else owned
-    programs = -(-(n // 2 if gated else n) // columns)
-    split = 1
-    while not wide and programs * split < 192 and split < 4 and k // (2 * split) >= 8 * depth:
-        split *= 2
-    stages = 3 if gated else 4 if split > 1 or programs >= 264 else 6
-    return Plan(padded(m), columns, depth, stages, split)
 
 
 def launch(
@@ -126,6 +87,7 @@ def launch(
             then=then is not None,
         ),
         num_warps=4,
+        **overlap(x),
     )
     return out, weighted, sums
 
@@ -165,10 +127,20 @@ if triton_available():
     import triton
     import triton.language as tl
 
+    from domino_spec.fast.kernels.overlap import ask_for, let_next_come, wait_for_last
+
     @triton.jit
     def _rounded(values, like):
         """As the twin's next operation would see them."""
         return values.to(like.dtype.element_ty).to(tl.float32)
+
+    @triton.jit
+    def _rows_of(weight, row, weight_stride, group_stride, GROUP: tl.constexpr):
+        """Where rows of the weight begin; with groups, they lie apart."""
+        if GROUP > 0:
+            return weight + row // GROUP * group_stride + row % GROUP * weight_stride
+        else:  # noqa: RET505 - Triton must not look at both
+            return weight + row * weight_stride
 
     @triton.jit
     def _slab(rows, at, K: tl.constexpr, EVEN: tl.constexpr, POLICY: tl.constexpr):
@@ -213,6 +185,7 @@ if triton_available():
         GATED: tl.constexpr,
         THEN: tl.constexpr,
         SHRINK: tl.constexpr,
+        OVERLAP: tl.constexpr,
     ):
         tile = tl.program_id(0)
         share = tl.program_id(1)
@@ -225,17 +198,28 @@ if triton_available():
         live = (row < m)[:, None]
         x_rows = x + row[:, None] * x_stride
         own = tl.minimum(column, width - 1).to(tl.int64)[:, None]
-        if GROUP > 0:
-            first_rows = weight + own // GROUP * group_stride + own % GROUP * weight_stride
-        else:
-            first_rows = weight + own * weight_stride
+        first_rows = _rows_of(weight, own, weight_stride, group_stride, GROUP)
         second_rows = weight + (own + width) * weight_stride
+        STEPS: tl.constexpr = tl.cdiv(K, DEPTH * SPLIT)
+        EVEN: tl.constexpr = K % (DEPTH * SPLIT) == 0
+        ask_for(first_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP)
+        ask_for(second_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP and GATED)
+        wait_for_last(OVERLAP)
 
         first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # the result, or the gate
         second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # up, when gated
-        STEPS: tl.constexpr = tl.cdiv(K, DEPTH * SPLIT)
-        EVEN: tl.constexpr = K % (DEPTH * SPLIT) == 0
-        if SOURCES > 0:  # asked for now, added up behind the loop
+        inside = live & (column < width)[None, :]
+        # What is wanted behind the loop is asked for now, so that the end need not wait for it.
+        if BIAS:
+            shift = tl.load(bias + column, mask=column < width, other=0.0)[None, :]
+        if BIAS and GATED:
+            second_shift = tl.load(bias + width + column, mask=column < width, other=0.0)[None, :]
+        if RESIDUAL:
+            place = residual + row[:, None] * residual_stride + column[None, :]
+            added = tl.load(place, mask=inside, other=0.0)
+        if THEN:
+            ahead = tl.load(then + column, mask=column < width, other=0.0)
+        if SOURCES > 0:
             source = tl.arange(0, SOURCES_PADDED)[:, None]
             pieces = tl.load(
                 squares + source * ROWS + row[None, :], mask=source < SOURCES, other=0.0
@@ -250,6 +234,7 @@ if triton_available():
             if GATED:
                 streamed = _slab(second_rows, at, K, EVEN, "evict_first")
                 second = tl.dot(fed, streamed.T, second, input_precision="ieee")
+        let_next_come(OVERLAP)
 
         if SPLIT > 1:
             SUMS: tl.constexpr = ROWS * COLUMNS
@@ -278,22 +263,19 @@ if triton_available():
             first = first * scale[:, None]
             second = second * scale[:, None]
         if BIAS:
-            first += tl.load(bias + column, mask=column < width, other=0.0)[None, :]
-            if GATED:
-                second += tl.load(bias + width + column, mask=column < width, other=0.0)[None, :]
+            first += shift
+        if BIAS and GATED:
+            second += second_shift
         result = _rounded(first, out)
         if GATED:
             gate = _rounded(result * tl.sigmoid(result), out)
             result = _rounded(gate * _rounded(second, out), out)
-        inside = (row < m)[:, None] & (column < width)[None, :]
         if RESIDUAL:
-            at = row[:, None] * residual_stride + column[None, :]
-            result += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+            result += added.to(tl.float32)
         kept = result.to(out.dtype.element_ty)
         tl.store(out + row[:, None] * out_stride + column[None, :], kept, mask=inside)
         if THEN:
             wide = tl.where(inside, kept.to(tl.float32), 0.0)
-            ahead = tl.load(then + column, mask=column < width, other=0.0).to(tl.float32)
-            ahead = (wide * (ahead * SHRINK)[None, :]).to(out.dtype.element_ty)
-            tl.store(weighted + row[:, None] * width + column[None, :], ahead, mask=inside)
+            onward = (wide * (ahead.to(tl.float32) * SHRINK)[None, :]).to(out.dtype.element_ty)
+            tl.store(weighted + row[:, None] * width + column[None, :], onward, mask=inside)
             tl.store(sums + tile * ROWS + row, tl.sum(wide * wide, axis=1))

@@ -19,8 +19,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.fast.kernels import few_rows
+from domino_spec.fast.kernels.few_rows_plan import padded, takes
 from domino_spec.fast.kernels.packing import Packed, Weight, product
-from domino_spec.fast.kernels.pointwise import gate, gate_twin, rms_norm, rms_norm_twin, weigh
+from domino_spec.fast.kernels.pointwise import (
+    embed_and_weigh,
+    gate,
+    gate_twin,
+    rms_norm,
+    rms_norm_twin,
+    weigh,
+)
 from domino_spec.fast.kernels.runtime import usable
 
 
@@ -39,10 +47,18 @@ class Normed:
 
 def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
     """Rows that were made by something other than a product."""
-    if usable(rows) and few_rows.takes(len(rows)):
-        padded = few_rows.padded(len(rows))
-        return Normed(rows, norm, eps, *weigh(rows, norm, eps, padded=padded))
+    if usable(rows) and takes(len(rows)):
+        sums = weigh(rows, norm, eps, padded=padded(len(rows)))
+        return Normed(rows, norm, eps, *sums)
     return Normed(rows, norm, eps)
+
+
+def embedded(tokens: Tensor, table: Tensor, norm: Tensor, eps: float) -> Normed:
+    """The rows of an embedding [vocabulary, K] for tokens [m], whose first reader norms them."""
+    if usable(table) and takes(len(tokens)) and table.stride(1) == 1:
+        rows, *weighted = embed_and_weigh(table, tokens, norm, eps, padded=padded(len(tokens)))
+        return Normed(rows, norm, eps, *weighted)
+    return Normed(table[tokens], norm, eps)
 
 
 def linear(
@@ -112,7 +128,7 @@ def _for_few_rows(
 ) -> tuple[Tensor, Tensor | None, float, Tensor] | None:
     """What the kernel for few rows is launched with; None where it cannot be."""
     rows = x.rows if isinstance(x, Normed) else x
-    if isinstance(weight, Packed) or not usable(rows) or not few_rows.takes(len(rows)):
+    if isinstance(weight, Packed) or not usable(rows) or not takes(len(rows)):
         return None
     if weight.stride(-1) != 1:
         return None

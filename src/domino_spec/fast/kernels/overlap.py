@@ -2,9 +2,12 @@
 
 On Hopper and later a launch may say that it need not wait for the one before. Its programs take
 what room there is, read weights, which nobody writes, and only then wait for the results they need.
-So the time between two launches is spent beside the kernel before. It pays for short kernels;
-`few_rows`, which lives off the memory's whole speed, lost by it and stays out, also where it asked
-for its first weights while it waited.
+So the time between two launches is spent beside the kernel before.
+
+When the next kernel is let in decides what that is worth. Its programs take the room they find and
+stay there: those that come while many others are at work crowd on a few processors, and a kernel
+that lives off the memory's whole speed loses more by it than it gains. So a kernel with many
+programs lets the next one come when its own are about to go, one with little work at once.
 
 All that take part keep two rules. A program calls `wait_for_last` before it reads or writes
 anything but weights; and all of them wait, so that what was written two launches ago is there too.
@@ -66,6 +69,24 @@ if triton_available():
         """The next kernel's programs may take the room that this one's leave."""
         if OVERLAP:
             gdc_launch_dependents()
+
+    @triton.jit
+    def ask_for(rows, start, K: tl.constexpr, COUNT: tl.constexpr, ASKS: tl.constexpr):
+        """Have COUNT numbers of rows [n, 1] of a weight brought into the second-level cache.
+
+        Nobody waits for them and no result depends on it.
+        """
+        if ASKS:
+            LINE: tl.constexpr = 128 // (rows.dtype.element_ty.primitive_bitwidth // 8)
+            line = tl.minimum(start + tl.arange(0, COUNT // LINE) * LINE, K - 1)
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+                "=r,l",
+                [(rows + line[None, :]).to(tl.int64, bitcast=True)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
 
     @triton.jit
     def wait_for_last(OVERLAP: tl.constexpr):

@@ -45,12 +45,35 @@ def weigh(x: Tensor, weight: Tensor, eps: float, *, padded: int) -> tuple[Tensor
     Where `shrink` would shrink them they are divided by their norm at once, which spares small ones
     the loss of their last bits; the sums are then those by which the reader divides no more.
     """
-    out = x.new_empty(x.shape)
+    return _launch_weigh(x, None, None, weight, eps, len(x), padded)
+
+
+def embed_and_weigh(
+    table: Tensor, tokens: Tensor, weight: Tensor, eps: float, *, padded: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of a table [vocabulary, width] that tokens [m] name, and what `weigh` makes of them.
+
+    In one launch: to gather a row of numbers takes as long as a small kernel does.
+    """
+    rows = table.new_empty(len(tokens), table.shape[1])
+    return rows, *_launch_weigh(table, tokens, rows, weight, eps, len(tokens), padded)
+
+
+def _launch_weigh(
+    x: Tensor,
+    tokens: Tensor | None,
+    rows: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    count: int,
+    padded: int,
+) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(count, x.shape[1])
     sums = x.new_empty(1, padded, dtype=torch.float32)
     size = triton.next_power_of_2(x.shape[1])
-    _weigh[(len(x),)](
-        x, weight, out, sums, x.shape[1], x.stride(0), eps, SIZE=size, SHRINK=shrink(x.dtype),
-        num_warps=min(max(size // 512, 1), 8), **overlap(x),
+    _weigh[(count,)](
+        x, tokens, rows, weight, out, sums, x.shape[1], x.stride(0), eps,
+        SIZE=size, SHRINK=shrink(x.dtype), num_warps=min(max(size // 512, 1), 8), **overlap(x),
     )  # fmt: skip
     return out, sums
 
@@ -98,6 +121,8 @@ if triton_available():
     @triton.jit
     def _weigh(
         x,
+        tokens,  # [rows]: which rows of x, or None: all, in order
+        rows,  # where they are wanted too, or None
         weight,
         out,
         sums,
@@ -114,14 +139,20 @@ if triton_available():
         inside = lane < width
         scale = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)
         wait_for_last(OVERLAP)
-        row = tl.program_id(0)
-        wide = tl.load(x + row.to(tl.int64) * stride + lane, mask=inside, other=0.0).to(tl.float32)
+        row = tl.program_id(0).to(tl.int64)
+        source = row
+        if tokens is not None:
+            source = tl.load(tokens + row)
+        own = tl.load(x + source * stride + lane, mask=inside, other=0.0)
+        if rows is not None:
+            tl.store(rows + row * width + lane, own, mask=inside)
+        wide = own.to(tl.float32)
         squares = tl.sum(wide * wide, axis=0)
         if SHRINK != 1.0:
             wide *= tl.rsqrt(squares / width + eps)
             squares = (1 / (SHRINK * SHRINK) - eps) * width
         tl.store(sums + row, squares)
-        place = out + row.to(tl.int64) * width + lane
+        place = out + row * width + lane
         tl.store(place, (wide * scale).to(out.dtype.element_ty), mask=inside)
 
     @triton.jit

@@ -193,7 +193,6 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """Some elements of the state after the last draft, and their part of W1 · state."""
-        let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         tile, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
@@ -232,6 +231,7 @@ if triton_available():
         )
         part = tl.sum(first.to(tl.float32) * new[None, :], axis=1)
         tl.store(parts + (row * TILES + tile) * RANK + ranks, part, mask=ranks < RANK)
+        let_next_come(OVERLAP)  # it reads all of W2: no earlier, or its programs crowd
 
     @triton.jit(do_not_specialize=["step", "depth"])
     def _score(
@@ -259,7 +259,6 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """The best of every PROGRAMS-th block of the vocabulary."""
-        let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         program, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
@@ -302,6 +301,7 @@ if triton_available():
             better = score > best
             best = tl.where(better, score, best)
             best_column = tl.where(better, column, best_column)
+        let_next_come(OVERLAP)
         top = tl.max(best, axis=0)
         first = tl.min(tl.where(best == top, best_column, vocabulary - 1), axis=0)
         tl.store(values + slot * PROGRAMS + program, top)

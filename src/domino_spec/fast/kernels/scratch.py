@@ -4,18 +4,33 @@ Some kernels spread one result over several programs. Each writes its part here 
 itself in; the last to arrive finishes the work, always in the same order, and sets the counter
 back to zero. So one launch does the work of two, and every launch finds its counters at zero.
 
-Launches of one stream run one after the other and may share; two streams must not use the same
-scratch at a time.
+Launches of one stream run one after the other and may share. What is launched beside them, in a
+second stream (`fast.beside`), uses memory of its own: `apart`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
-Key = tuple[torch.device, torch.dtype, int, int]
+Key = tuple[torch.device, torch.dtype, int, int, bool]
 
 _kept: dict[Key, tuple[Tensor, Tensor]] = {}
+_apart: ContextVar[bool] = ContextVar("apart", default=False)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Inside, scratch is not what launches outside use."""
+    token = _apart.set(True)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
 
 
 def scratch(
@@ -26,7 +41,7 @@ def scratch(
     Kept for ever: a captured graph holds the address. What is first asked for during a capture is
     not kept, for its zeros are written by that graph alone (and by every replay of it).
     """
-    key = (device, dtype, parts, counters)
+    key = (device, dtype, parts, counters, _apart.get())
     found = _kept.get(key)
     if found is None:
         found = (

@@ -1,8 +1,8 @@
 """The best few tokens of each row.
 
-Sorting is what costs, so little is sorted. A row is cut into small groups of tokens, and programs
-write down the highest logit of each. The best few tokens of a row lie in as many groups: those
-whose highest are best. The last program of a row to finish sorts the groups, then what is in the
+Sorting is what costs, so little is sorted. A row is cut into small groups of tokens. The best few
+tokens of a row lie in as many groups: those whose highest logits are best. Each program finds the
+best groups of a part of the row; the last one of a row to finish sorts these, then what is in the
 best of them.
 
 What is sorted are keys: a score's bits, so that they order as scores do, then a place, so that no
@@ -21,9 +21,10 @@ from domino_spec.fast.kernels.runtime import triton_available, usable
 from domino_spec.fast.kernels.scratch import scratch
 
 MOST_CANDIDATES = 32
-CHUNK = 4096
+CHUNK = 8192
 """Tokens a program looks at."""
-GROUP = 64
+GROUP = 32
+"""Tokens of a group; twice as many where there would be too many groups."""
 MOST_GROUPS = 8192
 """Places that a key of 32 bits has room for."""
 
@@ -40,7 +41,7 @@ def top_candidates(
         usable(logits)
         and k <= MOST_CANDIDATES
         and logits.shape[0] > 0
-        and logits.shape[1] <= MOST_GROUPS * GROUP
+        and logits.shape[1] <= MOST_GROUPS * 2 * GROUP
     ):
         return _launch(logits, k)
     return top_candidates_twin(logits, k)
@@ -61,10 +62,12 @@ def _launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if not 1 <= k <= vocabulary:
         raise ValueError(f"{k} candidates of {vocabulary} tokens")
     kept = max(2, triton.next_power_of_2(k))
+    group = GROUP if vocabulary <= MOST_GROUPS * GROUP else 2 * GROUP
+    assert kept <= CHUNK // group
     chunks = triton.cdiv(vocabulary, CHUNK)
     parts, arrivals = scratch(
         logits.device,
-        parts=rows * chunks * CHUNK // GROUP,
+        parts=rows * chunks * kept,
         counters=rows,
         dtype=torch.int64 if logits.element_size() > 2 else torch.int32,
     )
@@ -82,7 +85,7 @@ def _launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         CHUNK=CHUNK,
         KEPT=kept,
         CHUNKS=chunks,
-        GROUP=GROUP,
+        GROUP=group,
         num_warps=8,
         **overlap(logits),
     )
@@ -110,7 +113,7 @@ if triton_available():
         logits,
         values,  # [rows, k]
         ids,  # [rows, k]
-        parts,  # [rows, CHUNKS * CHUNK // GROUP]: the groups' keys
+        parts,  # [rows, CHUNKS, KEPT]: keys of the best groups
         arrivals,  # [rows]
         stride,
         vocabulary,
@@ -127,8 +130,9 @@ if triton_available():
         chunk = tl.program_id(1)
         logits += row.to(tl.int64) * stride
         OWN: tl.constexpr = CHUNK // GROUP
-        ALL: tl.constexpr = CHUNKS * OWN
-        LAST_GROUP: tl.constexpr = max(triton.next_power_of_2(ALL), KEPT) - 1
+        ALL: tl.constexpr = CHUNKS * KEPT
+        LAST_GROUP: tl.constexpr = triton.next_power_of_2(CHUNKS * OWN) - 1
+        rank = tl.arange(0, KEPT)
         lane = tl.arange(0, GROUP)[None, :]
         group = chunk * OWN + tl.arange(0, OWN)
         token = group[:, None] * GROUP + lane
@@ -136,20 +140,19 @@ if triton_available():
         highest = tl.max(scores.to(tl.float32), axis=1).to(scores.dtype)
         key = _keys(highest, group * GROUP < vocabulary, group, LAST_GROUP)
         parts += row * ALL
-        tl.store(parts + group, key)
+        tl.store(parts + chunk * KEPT + rank, tl.topk(key, KEPT))
         tl.debug_barrier()  # every thread has written before one of them says so
         if tl.atomic_add(arrivals + row, 1, sem="acq_rel", scope="gpu") < CHUNKS - 1:
             return
         tl.store(arrivals + row, 0)
 
-        group = tl.arange(0, LAST_GROUP + 1)
-        key = tl.load(parts + group, mask=group < ALL, other=0, cache_modifier=".cg")
-        none = _keys(tl.zeros_like(group).to(scores.dtype), group < 0, group, LAST_GROUP)
-        leading = tl.topk(tl.where(group < ALL, key, none), KEPT)
+        entry = tl.arange(0, triton.next_power_of_2(ALL))
+        key = tl.load(parts + entry, mask=entry < ALL, other=0, cache_modifier=".cg")
+        none = _keys(tl.zeros_like(entry).to(scores.dtype), entry < 0, entry, LAST_GROUP)
+        leading = tl.topk(tl.where(entry < ALL, key, none), KEPT)
         # In the order of their tokens, so that of equal scores the lowest token is best.
         leading = tl.sort((LAST_GROUP - (leading & LAST_GROUP)).to(tl.int32))
         LAST: tl.constexpr = KEPT * GROUP - 1
-        rank = tl.arange(0, KEPT)
         token = leading[:, None] * GROUP + lane
         scores = tl.load(logits + token, mask=token < vocabulary, other=0.0)
         key = _keys(scores, token < vocabulary, rank[:, None] * GROUP + lane, LAST)
