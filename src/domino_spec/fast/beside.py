@@ -25,16 +25,20 @@ class Beside:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Inside, launches go to the second stream, behind all that the current one has so far."""
+        """Inside, launches go to the second stream, behind all that the current one has so far.
+
+        Whoever calls this calls `join` too, whatever happens between: until then the second stream
+        may read memory that the current one owns, and a capture that it takes part in cannot end.
+        """
         if self._device.type != "cuda":
             yield
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream), apart():
-            yield
         self._under_way = True
+        with torch.cuda.stream(self._stream), apart(self._stream.cuda_stream):
+            yield
 
     def join(self) -> None:
         """What is launched from here on sees that work done.
@@ -44,5 +48,5 @@ class Beside:
         """
         if self._under_way:
             assert self._stream is not None
-            torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._under_way = False
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)

@@ -114,13 +114,15 @@ class Cycle:
         taps = () if observer is None else observer.taps
         with self._timed("verify"):
             states, tapped = self.target.forward(block, rows, taps)
-        if observer is not None:
-            with self._timed("draft"), self._beside.work():
-                observer.observe(tapped, block, rows)
-        with self._timed("verify"):
-            logits = self.target.logits(states).view(*block.shape, -1)
-            chosen = self.choose(logits, block, rows, draws, plan)
-        self._beside.join()
+        try:
+            if observer is not None:
+                with self._timed("draft"), self._beside.work():
+                    observer.observe(tapped, block, rows)
+            with self._timed("verify"):
+                logits = self.target.logits(states).view(*block.shape, -1)
+                chosen = self.choose(logits, block, rows, draws, plan)
+        finally:
+            self._beside.join()
         return self.report(chosen, logits, block, slots, plan)
 
     def choose(self, logits: Tensor, block: Tensor, rows: Rows, draws: Draws, plan: Plan) -> Tensor:

@@ -9,6 +9,10 @@ import torch
 from domino_spec.fast.kernels import overlap
 
 EARLY = {"weight", "source"}  # what kernels call their weights, and a choice between two of them
+HARMLESS = {  # what may be called before the wait: these read no memory, or a weight's alone
+    "tl.program_id", "tl.arange", "tl.where", "tl.minimum", "tl.cdiv", "tl.load",
+    "let_next_come", "wait_for_last", "ask_for", "_rows_of",
+}  # fmt: skip
 
 
 def overlapping() -> dict[str, ast.FunctionDef]:
@@ -45,7 +49,7 @@ def test_nothing_but_weights_is_touched_before_the_wait(name: str) -> None:
             f"{ast.unparse(line)} might end the program before it waits"
         )
         for function, call in called(line):
-            assert not function.startswith(("tl.store", "tl.atomic")), ast.unparse(line)
+            assert function in HARMLESS or function.endswith(".to"), ast.unparse(line)
             if function == "tl.load":
                 roots = {n.id for n in ast.walk(call.args[0]) if isinstance(n, ast.Name)}
                 assert roots & EARLY, ast.unparse(line)

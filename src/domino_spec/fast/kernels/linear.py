@@ -55,7 +55,8 @@ def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
 
 def embedded(tokens: Tensor, table: Tensor, norm: Tensor, eps: float) -> Normed:
     """The rows of an embedding [vocabulary, K] for tokens [m], whose first reader norms them."""
-    if usable(table) and takes(len(tokens)) and table.stride(1) == 1:
+    whole = table.stride(1) == 1 and tokens.is_contiguous()
+    if usable(table) and takes(len(tokens)) and whole:
         rows, *weighted = embed_and_weigh(table, tokens, norm, eps, padded=padded(len(tokens)))
         return Normed(rows, norm, eps, *weighted)
     return Normed(table[tokens], norm, eps)

@@ -142,7 +142,7 @@ if triton_available():
         row = tl.program_id(0).to(tl.int64)
         source = row
         if tokens is not None:
-            source = tl.load(tokens + row)
+            source = tl.load(tokens + row).to(tl.int64)
         own = tl.load(x + source * stride + lane, mask=inside, other=0.0)
         if rows is not None:
             tl.store(rows + row * width + lane, own, mask=inside)

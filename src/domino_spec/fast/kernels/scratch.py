@@ -4,8 +4,8 @@ Some kernels spread one result over several programs. Each writes its part here 
 itself in; the last to arrive finishes the work, always in the same order, and sets the counter
 back to zero. So one launch does the work of two, and every launch finds its counters at zero.
 
-Launches of one stream run one after the other and may share. What is launched beside them, in a
-second stream (`fast.beside`), uses memory of its own: `apart`.
+Launches that run one after the other may share. What is launched beside them, in another stream
+(`fast.beside`), uses memory of its own: `apart`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-Key = tuple[torch.device, torch.dtype, int, int, bool]
+Key = tuple[torch.device, torch.dtype, int, int, int]
 
 _kept: dict[Key, tuple[Tensor, Tensor]] = {}
-_apart: ContextVar[bool] = ContextVar("apart", default=False)
+_apart: ContextVar[int] = ContextVar("apart", default=0)
 
 
 @contextmanager
-def apart() -> Iterator[None]:
-    """Inside, scratch is not what launches outside use."""
-    token = _apart.set(True)
+def apart(stream: int) -> Iterator[None]:
+    """Inside, scratch is that of a stream beside, by its handle, and of no other."""
+    token = _apart.set(stream)
     try:
         yield
     finally:
