@@ -15,7 +15,7 @@ HEADS = ["load", "side", "tokens/s", "tokens/s, full", "over the other", "answer
          "drafts accepted", "same text"]  # fmt: skip
 TIME_HEADS = ["load", "side", "ms", "samples", "mean", "p50", "p95", "p99", "over the other"]
 _REMARKS = {
-    "e2bd0cc1b290": (
+    "79ae83f04cc7": (
         "On the H200 a batch of at most 16 tokens goes through kernels whose rounding does not "
         "depend on the batch, a larger one through the vendor's library, which rounds by shape. "
         "Alone both sides stay below; at 8 at once only the one without drafts does, and most "

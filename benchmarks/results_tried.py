@@ -17,9 +17,9 @@ def tried(records: list[dict[str, Any]], tilings: list[dict[str, Any]]) -> str:
             "### What was tried",
             "",
             f"Changes for {records[0]['shape']}'s shape, one row: time over that of the same code "
-            "without the change, for each of the two that were timed. Above 1 is slower. To be "
-            "kept a change had to gain more than two hundredths on one and lose nothing on the "
-            "other; the code of those that did not is gone.",
+            "without the change, for each that was timed. Above 1 is slower. What was timed in "
+            "turns is the median of three rounds or more in one process. Code of what was not kept "
+            "is gone; where a change of that kind was tried again, the code around it was another.",
             "",
             *_circumstances(records),
             "",
