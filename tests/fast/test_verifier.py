@@ -271,6 +271,13 @@ def test_a_target_that_the_lean_forward_does_not_know_is_refused():
         make_verifier(make_target("gpt2"))
 
 
+def test_a_prompt_of_another_tokenizer_is_refused():
+    verifier = make_verifier(own(make_target("llama")), slots=1, capacity=10)
+    rows = verifier.new_cache(1)
+    with pytest.raises(InputError, match=f"ids from 3 to {VOCAB}; the target knows 0 to"):
+        verifier.forward(torch.tensor([[5, 3, VOCAB]]), rows, keep=[2])
+
+
 def test_rows_and_blocks_that_do_not_fit_are_refused():
     verifier = make_verifier(own(make_target("llama")), slots=2, capacity=10)
     with pytest.raises(InputError, match="3 rows are to decode together"):

@@ -8,6 +8,7 @@ from domino_spec.decoding import Row, SamplingParams
 from domino_spec.errors import InputError, MismatchError
 from domino_spec.fast.sampling import why_not_on_device
 from domino_spec.fast.sources import AnySource, as_maker
+from domino_spec.fast.target import check_tokens
 
 
 def check_settings(
@@ -62,11 +63,7 @@ def check_row(
         )
     if not row.prompt:
         raise InputError("the prompt is empty; expected at least one token.")
-    if min(row.prompt) < 0 or max(row.prompt) >= vocab_size:
-        raise InputError(
-            f"the prompt holds ids from {min(row.prompt)} to {max(row.prompt)}; the target knows 0 "
-            f"to {vocab_size - 1}. Was it made with another tokenizer?"
-        )
+    check_tokens(row.prompt, vocab_size)
     needed = len(row.prompt) + row.max_new_tokens
     if needed > capacity:
         raise InputError(

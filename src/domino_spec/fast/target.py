@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from domino_spec.errors import TargetError
+from domino_spec.errors import InputError, TargetError
 from domino_spec.fast.cache import SlotCache
 from domino_spec.fast.families import read_shape, rotary_table, why_not_lean
 from domino_spec.fast.kernels.linear import Normed, embedded, linear
@@ -110,8 +110,18 @@ class LeanTarget:
         self, tokens: Sequence[int], *, slot: int, start: int, taps: Sequence[int] = ()
     ) -> tuple[Normed, Tensor, Rows]:
         """Read a part of a prompt behind the `start` tokens of a slot: states, taps, and where."""
+        check_tokens(tokens, self.vocab_size)
         part = torch.tensor([list(tokens)], device=self.device)
         place = torch.tensor([slot], device=self.device)
         starts = torch.tensor([start], device=self.device)
         rows = Rows(place, starts, len(tokens), longest=start + len(tokens))
         return *self.forward(part, rows, taps), rows
+
+
+def check_tokens(tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse ids that the target does not know: a kernel would read behind the embedding's end."""
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise InputError(
+            f"the prompt holds ids from {min(tokens)} to {max(tokens)}; the target knows 0 to "
+            f"{vocab_size - 1}. Was it made with another tokenizer?"
+        )
