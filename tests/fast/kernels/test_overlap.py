@@ -57,7 +57,7 @@ def test_nothing_but_weights_is_touched_before_the_wait(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["split_attention._join", "rollout_vocabulary._read"])
 def test_what_lives_off_the_memorys_speed_comes_last(name: str) -> None:
-    """Let in earlier, its programs crowd on a few processors: measured, a tenth of a cycle."""
+    """Let in earlier it took longer: measured, up to a seventh of a cycle."""
     assert ast.unparse(KERNELS[name].body[-1]) == "let_next_come(OVERLAP)"
 
 

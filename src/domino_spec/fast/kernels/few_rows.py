@@ -5,8 +5,8 @@ pipeline of copies; where columns are too few to keep the GPU busy, several prog
 
 Between two products the memory would be idle: the last programs of one add up and write, those of
 the next are launched and wait for their first numbers. So a product lets the next kernel come once
-its weights are read, not earlier (programs that come while many others are there crowd on a few
-processors and stay there), and asks for its own first weights before it waits for the one ahead.
+its weights are read, no earlier (`overlap` says why), and asks for its own first weights before it
+waits for the one ahead.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ if triton_available():
         )
         part = tl.sum(first.to(tl.float32) * new[None, :], axis=1)
         tl.store(parts + (row * TILES + tile) * RANK + ranks, part, mask=ranks < RANK)
-        let_next_come(OVERLAP)  # it reads all of W2: no earlier, or its programs crowd
+        let_next_come(OVERLAP)  # it reads all of W2: no earlier (`overlap`)
 
     @triton.jit(do_not_specialize=["step", "depth"])
     def _score(

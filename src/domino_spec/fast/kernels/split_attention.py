@@ -312,4 +312,4 @@ if triton_available():
             mix.to(mixed.dtype.element_ty),
             mask=shared[:, None],
         )  # fmt: skip
-        let_next_come(OVERLAP)  # a product: no earlier, or its programs crowd
+        let_next_come(OVERLAP)  # a product: no earlier (`overlap`)
