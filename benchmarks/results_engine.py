@@ -54,7 +54,8 @@ def floors(records: list[dict[str, Any]]) -> str:
             ),
             "",
             "The first cycle is counted from the making of the weights, with what had to be "
-            "compiled; memory is the most held at a time. A cycle's parts:",
+            "compiled; memory is the most held at a time. A cycle's parts, each timed alone; in a "
+            "cycle the context for the drafter is made beside the logits:",
             "",
             table(["part", *map(_shape, records)], _stage_rows(records)),
             "",

@@ -1,4 +1,5 @@
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -96,37 +97,23 @@ def test_rows_may_lie_apart_and_calls_repeat(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_groups_are_larger_where_there_would_be_too_many(
+def test_groups_are_larger_where_there_would_be_too_many_and_then_the_twin_takes_it(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     monkeypatch.setattr(module, "MOST_GROUPS", 64)
-    groups = []
+    groups: list[int] = []
     launch = module._top_kernel.run
-    monkeypatch.setattr(
-        module._top_kernel,
-        "run",
-        lambda *given, **shapes: (groups.append(shapes["GROUP"]), launch(*given, **shapes)),
-    )
-    for vocabulary in (256, 257, 512):
+
+    def run(*given: Any, **shapes: Any) -> Any:
+        groups.append(shapes["GROUP"])
+        return launch(*given, **shapes)
+
+    monkeypatch.setattr(module._top_kernel, "run", run)
+    for vocabulary, launched in ((256, [4]), (257, [8]), (512, [8]), (513, [])):
         logits = draw(2, vocabulary, torch.bfloat16, device)
         assert torch.equal(top_candidates(logits, 16)[1], by_sorting(logits, 16)[1])
-    assert groups == [4, 8, 8]
-
-
-@pytest.mark.usefixtures("small")
-def test_more_groups_than_a_key_has_room_for_go_to_the_twin(
-    monkeypatch: pytest.MonkeyPatch, device: torch.device
-) -> None:
-    monkeypatch.setattr(module, "MOST_GROUPS", 8)
-    launched = []
-    monkeypatch.setattr(module, "_launch", lambda *given: launched.append(given))
-    top_candidates(draw(1, 64, torch.bfloat16, device), 4)
-    assert launched
-    assert torch.equal(
-        top_candidates(logits := draw(1, 65, torch.bfloat16, device), 4)[1],
-        by_sorting(logits, 4)[1],
-    )
-    assert len(launched) == 1
+        assert groups == launched
+        groups.clear()
 
 
 def test_more_candidates_than_tokens_are_refused(device: torch.device) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 MOST_ROWS = 16
-"""Above this the vendor's library does better on an H200."""
+"""Above this the vendor's library did better on an H200, before products were launched early."""
 
 
 def takes(rows: int) -> bool:

@@ -21,14 +21,7 @@ from torch.nn import functional as F
 from domino_spec.fast.kernels import few_rows
 from domino_spec.fast.kernels.few_rows_plan import padded, takes
 from domino_spec.fast.kernels.packing import Packed, Weight, product
-from domino_spec.fast.kernels.pointwise import (
-    embed_and_weigh,
-    gate,
-    gate_twin,
-    rms_norm,
-    rms_norm_twin,
-    weigh,
-)
+from domino_spec.fast.kernels.pointwise import gate, gate_twin, rms_norm, rms_norm_twin, weigh
 from domino_spec.fast.kernels.runtime import usable
 
 
@@ -48,8 +41,7 @@ class Normed:
 def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
     """Rows that were made by something other than a product."""
     if usable(rows) and takes(len(rows)):
-        sums = weigh(rows, norm, eps, padded=padded(len(rows)))
-        return Normed(rows, norm, eps, *sums)
+        return Normed(rows, norm, eps, *weigh(rows, norm, eps, padded=padded(len(rows))))
     return Normed(rows, norm, eps)
 
 
@@ -57,8 +49,9 @@ def embedded(tokens: Tensor, table: Tensor, norm: Tensor, eps: float) -> Normed:
     """The rows of an embedding [vocabulary, K] for tokens [m], whose first reader norms them."""
     whole = table.stride(1) == 1 and tokens.is_contiguous()
     if usable(table) and takes(len(tokens)) and whole:
-        rows, *weighted = embed_and_weigh(table, tokens, norm, eps, padded=padded(len(tokens)))
-        return Normed(rows, norm, eps, *weighted)
+        rows, size = table.new_empty(len(tokens), table.shape[1]), padded(len(tokens))
+        made = weigh(table, norm, eps, padded=size, tokens=tokens, rows=rows)
+        return Normed(rows, norm, eps, *made)
     return Normed(table[tokens], norm, eps)
 
 

@@ -5,9 +5,9 @@ what room there is, read weights, which nobody writes, and only then wait for th
 So the time between two launches is spent beside the kernel before.
 
 When the next kernel is let in decides what that is worth. One that lives off the memory's whole
-speed took up to half as long again where it came while many programs were at work (we think that
-its own then crowd on those processors which had room, and stay there). So what comes before such a
-kernel lets it in when its own programs are about to go; what comes before others does so at once.
+speed lost more than it gained where it came while many programs were at work (we think that its own
+then crowd on those processors which had room, and stay there). So what comes before such a kernel
+lets it in when its own programs are about to go; what comes before others does so at once.
 
 All that take part keep two rules. A program calls `wait_for_last` before it reads or writes
 anything but weights; and all of them wait, so that what was written two launches ago is there too.

@@ -39,35 +39,23 @@ def rms_norm_twin(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * wide.to(x.dtype)
 
 
-def weigh(x: Tensor, weight: Tensor, eps: float, *, padded: int) -> tuple[Tensor, Tensor]:
+def weigh(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    padded: int,
+    tokens: Tensor | None = None,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Rows [m, width] times the weight, and their sums of squares [1, padded]; kernels alone.
 
     Where `shrink` would shrink them they are divided by their norm at once, which spares small ones
-    the loss of their last bits; the sums are then those by which the reader divides no more.
+    the loss of their last bits; the sums are then those by which the reader divides no more. With
+    tokens [m] the rows are those of a table that they name, and are written to `rows` too: to
+    gather them in a launch of its own would take as long as all the rest.
     """
-    return _launch_weigh(x, None, None, weight, eps, len(x), padded)
-
-
-def embed_and_weigh(
-    table: Tensor, tokens: Tensor, weight: Tensor, eps: float, *, padded: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of a table [vocabulary, width] that tokens [m] name, and what `weigh` makes of them.
-
-    In one launch: to gather a row of numbers takes as long as a small kernel does.
-    """
-    rows = table.new_empty(len(tokens), table.shape[1])
-    return rows, *_launch_weigh(table, tokens, rows, weight, eps, len(tokens), padded)
-
-
-def _launch_weigh(
-    x: Tensor,
-    tokens: Tensor | None,
-    rows: Tensor | None,
-    weight: Tensor,
-    eps: float,
-    count: int,
-    padded: int,
-) -> tuple[Tensor, Tensor]:
+    count = len(x if tokens is None else tokens)
     out = x.new_empty(count, x.shape[1])
     sums = x.new_empty(1, padded, dtype=torch.float32)
     size = triton.next_power_of_2(x.shape[1])
