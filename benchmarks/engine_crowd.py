@@ -24,11 +24,11 @@ from torch import Tensor
 from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import RowStats
-from domino_spec.fast.sources import AnySource
+from domino_spec.engine.sources import AnySource
 from domino_spec.records import append_record, environment
 from domino_spec.targets import Target, default_device
-from tests.fast.crowd import Alone, Crowd
-from tests.fast.runs import make_engine
+from tests.engine.crowd import Alone, Crowd
+from tests.engine.runs import make_engine
 from tests.support.baselines import knowing_eagle3, knowing_medusa
 from tests.support.families import randomise
 from tests.support.pair import bigram_target, knowing_drafter, successor

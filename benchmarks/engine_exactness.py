@@ -17,7 +17,7 @@ from domino_spec.api.prompts import end_tokens
 from domino_spec.audit import EngineWay, audit_greedy
 from domino_spec.checkpoints import load_drafter
 from domino_spec.decoding import SamplingParams
-from domino_spec.fast.engine import Engine
+from domino_spec.engine.engine import Engine
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
 from tests.smollm2.prompts import PROMPTS

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from domino_spec.checkpoints import load_drafter
 from domino_spec.checkpoints.exports import export_drafter
 from domino_spec.checkpoints.exports.vllm import dspark_fields, served_config
-from domino_spec.fast.shapes import drafter_config, target_config
+from domino_spec.engine.shapes import drafter_config, target_config
 from domino_spec.targets import load_target
 
 METHODS = {"dflash": "vllm", "dspark": "vllm-dspark"}

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from domino_spec.fast.report import Request, measure_engine
-from domino_spec.fast.shapes import SHAPES
+from domino_spec.engine.report import Request, measure_engine
+from domino_spec.engine.shapes import SHAPES
 from domino_spec.records import append_record, environment
 from domino_spec.targets import default_device
 

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.training_flops import BF16_PEAK, step_flops
 from domino_spec.data import Corpus, load_corpus, write_shard
-from domino_spec.fast.shapes import SHAPES, random_target
+from domino_spec.engine.shapes import SHAPES, random_target
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import Run, TrainConfig, World, prepare, train

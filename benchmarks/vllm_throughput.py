@@ -32,8 +32,8 @@ from benchmarks.engine_folders import (
     write_target,
 )
 from domino_spec.api import DominoDecoder
+from domino_spec.engine.shapes import SHAPES
 from domino_spec.evaluation import PromptSet, Protocol, encode_turns, measure_decoded, read_turns
-from domino_spec.fast.shapes import SHAPES
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
 

@@ -23,7 +23,7 @@ from domino_spec.baselines import open_drafter
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import write_shard
 from domino_spec.drafter import Drafter
-from domino_spec.fast.cache import SlotCache
+from domino_spec.engine.cache import SlotCache
 from domino_spec.records import read_records
 from domino_spec.targets import load_target
 from tests.cli.tiny import MASK, VOCAB, drafter_config, make_tokenizer, save_target

@@ -7,10 +7,10 @@ import torch
 
 from domino_spec import DominoDecoder
 from domino_spec.api import NoGainNotice, UselessDrafterWarning
-from domino_spec.fast import calibration, policy
-from domino_spec.fast.costs import Costs
-from domino_spec.fast.policy import depths
-from tests.fast.runs import own
+from domino_spec.engine import calibration, policy
+from domino_spec.engine.costs import Costs
+from domino_spec.engine.policy import depths
+from tests.engine.runs import own
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter
 

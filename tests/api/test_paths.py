@@ -10,10 +10,10 @@ import transformers as tf
 from domino_spec import DominoDecoder, DominoGenerate, SamplingParams
 from domino_spec.api import ReferenceLoopNotice
 from domino_spec.api import paths as paths_module
+from domino_spec.engine import pool as pool_module
+from domino_spec.engine.pool import EnginePool
 from domino_spec.errors import InputError
-from domino_spec.fast import pool as pool_module
-from domino_spec.fast.pool import EnginePool
-from tests.fast.runs import own
+from tests.engine.runs import own
 from tests.support.families import make_target, plain_greedy, random_drafter, random_prompts
 from tests.support.tokens import small_tokenizer
 

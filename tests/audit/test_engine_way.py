@@ -9,7 +9,7 @@ from domino_spec.audit import EngineWay, Pass
 from domino_spec.audit.forwards import PlainReader
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import SamplingParams
-from tests.fast.runs import make_engine
+from tests.engine.runs import make_engine
 from tests.support.families import make_target, random_drafter, random_prompts
 
 

@@ -10,7 +10,7 @@ from domino_spec.audit.ties import judge
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import DominoProposer, NoDrafts, Row, SamplingParams
 from domino_spec.targets import Target, TargetCache, probe_target
-from tests.fast.runs import make_engine
+from tests.engine.runs import make_engine
 from tests.support.drafters import Adversarial, Good
 from tests.support.families import (
     VOCAB,

@@ -9,7 +9,7 @@ from domino_spec.audit.chance import behind_many_texts, behind_one_text, holm, r
 from domino_spec.decoding import DominoProposer, SamplingParams
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
 from domino_spec.errors import InputError
-from tests.fast.runs import make_engine
+from tests.engine.runs import make_engine
 from tests.support.small import VOCAB, small_pair
 
 PROMPTS = [[3, 7, 1], [5, 2, 8, 4, 9]]

@@ -11,14 +11,14 @@ from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.baselines.registry import baseline_proposer
 from domino_spec.decoding import NoDrafts, SamplingParams
+from domino_spec.engine.calibration import adapt_depth
+from domino_spec.engine.checks import check_settings
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.measure import Bench
+from domino_spec.engine.sampling import Draws
 from domino_spec.errors import ConfigError, InputError, MismatchError
-from domino_spec.fast.calibration import adapt_depth
-from domino_spec.fast.checks import check_settings
-from domino_spec.fast.cycle import Plan
-from domino_spec.fast.engine import Engine
-from domino_spec.fast.measure import Bench
-from domino_spec.fast.sampling import Draws
-from tests.fast.runs import own, run_engine
+from tests.engine.runs import own, run_engine
 from tests.support.baselines import knowing_eagle3, knowing_medusa, random_baseline
 from tests.support.families import make_target, plain_greedy, random_prompts
 from tests.support.pair import bigram_target

@@ -10,7 +10,7 @@ from domino_spec.bench.paths import EnginePath, LeanPath, ReferencePath
 from domino_spec.decoding import DominoProposer
 from domino_spec.evaluation import PromptSet
 from domino_spec.targets import Target
-from tests.fast.runs import own
+from tests.engine.runs import own
 from tests.support.drafters import ScriptedProposer
 from tests.support.pair import SIZE, bigram_target, knowing_drafter
 

@@ -8,11 +8,11 @@ from domino_spec.bench import Cell, measure, plain, summarise
 from domino_spec.bench.paths import EnginePath, Prompt
 from domino_spec.bench.runner import first_difference, turns
 from domino_spec.bench.settings import Settings, plan_cells
+from domino_spec.engine import target as lean
 from domino_spec.errors import InputError
-from domino_spec.fast import target as lean
 from domino_spec.targets import Target
 from tests.bench.helpers import DEPTH, NEW, hopeless, journal_of, knowing, make_run, prompt_set
-from tests.fast.runs import own
+from tests.engine.runs import own
 from tests.support.pair import bigram_target
 
 LOOPS = ("reference", "lean", "fast")

@@ -11,7 +11,7 @@ from domino_spec.api import DtypeNotice
 from domino_spec.api import dtypes as api_dtypes
 from domino_spec.cli.doctor import _dtype
 from domino_spec.cli.options import TargetDtype, TargetOptions
-from domino_spec.fast import dtypes
+from domino_spec.engine import dtypes
 from tests.support.families import make_model
 
 PROMPT = "what is the answer"

@@ -8,7 +8,7 @@ from domino_spec.errors import InputError
 from domino_spec.serving.asks import Ask
 from domino_spec.serving.jobs import Job
 from domino_spec.serving.lanes import EngineLane, ReferenceLane, Results
-from tests.fast.runs import make_engine, run_reference
+from tests.engine.runs import make_engine, run_reference
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.runs import make_rows
 

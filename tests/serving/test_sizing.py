@@ -2,8 +2,8 @@
 
 import pytest
 
+from domino_spec.engine.sizes import MOST_SLOTS, Size
 from domino_spec.errors import InputError
-from domino_spec.fast.sizes import MOST_SLOTS, Size
 from domino_spec.serving.settings import ServerSettings
 from domino_spec.serving.sizing import limits_of, size_of, slots_beside
 

@@ -20,7 +20,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from domino_spec.api.decoder import DominoDecoder
 from domino_spec.api.prompts import check_prompt
 from domino_spec.checkpoints import load_drafter
-from domino_spec.decoding import Row, RunStats, Sampler
+from domino_spec.decoding import RunStats, Sampler, SamplingParams
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.processors import criteria_for_row, for_row, warpers_of
 from domino_spec.decoding.stopping import at_criteria
 from domino_spec.drafter import Drafter
@@ -230,7 +231,7 @@ def _rows(
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
-) -> list[Row]:
+) -> list[Decoded]:
     count, width = input_ids.shape
     max_new_tokens = int(config.max_length) - width
     rows = []
@@ -245,40 +246,43 @@ def _rows(
         own = for_row(processors, index, count)
         seed = int(torch.randint(2**62, ()).item()) if config.do_sample else 0
         generator = torch.Generator(device=decoder.target.device).manual_seed(seed)
-        rows.append(
-            Row(
-                index,
-                prompt,
-                sampler=Sampler(
-                    processors=own,
-                    warpers=warpers_of(own),
-                    samples=bool(config.do_sample),
-                    generator=generator,
-                ),
-                stop_rules=[at_criteria(criteria_for_row(criteria, count))],
-                max_new_tokens=max_new_tokens,
-                device=decoder.target.device,
-                seen_prompt=seen,
-                keep_scores=bool(config.output_scores or config.output_logits),
-            )
+        sequence = Decoded(
+            prompt,
+            SamplingParams(max_new_tokens=max_new_tokens),
+            index=index,
+            stop_rules=[at_criteria(criteria_for_row(criteria, count))],
         )
+        sequence.sampler = Sampler(
+            processors=own,
+            warpers=warpers_of(own),
+            samples=bool(config.do_sample),
+            generator=generator,
+            seen_prompt=seen,
+            keep_scores=bool(config.output_scores or config.output_logits),
+        )
+        rows.append(sequence)
     return rows
 
 
 def _output(
-    rows: list[Row], input_ids: Tensor, config: GenerationConfig
+    rows: list[Decoded], input_ids: Tensor, config: GenerationConfig
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    longest = max(len(row.generated) for row in rows)
+    longest = max(len(row.output) for row in rows)
     pad = config._pad_token_tensor
     answers = torch.full((len(rows), longest), 0 if pad is None else int(pad))
     for index, row in enumerate(rows):
-        answers[index, : len(row.generated)] = torch.tensor(row.generated)
+        answers[index, : len(row.output)] = torch.tensor(row.output)
     sequences = torch.cat((input_ids, answers.to(input_ids.device)), dim=1)
     if not config.return_dict_in_generate:
         return sequences
-    row = rows[0]
+    sampler = rows[0].sampler
+    assert sampler is not None
     return GenerateDecoderOnlyOutput(
         sequences=sequences,
-        scores=tuple(s.unsqueeze(0) for s in row.scores or ()) if config.output_scores else None,
-        logits=tuple(s.unsqueeze(0) for s in row.logits or ()) if config.output_logits else None,
+        scores=tuple(s.unsqueeze(0) for s in sampler.scores or ())
+        if config.output_scores
+        else None,
+        logits=tuple(s.unsqueeze(0) for s in sampler.logits or ())
+        if config.output_logits
+        else None,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor
@@ -14,11 +15,10 @@ from transformers import PreTrainedModel
 from domino_spec.api.arguments import checked_candidates, checked_depth, params_per_row
 from domino_spec.api.dtypes import DtypeChoice, dtype_rule
 from domino_spec.api.facts import target_facts
-from domino_spec.api.notices import MismatchWarning
-from domino_spec.api.paths import EngineChoice, Paths
+from domino_spec.api.notices import DraftWatch, MismatchWarning, tell_reference
 from domino_spec.api.prompts import Prompt, end_tokens, split_prompts
 from domino_spec.api.results import Generation, StreamedToken
-from domino_spec.api.rows import make_rows
+from domino_spec.api.sequences import make_sequences
 from domino_spec.checkpoints import (
     Checkpoint,
     Provenance,
@@ -27,18 +27,26 @@ from domino_spec.checkpoints import (
     require_fit,
 )
 from domino_spec.decoding import (
-    Commit,
+    DominoProposer,
+    NoDrafts,
     Proposer,
-    Row,
     RunStats,
     SamplingParams,
+    SequenceOutput,
     TextStream,
     TokenScore,
+    decode,
 )
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.engine.draft import why_not_drafts
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.families import hooked_modules, unsupported_reason
+from domino_spec.engine.sampling import unsupported_reason as unsupported_params
 from domino_spec.errors import InputError
-from domino_spec.fast.engine import Engine
 from domino_spec.targets import LoadedTarget, Target, load_target
+
+EngineChoice = Literal["auto", "fast", "reference"]
 
 
 class DominoDecoder:
@@ -86,9 +94,25 @@ class DominoDecoder:
             for check in require_fit(drafter.config, self.provenance, self.facts()):
                 warnings.warn(str(check), MismatchWarning, stacklevel=2)
             drafter.to(target.device).eval()
-        self._paths = Paths(
-            target, drafter, engine=engine, depth=depth, candidates=candidates, pack=pack
-        )
+        if engine not in get_args(EngineChoice):
+            choices = ", ".join(map(repr, get_args(EngineChoice)))
+            raise InputError(f"engine is {engine!r}; expected one of {choices}.")
+        self._choice = engine
+        self._drafts = None if depth == 0 else drafter
+        self._engine_options: dict[str, Any] = {
+            "depth": None if self._drafts is None else depth,
+            "candidates": None if self._drafts is None else candidates,
+            "adaptive": self.adapts,
+            "pack": pack,
+        }
+        self._engine: Engine | None = None
+        self._weights: Any = None
+        """The weights that the engine has: another state of them makes it anew."""
+        self._reason: tuple[Any, str | None] | None = None
+        self._watch = DraftWatch(drafter, target)
+        self._told: set[str] = set()
+        if engine == "fast":
+            self._refuse(self.unsupported_reason())
 
     @classmethod
     def from_pretrained(
@@ -207,15 +231,12 @@ class DominoDecoder:
         """
         many, single = split_prompts(prompts)
         per_row = params_per_row(params, overrides, len(many))
-        rows = self._rows(many, per_row)
         stats = RunStats()
-        scores: dict[int, list[TokenScore]] = {row.index: [] for row in rows}
-        for commit in self.run(rows, stats, params=per_row, speculate=speculate):
-            scores[commit.row] += commit.scores or ()
-        results = [
-            self._finished(row, row_params, stats, scores[row.index])
-            for row, row_params in zip(rows, per_row, strict=True)
-        ]
+        sequences = self._sequences(many, per_row, stats, speculate=speculate)
+        scores: dict[int, list[TokenScore]] = {sequence.index: [] for sequence in sequences}
+        for output in self.run(sequences, stats):
+            scores[output.sequence.index] += output.scores or ()
+        results = [self._finished(s, stats, scores[s.index]) for s in sequences]
         return results[0] if single else results
 
     def stream(
@@ -232,56 +253,164 @@ class DominoDecoder:
             raise InputError("a stream takes one prompt; use generate for a batch.")
         per_row = params_per_row(params, overrides, 1)
         stats = RunStats()
-        commits = self.run(self._rows(many, per_row), stats, params=per_row, speculate=speculate)
-        return self._stream(commits, stats, per_row[0])
+        sequences = self._sequences(many, per_row, stats, speculate=speculate)
+        return self._stream(self.run(sequences, stats), stats, per_row[0])
 
     # Inside -----------------------------------------------------------------------------------
 
     def _stream(
-        self, commits: Iterator[Commit], stats: RunStats, params: SamplingParams
+        self, outputs: Iterator[SequenceOutput], stats: RunStats, params: SamplingParams
     ) -> Iterator[StreamedToken]:
         text = TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None
-        for commit in commits:
-            for position, token in enumerate(commit.tokens):
-                last = position == len(commit.tokens) - 1
-                reason = commit.finish_reason if last else None
+        for output in outputs:
+            for position, token in enumerate(output.tokens):
+                last = position == len(output.tokens) - 1
+                reason = output.finish_reason if last else None
                 piece = "" if text is None else text.push(token)
                 if reason and text is not None:
                     piece += text.finish()
-                accepted = position < commit.accepted
-                yield StreamedToken(token, piece, accepted, commit.cycle, reason, stats)
+                accepted = position < output.accepted
+                yield StreamedToken(token, piece, accepted, output.cycle, reason, stats)
 
     def run(
-        self,
-        rows: Sequence[Row],
-        stats: RunStats,
-        *,
-        params: Sequence[SamplingParams] | None = None,
-        speculate: bool = True,
-    ) -> Iterator[Commit]:
-        """Decode prepared rows; without their parameters only the reference loop can."""
-        return self._paths.run(rows, params, stats, speculate=speculate)
+        self, sequences: Sequence[Decoded], stats: RunStats | None = None
+    ) -> Iterator[SequenceOutput]:
+        """Decode sequences on the engine, or where it cannot run them in the reference loop.
+
+        Decides now, decodes as the result is iterated.
+        """
+        stats = RunStats() if stats is None else stats
+        reason = self._unsupported(sequences)
+        if reason is not None:
+            stats.engine_reason = reason
+            return self._in_loop(sequences, stats)
+        stats.engine = "fast"
+        return self._on_engine(sequences, stats)
+
+    @property
+    def engine(self) -> Engine:
+        """This decoder's engine, shared by all its callers; made at the first need."""
+        state = _weights_state(self.target, self._drafts)
+        if self._engine is None or (state != self._weights and not self._engine.busy):
+            self._engine = None  # its caches go before new ones come
+            self._engine = Engine(self.target, self._drafts, **self._engine_options)
+            self._weights = _weights_state(self.target, self._drafts)
+        return self._engine
+
+    def make_engine(self, **options: Any) -> Engine:
+        """An engine of the caller's own, set up as this decoder's; the weights are shared."""
+        engine = Engine(self.target, self._drafts, **self._engine_options, **options)
+        if self.adapts and engine.slots.count:
+            engine.adapt()
+        return engine
+
+    def unsupported_reason(self) -> str | None:
+        """What keeps this target and drafter off the engine, in words; None if nothing does."""
+        if self._choice == "reference":
+            return "engine='reference' was asked for"
+        state = _weights_state(self.target, self._drafts)
+        if self._reason is None or self._reason[0] != state:
+            reason = unsupported_reason(self.target)
+            if reason is not None:
+                reason = f"as for the target, {reason}"
+            elif self._drafts is not None:
+                reason = why_not_drafts(self._drafts.config, self.target.device)
+            self._reason = (state, reason)
+        return self._reason[1]
 
     def proposer(self, *, speculate: bool = True) -> Proposer:
         """A fresh source of drafts for one run of the reference loop."""
-        return self._paths.proposer(speculate=speculate)
+        if self._drafts is None or not speculate:
+            return NoDrafts()
+        return DominoProposer(
+            self._drafts, self.target, depth=self.depth, candidates=self.candidates
+        )
 
-    def why_not_engine(self) -> str | None:
-        """What keeps this pair off the engine, in words; None if nothing does."""
-        return self._paths.why_not()
+    def _unsupported(self, sequences: Sequence[Decoded]) -> str | None:
+        """Why the engine does not run this; said once, or raised where the engine is wanted."""
+        if self._choice == "reference":
+            return "engine='reference' was asked for"
+        if any(sequence.sampler is not None for sequence in sequences):
+            reason = "the sequences choose their tokens by rules of the caller's own"
+            if self._choice == "fast":
+                self._refuse(reason)
+            return reason
+        reasons = (unsupported_params(sequence.params) for sequence in sequences)
+        asked = next((f"as for the request, {reason}" for reason in reasons if reason), None)
+        found = self.unsupported_reason() or asked or self.engine.no_room_reason(sequences)
+        if self._choice == "fast":
+            self._refuse(found)
+        elif found is not None:
+            self._tell(found)
+        return found
 
-    def make_engine(self, *, slots: int, capacity: int, reuse: bool = False) -> Engine:
-        """An engine of the caller's own, set up as this decoder's; the weights are shared."""
-        return self._paths.make_engine(slots=slots, capacity=capacity, reuse=reuse)
+    def _refuse(self, reason: str | None) -> None:
+        if reason is not None:
+            raise InputError(
+                f"engine is 'fast', but the engine cannot run this: {reason}. With 'auto' the "
+                "reference loop does."
+            )
 
-    def _rows(self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]) -> list[Row]:
-        return make_rows(
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            tell_reference(reason)
+
+    def _on_engine(
+        self, sequences: Sequence[Decoded], stats: RunStats
+    ) -> Generator[SequenceOutput, None, None]:
+        engine = self.engine
+        speculates = self._drafts is not None and any(s.speculate for s in sequences)
+        failed = False
+        try:
+            with closing(engine.stream(sequences, stats)) as outputs:
+                for output in outputs:
+                    if output.error is not None:
+                        raise output.error
+                    yield output
+                    self._watch.look(stats, engine.policy if speculates else None)
+        except torch.OutOfMemoryError:
+            if self._choice == "fast" or any(sequence.output for sequence in sequences):
+                raise
+            failed = True
+        finally:
+            self._watch.end(stats)
+        if failed:  # outside the except: an error holds what was made before it
+            self._engine = None
+            stats.engine, stats.engine_reason = "reference", "it ran out of memory"
+            self._tell(stats.engine_reason)
+            for sequence in sequences:
+                sequence.finish_reason = sequence.error = None
+            yield from self._in_loop(sequences, stats)
+
+    def _in_loop(
+        self, sequences: Sequence[Decoded], stats: RunStats
+    ) -> Generator[SequenceOutput, None, None]:
+        speculate = any(sequence.speculate for sequence in sequences)
+        try:
+            for output in decode(self.target, self.proposer(speculate=speculate), sequences, stats):
+                yield output
+                self._watch.look(stats, None)
+        finally:
+            self._watch.end(stats)
+
+    def _sequences(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        stats: RunStats,
+        *,
+        speculate: bool,
+    ) -> list[Decoded]:
+        return make_sequences(
             prompts,
             params,
             self.target,
             self.tokenizer,
             chat_options=self.chat_options,
             ends=self.eos_token_ids,
+            run=stats,
+            speculate=speculate,
         )
 
     @property
@@ -289,21 +418,26 @@ class DominoDecoder:
         """What ends a sequence: the generation config's ids, else the tokenizer's."""
         return end_tokens(self.target, self.tokenizer)
 
-    def _finished(
-        self, row: Row, params: SamplingParams, stats: RunStats, scores: list[TokenScore]
-    ) -> Generation:
-        text = None
+    def _finished(self, sequence: Decoded, stats: RunStats, scores: list[TokenScore]) -> Generation:
+        text, params = None, sequence.params
         if self.tokenizer is not None:
             stream = TextStream(self.tokenizer, params.stop)
-            pieces = [stream.push(token) for token in row.generated]
+            pieces = [stream.push(token) for token in sequence.output]
             text = "".join(pieces) + stream.finish()
-        assert row.finish_reason is not None
+        assert sequence.finish_reason is not None
         return Generation(
-            prompt_tokens=row.prompt,
-            tokens=row.generated,
+            prompt_tokens=sequence.prompt,
+            tokens=sequence.output,
             text=text,
-            finish_reason=row.finish_reason,
-            stats=row.stats,
+            finish_reason=sequence.finish_reason,
+            stats=sequence.stats,
             run=stats,
             scores=None if params.logprobs is None else scores,
         )
+
+
+def _weights_state(target: Target, drafter: Drafter | None) -> Any:
+    """What listens to the target's modules; where every weight lies, how often it was written."""
+    weights = [*target.model.parameters(), *(() if drafter is None else drafter.parameters())]
+    places = ((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
+    return tuple(hooked_modules(target.model)), tuple(places)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from domino_spec.api.notices import DtypeNotice
-from domino_spec.fast.dtypes import faster_on_cpu
+from domino_spec.engine.dtypes import faster_on_cpu
 from domino_spec.targets.load import DtypeRule
 
 FASTEST = "fastest"

@@ -7,8 +7,8 @@ import warnings
 
 from domino_spec.decoding import RowStats, RunStats
 from domino_spec.drafter import Drafter
+from domino_spec.engine.policy import DepthPolicy, Resigned
 from domino_spec.errors import Notice
-from domino_spec.fast.policy import DepthPolicy, Resigned
 from domino_spec.targets import Target
 
 _LOOK_EVERY = 8

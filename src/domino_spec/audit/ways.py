@@ -10,13 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode
-from domino_spec.evaluation.runs import make_row
-from domino_spec.fast.admission import PREFILL_CHUNK
-from domino_spec.fast.cycle import Plan
-from domino_spec.fast.engine import Engine
-from domino_spec.fast.kernels.runtime import on_device
-from domino_spec.fast.rows import Rows
+from domino_spec.decoding import Proposer, RowStats, SamplingParams, decode
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.kernels.runtime import on_device
+from domino_spec.engine.prefill import Part
+from domino_spec.engine.rows import Rows
+from domino_spec.evaluation.runs import make_sequence
 from domino_spec.targets import Target
 
 
@@ -91,7 +92,7 @@ class ReferenceWay:
         for first in range(0, len(prompts), self.batch_size):
             batch = prompts[first : first + self.batch_size]
             rows = [
-                make_row(first + index, prompt, params, eos=eos, device=self._target.device)
+                make_sequence(first + index, prompt, params, eos=eos)
                 for index, prompt in enumerate(batch)
             ]
             written += self._decode(rows)
@@ -105,7 +106,7 @@ class ReferenceWay:
         """The loop runs the model's own forward."""
         return iter(())
 
-    def _decode(self, rows: list[Row]) -> list[Written]:
+    def _decode(self, rows: list[Decoded]) -> list[Written]:
         passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
         with _watched(self._target) as forwards:
             verified: Any = None
@@ -113,10 +114,10 @@ class ReferenceWay:
                 if verified is None:
                     verified = forwards[-1].cache  # the prefill's; a proposer may have its own
                 forward = next(f for f in reversed(forwards) if f.cache is verified)
-                row = next(row for row in rows if row.index == commit.row)
-                before = len(row.prompt) + len(row.generated) - len(commit.tokens)
+                row = commit.sequence
+                before = len(row.prompt) + len(row.output) - len(commit.tokens)
                 prefill = commit.cycle == 0
-                passes[commit.row].append(
+                passes[row.index].append(
                     Pass(
                         start=0 if prefill else before - 1,
                         width=forward.width,
@@ -125,7 +126,7 @@ class ReferenceWay:
                         kept=before if prefill else commit.accepted + 1,
                     )
                 )
-        return [Written(tuple(r.generated), tuple(passes[r.index]), r.stats) for r in rows]
+        return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in rows]
 
 
 class EngineWay:
@@ -143,23 +144,24 @@ class EngineWay:
         """Rows come in as slots become free."""
         engine = self._engine
         rows = [
-            make_row(index, prompt, params, eos=eos, device=engine.slots.device)
-            for index, prompt in enumerate(prompts)
+            make_sequence(index, prompt, params, eos=eos) for index, prompt in enumerate(prompts)
         ]
         passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
         with _started(engine) as cycles:
             first: dict[int, int] = {}  # cycle of each row: every one started since is its own too
-            for commit in engine.run([(row, params, None) for row in rows]):
-                row = rows[commit.row]
-                before = len(row.prompt) + len(row.generated) - len(commit.tokens)
+            for commit in engine.stream(rows):
+                row = commit.sequence
+                before = len(row.prompt) + len(row.output) - len(commit.tokens)
                 if commit.cycle == 0:
-                    first[commit.row] = len(cycles)
+                    first[row.index] = (
+                        len(cycles) - 1
+                    )  # the step that ends a prefill starts a cycle too
                     taken = Pass(start=0, width=before, rows=1, kept=before)
                 else:
-                    size, width = cycles[first[commit.row] + commit.cycle - 1]
+                    size, width = cycles[first[row.index] + commit.cycle - 1]
                     taken = Pass(start=before - 1, width=width, rows=size, kept=commit.accepted + 1)
-                passes[commit.row].append(taken)
-        return [Written(tuple(r.generated), tuple(passes[r.index]), r.stats) for r in rows]
+                passes[row.index].append(taken)
+        return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in rows]
 
     @torch.no_grad()
     def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
@@ -185,8 +187,8 @@ class EngineWay:
         engine, device = self._engine, self._engine.slots.device
         with on_device(device):
             if shape.start == 0:
-                read = engine.reader.prefill(ids[: shape.width], 0, chunk=PREFILL_CHUNK)
-                return read.float()
+                part = Part(0, 0, ids[: shape.width])
+                return engine.prefill.logits(engine.prefill.run([part], observed=False))[0].float()
             # Of the other rows only their number matters: no row sees another's states.
             slots = torch.arange(shape.rows, device=device).clamp(max=engine.slots.spare)
             block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from domino_spec.baselines.eagle3 import Eagle3
-from domino_spec.decoding import DraftChoices, Proposal, Row
+from domino_spec.decoding import DraftChoices, Proposal
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafter import DraftContext
 from domino_spec.targets import Target
 
@@ -40,7 +41,7 @@ class Eagle3Proposer:
             for row, (kept, count) in enumerate(zip(self._waiting, counts, strict=True))
         ]
 
-    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+    def propose(self, rows: Sequence[Decoded], depth: int) -> Proposal:
         """Read what was verified since, then draft step by step."""
         drafter, target = self.drafter, self.target
         features = self._read(rows)
@@ -73,7 +74,7 @@ class Eagle3Proposer:
         self._context.select(rows)
         self._waiting = [self._waiting[row] for row in rows]
 
-    def _read(self, rows: Sequence[Row]) -> Tensor:
+    def _read(self, rows: Sequence[Decoded]) -> Tensor:
         """Append what waits to the context; the last feature of each row, [rows, 1, hidden]."""
         drafter = self.drafter
         counts = [len(waiting) for waiting in self._waiting]
@@ -81,7 +82,7 @@ class Eagle3Proposer:
         taps = torch.nn.utils.rnn.pad_sequence(self._waiting, batch_first=True)
         following = torch.zeros(len(rows), width, dtype=torch.long)
         for index, (row, start) in enumerate(zip(rows, self._context.lengths, strict=True)):
-            known = (row.prompt + row.generated)[start + 1 : start + 1 + counts[index]]
+            known = (row.prompt + row.output)[start + 1 : start + 1 + counts[index]]
             following[index, : counts[index]] = torch.tensor(known)
         starts = torch.tensor(self._context.lengths, device=drafter.device).unsqueeze(1)
         positions = starts + torch.arange(width, device=drafter.device)

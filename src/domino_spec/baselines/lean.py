@@ -9,9 +9,9 @@ from domino_spec.baselines.files import AnyBaseline
 from domino_spec.baselines.lean_eagle3 import LeanEagle3
 from domino_spec.baselines.lean_medusa import LeanMedusa
 from domino_spec.baselines.medusa import Medusa
-from domino_spec.fast.draft import why_not_heads
-from domino_spec.fast.sources import Source
-from domino_spec.fast.target import LeanTarget
+from domino_spec.engine.draft import why_not_heads
+from domino_spec.engine.sources import Source
+from domino_spec.engine.target import LeanTarget
 
 
 class BaselineSource:

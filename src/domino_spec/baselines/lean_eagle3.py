@@ -17,17 +17,17 @@ from torch import Tensor
 
 from domino_spec.baselines.eagle3 import Eagle3
 from domino_spec.baselines.lean_output import LeanOutput, placed
-from domino_spec.fast.cache import SlotCache
-from domino_spec.fast.families import draft_shape, rotary_table
-from domino_spec.fast.kernels.linear import Normed, linear
-from domino_spec.fast.kernels.packing import Weight, packed
-from domino_spec.fast.kernels.pointwise import rms_norm
-from domino_spec.fast.layer import run_attention, run_rest, store_context
-from domino_spec.fast.rows import Rows
-from domino_spec.fast.sampling import Draws
-from domino_spec.fast.sources import InSlots, SlotStates
-from domino_spec.fast.target import LeanTarget
-from domino_spec.fast.weights import LayerWeights, join
+from domino_spec.engine.cache import SlotCache
+from domino_spec.engine.families import draft_shape, rotary_table
+from domino_spec.engine.kernels.linear import Normed, linear
+from domino_spec.engine.kernels.packing import Weight, packed
+from domino_spec.engine.kernels.pointwise import rms_norm
+from domino_spec.engine.layer import run_attention, run_rest, store_context
+from domino_spec.engine.rows import Rows
+from domino_spec.engine.sampling import Draws
+from domino_spec.engine.sources import InSlots, SlotStates
+from domino_spec.engine.target import LeanTarget
+from domino_spec.engine.weights import LayerWeights, join
 
 
 class Eagle3Memory:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from domino_spec.baselines.lookup import DEFAULT_DEPTH, LONGEST_MATCH, PromptLookup
-from domino_spec.fast.rows import Rows
-from domino_spec.fast.sampling import Draws
-from domino_spec.fast.sources import InSlots, SlotStates
-from domino_spec.fast.target import LeanTarget
+from domino_spec.engine.rows import Rows
+from domino_spec.engine.sampling import Draws
+from domino_spec.engine.sources import InSlots, SlotStates
+from domino_spec.engine.target import LeanTarget
 
 
 class LookupSource:

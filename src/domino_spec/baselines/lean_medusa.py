@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from domino_spec.baselines.lean_output import LeanOutput, placed
 from domino_spec.baselines.medusa import Medusa
-from domino_spec.fast.kernels.linear import linear
-from domino_spec.fast.kernels.packing import Packed, Weight, packed
-from domino_spec.fast.rows import Rows
-from domino_spec.fast.sampling import Draws
-from domino_spec.fast.sources import InSlots, SlotStates
-from domino_spec.fast.target import LeanTarget
+from domino_spec.engine.kernels.linear import linear
+from domino_spec.engine.kernels.packing import Packed, Weight, packed
+from domino_spec.engine.rows import Rows
+from domino_spec.engine.sampling import Draws
+from domino_spec.engine.sources import InSlots, SlotStates
+from domino_spec.engine.target import LeanTarget
 
 
 class LeanMedusa(InSlots[SlotStates]):

@@ -8,11 +8,11 @@ from typing import TypeVar
 from torch import Tensor
 
 from domino_spec.baselines.base import BaselineDrafter
-from domino_spec.fast.draft import check_fit
-from domino_spec.fast.kernels.linear import Normed, linear
-from domino_spec.fast.kernels.packing import Weight, packed
-from domino_spec.fast.sampling import Draws
-from domino_spec.fast.target import LeanTarget
+from domino_spec.engine.draft import check_fit
+from domino_spec.engine.kernels.linear import Normed, linear
+from domino_spec.engine.kernels.packing import Weight, packed
+from domino_spec.engine.sampling import Draws
+from domino_spec.engine.target import LeanTarget
 
 Kind = TypeVar("Kind", bound=BaselineDrafter)  # type: ignore[type-arg]
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import Proposal, Row
+from domino_spec.decoding import Proposal
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.errors import InputError
 
 LONGEST_MATCH = 3
@@ -40,12 +41,12 @@ class PromptLookup:
     def observe(self, taps: Tensor | None, counts: Sequence[int]) -> None:
         """The tokens themselves are enough."""
 
-    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+    def propose(self, rows: Sequence[Decoded], depth: int) -> Proposal:
         """Up to `depth` tokens a row; as many columns as the longest find has."""
         found = []
         for row in rows:
             text = self._texts.setdefault(row.index, _Text(self.longest))
-            text.grow(row.prompt, row.generated)
+            text.grow(row.prompt, row.output)
             found.append(text.continuation(depth))
         width = max(map(len, found))
         filled = [

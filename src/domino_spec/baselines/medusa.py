@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from domino_spec.baselines.base import BaselineDrafter
 from domino_spec.baselines.config import MedusaConfig
-from domino_spec.decoding import DraftChoices, Proposal, Row
+from domino_spec.decoding import DraftChoices, Proposal
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.targets import Target
 
 
@@ -75,7 +76,7 @@ class MedusaProposer:
         last = torch.tensor(counts, device=taps.device) - 1
         self._states = taps[torch.arange(len(counts), device=taps.device), last]
 
-    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+    def propose(self, rows: Sequence[Decoded], depth: int) -> Proposal:
         """All heads at once."""
         assert self._states is not None
         hidden = self.drafter(self._states, depth)

@@ -23,8 +23,8 @@ from domino_spec.checkpoints import Provenance, require_fit
 from domino_spec.checkpoints.locate import locate
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.engine.sources import AnySource
 from domino_spec.errors import InputError
-from domino_spec.fast.sources import AnySource
 from domino_spec.targets import LoadedTarget, Target
 
 PLAIN = "plain"

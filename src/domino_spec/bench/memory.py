@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from domino_spec.fast.sizes import graph_bytes
+from domino_spec.engine.sizes import graph_bytes
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")

@@ -17,9 +17,9 @@ from domino_spec.baselines import PLAIN, NamedProposer, open_drafter
 from domino_spec.baselines.registry import is_baseline_source
 from domino_spec.bench.settings import digest
 from domino_spec.decoding import NoDrafts, Proposer
+from domino_spec.engine.sources import AnySource
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import weight_values
-from domino_spec.fast.sources import AnySource
 from domino_spec.targets import LoadedTarget
 
 

@@ -1,4 +1,4 @@
-"""The ways to run a method: the reference loop, which takes all, over either forward; the engine.
+"""The ways to run a method: the reference loop, which takes all, and the engine.
 
 Plain decoding runs on the same path as what it is compared with: in the same loop without drafts
 (one forward a token, no layer tapped), or on an engine without a drafter over the same weights.
@@ -9,19 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from domino_spec.bench.memory import PeakMemory
 from domino_spec.bench.methods import Method
-from domino_spec.decoding import Row, RunStats, SamplingParams, Verifier, decode
+from domino_spec.decoding import RunStats, SamplingParams, decode
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.engine.calibration import adapt_depth
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.measure import Bench
 from domino_spec.errors import InputError
-from domino_spec.evaluation.runs import make_row
-from domino_spec.fast.calibration import adapt_depth
-from domino_spec.fast.engine import Engine
-from domino_spec.fast.measure import Bench
-from domino_spec.fast.verifier import LeanVerifier
+from domino_spec.evaluation.runs import make_sequence
 from domino_spec.targets import Target
 
 Stages = Mapping[str, float]
@@ -48,7 +48,7 @@ class Timed:
     verify: float | None
     cycles: int
     """Cycles of the whole batch; rows count theirs themselves."""
-    rows: tuple[Row, ...]
+    rows: tuple[Decoded, ...]
     peak_memory: int | None
 
 
@@ -70,18 +70,17 @@ class ReferencePath:
 
     def __init__(self, target: Target, methods: Sequence[Method], *, eos: Collection[int]) -> None:
         self.target = target
-        self._verifier: Verifier[Any] = target
         self._eos = eos
         self._proposers = {method.name: method.make() for method in methods}
         self._memory = PeakMemory(target.device)
 
     def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """Prefill, draft and verify are told apart by waiting for the device at each boundary."""
-        rows = make_rows(prompts, params, self.target, self._eos)
+        rows = make_rows(prompts, params, self._eos)
         stats, cycles = RunStats(), 0
         self._memory.reset()
         start = _now(self.target)
-        for commit in decode(self._verifier, self._proposers[method.name], rows, stats):
+        for commit in decode(self.target, self._proposers[method.name], rows, stats):
             cycles = commit.cycle
         seconds = _now(self.target) - start
         return Timed(
@@ -100,29 +99,6 @@ class ReferencePath:
     def stages(self, method: Method, batch: int, context: int) -> Stages | None:  # noqa: ARG002
         """Every run has its own."""
         return None
-
-
-class LeanPath(ReferencePath):
-    """The same loop over the engine's forward, and one copy of the weights for all methods."""
-
-    def __init__(
-        self,
-        target: Target,
-        methods: Sequence[Method],
-        *,
-        eos: Collection[int],
-        slots: int,
-        capacity: int,
-    ) -> None:
-        super().__init__(target, methods, eos=eos)
-        depth = max(proposer.depth for proposer in self._proposers.values())
-        self.lean = LeanVerifier(target, slots=slots, capacity=capacity, depth=depth)
-        self._verifier = self.lean
-
-    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:  # noqa: ARG002
-        """Forwards are captured beforehand."""
-        proposer = self._proposers[method.name]
-        self.lean.prepare(batch, depth=proposer.depth, taps=proposer.taps)
 
 
 class EnginePath:
@@ -146,7 +122,7 @@ class EnginePath:
             if not method.fits_engine:
                 raise InputError(
                     f"the engine cannot run {method.name} ({method.kind}), which is a proposer and "
-                    "no more. Take the reference loop for all (lean or reference)."
+                    "no more. Take the reference loop for all."
                 )
             drafts = dict(method.settings) if method.source is not None else {}
             self.engines[method.name] = Engine(
@@ -157,9 +133,9 @@ class EnginePath:
         """Whether the parts of a cycle can be timed inside it."""
 
     def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
-        """All rows are admitted, then run to the end of the last one."""
+        """All prompts are computed together, then decoded to the end of the last one."""
         engine = self.engines[method.name]
-        rows = make_rows(prompts, params, self.target, self._eos)
+        rows = make_rows(prompts, params, self._eos)
         cycles = 0
         # On a GPU a cycle is one graph and nobody waits inside it: `stages` times its parts.
         clock = {"draft": 0.0, "verify": 0.0} if self._inside else None
@@ -167,14 +143,16 @@ class EnginePath:
         self._memory.reset()
         start = _now(self.target)
         for row in rows:
-            engine.admit(row, params)
-        admitted = _now(self.target)
+            engine.add_request(row)
+        admitted = None
         while engine.busy:
-            cycles += bool(engine.step())
+            cycles += any(output.cycle for output in engine.step())
+            if admitted is None and all(row.output for row in rows):
+                admitted = _now(self.target) if self._inside else time.perf_counter()
         end = _now(self.target)
         return Timed(
             seconds=end - start,
-            prefill=admitted - start,
+            prefill=(admitted or end) - start,
             draft=None if clock is None else clock["draft"],
             verify=None if clock is None else clock["verify"],
             cycles=cycles,
@@ -203,13 +181,10 @@ class EnginePath:
 
 
 def make_rows(
-    prompts: Sequence[Prompt], params: SamplingParams, target: Target, eos: Collection[int]
-) -> list[Row]:
-    """A row a prompt, which draws from the seed and its own number whatever its batch."""
-    return [
-        make_row(prompt.number, prompt.tokens, params, eos=eos, device=target.device)
-        for prompt in prompts
-    ]
+    prompts: Sequence[Prompt], params: SamplingParams, eos: Collection[int]
+) -> list[Decoded]:
+    """A sequence a prompt, which draws from the seed and its own number whatever its batch."""
+    return [make_sequence(prompt.number, prompt.tokens, params, eos=eos) for prompt in prompts]
 
 
 def _now(target: Target) -> float:

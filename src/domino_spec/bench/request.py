@@ -12,7 +12,7 @@ from domino_spec.api.prompts import end_tokens
 from domino_spec.baselines import short_name
 from domino_spec.bench.journal import Journal
 from domino_spec.bench.methods import DraftSettings, Method, make_methods
-from domino_spec.bench.paths import DecodingPath, EnginePath, LeanPath, ReferencePath
+from domino_spec.bench.paths import DecodingPath, EnginePath, ReferencePath
 from domino_spec.bench.runner import HeadToHead, Watcher, measure
 from domino_spec.bench.settings import LoopChoice, LoopName, Settings, plan_cells
 from domino_spec.bench.summary import RunSummary, read_runs
@@ -20,8 +20,7 @@ from domino_spec.bench.tasks import Task, check_system, read_tasks
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
-from domino_spec.evaluation.loops import why_not_fast
-from domino_spec.fast.families import why_not_lean
+from domino_spec.evaluation.loops import unsupported_by_engine
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 
@@ -115,29 +114,22 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
 def choose_loop(
     request: Request, target: Target, methods: list[Method], watcher: Watcher
 ) -> LoopName:
-    """The engine where it runs all, else its forward where it runs the target, unless told."""
+    """The engine where it runs all, else the reference loop, unless told."""
     if request.engine == "reference":
         return "reference"
-    lean = why_not_lean(target)
-    if request.engine == "lean":
-        if lean is not None:
-            raise InputError(
-                f"as for the target, {lean}. Take --engine reference, or auto, which does."
-            )
-        return "lean"
-    reasons = (why_not_fast(target, name=m.name, kind=m.kind, source=m.source) for m in methods)
+    reasons = (
+        unsupported_by_engine(target, name=m.name, kind=m.kind, source=m.source) for m in methods
+    )
     reason = next(filter(None, reasons), None)
     if reason is None and request.accept != "coupled":
         reason = f"the engine does not know the {request.accept} rule"
     if reason is None:
         watcher.say("all on the engine")
         return "fast"
-    other: LoopName = "reference" if lean is not None else "lean"
     if request.engine == "fast":
-        raise InputError(f"{reason}. Take --engine {other}, or auto.")
-    over = " over the engine's forward" if other == "lean" else ""
-    watcher.say(f"all in the reference loop{over}: {reason}")
-    return other
+        raise InputError(f"{reason}. Take --engine reference, or auto.")
+    watcher.say(f"all in the reference loop: {reason}")
+    return "reference"
 
 
 def _settings(request: Request, engine: LoopName) -> Settings:
@@ -184,8 +176,6 @@ def _open_path(
         return ReferencePath(loaded.target, methods, eos=eos)
     longest = max((len(p) for found in prompts.values() for p in found.prompts), default=1)
     capacity = longest + settings.max_new_tokens
-    if settings.engine == "lean":
-        return LeanPath(loaded.target, methods, eos=eos, slots=slots, capacity=capacity)
     return EnginePath(
         loaded.target,
         methods,

@@ -15,7 +15,7 @@ from domino_spec.bench.methods import Method
 from domino_spec.bench.paths import DecodingPath, Prompt, Timed
 from domino_spec.bench.settings import Cell, Settings, digest
 from domino_spec.bench.tasks import prompts_digest
-from domino_spec.decoding import Row
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.evaluation import PromptSet
 
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ def _which_count(run: HeadToHead, cell: Cell, prompts: PromptSet) -> dict[str, A
     outcomes: dict[int, str] = {}
     for batch in _chunks(every, cell.batch_size):
         answered = run.path.run(run.methods[0], batch, params)
-        outcomes |= {row.index: protocol.outcome(row.generated) for row in answered.rows}
+        outcomes |= {row.index: protocol.outcome(row.output) for row in answered.rows}
     used = [number for number in prompts.numbers if outcomes[number] == "used"]
     chunks = _chunks(used, cell.batch_size)
     # A batch that is not full would be timed as another batch size.
@@ -137,10 +137,10 @@ def _measure_unit(
     }
 
 
-def _written(repeats: Sequence[Timed], plain: Sequence[Row] | None) -> dict[str, Any]:
+def _written(repeats: Sequence[Timed], plain: Sequence[Decoded] | None) -> dict[str, Any]:
     """One method's repeats; counts are those of the first, and whether the others agree."""
     first = repeats[0]
-    answers = [[row.generated for row in each.rows] for each in repeats]
+    answers = [[row.output for row in each.rows] for each in repeats]
     peaks = [each.peak_memory for each in repeats if each.peak_memory is not None]
 
     def column(value: Callable[[Timed], float | None]) -> list[float] | None:
@@ -157,8 +157,8 @@ def _written(repeats: Sequence[Timed], plain: Sequence[Row] | None) -> dict[str,
         "repeats_agree": all(answer == answers[0] for answer in answers),
         "rows": [
             {
-                "tokens": len(row.generated),
-                "sha256": hashlib.sha256(repr(row.generated).encode()).hexdigest()[:12],
+                "tokens": len(row.output),
+                "sha256": hashlib.sha256(repr(row.output).encode()).hexdigest()[:12],
                 "finish": row.finish_reason,
                 "cycles": row.stats.cycles,
                 "committed": row.stats.committed,
@@ -166,7 +166,7 @@ def _written(repeats: Sequence[Timed], plain: Sequence[Row] | None) -> dict[str,
                 "accepted": list(row.stats.accepted),
                 "differs_at": None
                 if plain is None
-                else first_difference(plain[index].generated, row.generated),
+                else first_difference(plain[index].output, row.output),
                 "compared": plain is not None,
             }
             for index, row in enumerate(first.rows)

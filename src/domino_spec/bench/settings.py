@@ -16,10 +16,11 @@ from domino_spec.errors import InputError
 from domino_spec.evaluation import Protocol
 
 LoopName = Literal["fast", "lean", "reference"]
-"""What runs all methods of a run, plain decoding among them: the engine, or the reference loop over
-the engine's forward or over Transformers'."""
+"""What runs all methods of a run, plain decoding among them: the engine, or the reference loop.
 
-LoopChoice = Literal["auto", "fast", "lean", "reference"]
+`lean`, the reference loop over the engine's forward, is in records of earlier versions alone."""
+
+LoopChoice = Literal["auto", "fast", "reference"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +52,12 @@ class Settings:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} is {value!r}; expected {least} or more.")
         if self.engine not in get_args(LoopName):
-            raise InputError(f"engine is {self.engine!r}; expected fast, lean or reference.")
+            raise InputError(f"engine is {self.engine!r}; expected fast or reference.")
         if self.engine == "fast" and self.accept != "coupled":
             raise InputError(
                 f"accept is {self.accept!r}, which the engine does not know: it draws drafts and "
                 "target with the same noise (coupled). Leave accept out, or take the reference "
-                "loop (lean or reference)."
+                "loop."
             )
         if self.engine != "fast" and self.adaptive:
             raise InputError(

@@ -216,16 +216,16 @@ def _way(
     sampled: SamplingParams | None,
 ) -> Way:
     from domino_spec.audit import EngineWay, ReferenceWay
+    from domino_spec.engine.engine import Engine
+    from domino_spec.engine.sampling import unsupported_reason
     from domino_spec.errors import InputError
-    from domino_spec.evaluation.loops import why_not_fast
-    from domino_spec.fast.engine import Engine
-    from domino_spec.fast.sampling import why_not_on_device
+    from domino_spec.evaluation.loops import unsupported_by_engine
 
     reason: str | None = "it was asked for"
     if what.engine is not EngineName.REFERENCE:
-        reason = why_not_fast(
+        reason = unsupported_by_engine(
             decoder.target, name=opened.name, kind=opened.kind, source=opened.source
-        ) or (None if sampled is None else why_not_on_device(sampled))
+        ) or (None if sampled is None else unsupported_reason(sampled))
     if reason is not None:
         if what.engine is EngineName.FAST:
             raise InputError(f"the engine cannot be audited: {reason}. Take --engine reference.")

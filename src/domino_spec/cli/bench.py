@@ -43,7 +43,6 @@ class BenchLoop(StrEnum):
 
     AUTO = "auto"
     FAST = "fast"
-    LEAN = "lean"
     REFERENCE = "reference"
 
 
@@ -124,9 +123,8 @@ class HowOptions:
     engine: Annotated[
         BenchLoop,
         typer.Option(
-            help="One loop for all methods: fast is the engine, lean the reference loop over the "
-            "engine's forward, reference the same through Transformers; auto: the first that can "
-            "run them all.",
+            help="One loop for all methods: fast is the engine, reference the loop through "
+            "Transformers; auto: the first that can run them all.",
             rich_help_panel=_HOW,
         ),
     ] = BenchLoop.AUTO

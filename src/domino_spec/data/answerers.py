@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt
-from domino_spec.data.generation import finish
+from domino_spec.data.generation import finish, make_sequence
 from domino_spec.data.messages import Message
 from domino_spec.data.turns import Turn, find_turn
 from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.errors import DataError, InputError
 
 
@@ -55,9 +56,10 @@ class Answerer(Protocol):
 
 
 class LocalAnswerer:
-    """The target on this machine, in batches of prompts of similar length."""
+    """The target on this machine."""
 
     def __init__(self, decoder: DominoDecoder, *, batch_size: int = 32) -> None:
+        """`batch_size` is for targets that the engine cannot run."""
         if batch_size < 1:
             raise DataError(f"batch_size is {batch_size}; expected 1 or more.")
         if decoder.tokenizer is None:
@@ -75,34 +77,43 @@ class LocalAnswerer:
         return len(self._encode(messages))
 
     def answer(self, requests: Sequence[Request], on_answers: OnAnswers) -> list[Answer]:
-        """The longest prompts first: memory that does not suffice shows at once."""
+        """All at once: the engine's scheduler orders them and keeps its batch full."""
         answers: list[Answer | None] = [None] * len(requests)
-        prompts: dict[int, list[int]] = {}
+        sequences = []
         for index, request in enumerate(requests):
             try:
                 tokens = self._encode(request.messages)
                 check_prompt(tokens, request.params.max_new_tokens, self.decoder.target)
-                prompts[index] = tokens
             except InputError as error:
                 answers[index] = Answer.none(_reason(error))
-        order = sorted(prompts, key=lambda index: (-len(prompts[index]), index))
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
-            finished = finish(
-                self.decoder,
-                [prompts[index] for index in batch],
-                [requests[index].params for index in batch],
-                end_ids=self._turn.end_ids,
-                end_text=self._turn.end_text,
+                continue
+            sequences.append(
+                make_sequence(
+                    self.decoder,
+                    tokens,
+                    request.params,
+                    index=index,
+                    end_ids=self._turn.end_ids,
+                    end_text=self._turn.end_text,
+                )
             )
-            done = []
-            for index, result in zip(batch, finished, strict=True):
-                text = self._text(result.tokens)
-                is_whole = result.reason != "length"
-                done.append(Answer(prompts[index], result.tokens, text, is_whole))
-                answers[index] = done[-1]
-            on_answers(done)
+        # The longest first: memory that does not suffice shows at once.
+        sequences.sort(key=lambda sequence: -len(sequence.prompt))
+        for batch in self._batches(sequences):
+            for sequence in finish(self.decoder, batch):
+                text = self._text(sequence.output)
+                whole = sequence.finish_reason != "length"
+                answer = Answer(sequence.prompt, sequence.output, text, whole)
+                answers[sequence.index] = answer
+                on_answers([answer])
         return [answer for answer in answers if answer is not None]
+
+    def _batches(self, sequences: list[Decoded]) -> Iterator[list[Decoded]]:
+        """All for the engine; for the reference loop, which pads, as many as fit together."""
+        engine = self.decoder.unsupported_reason() is None
+        size = len(sequences) if engine else self.batch_size
+        for start in range(0, len(sequences), max(size, 1)):
+            yield sequences[start : start + size]
 
     def _encode(self, messages: list[Message]) -> list[int]:
         prompt: Prompt = messages if self._is_chat else str(messages[-1]["content"])

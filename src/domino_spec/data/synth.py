@@ -14,10 +14,11 @@ from typing import Any
 from domino_spec.api import DominoDecoder
 from domino_spec.data.chat import special_ids
 from domino_spec.data.folder import WorkFolder
-from domino_spec.data.generation import finish, seed_of
+from domino_spec.data.generation import finish, make_sequence, seed_of
 from domino_spec.data.loops import is_loop
 from domino_spec.data.turns import find_turn
 from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.errors import DataError
 
 _FRUITLESS = 1000
@@ -148,7 +149,9 @@ class CandidateSource:
         system: str | None = None,
     ) -> None:
         self._decoder, self._settings = decoder, settings
-        self._batch = 1 if decoder.target.batch_refusal else batch_size
+        self._batch = settings.part_size  # the engine orders them and keeps its batch full
+        if decoder.unsupported_reason() is not None:
+            self._batch = 1 if decoder.target.batch_refusal else batch_size
         if decoder.tokenizer is None:
             raise DataError("the target came without a tokenizer, so it cannot write prompts.")
         self._tokenizer: Any = decoder.tokenizer
@@ -186,14 +189,21 @@ class CandidateSource:
         return found
 
     def _draw(self, candidates: range) -> list[tuple[list[int], bool]]:
-        finished = finish(
-            self._decoder,
-            [self._opening] * len(candidates),
-            [self._settings.params(candidate) for candidate in candidates],
-            end_ids=self._turn.end_ids,
-            end_text=self._turn.end_text,
-        )
-        return [(_without_end(one.tokens, one.reason), one.reason != "length") for one in finished]
+        """Candidates in their order, whichever ended first."""
+        sequences = [
+            make_sequence(
+                self._decoder,
+                self._opening,
+                self._settings.params(candidate),
+                index=candidate,
+                end_ids=self._turn.end_ids,
+                end_text=self._turn.end_text,
+            )
+            for candidate in candidates
+        ]
+        for _ in finish(self._decoder, sequences):
+            pass
+        return [(_without_end(s), s.finish_reason != "length") for s in sequences]
 
     def _text(self, tokens: list[int]) -> str:
         text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
@@ -221,8 +231,8 @@ def _row(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "source": "self"}
 
 
-def _without_end(tokens: list[int], reason: str) -> list[int]:
-    return tokens[:-1] if reason == "eos" else tokens
+def _without_end(sequence: Decoded) -> list[int]:
+    return sequence.output[:-1] if sequence.finish_reason == "eos" else sequence.output
 
 
 def _prompts_in(path: Path) -> list[str]:

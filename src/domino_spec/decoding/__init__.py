@@ -9,30 +9,28 @@ from domino_spec.decoding.proposers import (
     Proposal,
     Proposer,
 )
-from domino_spec.decoding.rows import Commit, Row, StopRule
 from domino_spec.decoding.sampling import Sampler, make_sampler
 from domino_spec.decoding.scores import TokenScore
+from domino_spec.decoding.sequence import Sequence, SequenceOutput, Status, StopRule
 from domino_spec.decoding.stats import RowStats, RunStats
 from domino_spec.decoding.text import TextStream
-from domino_spec.decoding.verifier import RowCache, Verifier
 
 __all__ = [
-    "Commit",
     "DominoProposer",
     "DraftChoices",
     "NoDrafts",
     "Proposal",
     "Proposer",
-    "Row",
-    "RowCache",
     "RowStats",
     "RunStats",
     "Sampler",
     "SamplingParams",
+    "Sequence",
+    "SequenceOutput",
+    "Status",
     "StopRule",
     "TextStream",
     "TokenScore",
-    "Verifier",
     "decode",
     "make_sampler",
 ]

@@ -5,7 +5,7 @@ keep: a position's draw is the same in whatever batch, order or block it is made
 the same text with a drafter and without, and drafts drawn with the same noise as the target's own
 choice agree with it about as often as the two distributions do.
 
-The engine's kernels (`fast.kernels.gumbel`) compute the same integers.
+The engine's kernels (`engine.kernels.gumbel`) compute the same integers.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
+import torch
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -41,7 +42,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Taken from it once for each time the answer holds it."""
     seed: int | None = None
-    """Row i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
+    """Sequence i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -92,6 +93,14 @@ class SamplingParams:
         """Whether tokens that came before cost anything."""
         given = bool(self.presence_penalty or self.frequency_penalty)
         return given or self.repetition_penalty != 1.0
+
+    def seed_of(self, index: int) -> int:
+        """The seed of sequence `index` of a batch: seed + index, or a fresh one."""
+        if not self.samples:
+            return 0
+        if self.seed is None:
+            return int(torch.randint(2**62, ()).item())
+        return self.seed + index
 
     def warpers(self) -> LogitsProcessorList:
         """Temperature and cut-offs: they look at one position's logits only."""

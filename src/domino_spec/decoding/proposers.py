@@ -9,8 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from domino_spec.decoding.rows import Row
-from domino_spec.decoding.sampling import DraftDistribution
+from domino_spec.decoding.sampling import DraftDistribution, Sampler
+from domino_spec.decoding.sequence import Sequence as Decoded
 from domino_spec.drafter import DraftContext, Drafter, rollout
 from domino_spec.targets import Target
 
@@ -45,7 +45,7 @@ class Proposer(Protocol):
     def observe(self, taps: Tensor | None, counts: Sequence[int]) -> None:
         """The first `counts[row]` of these states [rows, n, taps * hidden] are verified."""
 
-    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+    def propose(self, rows: Sequence[Decoded], depth: int) -> Proposal:
         """Draft `depth` tokens behind each row's anchor."""
 
     def select(self, rows: Sequence[int]) -> None:
@@ -55,22 +55,23 @@ class Proposer(Protocol):
 class DraftChoices:
     """Chooses drafts as their rows want them: greedily, drawn, or with the target's own noise."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[Decoded]) -> None:
         self._rows = rows
         self.drawn: list[list[DraftDistribution] | None] = [
-            [] if row.sampler.draws_drafts else None for row in rows
+            [] if _sampler(row).draws_drafts else None for row in rows
         ]
 
     def __call__(self, index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
         """Columns [rows] of a draft's logits [rows, k], behind which stand these target ids."""
         columns = logits.argmax(dim=-1)
         for row, kept in enumerate(self.drawn):
-            sampler, ids = self._rows[row].sampler, None if tokens is None else tokens[row]
+            sampler = _sampler(self._rows[row])
+            ids = None if tokens is None else tokens[row]
             if kept is not None:
                 columns[row], distribution = sampler.draft(logits[row], ids)
                 kept.append(distribution)
             elif sampler.couples:
-                position = self._rows[row].ids.shape[1] + index
+                position = sampler.ids(self._rows[row]).shape[1] + index
                 columns[row] = sampler.coupled_draft(logits[row], ids, position)
         return columns
 
@@ -80,6 +81,11 @@ class DraftChoices:
             return self(index, logits, None)
         ids = draft_tokens.expand(logits.shape[0], -1)
         return draft_tokens[self(index, logits, ids)]
+
+
+def _sampler(sequence: Decoded) -> Sampler:
+    assert sequence.sampler is not None
+    return sequence.sampler
 
 
 class NoDrafts:
@@ -94,7 +100,7 @@ class NoDrafts:
     def observe(self, taps: Tensor | None, counts: Sequence[int]) -> None:
         """Nothing to remember."""
 
-    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:  # noqa: ARG002
+    def propose(self, rows: Sequence[Decoded], depth: int) -> Proposal:  # noqa: ARG002
         """An empty proposal."""
         return Proposal.empty(len(rows))
 
@@ -128,7 +134,7 @@ class DominoProposer:
         positions = starts + torch.arange(width, device=device)
         self._context.append(self.drafter.context(taps[:, :width], positions), counts)
 
-    def propose(self, rows: Sequence[Row], depth: int) -> Proposal:
+    def propose(self, rows: Sequence[Decoded], depth: int) -> Proposal:
         """One backbone forward, then the head's rollout."""
         anchors = torch.tensor([row.anchor for row in rows], device=self.drafter.device)
         hidden = self.drafter.decode_hidden(self.target, anchors, self._context, depth)

@@ -1,7 +1,8 @@
-"""The one place where a token is chosen from the target's logits."""
+"""How the reference loop chooses a token from the target's logits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from domino_spec.decoding.noise import gumbel, hashed
-from domino_spec.decoding.params import AcceptRule, SamplingParams
+from domino_spec.decoding.params import AcceptRule
 from domino_spec.decoding.penalties import GeneratedPenalty
+from domino_spec.decoding.sequence import Sequence
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Choice:
 
 
 class Sampler:
-    """One row's rule for choosing tokens: processors, greedy or drawn, its own generator."""
+    """How one sequence chooses tokens: processors, greedy or drawn, its own generator."""
 
     def __init__(
         self,
@@ -49,8 +51,10 @@ class Sampler:
         generator: torch.Generator | None = None,
         seed: int = 0,
         temperature: float = 1.0,
-        logprobs: int | None = None,
+        seen_prompt: Tokens[int] | None = None,
+        keep_scores: bool = False,
     ) -> None:
+        """`seen_prompt` is the prompt as processors see it, where the caller padded it."""
         self.processors = processors
         self.warpers = warpers
         self.samples = samples
@@ -58,20 +62,45 @@ class Sampler:
         self.couples = samples and accept == "coupled"
         self.generator = generator
         self.seed = seed
-        self.logprobs = logprobs
-        """How many of the likeliest tokens to tell with each score; None tells no scores."""
+        self.scores: list[Tensor] | None = [] if keep_scores else None
+        """Processed scores of every committed token, where the caller wants them."""
+        self.logits: list[Tensor] | None = [] if keep_scores else None
         self._temperature = temperature
+        self._seen_prompt = seen_prompt
+        self._ids: Tensor | None = None
+        self._filled = 0
 
     @property
     def plain(self) -> bool:
         """Greedy on the raw logits, so that an argmax over the whole block is enough."""
-        return not self.samples and not self.processors
+        return not self.samples and not self.processors and self.scores is None
 
-    def begin(self, prompt_length: int) -> None:
-        """The row's prompt has so many tokens; what comes behind them is generated."""
-        for processor in self.processors:
-            if isinstance(processor, GeneratedPenalty):
-                processor.prompt_length = prompt_length
+    def ids(self, sequence: Sequence, device: torch.device | None = None) -> Tensor:
+        """What processors and criteria see: prompt and output, [1, length].
+
+        Only what is new goes to the device.
+        """
+        prompt = sequence.prompt if self._seen_prompt is None else self._seen_prompt
+        length = len(prompt) + len(sequence.output)
+        if self._ids is None:
+            for processor in self.processors:
+                if isinstance(processor, GeneratedPenalty):
+                    processor.prompt_length = len(prompt)
+            room = length + sequence.remaining
+            self._ids = torch.zeros(1, room, dtype=torch.long, device=device)
+            self._ids[0, : len(prompt)] = torch.tensor(prompt)
+            self._filled = len(prompt)
+        if self._filled < length:
+            new = sequence.output[self._filled - len(prompt) :]
+            self._ids[0, self._filled : length] = torch.tensor(new)
+            self._filled = length
+        return self._ids[:, :length]
+
+    def keep(self, scores: Tensor, logits: Tensor) -> None:
+        """Remember the scores of a committed token, where they are wanted."""
+        if self.scores is not None and self.logits is not None:
+            self.scores.append(scores.clone())
+            self.logits.append(logits.float().clone())
 
     def choose(
         self,
@@ -128,27 +157,18 @@ def _all_tokens(scores: Tensor) -> Tensor:
     return torch.arange(scores.shape[-1], device=scores.device)
 
 
-def make_sampler(params: SamplingParams, *, row: int, device: torch.device) -> Sampler:
-    """The sampler of one row of a run."""
+def make_sampler(sequence: Sequence, device: torch.device) -> Sampler:
+    """The sampler of a sequence, by its parameters and its seed."""
+    params = sequence.params
     generator = None
-    seed = 0
     if params.samples:
-        seed = row_seed(params, row=row)
-        generator = torch.Generator(device=device).manual_seed(seed)
+        generator = torch.Generator(device=device).manual_seed(sequence.seed)
     return Sampler(
         processors=params.all_processors(),
         warpers=params.warpers(),
         samples=params.samples,
         accept=params.accept or "rejection",
         generator=generator,
-        seed=seed,
+        seed=sequence.seed,
         temperature=float(params.temperature),
-        logprobs=params.logprobs,
     )
-
-
-def row_seed(params: SamplingParams, *, row: int) -> int:
-    """The seed of one row of a run: the given one and the row's number, or a fresh one."""
-    if params.seed is None:
-        return int(torch.randint(2**62, ()).item())
-    return params.seed + row

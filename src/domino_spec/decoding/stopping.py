@@ -1,13 +1,14 @@
-"""When a row ends. Rules look after every single token, so a block never overruns them."""
+"""When a sequence ends. Rules look after every single token, so a block never overruns them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
+from collections.abc import Sequence as Strings
 from typing import Any
 
 from transformers import StoppingCriteriaList
 
-from domino_spec.decoding.rows import Row, StopRule
+from domino_spec.decoding.sequence import Sequence, StopRule
 from domino_spec.decoding.text import TextStream
 
 EOS, LENGTH, STOP, CRITERIA = "eos", "length", "stop", "criteria"
@@ -16,33 +17,36 @@ EOS, LENGTH, STOP, CRITERIA = "eos", "length", "stop", "criteria"
 def at_eos(token_ids: Collection[int]) -> StopRule:
     """Stop at an end-of-sequence token, which stays in the output."""
     ends = frozenset(token_ids)
-    return lambda row: EOS if row.generated[-1] in ends else None
+    return lambda sequence: EOS if sequence.output[-1] in ends else None
 
 
 def at_length() -> StopRule:
     """Stop when exactly `max_new_tokens` were generated."""
-    return lambda row: LENGTH if row.remaining <= 0 else None
+    return lambda sequence: LENGTH if sequence.remaining <= 0 else None
 
 
-def at_strings(stops: Sequence[str], tokenizer: Any) -> StopRule:
-    """Stop when the generated text contains one of these strings. One rule serves one row."""
+def at_strings(stops: Strings[str], tokenizer: Any) -> StopRule:
+    """Stop when the generated text contains one of these strings. One rule serves one sequence."""
     # The text a caller gets is cut by the same object, so that the two cannot disagree.
     text = TextStream(tokenizer, stops)
 
-    def rule(row: Row) -> str | None:
-        text.push(row.generated[-1])
+    def rule(sequence: Sequence) -> str | None:
+        text.push(sequence.output[-1])
         return STOP if text.stopped else None
 
     return rule
 
 
 def at_criteria(criteria: StoppingCriteriaList) -> StopRule:
-    """Stop when any of Transformers' criteria says so."""
+    """Stop when any of Transformers' criteria says so; for the reference loop."""
 
-    def rule(row: Row) -> str | None:
-        scores = None if row.scores is None else tuple(s.unsqueeze(0) for s in row.scores)
-        if bool(criteria(row.ids, scores).any()):
-            return LENGTH if row.remaining <= 0 else CRITERIA
-        return LENGTH if row.remaining <= 0 else None
+    def rule(sequence: Sequence) -> str | None:
+        sampler = sequence.sampler
+        assert sampler is not None
+        scores = None if sampler.scores is None else tuple(s.unsqueeze(0) for s in sampler.scores)
+        stop = bool(criteria(sampler.ids(sequence), scores).any())
+        if sequence.remaining <= 0:
+            return LENGTH
+        return CRITERIA if stop else None
 
     return rule

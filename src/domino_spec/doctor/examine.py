@@ -17,7 +17,7 @@ from domino_spec.doctor.measuring import measured_findings
 from domino_spec.doctor.memory import read_memory
 from domino_spec.doctor.reading import read_context, read_fit, read_mask, read_tokenizer
 from domino_spec.drafter import DrafterConfig
-from domino_spec.evaluation.loops import why_not_fast
+from domino_spec.evaluation.loops import unsupported_by_engine
 from domino_spec.records.environment import hardware
 
 
@@ -80,7 +80,9 @@ def examine_loaded(
     say: Callable[[str], None] = lambda _: None,
 ) -> Examination:
     """What a few answers of the target tell; the decoder needs no drafter of its own."""
-    reason = why_not_fast(decoder.target, name=drafts.name, kind=drafts.kind, source=drafts.source)
+    reason = unsupported_by_engine(
+        decoder.target, name=drafts.name, kind=drafts.kind, source=drafts.source
+    )
     engine = Finding(
         name="engine",
         state="ok",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from domino_spec.baselines import PLAIN
-from domino_spec.fast.families import why_not_lean
-from domino_spec.fast.sources import AnySource, as_maker
+from domino_spec.engine.families import unsupported_reason
+from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.targets import Target
 
 
-def why_not_fast(target: Target, *, name: str, kind: str, source: AnySource | None) -> str | None:
+def unsupported_by_engine(
+    target: Target, *, name: str, kind: str, source: AnySource | None
+) -> str | None:
     """What keeps it off the engine, in words; None if nothing does."""
-    reason = why_not_lean(target)
+    reason = unsupported_reason(target)
     if reason is not None:
         return f"as for the target, {reason}"
     if source is not None:

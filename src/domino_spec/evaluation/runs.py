@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from domino_spec.api.prompts import check_prompt
-from domino_spec.decoding import Proposer, Row, RowStats, SamplingParams, decode, make_sampler
+from domino_spec.decoding import Proposer, RowStats, SamplingParams, decode
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
@@ -36,13 +35,10 @@ def decode_prompts(
         check_prompt(prompt, params.max_new_tokens, target)
     answers: dict[int, Answer] = {}
     for batch in batches([len(prompt) for prompt in prompts], target, batch_size):
-        rows = [
-            make_row(index, prompts[index], params, eos=eos, device=target.device)
-            for index in batch
-        ]
-        for _ in decode(target, proposer, rows):
+        sequences = [make_sequence(index, prompts[index], params, eos=eos) for index in batch]
+        for _ in decode(target, proposer, sequences):
             pass
-        answers.update({row.index: Answer(tuple(row.generated), row.stats) for row in rows})
+        answers.update({s.index: Answer(tuple(s.output), s.stats) for s in sequences})
     return [answers[index] for index in range(len(prompts))]
 
 
@@ -63,23 +59,11 @@ def greedy_counts(
     return total
 
 
-def make_row(
-    number: int,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    *,
-    eos: Collection[int],
-    device: torch.device,
-) -> Row:
-    """A row that draws from the seed and its own number, whatever its batch."""
-    return Row(
-        number,
-        prompt,
-        sampler=make_sampler(params, row=number, device=device),
-        stop_rules=[at_eos(eos), at_length()],
-        max_new_tokens=params.max_new_tokens,
-        device=device,
-    )
+def make_sequence(
+    index: int, prompt: Sequence[int], params: SamplingParams, *, eos: Collection[int]
+) -> Decoded:
+    """A sequence that draws from the seed and its own number, whatever its batch."""
+    return Decoded(prompt, params, index=index, stop_rules=[at_eos(eos), at_length()])
 
 
 def batches(lengths: Sequence[int], target: Target, size: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""What the worker tells those who count, as it happens. Called in the worker's thread."""
+"""What the engine's thread tells those who count, as it happens, in that thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from domino_spec.decoding import Commit
+from domino_spec.decoding import SequenceOutput
 
 _log = logging.getLogger("domino_spec.serving")
 
@@ -20,8 +20,8 @@ class Meter(Protocol):
     def first_token(self, seconds: float) -> None:
         """An answer's first token came so long after it was asked for."""
 
-    def block(self, commit: Commit, *, drafts: int, seconds: float) -> None:
-        """A later block: drafts verified, and seconds since the answer's last one."""
+    def block(self, output: SequenceOutput, *, seconds: float) -> None:
+        """What a later step gave, and seconds since the sequence's last one."""
 
     def ended(self, reason: str, *, seconds: float) -> None:
         """An answer is over: `eos`, `stop`, `length`, `cancelled` or `failed`."""
@@ -34,7 +34,7 @@ class Silence:
 
     def first_token(self, seconds: float) -> None: ...
 
-    def block(self, commit: Commit, *, drafts: int, seconds: float) -> None: ...
+    def block(self, output: SequenceOutput, *, seconds: float) -> None: ...
 
     def ended(self, reason: str, *, seconds: float) -> None: ...
 
@@ -53,9 +53,9 @@ class Forgiven:
         """As the other one."""
         _tell(self._meter.first_token, seconds)
 
-    def block(self, commit: Commit, *, drafts: int, seconds: float) -> None:
+    def block(self, output: SequenceOutput, *, seconds: float) -> None:
         """As the other one."""
-        _tell(self._meter.block, commit, drafts=drafts, seconds=seconds)
+        _tell(self._meter.block, output, seconds=seconds)
 
     def ended(self, reason: str, *, seconds: float) -> None:
         """As the other one."""

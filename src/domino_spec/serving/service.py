@@ -1,9 +1,8 @@
-"""The service behind the routes: prompts in, tickets out."""
+"""The service that the routes call: prompts in, streams of outputs out."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,24 +10,20 @@ from typing import Any
 from domino_spec import __version__
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import encode_prompt
-from domino_spec.api.rows import make_rows
+from domino_spec.api.sequences import make_sequences
 from domino_spec.decoding import SamplingParams
-from domino_spec.fast.engine import Engine
-from domino_spec.fast.sizes import Size, free_bytes, token_bytes
-from domino_spec.serving.asks import Ask, TooLongError, TooManyError
-from domino_spec.serving.jobs import Job
-from domino_spec.serving.lanes import EngineLane, Lane, ReferenceLane
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.engine.reference import ReferenceEngine
+from domino_spec.engine.sizes import free_bytes, token_bytes
+from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
+from domino_spec.serving.errors import TooLongError, TooManyError
 from domino_spec.serving.literal import LiteralChats
 from domino_spec.serving.meters import Meter, Silence
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import context_of, limits_of, size_of, slots_beside
-from domino_spec.serving.tickets import Ticket
-from domino_spec.serving.worker import Worker
+from domino_spec.serving.sizing import context_of, limits_of, size_of
 
-_PLAIN_SLOTS = 4
-"""Rows without drafts, beside the others, for which there is always room."""
 _UNKNOWN_CONTEXT = 4096
-"""Where neither the target nor anybody else says how much it reads."""
+"""Where neither the target nor the settings say how long a sequence may be."""
 
 
 class Service:
@@ -50,31 +45,28 @@ class Service:
         self.created = int(time.time())
         self._draft_name = draft_name
         self._chats = LiteralChats(self.tokenizer)
-        main, plain, capacity = self._lanes(said)
-        self._slots = main.slots
-        self.limits = limits_of(settings, capacity)
-        self.worker = Worker(main, plain, max_queue=settings.max_queue, meter=meter or Silence())
-        self._numbers = itertools.count()
+        engine, context = self._engine(said)
+        self.limits = limits_of(settings, context)
+        self.engine = AsyncEngine(engine, max_queue=settings.max_queue, meter=meter or Silence())
 
-    def _lanes(self, said: Callable[[str], None]) -> tuple[Lane, Callable[[], Lane] | None, int]:
+    def _engine(self, said: Callable[[str], None]) -> tuple[StepEngine, int]:
+        """What decodes, and how many tokens a sequence may have."""
         decoder, settings = self.decoder, self.settings
-        drafts = decoder.drafter is not None
         context = decoder.target.context_length
-        reason = decoder.why_not_engine()
+        reason = decoder.unsupported_reason()
         if reason is not None:
             said(f"one request at a time, through Transformers: {reason}")
-            main: Lane = ReferenceLane(decoder, speculate=drafts)
-            beside = (lambda: ReferenceLane(decoder, speculate=False)) if drafts else None
-            return main, beside, context_of(settings, context) or _UNKNOWN_CONTEXT
+            reference = ReferenceEngine(
+                decoder.target, lambda drafts: decoder.proposer(speculate=drafts)
+            )
+            return reference, context_of(settings, context) or _UNKNOWN_CONTEXT
         target = decoder.target
-        each = token_bytes(target, decoder.drafter)
         size = size_of(
             settings,
             on_gpu=target.device.type == "cuda",
             context=context,
-            token_bytes=each,
+            token_bytes=token_bytes(target, decoder.drafter),
             free=free_bytes(target.device),
-            beside=_PLAIN_SLOTS if drafts else 0,
         )
         if decoder.adapts:
             said("measuring what cycles cost on this machine (once; it is kept)")
@@ -83,33 +75,32 @@ class Service:
             for temperature in (0.0, 1.0):
                 engine.capture(1, SamplingParams(temperature=temperature, logprobs=scores))
         said(f"{size.slots} slots of {size.capacity} tokens")
-        plain = (lambda: _plain(engine, each)) if drafts else None
-        return EngineLane(engine), plain, size.capacity
+        return engine, size.capacity
 
     # For routes -------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to answer."""
-        self.worker.start()
+        self.engine.start()
 
     def drain(self, seconds: float | None = None) -> None:
         """Take nothing new; running answers may go on for a while."""
-        self.worker.drain(self.settings.drain_seconds if seconds is None else seconds)
+        self.engine.drain(self.settings.drain_seconds if seconds is None else seconds)
 
     async def stop(self, seconds: float | None = None) -> None:
         """Drain, and wait until the last answer has ended."""
         self.drain(seconds)
-        await asyncio.to_thread(self.worker.join)
+        await asyncio.to_thread(self.engine.join)
 
     @property
     def state(self) -> str:
         """`ready`, `stopping` or `failed`."""
-        return self.worker.state
+        return self.engine.state
 
     @property
     def ended(self) -> bool:
         """Whether it answers nobody any more."""
-        return self.worker.ended
+        return self.engine.ended
 
     def facts(self) -> dict[str, Any]:
         """What anybody may know of it."""
@@ -117,7 +108,7 @@ class Service:
             "model": self.settings.model,
             "draft": self._draft_name,
             "speculates": self.decoder.drafter is not None,
-            "slots": self._slots,
+            "slots": self.engine.slots,
             "context": self.limits.context,
             "version": __version__,
             "device": str(self.decoder.target.device),
@@ -134,29 +125,31 @@ class Service:
         chosen = {**self.decoder.chat_options, **options}
         return tuple(self._chats.encode(messages, chosen))
 
-    def submit(self, asks: Sequence[Ask], *, client: str) -> Ticket:
-        """Queue these answers. Call it in the event loop that will read them."""
-        ticket = Ticket(len(asks), self.worker.cancel)
-        for choice, ask in enumerate(asks):
-            ticket.jobs.append(self._job(ask, choice, client, ticket))
-        self.worker.submit(ticket.jobs)
-        return ticket
-
-    def _job(self, ask: Ask, choice: int, client: str, ticket: Ticket) -> Job:
-        self._check(ask)
-        (row,) = make_rows(
-            [ask.prompt],
-            [ask.params],
+    def sequence(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Decoded:
+        """A sequence for one answer; `options` are those of `Sequence`."""
+        self._check(len(prompt), params.max_new_tokens)
+        (made,) = make_sequences(
+            [list(prompt)],
+            [params],
             self.decoder.target,
             self.tokenizer,
             chat_options={},
             ends=self.decoder.eos_token_ids,
+            seed=params.seed_of(0),
+            **options,
         )
-        row.index = next(self._numbers)
-        return Job(ask, row, choice, client, ticket.deliver)
+        return made
 
-    def _check(self, ask: Ask) -> None:
-        limits, prompt, new = self.limits, len(ask.prompt), ask.params.max_new_tokens
+    def submit(self, sequences: Sequence[Decoded], *, client: str) -> OutputStream:
+        """Queue these sequences. Call it in the event loop that will read their outputs."""
+        for sequence in sequences:
+            sequence.client = client
+        stream = OutputStream(sequences, self.engine.cancel)
+        self.engine.submit(sequences)
+        return stream
+
+    def _check(self, prompt: int, new: int) -> None:
+        limits = self.limits
         if prompt > limits.max_prompt_tokens:
             raise TooLongError(
                 f"the prompt has {prompt} tokens; this server takes {limits.max_prompt_tokens}. "
@@ -173,13 +166,3 @@ class Service:
                 f"than the context of {limits.context}. Shorten the prompt, or ask for at most "
                 f"{limits.context - prompt}."
             )
-
-
-def _plain(engine: Engine, token_bytes: int) -> Lane:
-    """The same weights without drafts, in slots of their own."""
-    size = Size(engine.slots.count, engine.capacity)
-    free = free_bytes(engine.target.device)
-    slots = slots_beside(size, least=_PLAIN_SLOTS, token_bytes=token_bytes, free=free)
-    twin = engine.twin(slots=slots, capacity=engine.capacity)
-    twin.speculates = False
-    return EngineLane(twin)

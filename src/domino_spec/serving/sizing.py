@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from domino_spec.engine.sizes import MOST_DRAFTING, Size
 from domino_spec.errors import InputError
-from domino_spec.fast.sizes import MOST_SLOTS, Size
 from domino_spec.serving.settings import ServerSettings
 
 _CPU_SLOTS = 8
@@ -45,52 +45,33 @@ def size_of(
     context: int | None,
     token_bytes: int,
     free: int | None,
-    beside: int = 0,
 ) -> Size:
     """Slots that the free bytes hold: fewer of them first, then shorter ones.
 
-    What the settings name is kept, or refused where it cannot be had. `beside` is how many slots
-    are set aside for a second lane; it never has more than the first.
+    What the settings name is kept, or refused where it cannot be had.
     """
     asked = context_of(settings, context)
     longest = _LONGEST if on_gpu else _CPU_LONGEST
     capacity = settings.context or min(asked or longest, longest)
-    most = settings.slots or (MOST_SLOTS if on_gpu else _CPU_SLOTS)
+    most = settings.slots or (MOST_DRAFTING if on_gpu else _CPU_SLOTS)
     if free is None:
         return Size(most, capacity)
     room = int(_SHARE * free) // token_bytes  # tokens
     if settings.context is None:
         least = settings.slots or min(most, _FEW)
-        while _rows(least, beside) * capacity > room and capacity > _SHORTEST:
+        while (least + 1) * capacity > room and capacity > _SHORTEST:
             capacity = max(capacity // 2, _SHORTEST)
     slots = most
-    while settings.slots is None and slots > 1 and _rows(slots, beside) * capacity > room:
+    while settings.slots is None and slots > 1 and (slots + 1) * capacity > room:
         slots -= 1
-    if _rows(slots, beside) * capacity > room:
-        taken = _rows(slots, beside) * capacity * token_bytes
-        also = f", and {min(slots, beside)} for requests without drafts," if beside else ""
+    if (slots + 1) * capacity > room:
+        taken = (slots + 1) * capacity * token_bytes
         raise InputError(
-            f"{slots} slots of {capacity} tokens{also} take {taken / 1e9:.1f} GB of memory; "
+            f"{slots} slots of {capacity} tokens take {taken / 1e9:.1f} GB of memory; "
             f"{_SHARE * free / 1e9:.1f} GB are there for them. Ask for fewer slots or a shorter "
             "context."
         )
     return Size(slots, capacity)
-
-
-def _rows(slots: int, beside: int) -> int:
-    """Rows of the caches; each lane has one more, for rows that fill up a batch."""
-    return slots + 1 + (min(slots, beside) + 1 if beside else 0)
-
-
-def slots_beside(main: Size, *, least: int, token_bytes: int, free: int | None) -> int:
-    """Slots of a second lane, made when it is first wanted: as many as the first one has.
-
-    Room for `least` was set aside; more come out of what is free now, as far as that goes.
-    """
-    if free is None:
-        return min(least, main.slots)
-    fitting = int(_SHARE * free) // (token_bytes * main.capacity) - 1
-    return min(max(least, fitting), main.slots)
 
 
 def limits_of(settings: ServerSettings, capacity: int) -> Limits:

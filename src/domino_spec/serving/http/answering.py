@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from domino_spec.serving.asks import Ask, Block, Ended, Event, Failed
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding import SequenceOutput
 from domino_spec.serving.http.asked import Asked
 from domino_spec.serving.http.choices import Choice, usage_of
 from domino_spec.serving.http.errors import (
@@ -24,8 +25,8 @@ from domino_spec.serving.http.forms import Chunk, Form
 from domino_spec.serving.http.guard import client_of
 
 if TYPE_CHECKING:
+    from domino_spec.serving.async_engine import OutputStream
     from domino_spec.serving.service import Service
-    from domino_spec.serving.tickets import Ticket
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
@@ -37,17 +38,19 @@ class Answering(Response):
     Nothing is sent before the first event: until then an error still has its own status.
     """
 
-    def __init__(self, service: Service, asked: Asked, asks: Sequence[Ask], form: Form) -> None:
+    def __init__(
+        self, service: Service, asked: Asked, sequences: Sequence[Decoded], form: Form
+    ) -> None:
         super().__init__()
         self._service = service
-        self._asks = asks
+        self._sequences = sequences
         self._form = form
         self._stream = bool(asked.stream)
         self._n = asked.n or 1
         self._show_usage = bool(asked.stream_options and asked.stream_options.include_usage)
         self._choices = [
-            Choice(index, ask, form.names, scores=asked.scores, blocks=asked.ours.blocks)
-            for index, ask in enumerate(asks)
+            Choice(index, sequence, form.names, scores=asked.scores, blocks=asked.ours.blocks)
+            for index, sequence in enumerate(sequences)
         ]
         self._opened: set[int] = set()
 
@@ -58,31 +61,31 @@ class Answering(Response):
         request_id = request_id_of(scope)
         try:
             with blaming(self._form.prompt):
-                ticket = self._service.submit(self._asks, client=client_of(scope))
+                outputs = self._service.submit(self._sequences, client=client_of(scope))
         except Exception as error:
             await as_api_error(error, request_id=request_id).response(scope, receive, send)
             return
-        async with ticket:
+        async with outputs:
             if self._stream:
-                await self._send_stream(ticket, request_id, scope, receive, send)
+                await self._send_stream(outputs, request_id, scope, receive, send)
             else:
-                response = await self._whole(ticket, request_id)
+                response = await self._whole(outputs, request_id)
                 await response(scope, receive, send)
 
-    async def _whole(self, ticket: Ticket, request_id: str) -> Response:
+    async def _whole(self, outputs: OutputStream, request_id: str) -> Response:
         try:
-            async for event in ticket:
-                self._take(event)
+            async for output in outputs:
+                self._take(output)
         except Exception as error:
             return as_api_error(error, request_id=request_id).response
         return JSONResponse(self._form.whole(self._choices, self._usage()))
 
     async def _send_stream(
-        self, ticket: Ticket, request_id: str, scope: Scope, receive: Receive, send: Send
+        self, outputs: OutputStream, request_id: str, scope: Scope, receive: Receive, send: Send
     ) -> None:
         started = False
         try:
-            async with aclosing(self._chunks(ticket)) as chunks:
+            async with aclosing(self._chunks(outputs)) as chunks:
                 async for chunk in chunks:
                     if not started:
                         started = True
@@ -96,33 +99,34 @@ class Answering(Response):
             await send(_body(_event(told.reply)))
         await send(_body(DONE, more=False))
 
-    async def _chunks(self, ticket: Ticket) -> AsyncGenerator[Chunk, None]:
-        async for event in ticket:
-            for chunk in self._take(event):
+    async def _chunks(self, outputs: OutputStream) -> AsyncGenerator[Chunk, None]:
+        async for output in outputs:
+            for chunk in self._take(output):
                 yield chunk
         if self._show_usage:
             yield self._form.counts(self._usage())
 
-    def _take(self, event: Event) -> list[Chunk]:
-        """What this event adds to a stream."""
-        if isinstance(event, Failed):
-            raise event.error
-        form, choice = self._form, self._choices[event.choice]
-        piece = choice.take(event) if isinstance(event, Block) else choice.end(event)
+    def _take(self, output: SequenceOutput) -> list[Chunk]:
+        """What this output adds to a stream."""
+        if output.error is not None:
+            raise output.error
+        form, choice = self._form, self._choices[output.sequence.index]
+        pieces = [choice.take(output)]
+        if output.finish_reason is not None:
+            pieces.append(choice.end(output))
         if not self._stream:
             return []
         chunks: list[Chunk | None] = []
         if choice.index not in self._opened:
             self._opened.add(choice.index)
             chunks.append(form.opening(choice))
-        if not piece.empty:
-            chunks.append(form.delta(choice, piece))
-        if isinstance(event, Ended):
+        chunks += [form.delta(choice, piece) for piece in pieces if not piece.empty]
+        if output.finish_reason is not None:
             chunks.append(form.closing(choice))
         return [chunk for chunk in chunks if chunk is not None]
 
     def _usage(self) -> Any:
-        return usage_of(self._choices, self._asks, n=self._n)
+        return usage_of(self._choices, self._sequences, n=self._n)
 
 
 async def while_listening(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

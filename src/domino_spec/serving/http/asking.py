@@ -1,4 +1,4 @@
-"""From a checked body to asks: one a choice, each with its own seed."""
+"""From a checked body to sequences: one a choice, each with its own seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.serving.asks import Ask
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.serving.http.asked import Asked, ChatAsked, CompletionAsked
 from domino_spec.serving.http.errors import ApiError, blaming
 
@@ -37,14 +37,14 @@ def check_model(asked: Asked, service: Service) -> None:
 
 
 class Asking:
-    """Bodies in, asks out. Prompts are encoded beside the event loop: blocks do not wait."""
+    """Bodies in, sequences out. Prompts are encoded in threads: the event loop does not wait."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._long = asyncio.Semaphore(1)
 
-    async def chat(self, asked: ChatAsked) -> list[Ask]:
-        """The asks of a chat."""
+    async def chat(self, asked: ChatAsked) -> list[Decoded]:
+        """The sequences of a chat."""
         service = self._service
         check_model(asked, service)
         _check_count(asked, 1, service)
@@ -55,10 +55,10 @@ class Asking:
         size = sum(len(message["content"]) for message in messages)
         with blaming("messages"):
             prompt = await self._encoded(size, service.encode_chat, messages, options)
-        return make_asks(asked, [prompt], service)
+        return make_sequences(asked, [prompt], service)
 
-    async def completion(self, asked: CompletionAsked) -> list[Ask]:
-        """The asks of plain prompts: all choices of the first, then all of the next."""
+    async def completion(self, asked: CompletionAsked) -> list[Decoded]:
+        """The sequences of plain prompts: all choices of the first, then all of the next."""
         service = self._service
         check_model(asked, service)
         _check_count(asked, len(asked.prompts), service)
@@ -69,7 +69,7 @@ class Asking:
                     prompts.append(await self._encoded(len(prompt), service.encode_text, prompt))
                 else:
                     prompts.append(tuple(prompt))
-        return make_asks(asked, prompts, service)
+        return make_sequences(asked, prompts, service)
 
     async def _encoded(
         self, size: int, encode: Callable[..., tuple[int, ...]], *given: Any
@@ -80,14 +80,17 @@ class Asking:
             return await asyncio.to_thread(encode, *given)
 
 
-def make_asks(asked: Asked, prompts: Sequence[tuple[int, ...]], service: Service) -> list[Ask]:
-    """As many asks a prompt as choices are wanted."""
+def make_sequences(
+    asked: Asked, prompts: Sequence[tuple[int, ...]], service: Service
+) -> list[Decoded]:
+    """As many sequences a prompt as choices are wanted."""
     first = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
     each = [prompt for prompt in prompts for _ in range(asked.n or 1)]
     return [
-        Ask(
-            prompt=prompt,
-            params=_params(asked, _room(asked, len(prompt), service), (first + choice) % _SEEDS),
+        service.sequence(
+            prompt,
+            _params(asked, _room(asked, len(prompt), service), (first + choice) % _SEEDS),
+            index=choice,
             speculate=asked.ours.speculate,
             reuse=asked.ours.reuse,
         )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from domino_spec.decoding import TextStream, TokenScore
-from domino_spec.serving.asks import Ask, Block, Ended
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding import SequenceOutput, TextStream, TokenScore
 from domino_spec.serving.http.answered import BlockToken, DominoBlock, Finish, Usage
 from domino_spec.serving.http.pieces import TokenNames
 
@@ -48,7 +48,7 @@ class Choice:
     """
 
     def __init__(
-        self, index: int, ask: Ask, names: TokenNames, *, scores: int | None, blocks: bool
+        self, index: int, sequence: Decoded, names: TokenNames, *, scores: int | None, blocks: bool
     ) -> None:
         self.index = index
         self.scores = scores
@@ -61,20 +61,19 @@ class Choice:
         self.rejected = 0
         self._names = names
         self._blocks = blocks
-        self._text = TextStream(names.tokenizer, ask.params.stop)
+        self._text = TextStream(names.tokenizer, sequence.params.stop)
         self._pieces = TextStream(names.tokenizer)  # each token's own, stop strings and all
         self._shown = 0
         self._waiting: list[Scored] = []
 
-    def take(self, block: Block) -> Piece:
-        """A block of it."""
-        commit = block.commit
-        at_end = commit.finish_reason == "eos"
+    def take(self, output: SequenceOutput) -> Piece:
+        """What a step added to it."""
+        at_end = output.finish_reason == "eos"
         dominoes: list[BlockToken] = []
         text = ""
-        for place, token in enumerate(commit.tokens):
-            score = commit.scores[place] if commit.scores is not None else None
-            ends = at_end and place == len(commit.tokens) - 1
+        for place, token in enumerate(output.tokens):
+            score = output.scores[place] if output.scores is not None else None
+            ends = at_end and place == len(output.tokens) - 1
             piece = self._push(token, score, ends=ends)
             if not ends:
                 text += self._text.push(token)
@@ -83,28 +82,28 @@ class Choice:
                     {
                         "id": token,
                         "text": piece,
-                        "accepted": place < commit.accepted,
+                        "accepted": place < output.accepted,
                         "position": self.tokens,
                         "probability": None if score is None else math.exp(score.logprob),
                     }
                 )
             self.tokens += 1
-        self.accepted += commit.accepted
-        self.cached = block.cached
+        self.accepted += output.accepted
+        self.cached = output.sequence.cached
         domino: DominoBlock | None = None
         if self._blocks:
             domino = {
                 "choice": self.index,
-                "cycle": commit.cycle,
-                "accepted": commit.accepted,
+                "cycle": output.cycle,
+                "accepted": output.accepted,
                 "tokens": dominoes,
             }
         return self._release(text, domino)
 
-    def end(self, ended: Ended) -> Piece:
+    def end(self, output: SequenceOutput) -> Piece:
         """It is over; what was held back, in case it became a stop string, is text."""
-        self.finish = "length" if ended.reason == "length" else "stop"
-        self.rejected = max(0, sum(ended.stats.offered) - self.accepted)
+        self.finish = "length" if output.finish_reason == "length" else "stop"
+        self.rejected = max(0, sum(output.sequence.stats.offered) - self.accepted)
         return self._release(self._text.finish(), None)
 
     def _push(self, token: int, score: TokenScore | None, *, ends: bool) -> str:
@@ -133,9 +132,9 @@ class Choice:
         return Piece(text, scored, domino)
 
 
-def usage_of(choices: Sequence[Choice], asks: Sequence[Ask], *, n: int) -> Usage:
+def usage_of(choices: Sequence[Choice], sequences: Sequence[Decoded], *, n: int) -> Usage:
     """Tokens of a whole request; a prompt counts once, however many answers it has."""
-    prompt = sum(len(ask.prompt) for ask in asks[::n])
+    prompt = sum(len(sequence.prompt) for sequence in sequences[::n])
     made = sum(choice.tokens for choice in choices)
     return {
         "prompt_tokens": prompt,

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
 
 from domino_spec.errors import InputError
-from domino_spec.serving.asks import BusyError, StoppingError, TooLongError, TooManyError
+from domino_spec.serving.errors import BusyError, StoppingError, TooLongError, TooManyError
 from domino_spec.serving.http.refused import WHY_REFUSED
 
 _log = logging.getLogger("domino_spec.serving")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from domino_spec.decoding import Commit
+from domino_spec.decoding import SequenceOutput
 
 _METHODS = frozenset({"GET", "POST"})
 _WAIT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -97,17 +97,17 @@ class PrometheusMeter:
         self._first.observe(seconds)
         self._tokens.labels("own").inc()
 
-    def block(self, commit: Commit, *, drafts: int, seconds: float) -> None:
+    def block(self, output: SequenceOutput, *, seconds: float) -> None:
         """A cycle of one answer."""
-        count = len(commit.tokens)
+        count = len(output.tokens)
         self._cycles.inc()
         self._a_cycle.observe(count)
-        self._tokens.labels("accepted").inc(commit.accepted)
-        self._tokens.labels("own").inc(count - commit.accepted)
-        for position in range(drafts):
+        self._tokens.labels("accepted").inc(output.accepted)
+        self._tokens.labels("own").inc(count - output.accepted)
+        for position in range(output.drafts):
             self._offered.labels(str(position)).inc()
-            self._accepted.labels(str(position)).inc(position < commit.accepted)
-        for _ in commit.tokens:
+            self._accepted.labels(str(position)).inc(position < output.accepted)
+        for _ in output.tokens:
             self._between.observe(seconds / count)
 
     def ended(self, reason: str, *, seconds: float) -> None:

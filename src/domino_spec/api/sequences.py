@@ -1,0 +1,54 @@
+"""Sequences from prompts: tokens, parameters, a seed and stop rules of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt
+from domino_spec.decoding import RunStats, SamplingParams, StopRule
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.processors import for_row
+from domino_spec.decoding.stopping import at_eos, at_length, at_strings
+from domino_spec.errors import InputError
+from domino_spec.targets import Target
+
+
+def make_sequences(
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    target: Target,
+    tokenizer: Any | None,
+    *,
+    chat_options: Mapping[str, Any],
+    ends: Collection[int],
+    run: RunStats | None = None,
+    **options: Any,
+) -> list[Decoded]:
+    """One sequence a prompt; `options` are those of `Sequence`."""
+    if not prompts:
+        raise InputError("there is no prompt; expected at least one.")
+    sequences = []
+    for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        tokens = encode_prompt(prompt, tokenizer, chat_options)
+        check_prompt(tokens, own.max_new_tokens, target)
+        if own.processors:
+            processors = tuple(for_row(own.processors, index, len(prompts)))
+            own = dataclasses.replace(own, processors=processors)
+        rules = stop_rules(own, tokenizer, ends)
+        values = {"index": index, **options}
+        sequences.append(Decoded(tokens, own, stop_rules=rules, run=run, **values))
+    return sequences
+
+
+def stop_rules(
+    params: SamplingParams, tokenizer: Any | None, ends: Collection[int]
+) -> list[StopRule]:
+    """What ends a sequence: an end token, a stop string, its length."""
+    rules = [] if params.ignore_eos else [at_eos(ends)]
+    if params.stop:
+        if tokenizer is None:
+            raise InputError("stop strings need a tokenizer; pass tokenizer=...")
+        rules.append(at_strings(params.stop, tokenizer))
+    return [*rules, at_length()]

@@ -1,0 +1,177 @@
+"""One sequence: its prompt, how it is sampled, its output so far, its status and its counts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from domino_spec.decoding.params import SamplingParams
+from domino_spec.decoding.scores import TokenScore
+from domino_spec.decoding.stats import RowStats, RunStats
+
+if TYPE_CHECKING:
+    from domino_spec.decoding.sampling import Sampler
+
+ABORTED = "abort"
+
+StopRule = Callable[["Sequence"], str | None]
+"""Looks at a sequence after each token; the reason to stop, or None."""
+
+_ids = itertools.count()
+
+
+class Status(Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """What an engine decodes. Only the engine that holds it changes it once it was added."""
+
+    def __init__(
+        self,
+        prompt: Iterable[int],
+        params: SamplingParams,
+        *,
+        index: int | None = None,
+        stop_rules: Iterable[StopRule] = (),
+        seed: int | None = None,
+        client: str = "",
+        speculate: bool = True,
+        reuse: bool = True,
+        run: RunStats | None = None,
+    ) -> None:
+        """`seed` None takes the parameters' seed + `index`, or a fresh one.
+
+        `client` is whom the scheduler is fair to. Without `speculate` no draft is made for it, and
+        without `reuse` all of its prompt is computed, whatever the caches hold. `run` sums up the
+        counts of several sequences.
+        """
+        self.index = next(_ids) if index is None else index
+        self.prompt = list(prompt)
+        self.params = params
+        self.stop_rules = list(stop_rules)
+        self.seed = params.seed_of(self.index) if seed is None else seed
+        self.client = client
+        self.speculate = speculate
+        self.reuse = reuse
+        self.run = run
+        self.output: list[int] = []
+        self.finish_reason: str | None = None
+        self.error: Exception | None = None
+        """Why it could not be completed, where a rule or the engine failed."""
+        self.stats = RowStats()
+        self.cycles = 0
+        self.arrived = time.perf_counter()
+        # Where its keys and values are, while an engine holds it.
+        self.slot: int | None = None
+        self.computed = 0
+        """Tokens of the prompt whose keys and values are in the caches."""
+        self.cached = 0
+        """Of these, tokens that were there before it came."""
+        self.admitted: float | None = None
+        """When it got its slot."""
+        self.last_output = self.arrived
+        self.listener: Callable[[SequenceOutput], None] | None = None
+        """Hears of each of its outputs."""
+        self.sampler: Sampler | None = None
+        """How the reference loop chooses its tokens; the engine chooses on the device."""
+
+    @property
+    def status(self) -> Status:
+        """Waiting, prefill, decoding or finished."""
+        if self.finished:
+            return Status.FINISHED
+        if self.slot is None:
+            return Status.WAITING
+        return Status.DECODING if self.computed >= len(self.prompt) else Status.PREFILL
+
+    @property
+    def finished(self) -> bool:
+        """Whether it gets no more tokens."""
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def anchor(self) -> int:
+        """The last committed token, whose keys and values do not exist yet."""
+        return self.output[-1]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens it may come to, prompt and output."""
+        return len(self.prompt) + self.params.max_new_tokens
+
+    @property
+    def last_position(self) -> int:
+        """Where the last token it may generate would stand."""
+        return self.max_length - 1
+
+    @property
+    def remaining(self) -> int:
+        """How many tokens may still be generated."""
+        return self.params.max_new_tokens - len(self.output)
+
+    @property
+    def in_cache(self) -> list[int]:
+        """Tokens whose keys and values are in the caches for certain: all but the anchor."""
+        return self.prompt[: self.computed] + self.output[:-1]
+
+    def begin(self) -> None:
+        """It gets a slot."""
+        self.admitted = time.perf_counter()
+
+    def append(self, token: int) -> None:
+        """Commit a token and ask the stop rules, in order; the first reason counts."""
+        self.output.append(token)
+        for rule in self.stop_rules:
+            reason = rule(self)
+            self.finish_reason = self.finish_reason or reason
+
+    def take(self, tokens: Tokens[int]) -> tuple[int, ...]:
+        """Commit tokens that were chosen elsewhere, up to the one that ends the sequence."""
+        before = len(self.output)
+        for token in tokens:
+            if self.finish_reason:
+                break
+            self.append(token)
+        return tuple(self.output[before:])
+
+    def end_cycle(self, tokens: int, accepted: int, depth: int) -> int:
+        """Count a cycle that verified `depth` drafts and committed so many tokens.
+
+        Gives how many of the drafts had a chance: those after the sequence's end had none.
+        """
+        drafts = min(depth, self.remaining + tokens)
+        if self.finish_reason and accepted == tokens:
+            drafts = accepted
+        self.stats.record(drafts=drafts, accepted=accepted, committed=tokens)
+        if self.run is not None:
+            self.run.rows.record(drafts=drafts, accepted=accepted, committed=tokens)
+        return drafts
+
+
+@dataclass(frozen=True)
+class SequenceOutput:
+    """What one step committed for one sequence. The leading `accepted` tokens were drafts."""
+
+    sequence: Sequence
+    tokens: tuple[int, ...]
+    accepted: int
+    cycle: int
+    """0 is the prefill, whose one token no draft competed for."""
+    finish_reason: str | None
+    scores: tuple[TokenScore, ...] | None = None
+    """One a token, where the sequence's parameters ask for them."""
+    drafts: int = 0
+    """Drafts that were verified and had a chance."""
+    error: Exception | None = None
+    """Why the sequence ends here without being complete."""

@@ -1,0 +1,63 @@
+"""What an engine refuses, in words, before anything runs."""
+
+from __future__ import annotations
+
+import torch
+
+from domino_spec.decoding import Sequence
+from domino_spec.engine.sampling import unsupported_reason
+from domino_spec.engine.sources import AnySource, as_maker
+from domino_spec.engine.target import check_tokens
+from domino_spec.errors import InputError, MismatchError
+
+
+def check_settings(
+    drafter: AnySource | None,
+    device: torch.device,
+    *,
+    slots: int | None,
+    capacity: int | None,
+    depth: int | None,
+    candidates: int | None,
+    graphs: bool | None,
+    chunk: int | None,
+) -> None:
+    """Refuse an engine that could not run as it is asked to."""
+    for name, value in (("slots", slots), ("capacity", capacity), ("chunk", chunk)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; expected 1 or more.")
+    if graphs and device.type != "cuda":
+        raise InputError(f"graphs are CUDA's and the target is on {device}; leave graphs out.")
+    if drafter is None:
+        given = [n for n, v in (("depth", depth), ("candidates", candidates)) if v is not None]
+        if given:
+            raise InputError(f"{' and '.join(given)} without a drafter; leave out what drafts.")
+        return
+    if candidates is not None and candidates < 1:
+        raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all tokens.")
+    maker = as_maker(drafter, candidates)
+    if (reason := maker.why_not(device)) is not None:
+        raise MismatchError(f"{reason}. Use the reference loop.")
+    most = maker.most_drafts
+    if depth is not None and not 0 <= depth <= (depth if most is None else most):
+        end = "or more" if most is None else f"to {most}"
+        raise InputError(f"depth is {depth}; the drafter gives 0 {end} drafts.")
+
+
+def check_sequence(sequence: Sequence, *, vocab_size: int) -> None:
+    """Refuse a sequence that has begun elsewhere, or that needs the reference loop."""
+    reason = unsupported_reason(sequence.params)
+    if sequence.sampler is not None:
+        reason = "it chooses its tokens by a sampler of the reference loop"
+    if reason is not None:
+        raise InputError(
+            f"the sequence cannot run on the engine: {reason}. Decode it with the reference loop."
+        )
+    if sequence.output or sequence.finished:
+        raise InputError(
+            f"the sequence has {len(sequence.output)} tokens already; the engine begins with a "
+            "prompt. Make a new sequence whose prompt holds them."
+        )
+    if not sequence.prompt:
+        raise InputError("the prompt is empty; expected at least one token.")
+    check_tokens(sequence.prompt, vocab_size)

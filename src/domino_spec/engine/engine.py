@@ -1,0 +1,514 @@
+"""The engine: requests come at any time, all advance a step at a time, and leave when they like.
+
+A step is schedule, run, collect: the `Scheduler` says whose prompts are computed and who decodes,
+`Prefill` and `Runner` launch that on the device, and what an earlier launch gave is read back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from threading import RLock
+
+import torch
+from torch import Tensor
+
+from domino_spec.decoding import RunStats, SamplingParams, Status
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.sequence import ABORTED, SequenceOutput
+from domino_spec.decoding.stopping import at_eos, at_length
+from domino_spec.engine.block_manager import BlockManager
+from domino_spec.engine.checks import check_sequence, check_settings
+from domino_spec.engine.cycle import Cycle, Plan
+from domino_spec.engine.graphs import Runner
+from domino_spec.engine.policy import Batch, DepthPolicy, depths
+from domino_spec.engine.prefill import Part, Prefill
+from domino_spec.engine.scheduler import Chunk, Scheduler
+from domino_spec.engine.scores import ScoreTable, score_columns
+from domino_spec.engine.sizes import (
+    Size,
+    fitting_size,
+    no_room_reason,
+    packs_by_default,
+)
+from domino_spec.engine.slots import Slots
+from domino_spec.engine.sources import AnySource, as_maker
+from domino_spec.engine.target import LeanTarget
+from domino_spec.errors import InputError
+from domino_spec.targets import Target
+
+GPU_CHUNK, CPU_CHUNK = 2048, 128
+"""Prompt tokens computed in a step while others decode: these wait no longer than that takes."""
+_ALONE = 8192
+"""Prompt tokens computed in a step where nothing decodes."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Work on the device for some sequences, whose report is still to come."""
+
+    sequences: tuple[Decoded, ...]
+    plan: Plan
+    report: Callable[[], Tensor]
+    prefill: bool = False
+    """Whether it gave first tokens; otherwise it was a cycle."""
+
+
+class Engine:
+    """Decodes sequences: the reference loop's results, at the speed of the memory."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: AnySource | None = None,
+        *,
+        slots: int | None = None,
+        capacity: int | None = None,
+        depth: int | None = None,
+        candidates: int | None = None,
+        adaptive: bool = False,
+        graphs: bool | None = None,
+        ahead: bool | None = None,
+        pack: bool | None = None,
+        reuse: bool = False,
+        chunk: int | None = None,
+    ) -> None:
+        """`slots` sequences of up to `capacity` tokens each, prompt and output, run at a time.
+
+        Both follow from the requests and the free memory where they are None: the caches then
+        grow, between two sequences, to what is asked for. `depth` is drafts a cycle; `adaptive`
+        lets each cycle choose fewer, by costs that are measured once. `graphs` captures work in
+        CUDA graphs; `ahead` starts the next cycle before the last one's report is read. Both are on
+        where there is a GPU. `pack` keeps a copy of the weights in the order in which a CPU
+        multiplies fastest. `reuse` remembers what lies in the caches: a prompt that begins as some
+        other sequence did is computed from where they part. `chunk` is how many prompt tokens a
+        step computes while others decode.
+        """
+        check_settings(
+            drafter,
+            target.device,
+            slots=slots,
+            capacity=capacity,
+            depth=depth,
+            candidates=candidates,
+            graphs=graphs,
+            chunk=chunk,
+        )
+        on_gpu = target.device.type == "cuda"
+        maker = None if drafter is None else as_maker(drafter, candidates)
+        self.depth = 0
+        if maker is not None:
+            self.depth = maker.default_depth if depth is None else depth
+        # A sequence may run a block past its end, and another one started ahead of its report.
+        self.margin = 2 * (self.depth + 1) + (maker.reach if maker is not None else 0)
+        self.packs = packs_by_default(target, drafter) if pack is None else pack
+        self._source = target
+        self._drafts = drafter
+        self._fixed = (slots, capacity)
+        size = Size(slots or 0, capacity or 0) if slots and capacity else Size(0, 1)
+        sizes = {"slots": size.slots + 1, "capacity": size.capacity + self.margin}
+        self.target = LeanTarget(target, **sizes, pack=self.packs)
+        self.drafter = (
+            maker.lean(self.target, **sizes, pack=self.packs) if maker is not None else None
+        )
+        self.capacity = size.capacity
+        self.ahead = on_gpu if ahead is None else ahead
+        self.policy: DepthPolicy | None = None
+        """Chooses the depth of each cycle; None always takes `depth`."""
+        self._adaptive = adaptive and self.depth > 0
+        self._graphs = on_gpu if graphs is None else graphs
+        self._reuse = reuse
+        self._chunk = chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK)
+        self.lock = RLock()
+        """One thread at a time; but a forgotten stream may be closed in the midst of a step."""
+        self._make_slots(size.slots)
+
+    def _make_slots(self, slots: int, scheduler: Scheduler | None = None) -> None:
+        """Everything that belongs to slots; `scheduler` is the one whose queue goes on."""
+        self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
+        self.cycle = Cycle(self.target, self.drafter, self.slots)
+        self.runner = Runner(self.cycle, graphs=self._graphs)
+        self.prefill = Prefill(
+            self.target,
+            self.drafter,
+            spare=self.slots.spare,
+            recorder=self.runner.recorder if self._graphs else None,
+        )
+        blocks = BlockManager(slots, reuse=self._reuse)
+        self.scheduler = scheduler or Scheduler(blocks, drafts=self.drafts_for)
+        self.scheduler.blocks = blocks
+        self._launches: deque[list[Launch]] = deque()
+
+    def drafts_for(self, sequence: Decoded) -> bool:
+        """Whether drafts are made for a sequence; otherwise the drafter hears nothing of it."""
+        return self.drafter is not None and sequence.speculate
+
+    # Requests ---------------------------------------------------------------------------------
+
+    def add_request(self, sequence: Decoded) -> Decoded:
+        """Queue a sequence; each `step` from now on may give some of its tokens."""
+        check_sequence(sequence, vocab_size=self.target.vocab_size)
+        with self.lock:
+            if sequence.slot is not None or sequence in self.scheduler.waiting:
+                raise InputError("the sequence is in an engine already; make another one.")
+            limit = self._fixed[1] if self._fixed[0] else None
+            if limit is not None and sequence.max_length > limit:
+                raise InputError(
+                    f"the sequence needs {sequence.max_length} tokens ({len(sequence.prompt)} of "
+                    f"prompt and {sequence.params.max_new_tokens} new); a slot holds {limit}. "
+                    "Shorten it, or make the engine with a larger capacity."
+                )
+            self.scheduler.add(sequence)
+        return sequence
+
+    def abort(self, sequence: Decoded) -> None:
+        """Take a sequence out at once, waiting or running; harmless for one that has ended."""
+        with self.lock:
+            if not sequence.finished:
+                sequence.finish_reason = ABORTED
+            self._leave(sequence)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        eos: Iterable[int] = (),
+        speculate: bool = True,
+        on_output: Callable[[SequenceOutput], None] | None = None,
+    ) -> list[Decoded]:
+        """Decode any number of prompts to their end, as many at a time as the memory holds."""
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        ends = frozenset(eos)
+        sequences = [
+            Decoded(
+                prompt,
+                own,
+                index=index,
+                stop_rules=[at_length()]
+                if own.ignore_eos or not ends
+                else [at_eos(ends), at_length()],
+                speculate=speculate,
+            )
+            for index, (prompt, own) in enumerate(zip(prompts, each, strict=True))
+        ]
+        for output in self.stream(sequences):
+            if output.error is not None:
+                raise output.error
+            if on_output is not None:
+                on_output(output)
+        return sequences
+
+    def stream(
+        self, sequences: Sequence[Decoded], stats: RunStats | None = None
+    ) -> Generator[SequenceOutput, None, None]:
+        """Decode these sequences, beside whatever else the engine has; their outputs as they come.
+
+        A caller that stops listening takes its sequences out.
+        """
+        own: deque[SequenceOutput] = deque()
+        if stats is not None:
+            stats.engine = "fast"
+        try:
+            with self.lock:
+                for sequence in sequences:
+                    self.add_request(sequence)
+                    sequence.listener = own.append
+            going = {id(sequence) for sequence in sequences}
+            while going:
+                with self.lock:
+                    # A step that computes prompts is the prefill's, but for what decodes in it.
+                    reading = any(s.computed < len(s.prompt) for s in sequences if not s.finished)
+                    while not own and self.busy:
+                        if stats is None:
+                            outputs = self.step()
+                        else:
+                            with stats.clocked("prefill" if reading else "whole"):
+                                outputs = self.step()
+                        for output in outputs:
+                            if output.sequence.listener is not None:
+                                output.sequence.listener(output)
+                if not own:
+                    return
+                output = own.popleft()
+                if output.finish_reason is not None or output.error is not None:
+                    going.discard(id(output.sequence))
+                yield output
+        finally:
+            with self.lock:
+                for sequence in sequences:
+                    sequence.listener = None
+                    self.abort(sequence)
+                if not self.running:
+                    self._launches.clear()  # no sequence is left to hear of them
+
+    @property
+    def size(self) -> Size:
+        """Of its caches."""
+        return Size(self.slots.count, self.capacity)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What its caches take."""
+        own = self.target.cache.nbytes
+        return own if self.drafter is None else own + self.drafter.cache.nbytes
+
+    @property
+    def running(self) -> int:
+        """Sequences in slots, those still in prefill among them."""
+        return len(self.scheduler.running)
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that can run at a time."""
+        return self.slots.count
+
+    @property
+    def waiting(self) -> int:
+        """Sequences without a slot yet."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a sequence waits or runs, or a report is still to come."""
+        return bool(self.running or self.waiting or self._launches)
+
+    # A step -----------------------------------------------------------------------------------
+
+    # A caller's inference mode must not make tensors that later steps may not write to.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def step(self) -> list[SequenceOutput]:
+        """Schedule, run, collect: what some of the sequences committed.
+
+        On a GPU the report of the last step's cycle is read while this step's runs. A sequence
+        whose own rules raise leaves with that error; all others keep what they committed.
+        """
+        with self.lock:
+            self._grow()
+            self._admit()
+            plan = self.scheduler.schedule(budget=self._chunk, alone=max(_ALONE, self._chunk))
+            first = self._start_prefill(plan.prefill)
+            launched = self._start_cycles(plan.decode)
+            if launched:
+                self._launches.append(launched)
+            # First tokens before the cycle that follows them, which may still run.
+            outputs = [output for launch in first for output in self._collect(launch)]
+            # One step's cycles stay on their way while another step follows.
+            ready = len(self._launches) - int(self.ahead and bool(launched))
+            for _ in range(ready):
+                for launch in self._launches.popleft():
+                    outputs += self._collect(launch)
+            return outputs
+
+    def _admit(self) -> None:
+        for sequence, found in self.scheduler.admit(self.capacity):
+            sequence.begin()
+            if found.source != found.slot:
+                observed = self.drafts_for(sequence)
+                self.prefill.copy(found.source, found.slot, found.reused, observed=observed)
+
+    def _start_prefill(self, chunks: Sequence[Chunk]) -> list[Launch]:
+        launches = []
+        for observed in (True, False):
+            own = [chunk for chunk in chunks if self.drafts_for(chunk.sequence) is observed]
+            if not own:
+                continue
+            parts = [_part(chunk) for chunk in own]
+            states = self.prefill.run(parts, observed=observed)
+            for chunk in own:
+                chunk.sequence.computed += chunk.count
+            whole = [place for place, chunk in enumerate(own) if chunk.last]
+            if not whole:
+                continue
+            sequences = tuple(own[place].sequence for place in whole)
+            plan = self._plan([s.params for s in sequences], 0, alone=not observed)
+            if len(whole) < len(own):
+                states = states[torch.tensor(whole, device=states.device)]
+            report = self.runner.read_back(self._first_tokens(states, sequences, plan))
+            launches.append(Launch(sequences, plan, report, prefill=True))
+        return launches
+
+    def _first_tokens(self, states: Tensor, sequences: Sequence[Decoded], plan: Plan) -> Tensor:
+        """Choose each sequence's first token, its anchor; the report of a cycle without drafts."""
+        slots = self.slots.open(
+            [_slot(sequence) for sequence in sequences],
+            prompts=[sequence.prompt for sequence in sequences],
+            params=[sequence.params for sequence in sequences],
+            seeds=[sequence.seed for sequence in sequences],
+        )
+        draws = self.slots.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
+        logits = self.prefill.logits(states).unsqueeze(1)
+        judged = logits
+        if plan.penalised:
+            judged = self.slots.penalties.apply(logits, slots, None)
+        chosen = draws.choose(judged, self.slots.lengths[slots] - 1)  # [n, 1]
+        self.slots.anchors[slots] = chosen[:, 0]
+        report = torch.cat((torch.zeros_like(chosen), chosen), dim=1)
+        if plan.scored:
+            columns = score_columns(logits, chosen, ranked=plan.ranked)
+            report = torch.cat((report, columns), dim=1)
+        return report
+
+    def _start_cycles(self, sequences: Sequence[Decoded]) -> list[Launch]:
+        """A cycle for those with drafts and one for those without."""
+        launches = []
+        for drafts in (True, False):
+            own = tuple(s for s in sequences if self.drafts_for(s) is drafts)
+            if not own:
+                continue
+            plan = self._plan([s.params for s in own], self.depth, alone=not drafts)
+            if self.policy is not None and drafts:
+                drawn = sum(s.params.samples for s in own) / len(own)
+                batch = Batch(self.runner.size_of(len(own)), plan.kinds, drawn)
+                plan = replace(plan, depth=self.policy.choose(batch))
+            report = self.runner.start([_slot(s) for s in own], plan)
+            launches.append(Launch(own, plan, report))
+        return launches
+
+    def _plan(self, params: Sequence[SamplingParams], depth: int, *, alone: bool) -> Plan:
+        alone = alone and self.drafter is not None
+        return Plan.of(params, 0 if alone else depth, alone=alone)
+
+    def _collect(self, launch: Launch) -> list[SequenceOutput]:
+        """Wait for a report and commit what it says, up to each sequence's end."""
+        report, places = launch.report(), launch.plan.depth + 1
+        table = ScoreTable(report[:, places + 1 :], places) if launch.plan.scored else None
+        rows = report[:, : places + 1].tolist()
+        outputs = []
+        for index, (sequence, row) in enumerate(zip(launch.sequences, rows, strict=True)):
+            if sequence.finished:
+                continue  # it ended, or was aborted, after this was started
+            accepted, tokens = row[0], row[1 : row[0] + 2]
+            top = sequence.params.logprobs
+            scores = None
+            if table is not None and top is not None:
+                scores = table.of(index, tokens=len(tokens), top=top)
+            if not launch.prefill:
+                sequence.cycles += 1
+                if self.policy is not None and launch.plan.depth:
+                    sampled = sequence.params.samples
+                    self.policy.observe(accepted, launch.plan.depth, sampled=sampled)
+            try:
+                taken = sequence.take(tokens)
+            except Exception as error:
+                sequence.error = error
+                taken = ()
+            accepted, drafts = min(accepted, len(taken)), 0
+            if not launch.prefill and sequence.error is None:
+                drafts = sequence.end_cycle(len(taken), accepted, launch.plan.depth)
+            outputs.append(
+                SequenceOutput(
+                    sequence,
+                    taken,
+                    accepted,
+                    sequence.cycles,
+                    sequence.finish_reason,
+                    None if scores is None else scores[: len(taken)],
+                    drafts,
+                    sequence.error,
+                )
+            )
+            if sequence.finished:
+                self._leave(sequence)
+        return outputs
+
+    def _leave(self, sequence: Decoded) -> None:
+        with suppress(ValueError):  # another engine's, or gone
+            self.scheduler.remove(sequence)
+
+    # Sizes ------------------------------------------------------------------------------------
+
+    def no_room_reason(self, sequences: Sequence[Decoded]) -> str | None:
+        """Why the memory does not hold one of these; None if it does."""
+        return no_room_reason(self, self._source, self._drafts, sequences)
+
+    def _grow(self) -> None:
+        """Larger caches, where the next sequence, or all that wait, need them and none runs."""
+        if all(self._fixed) or self.running or not self.waiting:
+            return
+        waiting = list(self.scheduler.waiting)
+        longest = max(sequence.max_length for sequence in waiting)
+        if self.slots.count >= len(waiting) and self.capacity >= longest:
+            return
+        size = fitting_size(self, self._source, self._drafts, waiting, self._fixed)
+        if size is not None and size != self.size:
+            self.resize(slots=size.slots, capacity=size.capacity)
+        if self.capacity < longest or not self.slots.count:
+            reason = self.no_room_reason(waiting) or "its caches could not be made"
+            raise torch.OutOfMemoryError(f"the engine has no room for {longest} tokens: {reason}.")
+        if self._adaptive:
+            self.adapt()
+
+    def adapt(self) -> None:
+        """Measure what cycles cost here, once a machine, and choose each cycle's depth by that."""
+        from domino_spec.engine.calibration import adapt_depth, measured_rows
+
+        if self.policy is None or not self.policy.knows(max(measured_rows(self.slots.count))):
+            adapt_depth(self)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Other caches while nothing runs: weights stay, graphs are captured anew."""
+        if self.running:
+            raise InputError(f"{self.running} sequences are running; wait for them to end.")
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)  # a cycle that was not waited for may run
+        self._drop_slots()  # all of them, before anything is taken
+        sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
+        try:
+            self.target.resize(**sizes)
+            if self.drafter is not None:
+                self.drafter.resize(**sizes)
+        except BaseException:
+            self._drop_slots()
+            raise
+        self._make_slots(slots, self.scheduler)
+        self.capacity = capacity
+
+    def _drop_slots(self) -> None:
+        self._make_slots(0, self.scheduler)
+        self.target.cache.free()
+        if self.drafter is not None:
+            self.drafter.cache.free()
+
+    def reset(self, error: Exception) -> list[Decoded]:
+        """After a step that failed: all running sequences end with the error, caches are new."""
+        with self.lock:
+            lost = list(self.scheduler.running)
+            for sequence in lost:
+                sequence.error = error
+                sequence.slot = None
+            self.scheduler.running.clear()
+            slots = self.slots.count
+            self.resize(slots=slots, capacity=self.capacity)
+            return lost
+
+    def forget(self) -> None:
+        """Reuse nothing of what sequences that left have computed; for those who write to slots."""
+        self.scheduler.blocks.forget()
+
+    def capture(self, sequences: int, params: SamplingParams, *, speculate: bool = True) -> None:
+        """Capture all that up to so many such sequences could need, where graphs are on.
+
+        Otherwise each is captured at its first use, inside a request.
+        """
+        drafts = speculate and self.drafter is not None
+        self.prefill.capture(observed=drafts)
+        chosen = depths(self.depth) if self.policy is not None and drafts else (self.depth,)
+        for depth in chosen:
+            self.runner.capture_up_to(sequences, self._plan([params], depth, alone=not drafts))
+
+
+def _part(chunk: Chunk) -> Part:
+    sequence, end = chunk.sequence, chunk.start + chunk.count
+    return Part(_slot(sequence), chunk.start, sequence.prompt[chunk.start : end])
+
+
+def _slot(sequence: Decoded) -> int:
+    assert sequence.slot is not None
+    assert sequence.status is not Status.WAITING
+    return sequence.slot

@@ -1,0 +1,281 @@
+"""The product of few rows with a weight: a kernel that reads the weight once, at full speed.
+
+Each program owns some columns of the result and streams its rows of the weight through a deep
+pipeline of copies; where columns are too few to keep the GPU busy, several programs share K.
+
+Between two products the memory would be idle: the last programs of one add up and write, those of
+the next are launched and wait for their first numbers. So a product lets the next kernel come once
+its weights are read, no earlier (`overlap` says why), and asks for its own first weights before it
+waits for the one ahead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.engine.kernels.few_rows_plan import Plan, plan
+from domino_spec.engine.kernels.overlap import overlap
+from domino_spec.engine.kernels.pointwise import shrink
+from domino_spec.engine.kernels.runtime import triton_available
+from domino_spec.engine.kernels.scratch import scratch
+
+
+def launch(
+    x: Tensor,  # [m, K]
+    squares: Tensor | None,  # [sources, padded m]: divide by the norm they make
+    eps: float,
+    weight: Tensor,  # [N, K] or [groups, n, K]
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+    then: Tensor | None = None,  # [N]: the next norm's weights
+    out: Tensor | None = None,  # [m, width]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The result, and with `then` also the result times it, and its rows' sums of squares."""
+    m, k = x.shape
+    group = weight.shape[-2]
+    n = group * (weight.shape[0] if weight.dim() == 3 else 1)
+    width = n // 2 if gated else n
+    cut = plan(m, n, k, gated=gated, dtype=x.dtype)
+    tiles = -(-width // cut.columns)
+    if out is None:
+        out = x.new_empty(m, width)
+    weighted, sums = None, None
+    if then is not None:
+        weighted = x.new_empty(m, width)
+        sums = x.new_empty(tiles, cut.rows, dtype=torch.float32)
+    # A part is one or two tiles of sums.
+    part = cut.rows * cut.columns * (2 if gated else 1)
+    parts, arrivals = (
+        scratch(x.device, parts=tiles * cut.split * part, counters=tiles)
+        if cut.split > 1
+        else (out, out)
+    )
+    _few_rows[(tiles, cut.split)](
+        x,
+        weight,
+        x if squares is None else squares,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        out,
+        x if then is None else then,
+        out if weighted is None else weighted,
+        out if sums is None else sums,
+        parts,
+        arrivals,
+        m,
+        width,
+        x.stride(0),
+        weight.stride(-2),
+        weight.stride(0) if weight.dim() == 3 else 0,
+        0 if residual is None else residual.stride(0),
+        out.stride(0),
+        eps,
+        **constants(
+            cut,
+            x.dtype,
+            k,
+            sources=0 if squares is None else len(squares),
+            group=group if weight.dim() == 3 else 0,
+            bias=bias is not None,
+            residual=residual is not None,
+            gated=gated,
+            then=then is not None,
+        ),
+        num_warps=4,
+        **overlap(x),
+    )
+    return out, weighted, sums
+
+
+def constants(
+    cut: Plan,
+    dtype: torch.dtype,
+    k: int,
+    *,
+    sources: int = 0,
+    group: int = 0,
+    bias: bool = False,
+    residual: bool = False,
+    gated: bool = False,
+    then: bool = False,
+) -> dict[str, Any]:
+    """What the kernel is compiled for."""
+    return {
+        "ROWS": cut.rows,
+        "COLUMNS": cut.columns,
+        "DEPTH": cut.depth,
+        "STAGES": cut.stages,
+        "SPLIT": cut.split,
+        "K": k,
+        "SOURCES": sources,
+        "SOURCES_PADDED": 1 << max(sources - 1, 0).bit_length(),
+        "GROUP": group,
+        "BIAS": bias,
+        "RESIDUAL": residual,
+        "GATED": gated,
+        "THEN": then,
+        "SHRINK": shrink(dtype),
+    }
+
+
+if triton_available():
+    import triton
+    import triton.language as tl
+
+    from domino_spec.engine.kernels.overlap import ask_for, let_next_come, wait_for_last
+
+    @triton.jit
+    def _rounded(values, like):
+        """As the twin's next operation would see them."""
+        return values.to(like.dtype.element_ty).to(tl.float32)
+
+    @triton.jit
+    def _rows_of(weight, row, weight_stride, group_stride, GROUP: tl.constexpr):
+        """Where rows of the weight begin; with groups, they lie apart."""
+        if GROUP > 0:
+            return weight + row // GROUP * group_stride + row % GROUP * weight_stride
+        else:  # noqa: RET505 - Triton must not look at both
+            return weight + row * weight_stride
+
+    @triton.jit
+    def _slab(rows, at, K: tl.constexpr, EVEN: tl.constexpr, POLICY: tl.constexpr):
+        """The next DEPTH numbers of each row; past its end, zeros."""
+        if EVEN:
+            return tl.load(rows + at, eviction_policy=POLICY)
+        else:  # noqa: RET505 - Triton must not look at both
+            return tl.load(rows + at, mask=at < K, other=0.0, eviction_policy=POLICY)
+
+    @triton.jit(do_not_specialize=["m"])
+    def _few_rows(
+        x,
+        weight,
+        squares,  # [SOURCES, ROWS]
+        bias,
+        residual,
+        out,
+        then,
+        weighted,  # [m, width]
+        sums,  # [tiles, ROWS]
+        parts,  # [tiles, SPLIT, ROWS * (COLUMNS or 2 * COLUMNS)] float32
+        arrivals,  # [tiles]
+        m,
+        width,
+        x_stride,
+        weight_stride,
+        group_stride,
+        residual_stride,
+        out_stride,
+        eps,
+        ROWS: tl.constexpr,
+        COLUMNS: tl.constexpr,
+        DEPTH: tl.constexpr,
+        STAGES: tl.constexpr,
+        SPLIT: tl.constexpr,
+        K: tl.constexpr,
+        SOURCES: tl.constexpr,
+        SOURCES_PADDED: tl.constexpr,
+        GROUP: tl.constexpr,
+        BIAS: tl.constexpr,
+        RESIDUAL: tl.constexpr,
+        GATED: tl.constexpr,
+        THEN: tl.constexpr,
+        SHRINK: tl.constexpr,
+        OVERLAP: tl.constexpr,
+    ):
+        tile = tl.program_id(0)
+        share = tl.program_id(1)
+        row = tl.arange(0, ROWS)
+        column = tile * COLUMNS + tl.arange(0, COLUMNS)
+        depth = tl.arange(0, DEPTH)
+        # Rows of x past the end are masked: to read the last one again would be sixteen reads of
+        # the same lines by all programs at once, and one row would cost more than sixteen. Columns
+        # past the end are read again and thrown away.
+        live = (row < m)[:, None]
+        x_rows = x + row[:, None] * x_stride
+        own = tl.minimum(column, width - 1).to(tl.int64)[:, None]
+        first_rows = _rows_of(weight, own, weight_stride, group_stride, GROUP)
+        second_rows = weight + (own + width) * weight_stride
+        STEPS: tl.constexpr = tl.cdiv(K, DEPTH * SPLIT)
+        EVEN: tl.constexpr = K % (DEPTH * SPLIT) == 0
+        ask_for(first_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP)
+        ask_for(second_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP and GATED)
+        wait_for_last(OVERLAP)
+
+        first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # the result, or the gate
+        second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # up, when gated
+        inside = live & (column < width)[None, :]
+        # What is wanted behind the loop is asked for now, so that the end need not wait for it.
+        if BIAS:
+            shift = tl.load(bias + column, mask=column < width, other=0.0)[None, :]
+        if BIAS and GATED:
+            second_shift = tl.load(bias + width + column, mask=column < width, other=0.0)[None, :]
+        if RESIDUAL:
+            place = residual + row[:, None] * residual_stride + column[None, :]
+            added = tl.load(place, mask=inside, other=0.0)
+        if THEN:
+            ahead = tl.load(then + column, mask=column < width, other=0.0)
+        if SOURCES > 0:
+            source = tl.arange(0, SOURCES_PADDED)[:, None]
+            pieces = tl.load(
+                squares + source * ROWS + row[None, :], mask=source < SOURCES, other=0.0
+            )
+        for step in tl.range(0, STEPS, num_stages=STAGES):
+            at = ((share * STEPS + step) * DEPTH + depth)[None, :]
+            fed = tl.load(
+                x_rows + at, mask=live & (at < K), other=0.0, eviction_policy="evict_last"
+            )
+            streamed = _slab(first_rows, at, K, EVEN, "evict_first")
+            first = tl.dot(fed, streamed.T, first, input_precision="ieee")
+            if GATED:
+                streamed = _slab(second_rows, at, K, EVEN, "evict_first")
+                second = tl.dot(fed, streamed.T, second, input_precision="ieee")
+        let_next_come(OVERLAP)
+
+        if SPLIT > 1:
+            SUMS: tl.constexpr = ROWS * COLUMNS
+            PART: tl.constexpr = 2 * SUMS if GATED else SUMS
+            within = row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+            group = parts + tile.to(tl.int64) * SPLIT * PART
+            mine = group + share * PART
+            tl.store(mine + within, first)
+            if GATED:
+                tl.store(mine + SUMS + within, second)
+            tl.debug_barrier()  # every thread has written before one of them says so
+            if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") < SPLIT - 1:
+                return
+            first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+            second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+            for other in tl.static_range(SPLIT):
+                part = group + other * PART
+                first += tl.load(part + within, cache_modifier=".cg")
+                if GATED:
+                    second += tl.load(part + SUMS + within, cache_modifier=".cg")
+            tl.store(arrivals + tile, 0)
+
+        if SOURCES > 0:
+            total = tl.sum(pieces, axis=0)
+            scale = tl.rsqrt(tl.where(row < m, total / K, 1.0) + eps) / SHRINK
+            first = first * scale[:, None]
+            second = second * scale[:, None]
+        if BIAS:
+            first += shift
+        if BIAS and GATED:
+            second += second_shift
+        result = _rounded(first, out)
+        if GATED:
+            gate = _rounded(result * tl.sigmoid(result), out)
+            result = _rounded(gate * _rounded(second, out), out)
+        if RESIDUAL:
+            result += added.to(tl.float32)
+        kept = result.to(out.dtype.element_ty)
+        tl.store(out + row[:, None] * out_stride + column[None, :], kept, mask=inside)
+        if THEN:
+            wide = tl.where(inside, kept.to(tl.float32), 0.0)
+            onward = (wide * (ahead.to(tl.float32) * SHRINK)[None, :]).to(out.dtype.element_ty)
+            tl.store(weighted + row[:, None] * width + column[None, :], onward, mask=inside)
+            tl.store(sums + tile * ROWS + row, tl.sum(wide * wide, axis=1))

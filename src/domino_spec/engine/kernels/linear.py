@@ -1,0 +1,147 @@
+"""Linear layers with what stands before and after them in a transformer.
+
+With few rows a product costs what it takes to read the weights, so everything else must ride along
+(`few_rows`): the gate, the bias, the residual, and the norm before the next product. With many rows
+arithmetic counts, and the vendor's library does better.
+
+A norm is two things: a weight for each column and a divisor for each row. The product that makes
+rows knows both before they are read: it also writes its rows times the next norm's weights, and
+sums of squares. The product that reads them divides at its end. So no step of its loop has anything
+to do but multiply.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from domino_spec.engine.kernels import few_rows
+from domino_spec.engine.kernels.few_rows_plan import padded, takes
+from domino_spec.engine.kernels.packing import Packed, Weight, product
+from domino_spec.engine.kernels.pointwise import gate, gate_twin, rms_norm, rms_norm_twin, weigh
+from domino_spec.engine.kernels.runtime import usable
+
+
+@dataclass(frozen=True)
+class Normed:
+    """Rows whose next reader wants them normed."""
+
+    rows: Tensor  # [m, K]
+    norm: Tensor  # [K]
+    eps: float
+    weighted: Tensor | None = None
+    """[m, K]: the rows times the norm's weights; what few rows' products read."""
+    squares: Tensor | None = None
+    """[sources, padded m] float32: each row's sum of squares, in so many pieces."""
+
+
+def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
+    """Rows that were made by something other than a product."""
+    if usable(rows) and takes(len(rows)):
+        return Normed(rows, norm, eps, *weigh(rows, norm, eps, padded=padded(len(rows))))
+    return Normed(rows, norm, eps)
+
+
+def embedded(tokens: Tensor, table: Tensor, norm: Tensor, eps: float) -> Normed:
+    """The rows of an embedding [vocabulary, K] for tokens [m], whose first reader norms them."""
+    whole = table.stride(1) == 1 and tokens.is_contiguous()
+    if usable(table) and takes(len(tokens)) and whole:
+        rows, size = table.new_empty(len(tokens), table.shape[1]), padded(len(tokens))
+        made = weigh(table, norm, eps, padded=size, tokens=tokens, rows=rows)
+        return Normed(rows, norm, eps, *made)
+    return Normed(table[tokens], norm, eps)
+
+
+def linear(
+    x: Tensor | Normed,  # [m, K]
+    weight: Weight,  # [N, K], or [groups, n, K] with N = groups * n
+    *,
+    bias: Tensor | None = None,  # [N]
+    residual: Tensor | None = None,  # [m, width]
+    gated: bool = False,
+) -> Tensor:  # [m, width]
+    """`x @ weight.T`, perhaps of the RMS-normed x, perhaps gated, plus bias and residual.
+
+    width is N, or N // 2 when gated: then weight's rows are [gate; up] and the result is
+    silu(gate) * up. The kernel rounds where the twin does, but for the norm: the twin feeds
+    round(round(x / rms) * norm) to the product, the kernel round(x * norm), and divides the
+    float32 sums by rms. So it rounds once where the twin rounds twice.
+    """
+    if (fed := _for_few_rows(x, weight)) is not None:
+        return few_rows.launch(*fed, bias=bias, residual=residual, gated=gated)[0]
+    result = _product(x, weight, bias)
+    if gated:
+        result = gate(result)
+    return result if residual is None else residual + result
+
+
+def linear_then_norm(
+    x: Tensor | Normed,
+    weight: Weight,
+    norm: Tensor,  # [N]
+    eps: float,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,  # [m, N]: where the rows are wanted
+) -> Normed:
+    """`linear`, whose rows are normed before they are read again."""
+    if (fed := _for_few_rows(x, weight)) is not None:
+        made = few_rows.launch(*fed, bias=bias, residual=residual, then=norm, out=out)
+        return Normed(made[0], norm, eps, *made[1:])
+    rows = _product(x, weight, bias)
+    if residual is not None:
+        rows = torch.add(residual, rows, out=out)
+    elif out is not None:
+        rows = out.copy_(rows)
+    return Normed(rows, norm, eps)
+
+
+def linear_twin(
+    x: Tensor | Normed,
+    weight: Weight,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
+    """What `linear` computes, rounded as Transformers' modules would."""
+    if isinstance(x, Normed):
+        x = rms_norm_twin(x.rows, x.norm, x.eps)
+    result = _grouped_product(x, weight, bias)
+    if gated:
+        result = gate_twin(result)
+    return result if residual is None else residual + result
+
+
+def _for_few_rows(
+    x: Tensor | Normed, weight: Weight
+) -> tuple[Tensor, Tensor | None, float, Tensor] | None:
+    """What the kernel for few rows is launched with; None where it cannot be."""
+    rows = x.rows if isinstance(x, Normed) else x
+    if isinstance(weight, Packed) or not usable(rows) or not takes(len(rows)):
+        return None
+    if weight.stride(-1) != 1:
+        return None
+    if isinstance(x, Tensor):
+        return (x, None, 0.0, weight) if x.stride(1) == 1 else None
+    if x.weighted is None:
+        x = normed(x.rows, x.norm, x.eps)
+    assert x.weighted is not None
+    return x.weighted, x.squares, x.eps, weight
+
+
+def _product(x: Tensor | Normed, weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(x, Normed):
+        x = rms_norm(x.rows, x.norm, x.eps)
+    return _grouped_product(x, weight, bias)
+
+
+def _grouped_product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Packed) or weight.dim() == 2:
+        return product(x, weight, bias)
+    whole = torch.cat([F.linear(x, part) for part in weight], dim=1)
+    return whole if bias is None else whole + bias

@@ -1,0 +1,88 @@
+"""Drafts from hidden states: `drafter.rollout` on the device, without asking it for a token.
+
+The Domino head has kernels: over each slot's best candidates in one launch a draft
+(`rollout_candidates`), over the whole vocabulary in two (`rollout_vocabulary`). Everything else,
+large batches too, goes through PyTorch's own operations; these can be captured in a graph as well.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from domino_spec.drafter.heads import DominoHead, Head
+from domino_spec.drafter.rollout import greedy, roll
+from domino_spec.engine.kernels import rollout_candidates, rollout_vocabulary
+from domino_spec.engine.kernels.choose import choose
+from domino_spec.engine.kernels.gumbel import Noise
+from domino_spec.engine.kernels.runtime import usable
+
+
+def roll_out(
+    head: Head | None,
+    *,
+    embedding: Tensor,  # [vocabulary, hidden]: what the target's first layer sees, in head's type
+    hidden: Tensor,  # [rows, depth, hidden]
+    anchor_tokens: Tensor,  # [rows]
+    base: Tensor,  # [rows, depth, k]: the base logits of `columns`, or of all output tokens
+    columns: Tensor | None = None,  # [rows, depth, k]: which output tokens may be drafted
+    draft_tokens: Tensor | None = None,  # [output vocabulary]: target ids of a reduced vocabulary
+    temperature: Tensor | None = None,  # [rows]; None or 0 is greedy
+    seeds: Tensor | None = None,  # [rows] int64
+    positions: Tensor | None = None,  # [rows] int64: where each row's first draft will stand
+) -> Tensor:
+    """Drafted tokens [rows, depth], as target ids.
+
+    With a temperature, draft j of a row is the argmax of logits / temperature plus the noise of
+    (seed, position + j, token): the noise that the target's own choice will meet there.
+    """
+    noise = None
+    if temperature is not None:
+        assert seeds is not None
+        assert positions is not None
+        noise = Noise(temperature, seeds, positions)
+    if isinstance(head, DominoHead) and usable(hidden):
+        rows = hidden.shape[0]
+        if columns is not None and rows <= rollout_candidates.MAX_ROWS:
+            return rollout_candidates.launch(
+                head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise
+            )
+        if columns is None and rows <= rollout_vocabulary.MAX_ROWS:
+            return rollout_vocabulary.launch(
+                head, embedding, hidden, anchor_tokens, base, draft_tokens, noise
+            )
+    return twin(head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise)
+
+
+def twin(
+    head: Head | None,
+    embedding: Tensor,
+    hidden: Tensor,
+    anchor_tokens: Tensor,
+    base: Tensor,
+    columns: Tensor | None,
+    draft_tokens: Tensor | None,
+    noise: Noise | None,
+) -> Tensor:
+    """`drafter.rollout` itself, choosing with the noise."""
+
+    def drawn(index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+        assert noise is not None
+        return choose(
+            logits,
+            temperature=noise.temperature,
+            seeds=noise.seeds,
+            positions=noise.positions + index,
+            tokens=tokens,
+        )
+
+    return roll(
+        head,
+        lambda read: F.embedding(read, embedding),
+        hidden=hidden,
+        anchor_tokens=anchor_tokens,
+        base=base,
+        columns=columns,
+        draft_tokens=draft_tokens,
+        choose=greedy if noise is None else drawn,
+    )

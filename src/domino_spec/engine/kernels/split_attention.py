@@ -1,0 +1,315 @@
+"""The kernels of `attention`: a few queries over stretches of the context, then joined.
+
+A program takes some queries of one kv head of one row and one stretch of the row's positions. How
+many programs there are follows from shapes alone, so that a captured graph serves any length; how
+long their stretches are follows from how far a query sees, so that short contexts use all of them
+too. A second launch joins the stretches.
+
+What a query gets does not depend on how many others are asked with it, to the last bit: stretches
+are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
+a block gets what it would have got alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from domino_spec.engine.kernels.overlap import overlap
+from domino_spec.engine.kernels.runtime import triton_available
+
+PROGRAMS = 132
+"""How many programs to aim at when one token is asked: the multiprocessors of an H200."""
+MAX_SPLITS = 32
+TILE = 16
+"""Queries (tokens times query heads of a kv head) that a program takes."""
+BLOCK = 64
+"""Positions a program reads at once."""
+JOINED_AT_ONCE = 4096
+"""How many numbers of the parts a program of the second launch takes."""
+
+
+def effort(head_dim: int, size: int) -> tuple[int, int]:
+    """(warps, stages) for numbers of `size` bytes: the same for one token and a block.
+
+    Two warps were best for both on an H200 where their registers hold a tile. Rows of a cache that
+    are wider than 512 bytes leave no room to have several tiles on their way.
+    """
+    row = head_dim * size
+    if row > 512:
+        return 16, 1
+    return 2 if size <= 2 and row <= 256 else 4, 3
+
+
+def launch(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float,
+    block: int = BLOCK,
+    splits: int | None = None,
+) -> Tensor:
+    """The kernels; the last two arguments are what shapes decide in production."""
+    rows, n, heads, head_dim = query.shape
+    kv_heads, capacity = keys.shape[1:3]
+    group = heads // kv_heads
+    assert query.is_contiguous()
+    assert keys.stride() == values.stride()
+    assert keys.stride()[2:] == (head_dim, 1)
+    if splits is None:  # not by n: a token alone and one in a block are cut up alike
+        splits = min(PROGRAMS // (rows * kv_heads), -(-capacity // block), MAX_SPLITS)
+        splits = 1 << max(splits, 1).bit_length() - 1
+
+    # Each split's mix before division, its highest score and its sum of weights.
+    wide = torch.float32
+    parts = query.new_empty(rows, kv_heads, splits, n * group, head_dim, dtype=wide)
+    highest = query.new_empty(rows, kv_heads, splits, n * group, dtype=wide)
+    totals = torch.empty_like(highest)
+    mixed = query.new_empty(rows, n, heads * head_dim)
+    assert splits & (splits - 1) == 0
+    shared = (n, capacity, window or 0, splits.bit_length() - 1)
+    warps, stages = effort(head_dim, query.element_size())
+    shapes = {
+        "KV_HEADS": kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "BLOCK": block,
+        "WINDOWED": window is not None,
+        **overlap(query),
+    }
+    # Those of the last stretches, which short contexts leave idle, come last: they would take room.
+    _attend[(triton.cdiv(n * group, TILE), kv_heads * rows, splits)](
+        query,
+        keys,
+        values,
+        slots,
+        starts,
+        mixed,
+        parts,
+        highest,
+        totals,
+        *shared,
+        keys.stride(0),
+        keys.stride(1),
+        scale,
+        QUERIES=TILE,
+        CAUSAL=causal and n > 1,  # one token alone is the last one too, which costs less
+        num_warps=warps,
+        num_stages=stages,
+        **shapes,
+    )
+    if splits > 1:
+        joined = max(1, JOINED_AT_ONCE // (splits * head_dim))
+        _join[(triton.cdiv(n * group, joined), kv_heads, rows)](
+            starts,
+            mixed,
+            parts,
+            highest,
+            totals,
+            *shared,
+            TILE=joined,
+            CAUSAL=causal,
+            SPLITS=splits,
+            num_warps=4,
+            **shapes,
+        )
+    return mixed
+
+
+if triton_available():
+    import triton
+    import triton.language as tl
+
+    from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
+
+    @triton.jit
+    def _stretches(
+        query,  # [QUERIES]: which of n * GROUP
+        start,
+        n,
+        capacity,
+        window,
+        log_splits,
+        CAUSAL: tl.constexpr,
+        GROUP: tl.constexpr,
+        BLOCK: tl.constexpr,
+        WINDOWED: tl.constexpr,
+    ):
+        """For each query (position, end of what it sees, first block, blocks a split, splits)."""
+        position = start + tl.minimum(query // GROUP, n - 1)
+        last = position
+        if not CAUSAL:
+            last = position * 0 + start + n - 1
+        end = tl.minimum(last + 1, capacity)
+        behind = tl.cdiv(end, BLOCK)
+        first = position * 0
+        if WINDOWED:
+            first = tl.minimum(tl.maximum(position - window + 1, 0) // BLOCK, behind - 1)
+        each = (behind - first + (1 << log_splits) - 1) >> log_splits
+        return position, end, first, each, tl.cdiv(behind - first, each)
+
+    @triton.jit
+    def _places(row, head, query, n, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
+        """Which of [rows, n, heads] a head's queries are."""
+        return ((row * n + query // GROUP) * KV_HEADS + head) * GROUP + query % GROUP
+
+    # What a batch's size or a depth decides is asked for at run time: these numbers place a
+    # program, once, and each value compiled in would be another kernel to compile.
+    _PLACING = ["n", "capacity", "log_splits"]
+
+    @triton.jit(do_not_specialize=_PLACING)
+    def _attend(
+        query,
+        keys,
+        values,
+        slots,
+        starts,
+        mixed,
+        parts,
+        highest,
+        totals,
+        n,
+        capacity,
+        window,
+        log_splits,
+        slot_stride,
+        head_stride,
+        scale,
+        QUERIES: tl.constexpr,
+        CAUSAL: tl.constexpr,
+        KV_HEADS: tl.constexpr,
+        GROUP: tl.constexpr,
+        HEAD_DIM: tl.constexpr,
+        BLOCK: tl.constexpr,
+        WINDOWED: tl.constexpr,
+        OVERLAP: tl.constexpr,
+    ):
+        """One program for one split of one tile of queries of one kv head of one row."""
+        wait_for_last(OVERLAP)
+        tile, split = tl.program_id(0), tl.program_id(2)
+        head, row = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
+        start = tl.load(starts + row).to(tl.int32)
+        count = n * GROUP
+        index = tile * QUERIES + tl.arange(0, QUERIES)
+        position, end, first, each, used = _stretches(
+            index, start, n, capacity, window, log_splits, CAUSAL, GROUP, BLOCK, WINDOWED
+        )
+        takes = split < used
+        low = (first + split * each) * BLOCK
+        high = tl.minimum(low + each * BLOCK, end)
+        lowest = tl.min(tl.where(takes, low, capacity), axis=0)
+        furthest = tl.max(tl.where(takes, high, 0), axis=0)
+        if furthest <= lowest:
+            return
+        lane = tl.arange(0, HEAD_DIM)
+        live = index < count
+        place = _places(row, head, index, n, KV_HEADS, GROUP)
+        asked = tl.load(
+            query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
+        )
+        offset = tl.load(slots + row) * slot_stride + head * head_stride
+        keys += offset
+        values += offset
+
+        top = tl.full([QUERIES], float("-inf"), tl.float32)
+        total = tl.zeros([QUERIES], tl.float32)
+        mix = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
+        for at in range(lowest, furthest, BLOCK):
+            spot = at + tl.arange(0, BLOCK)
+            inside = spot < furthest
+            key = tl.load(
+                keys + spot[None, :] * HEAD_DIM + lane[:, None], mask=inside[None, :], other=0.0
+            )
+            # In powers of two: log2(e) is part of the scale.
+            score = tl.dot(asked, key, input_precision="ieee") * (scale * 1.4426950408889634)
+            # A query's own stretch ends where it stops to see. What lies outside adds zeros.
+            seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
+            if WINDOWED:
+                seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
+            score = tl.where(seen, score, float("-inf"))
+            higher = tl.maximum(top, tl.max(score, axis=1))
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            weight = tl.exp2(score - base[:, None])
+            fade = tl.exp2(top - base)
+            total = total * fade + tl.sum(weight, axis=1)
+            value = tl.load(
+                values + spot[:, None] * HEAD_DIM + lane[None, :], mask=inside[:, None], other=0.0
+            )
+            mix = mix * fade[:, None]
+            mix = tl.dot(weight.to(value.dtype), value, mix, input_precision="ieee")
+            top = higher
+
+        let_next_come(OVERLAP)
+        alone = live & (used == 1) & takes
+        whole = mix / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            mixed + place[:, None] * HEAD_DIM + lane[None, :],
+            whole.to(mixed.dtype.element_ty),
+            mask=alone[:, None],
+        )
+        shared = live & (used > 1) & takes
+        own = (((row * KV_HEADS + head) << log_splits) + split) * count + index
+        tl.store(parts + own[:, None] * HEAD_DIM + lane[None, :], mix, mask=shared[:, None])
+        tl.store(highest + own, top, mask=shared)
+        tl.store(totals + own, total, mask=shared)
+
+    @triton.jit(do_not_specialize=_PLACING)
+    def _join(
+        starts,
+        mixed,
+        parts,
+        highest,
+        totals,
+        n,
+        capacity,
+        window,
+        log_splits,
+        TILE: tl.constexpr,
+        SPLITS: tl.constexpr,
+        CAUSAL: tl.constexpr,
+        KV_HEADS: tl.constexpr,
+        GROUP: tl.constexpr,
+        HEAD_DIM: tl.constexpr,
+        BLOCK: tl.constexpr,
+        WINDOWED: tl.constexpr,
+        OVERLAP: tl.constexpr,
+    ):
+        """One program for TILE queries of one kv head of one row."""
+        wait_for_last(OVERLAP)
+        tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        start = tl.load(starts + row).to(tl.int32)
+        count = n * GROUP
+        index = tile * TILE + tl.arange(0, TILE)
+        _, _, _, _, used = _stretches(
+            index, start, n, capacity, window, log_splits, CAUSAL, GROUP, BLOCK, WINDOWED
+        )
+        shared = (index < count) & (used > 1)
+        lane = tl.arange(0, HEAD_DIM)
+        split = tl.arange(0, SPLITS)
+        there = (split[:, None] < used[None, :]) & shared[None, :]
+        place = ((row * KV_HEADS + head) * SPLITS + split[:, None]) * count + index[None, :]
+        tops = tl.load(highest + place, mask=there, other=float("-inf"))
+        sums = tl.load(totals + place, mask=there, other=0.0)
+        part = tl.load(
+            parts + place[:, :, None] * HEAD_DIM + lane[None, None, :],
+            mask=there[:, :, None],
+            other=0.0,
+        )  # [SPLITS, TILE, HEAD_DIM]: all at once, for a loop would wait for each split
+        top = tl.max(tops, axis=0)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        weight = tl.exp2(tops - top[None, :])
+        total = tl.sum(sums * weight, axis=0)
+        mix = tl.sum(part * weight[:, :, None], axis=0)
+        mix = mix / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(
+            mixed + _places(row, head, index, n, KV_HEADS, GROUP)[:, None] * HEAD_DIM
+            + lane[None, :],
+            mix.to(mixed.dtype.element_ty),
+            mask=shared[:, None],
+        )  # fmt: skip
+        let_next_come(OVERLAP)  # a product: no earlier (`overlap`)

@@ -1,0 +1,230 @@
+"""Where a cycle's time goes, held against the time that its bytes take to come from memory."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.draft import LeanDrafter
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.kernels.runtime import on_device
+from domino_spec.engine.rows import Rows
+from domino_spec.engine.sampling import Draws
+from domino_spec.engine.weights import nbytes
+from domino_spec.errors import InputError
+
+Part = tuple[str, Callable[[], Any], int]
+"""A part of a cycle: its name, how it is run, and the bytes it reads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a cycle."""
+
+    name: str
+    seconds: float
+    bytes: int
+    """Each weight once, and the keys and values of the context; 0 where nobody counts them."""
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second of a kernel that reads and writes much; both are counted.
+
+    Not a mere copy: captured in a graph, that goes to the copy engines, which are slower.
+    """
+    size = (4 << 30) if device.type == "cuda" else (1 << 28)
+    source = torch.empty(size // 4, dtype=torch.float32, device=device).fill_(1.0)
+    goal = torch.empty_like(source)
+    return 2 * size / seconds_of(lambda: torch.neg(source, out=goal), device)
+
+
+def seconds_of(call: Callable[[], Any], device: torch.device, *, repeats: int = 20) -> float:
+    """The median time of a call; on a GPU captured first, so that launches cost nothing."""
+    with on_device(device):
+        if device.type == "cuda":
+            return _captured_seconds(call, repeats)
+        call()
+        return statistics.median(_clocked(call) for _ in range(min(repeats, 7)))
+
+
+def _captured_seconds(call: Callable[[], Any], repeats: int) -> float:
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        call()
+    for _ in range(3):
+        graph.replay()
+    spent = []
+    for _ in range(repeats):
+        start, end = _event(), _event()
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        spent.append(start.elapsed_time(end) / 1e3)
+    return float(statistics.median(spent))
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _clocked(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class Bench:
+    """An engine whose first slots pretend to hold `context` tokens."""
+
+    def __init__(self, engine: Engine, *, context: int) -> None:
+        if engine.running:
+            raise InputError(
+                f"{engine.running} sequences are running; measuring would overwrite them. Measure "
+                "an idle engine."
+            )
+        self.engine = engine
+        self.context = context
+        self.device = engine.target.device
+
+    def rows(self, batch: int, count: int) -> Rows:
+        """The first slots, with `count` new tokens each."""
+        slots = torch.arange(batch, device=self.device)
+        return Rows(slots, self.engine.slots.lengths[slots].clone(), count)
+
+    def reset(self) -> None:
+        """Every slot holds `context` tokens again, and none that anybody read."""
+        self.engine.forget()
+        self.engine.slots.lengths.fill_(self.context)
+        self.engine.slots.anchors.fill_(1)
+
+    def cycle_seconds(self, batch: int, depth: int) -> float:
+        """A whole cycle of so many drafts; at 0 the drafter still learns of the token."""
+        return self._seconds(batch, Plan(depth))
+
+    def plain_seconds(self, batch: int) -> float:
+        """A step of plain decoding, as an engine without a drafter takes it."""
+        return self._seconds(batch, Plan(0, alone=True))
+
+    def _seconds(self, batch: int, plan: Plan) -> float:
+        self.reset()
+        slots = torch.arange(batch, device=self.device)
+        return seconds_of(lambda: self.engine.cycle.run(slots, plan), self.device)
+
+    def stages(self, batch: int, depth: int) -> list[Stage]:
+        """The parts of a cycle, each timed alone."""
+        target, drafter = self.engine.target, self.engine.drafter
+        assert drafter is not None
+        self.reset()
+        rows = self.rows(batch, depth + 1)
+        anchors = torch.ones(batch, dtype=torch.long, device=self.device)
+        block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
+        with on_device(self.device):
+            states, tapped = target.forward(block, rows, drafter.taps)
+        head = nbytes([target.lm_head])
+        layers = sum(weights.nbytes for weights in target.layers)
+
+        def verify() -> Tensor:
+            logits = target.logits(states).view(batch, depth + 1, -1)
+            return Draws().choose(logits, rows.starts)
+
+        timed: Sequence[Part] = (
+            *self._drafting(anchors, rows, depth),
+            ("verify", lambda: target.forward(block, rows, drafter.taps),
+             layers + self.kv_bytes(batch, target)),
+            ("logits and choice", verify, head),
+            ("context for the drafter", lambda: drafter.observe(tapped, block, rows),
+             nbytes([drafter.fc]) if isinstance(drafter, LeanDrafter) else 0),
+        )  # fmt: skip
+        with torch.no_grad():
+            return [
+                Stage(name=name, seconds=seconds_of(call, self.device), bytes=size)
+                for name, call, size in timed
+            ]
+
+    def _drafting(self, anchors: Tensor, rows: Rows, depth: int) -> list[Part]:
+        """Making drafts: of a block drafter in its two parts, of any other as one."""
+        drafter, batch = self.engine.drafter, len(anchors)
+        assert drafter is not None
+        if not isinstance(drafter, LeanDrafter):
+            return [("draft", lambda: drafter.propose(anchors, rows, depth, Draws()), 0)]
+        layers = sum(weights.nbytes for weights in drafter.layers)
+        correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
+        with on_device(self.device):
+            choose = drafter.chooser(anchors, rows, depth)
+        return [
+            ("draft backbone", lambda: drafter.hidden(anchors, rows),
+             layers + self.kv_bytes(batch, drafter)),
+            ("draft logits and rollout", lambda: choose(Draws()),
+             nbytes([drafter.lm_head]) + correction),
+        ]  # fmt: skip
+
+    def kv_bytes(self, batch: int, part: Any) -> int:
+        """Keys and values that a forward reads."""
+        shape = part.shape
+        one = 2 * len(part.layers) * shape.kv_heads * shape.head_dim * part.cache.element_size
+        return int(batch * self.context * one)
+
+    def floor_bytes(self, batch: int, *, drafts: bool) -> int:
+        """What a plain step, or a cycle, cannot do without."""
+        target, drafter = self.engine.target, self.engine.drafter
+        size = target.nbytes + self.kv_bytes(batch, target)
+        if drafts and isinstance(drafter, LeanDrafter):
+            size += drafter.nbytes + nbytes([drafter.lm_head]) + self.kv_bytes(batch, drafter)
+        return size
+
+    def paced(self, batch: int, depth: int, accepted: Sequence[int], *, cycles: int) -> float:
+        """Tokens a second of the engine itself, host and all, with acceptance forced."""
+        engine = self.engine
+        engine.cycle.force(accepted)
+        slots, tokens = list(range(batch)), 0
+        plan = Plan(depth, forced=True, alone=depth == 0)
+        engine.runner.start(slots, plan)()  # captured
+        self.reset()
+        flights = []
+        start = time.perf_counter()
+        for _ in range(cycles):
+            flights.append(engine.runner.start(slots, plan))
+            if len(flights) > int(engine.ahead):
+                tokens += int(flights.pop(0)()[:, 0].sum()) + batch
+        for flight in flights:
+            tokens += int(flight()[:, 0].sum()) + batch
+        return tokens / (time.perf_counter() - start)
+
+
+def geometric(tokens_per_cycle: float, depth: int) -> float:
+    """The chance of each draft, given those before it, that makes so many tokens a cycle."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected(middle, depth) < tokens_per_cycle else (low, middle)
+    return (low + high) / 2
+
+
+def expected(chance: float, depth: int) -> float:
+    """Tokens a cycle of `depth` drafts."""
+    return sum(chance**i for i in range(depth + 1))
+
+
+def accepted_pattern(chance: float, depth: int, *, length: int = 64) -> list[int]:
+    """Accepted drafts, cycle by cycle: the same shares as chance would give, well mixed."""
+    counts = []
+    for index in range(length):
+        drawn = (index + 0.5) / length
+        counts.append(sum(drawn < chance**i for i in range(1, depth + 1)))
+    step = next(s for s in range(length // 2 + 1, 2 * length) if math.gcd(s, length) == 1)
+    return [counts[index * step % length] for index in range(length)]

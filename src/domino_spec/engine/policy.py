@@ -1,0 +1,182 @@
+"""How many drafts to verify: what a cycle costs against what it is likely to commit.
+
+A cycle costs more the more drafts it verifies, and the last of them are the least likely to be
+accepted. With many rows, or on a processor that is busy with few, fewer drafts pay; sometimes none.
+So they do where choosing is dear: a token is drawn, or penalised, for every draft that is verified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from domino_spec.engine.costs import Costs
+
+LADDER = (0, 1, 2, 3, 5, 7, 11, 15)
+"""Depths worth measuring; 0 is plain decoding."""
+_FORGETTING = 0.98
+_PRIOR_CHANCE = 0.8
+_PRIOR_WEIGHT = 4.0
+_TRIALS = 4
+_RETRY = 64
+_RESIGNED = 48
+
+
+@dataclass
+class Acceptance:
+    """How often each draft was accepted, given that those before it were; old cycles fade."""
+
+    depth: int
+    offered: list[float] = field(init=False)
+    accepted: list[float] = field(init=False)
+    cycles: int = field(init=False, default=0)
+    """How many were observed."""
+
+    def __post_init__(self) -> None:
+        self.offered = [_PRIOR_WEIGHT] * self.depth
+        self.accepted = [_PRIOR_WEIGHT * _PRIOR_CHANCE] * self.depth
+
+    def observe(self, accepted: int, depth: int) -> None:
+        """One row's cycle: `accepted` of `depth` drafts."""
+        self.cycles += 1
+        for position in range(min(depth, accepted + 1)):
+            self.offered[position] = self.offered[position] * _FORGETTING + 1.0
+            self.accepted[position] *= _FORGETTING
+            self.accepted[position] += float(position < accepted)
+
+    def tokens(self, depth: int) -> float:
+        """Expected tokens of a cycle that verifies so many drafts."""
+        total = chance = 1.0
+        for position in range(depth):
+            chance *= self.accepted[position] / self.offered[position]
+            total += chance
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resigned:
+    """Why drafts are left out: even their best depth commits fewer tokens a second than none."""
+
+    rows: int
+    kinds: tuple[str, ...]
+    """What the rows ask for besides greedy tokens."""
+    plain: float
+    """Seconds of a plain step."""
+    depth: int
+    cycle: float
+    """Seconds of a cycle of that depth."""
+    tokens: float
+    """What it is likely to commit."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a cycle is to be chosen for."""
+
+    rows: int
+    kinds: tuple[str, ...] = ()
+    """What some of them ask for besides greedy tokens: names of `Costs.extras`."""
+    drawn: float = 0.0
+    """The share of the rows that sample."""
+
+
+class DepthPolicy:
+    """Chooses each cycle's depth from costs that were measured and acceptance as it is seen.
+
+    Rows that sample accept other drafts than greedy ones do: they are counted apart, so that
+    neither is judged by the other.
+    """
+
+    def __init__(self, costs: Costs, depth: int) -> None:
+        self.acceptance = Acceptance(depth)
+        """Of greedy rows."""
+        self.drawn = Acceptance(depth)
+        """Of rows that sample."""
+        self._depth = depth
+        self._measured = costs
+        self._costs: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
+        self._plain_in_a_row: dict[tuple[str, ...], int] = {}
+        self._last = Batch(1)
+
+    def observe(self, accepted: int, depth: int, *, sampled: bool) -> None:
+        """One row's cycle: `accepted` of `depth` drafts."""
+        (self.drawn if sampled else self.acceptance).observe(accepted, depth)
+
+    def choose(self, batch: Batch) -> int:
+        """The depth that commits most tokens a second; if that is 0, now and then another.
+
+        The first few cycles draft whatever is expected, unless no acceptance could make them pay.
+        """
+        costs = self.costs(batch.rows, batch.kinds)
+        best = self._best(costs, batch)
+        self._last = batch
+        if best:
+            self._plain_in_a_row[batch.kinds] = 0
+            return best
+        promising = {d: s for d, s in costs.items() if d and s < (d + 1) * costs[0]}
+        if promising and self._trials(batch) < _TRIALS:
+            return self._best(promising, batch)
+        plain = self._plain_in_a_row.get(batch.kinds, 0) + 1
+        self._plain_in_a_row[batch.kinds] = plain
+        again = bool(promising) and plain % _RETRY == 0
+        return self._best(promising, batch) if again else 0
+
+    @property
+    def resigned(self) -> Resigned | None:
+        """What speaks against drafts, once plain decoding has been the best for a while."""
+        last = self._last
+        costs = dict(self.costs(last.rows, last.kinds))
+        plain = costs.pop(0)
+        if self._plain_in_a_row.get(last.kinds, 0) < _RESIGNED or not costs:
+            return None
+        depth = self._best(costs, last)
+        return Resigned(
+            rows=last.rows,
+            kinds=last.kinds,
+            plain=plain,
+            depth=depth,
+            cycle=costs[depth],
+            tokens=self.tokens(depth, last),
+        )
+
+    def tokens(self, depth: int, batch: Batch) -> float:
+        """What a row of the batch is likely to commit in a cycle of so many drafts."""
+        greedy = self.acceptance.tokens(depth) if batch.drawn < 1 else 0.0
+        drawn = self.drawn.tokens(depth) if batch.drawn > 0 else 0.0
+        return (1 - batch.drawn) * greedy + batch.drawn * drawn
+
+    def _trials(self, batch: Batch) -> int:
+        """Cycles that were observed of those rows of the batch of which least is known."""
+        known = [
+            each.cycles
+            for each, there in ((self.acceptance, batch.drawn < 1), (self.drawn, batch.drawn > 0))
+            if there
+        ]
+        return min(known)
+
+    def _best(self, costs: Mapping[int, float], batch: Batch) -> int:
+        return max(costs, key=lambda depth: self.tokens(depth, batch) / costs[depth])
+
+    def knows(self, rows: int) -> bool:
+        """Whether costs of so many rows, or of more, were measured."""
+        return self._measured.most_rows >= rows
+
+    def gain(self, batch: Batch) -> float:
+        """Tokens a second of the best depth over plain decoding's, as expected now."""
+        costs = self.costs(batch.rows, batch.kinds)
+        return max(self.tokens(d, batch) / costs[d] for d in costs) * costs[0]
+
+    def costs(self, rows: int, kinds: tuple[str, ...] = ()) -> Mapping[int, float]:
+        """Seconds by depth of a cycle of so many rows."""
+        found = self._costs.get((rows, kinds))
+        if found is None:
+            found = self._measured.of(rows, kinds)
+            found = {d: s for d, s in found.items() if d <= self._depth and math.isfinite(s)}
+            self._costs[rows, kinds] = found
+        return found
+
+
+def depths(limit: int) -> tuple[int, ...]:
+    """The ladder up to a drafter's own depth, which is always part of it."""
+    return tuple(sorted({depth for depth in LADDER if depth < limit} | {limit}))

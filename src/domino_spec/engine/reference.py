@@ -1,0 +1,86 @@
+"""The engine's API over the reference loop, for targets and requests that the engine cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import cast
+
+from domino_spec.decoding import Proposer, SequenceOutput, decode
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.sequence import ABORTED
+from domino_spec.engine.fair import FairQueue
+from domino_spec.targets import Target
+
+
+class ReferenceEngine:
+    """One sequence at a time through Transformers' own forward."""
+
+    max_sequences = 1
+
+    def __init__(self, target: Target, proposer: Callable[[bool], Proposer]) -> None:
+        """`proposer` makes a source of drafts, or none for a sequence that wants no drafts."""
+        self._target = target
+        self._proposer = proposer
+        self._queue: FairQueue[Decoded] = FairQueue()
+        self._current: Decoded | None = None
+        self._outputs: Generator[SequenceOutput, None, None] | None = None
+
+    @property
+    def running(self) -> int:
+        """1 while a sequence decodes."""
+        return int(self._current is not None)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not begun."""
+        return len(self._queue)
+
+    def add_request(self, sequence: Decoded) -> Decoded:
+        """Queue a sequence."""
+        self._queue.put(sequence, client=sequence.client, cost=sequence.max_length)
+        return sequence
+
+    def step(self) -> list[SequenceOutput]:
+        """One cycle of the current sequence; the first is its prefill."""
+        if self._current is None:
+            self._current = self._queue.take()
+            if self._current is None:
+                return []
+            sequence = self._current
+            sequence.begin()
+            outputs = decode(self._target, self._proposer(sequence.speculate), [sequence])
+            self._outputs = cast("Generator[SequenceOutput, None, None]", outputs)
+        sequence = self._current
+        assert self._outputs is not None
+        try:
+            output = next(self._outputs)
+        except Exception as error:
+            sequence.error = error
+            output = SequenceOutput(sequence, (), 0, sequence.cycles, None, error=error)
+        if sequence.finished:
+            self._close()
+        return [output]
+
+    def abort(self, sequence: Decoded) -> None:
+        """Take a sequence out, waiting or running."""
+        if not sequence.finished:
+            sequence.finish_reason = ABORTED
+        if sequence is self._current:
+            self._close()
+        else:
+            self._queue.remove(sequence)
+
+    def reset(self, error: Exception) -> list[Decoded]:
+        """The current sequence ends with the error; nothing outlives a sequence here."""
+        lost = [] if self._current is None else [self._current]
+        for sequence in lost:
+            sequence.error = error
+        self._close()
+        return lost
+
+    def _close(self) -> None:
+        outputs, self._outputs, self._current = self._outputs, None, None
+        if outputs is not None:
+            with suppress(Exception):  # it may be the very one that raised
+                outputs.close()

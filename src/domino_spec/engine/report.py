@@ -1,0 +1,201 @@
+"""The engine held against the memory's floor, as one record: `domino bench engine`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from domino_spec.decoding import DominoProposer, SamplingParams, make_sampler
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.drafter import Drafter
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.measure import Bench, accepted_pattern, bandwidth, expected, geometric
+from domino_spec.engine.policy import depths
+from domino_spec.engine.shapes import random_drafter, random_target
+from domino_spec.engine.weights import nbytes
+from domino_spec.targets import Target
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to measure. Weights are random: time does not depend on them, acceptance is forced."""
+
+    shape: str
+    """A name of `shapes.SHAPES`, or the path of a config.json."""
+    dtype: torch.dtype
+    device: torch.device
+    context: int = 1024
+    candidates: int | None = None
+    batches: tuple[int, ...] = (1,)
+    tokens_per_cycle: tuple[float, ...] = (7.17, 4.2)
+    loop: bool = True
+    """Also the engine's own loop, host and all."""
+    reference: bool = True
+    """Also the Transformers loop."""
+
+
+def measure_engine(request: Request, say: Say) -> dict[str, Any]:
+    """Everything, in one run."""
+    speed = bandwidth(request.device)
+    _forget_peak(request.device)
+    began = time.perf_counter()
+    say(f"making {request.shape} with random weights")
+    target = random_target(request.shape, device=request.device, dtype=request.dtype)
+    drafter = random_drafter(target)
+    depth = drafter.config.default_depth
+    engine = Engine(
+        target,
+        drafter,
+        slots=max(request.batches),
+        capacity=request.context + 128 * (depth + 1),
+        candidates=request.candidates,
+    )
+    engine.runner.start([0], Plan(depth))()
+    record: dict[str, Any] = {
+        "shape": request.shape,
+        "dtype": str(request.dtype).removeprefix("torch."),
+        "candidates": request.candidates,
+        "context": request.context,
+        "depth": depth,
+        "forced": list(request.tokens_per_cycle),
+        "bandwidth": speed,
+        "first_cycle_seconds": time.perf_counter() - began,
+    }
+    bench = Bench(engine, context=request.context)
+    say("timing one row")
+    record |= one_row(bench, speed)
+    record["batches"] = []
+    for batch in request.batches:
+        say(f"timing {batch} rows at a time")
+        record["batches"].append(batch_gains(bench, batch, request.tokens_per_cycle))
+    if request.loop:
+        say("running the engine's own loop")
+        record["loop"] = [
+            pace
+            for batch in sorted({1, max(request.batches)})
+            for pace in loop_paces(bench, batch, request.tokens_per_cycle)
+        ]
+    record["memory"] = memory(engine, target, drafter)
+    if request.reference:
+        say("timing the Transformers loop")
+        record["reference"] = reference_seconds(target, drafter, request.context)
+    return record
+
+
+def memory(engine: Engine, target: Target, drafter: Drafter) -> dict[str, int]:
+    """Bytes of weights and caches, and on a GPU the most that was held at a time."""
+    found = {
+        "weights": nbytes(target.model.parameters()) + nbytes(drafter.parameters()),
+        "caches": engine.target.cache.nbytes
+        + (engine.drafter.cache.nbytes if engine.drafter is not None else 0),
+    }
+    if engine.target.device.type == "cuda":
+        found["peak"] = torch.cuda.max_memory_allocated(engine.target.device)
+    return found
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def one_row(bench: Bench, speed: float) -> dict[str, Any]:
+    """Plain steps, cycles and their stages, each with its floor."""
+    depth = bench.engine.depth
+    found: dict[str, Any] = {}
+    for name, seconds in (
+        ("cycle", bench.cycle_seconds(1, depth)),
+        ("plain", bench.plain_seconds(1)),
+    ):
+        size = bench.floor_bytes(1, drafts=name == "cycle")
+        found[name] = _held(seconds, size, speed)
+    found["stages"] = [
+        {"name": stage.name, **_held(stage.seconds, stage.bytes, speed)}
+        for stage in bench.stages(1, depth)
+    ]
+    return found
+
+
+def _held(seconds: float, size: int, speed: float) -> dict[str, float]:
+    floor = size / speed
+    return {"seconds": seconds, "bytes": size, "floor": floor, "over_floor": seconds / floor}
+
+
+def batch_gains(bench: Bench, batch: int, wanted: Sequence[float]) -> dict[str, Any]:
+    """Seconds by depth, and the depth that gains most where a draft is as likely as forced.
+
+    Depth 0 is plain decoding without a drafter, against which gains are reckoned.
+    """
+    limit = bench.engine.depth
+    spent = {0: bench.plain_seconds(batch)}
+    spent |= {depth: bench.cycle_seconds(batch, depth) for depth in depths(limit) if depth}
+    gains = []
+    for tokens in wanted:
+        chance = geometric(tokens, limit)
+        # The quotient of times first: plain decoding's gain over itself is 1, not nearly 1.
+        each = {depth: expected(chance, depth) * (spent[0] / spent[depth]) for depth in spent}
+        best = max(each, key=lambda depth: each[depth])
+        gains.append({"forced": tokens, "depth": best, "gain": each[best], "whole": each[limit]})
+    return {"rows": batch, "seconds": spent, "plain_per_second": batch / spent[0], "gains": gains}
+
+
+def loop_paces(bench: Bench, batch: int, wanted: Sequence[float]) -> list[dict[str, Any]]:
+    """Tokens a second of the engine itself, whole blocks, against its plain decoding."""
+    limit = bench.engine.depth
+    plain = bench.paced(batch, 0, [0], cycles=96)
+    found = []
+    for tokens in wanted:
+        pattern = accepted_pattern(geometric(tokens, limit), limit)
+        pace = bench.paced(batch, limit, pattern, cycles=64)
+        found.append({"rows": batch, "forced": tokens, "per_second": pace, "gain": pace / plain})
+    return found
+
+
+@torch.no_grad()
+def reference_seconds(target: Target, drafter: Drafter, context: int) -> dict[str, float]:
+    """A plain step and a cycle of the reference loop, through Transformers."""
+    depth = drafter.config.default_depth
+    prompt = torch.ones(1, context, dtype=torch.long)
+    cache, proposer = target.new_cache(1), DominoProposer(drafter, target, depth=depth)
+    drafter.to(target.device, target.dtype)
+    proposer.begin(1)
+    output = target.forward(prompt, cache, taps=proposer.taps, keep=[context - 1])
+    cache.commit([context])
+    proposer.observe(output.taps, [context])
+    sequence = Decoded(prompt[0].tolist(), SamplingParams(max_new_tokens=4), index=0)
+    sequence.sampler = make_sampler(sequence, target.device)
+    sequence.take([1])
+
+    def step(count: int) -> None:
+        block = torch.ones(1, count, dtype=torch.long)
+        target.forward(block, cache, taps=proposer.taps if count > 1 else ()).logits.argmax(-1)
+        cache.commit([0])
+
+    def cycle() -> None:
+        proposer.propose([sequence], depth)
+        step(depth + 1)
+
+    return {"plain": _clocked(lambda: step(1), target), "cycle": _clocked(cycle, target)}
+
+
+def _clocked(call: Callable[[], None], target: Target, *, repeats: int = 5) -> float:
+    def wait() -> float:
+        if target.device.type == "cuda":
+            torch.cuda.synchronize(target.device)
+        return time.perf_counter()
+
+    call()
+    spent = []
+    for _ in range(repeats):
+        start = wait()
+        call()
+        spent.append(wait() - start)
+    return sorted(spent)[repeats // 2]

@@ -1,0 +1,174 @@
+"""How many slots, and how long: what the rows of a run want, and what the memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.drafter import Drafter
+from domino_spec.engine.families import read_shape
+from domino_spec.engine.sources import AnySource
+from domino_spec.targets import Target
+
+MOST_DRAFTING = 256
+"""Sequences with drafts at a time: a cycle verifies a whole block for each."""
+MOST_PLAIN = {"cuda": 1024, "cpu": 64}
+"""Sequences without drafts at a time: more gain nothing once the device is busy."""
+_FIRST_CAPACITY = 1024
+_SHARE = 0.5
+"""Of the free memory, what slots may take for comfort; activations and the caller want the rest."""
+_LAST_SHARE = 0.9
+"""What one slot may take where there is no choice."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Slots of an engine."""
+
+    slots: int
+    capacity: int
+
+    def holds(self, other: Size) -> bool:
+        """Whether rows that want the other size find room."""
+        return self.slots >= other.slots and self.capacity >= other.capacity
+
+
+class Caches(Protocol):
+    """What sizes are reckoned for: an engine."""
+
+    @property
+    def size(self) -> Size:
+        """Of its caches now."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """What these take."""
+
+
+def wanted_size(sequences: Sequence[Decoded], target: Target, *, drafts: bool) -> Size:
+    """Rounded up, so that the next run most likely fits too."""
+    needed = max(sequence.max_length for sequence in sequences)
+    capacity = max(_FIRST_CAPACITY, _power_of_two(needed))
+    if len(sequences) > MOST_DRAFTING:  # many at a time: no room for comfort
+        capacity = -(-needed // 64) * 64
+    if target.context_length is not None:
+        capacity = max(min(capacity, target.context_length), needed)
+    most = MOST_DRAFTING if drafts else MOST_PLAIN[target.device.type]
+    return Size(min(_power_of_two(len(sequences)), most), capacity)
+
+
+def fitting_size(
+    engine: Caches,
+    target: Target,
+    drafter: AnySource | None,
+    waiting: Sequence[Decoded],
+    fixed: tuple[int | None, int | None],
+) -> Size | None:
+    """Caches for waiting sequences that the free memory holds; None if not even one fits."""
+    wanted = wanted_size(waiting, target, drafts=drafter is not None)
+    wanted = Size(fixed[0] or wanted.slots, fixed[1] or wanted.capacity)
+    free = free_bytes(target.device)
+    if free is None:
+        return wanted
+    free += engine.cache_bytes  # given back before anything is taken
+    present = engine.size if engine.size.slots else None
+    needed = max(sequence.max_length for sequence in waiting)
+    return fitting(wanted, present, needed, row=token_bytes(target, drafter), free=free)
+
+
+def no_room_reason(
+    engine: Caches, target: Target, drafter: AnySource | None, sequences: Sequence[Decoded]
+) -> str | None:
+    """Why the memory holds not even one of these at a time; None if it does."""
+    needed = max(sequence.max_length for sequence in sequences)
+    if engine.size.slots and engine.size.capacity >= needed:
+        return None
+    if fitting_size(engine, target, drafter, sequences, (None, None)) is not None:
+        return None
+    size = needed * token_bytes(target, drafter) / 1e9
+    return f"a slot of {needed} tokens takes {size:.1f} GB of memory, which is not free"
+
+
+def packs_by_default(target: Target, drafter: AnySource | None) -> bool:
+    """On a CPU, if a packed copy of the weights leaves as much memory free."""
+    if target.device.type != "cpu":
+        return False
+    free = free_bytes(target.device)
+    return free is None or 2 * packed_bytes(target, drafter) <= free
+
+
+def fitting(wanted: Size, present: Size | None, needed: int, *, row: int, free: int) -> Size | None:
+    """The first of ever smaller sizes that the free bytes hold, at `row` bytes a token.
+
+    None if not even one slot of `needed` tokens fits.
+    """
+    for size in _ever_smaller(wanted, present):
+        if _bytes(size, row) <= _SHARE * free:
+            return size
+    last = Size(1, needed)
+    return last if _bytes(last, row) <= _LAST_SHARE * free else None
+
+
+def _ever_smaller(wanted: Size, present: Size | None) -> Iterator[Size]:
+    if present is not None:
+        slots = max(wanted.slots, present.slots)
+        yield Size(slots, max(wanted.capacity, present.capacity))
+    slots = wanted.slots
+    while slots >= 1:
+        yield Size(slots, wanted.capacity)
+        slots //= 2
+
+
+def _bytes(size: Size, row: int) -> int:
+    return (size.slots + 1) * size.capacity * row  # one slot is for what fills up a batch
+
+
+def token_bytes(target: Target, drafter: AnySource | None) -> int:
+    """Keys and values of one token in all layers of both models."""
+    shape = read_shape(target.config)
+    numbers = target.num_layers * shape.kv_heads * shape.head_dim
+    if isinstance(drafter, Drafter):
+        config = drafter.config
+        numbers += config.num_layers * config.num_kv_heads * config.head_dim
+    return 2 * numbers * target.dtype.itemsize
+
+
+def packed_bytes(target: Target, drafter: AnySource | None) -> int:
+    """What packed copies of all matrices take."""
+    models: list[nn.Module] = [target.model]
+    if isinstance(drafter, nn.Module):
+        models.append(drafter)
+    layers = (layer for model in models for layer in model.modules())
+    return sum(layer.weight.nbytes for layer in layers if isinstance(layer, nn.Linear))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory; None where the system does not tell."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + kept - graph_bytes(device))
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def graph_bytes(device: torch.device) -> int:
+    """Memory that captured graphs write into while they run, which counts as nobody's."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+    pools = (s for s in segments if s["device"] == number and tuple(s["segment_pool_id"]) != (0, 0))
+    return sum(int(s["total_size"]) - int(s["allocated_size"]) for s in pools)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

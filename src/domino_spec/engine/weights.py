@@ -1,0 +1,122 @@
+"""Weights of a layer as the lean forward wants them: what is read together lies together.
+
+Query, key and value projections become one matrix, gate and up another. The model they came from
+keeps working: its parameters become views of the joined ones, so there is no second copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.engine.kernels.packing import Weight, packed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights:
+    """One pre-norm decoder layer with grouped-query attention and SwiGLU."""
+
+    input_norm: Tensor  # [hidden]
+    qkv: Weight  # [(heads + 2 * kv heads) * head_dim, hidden]: query, key, value
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None
+    out: Weight  # [hidden, heads * head_dim]
+    out_bias: Tensor | None
+    post_norm: Tensor  # [hidden]
+    gate_up: Weight  # [2 * intermediate, hidden]: gate, up
+    down: Weight  # [hidden, intermediate]
+
+    @property
+    def nbytes(self) -> int:
+        """What one forward reads."""
+        return nbytes(value for value in vars(self).values() if value is not None)
+
+    def packed(self) -> LayerWeights:
+        """With matrices as a CPU likes them, where it can pack them."""
+        return replace(
+            self,
+            qkv=packed(self.qkv),
+            out=packed(self.out),
+            gate_up=packed(self.gate_up),
+            down=packed(self.down),
+        )
+
+
+def adopt_layers(layers: Iterable[Any]) -> tuple[list[LayerWeights], Tensor]:
+    """Layers whose query, key and value projections lie in one tensor [layers, rows, hidden]."""
+    layers = list(layers)
+    attentions = [layer.self_attn for layer in layers]
+    whole = join([p.weight for a in attentions for p in (a.q_proj, a.k_proj, a.v_proj)])
+    return [adopt_layer(layer) for layer in layers], whole.view(len(layers), -1, whole.shape[1])
+
+
+def adopt_layer(layer: Any) -> LayerWeights:
+    """Take over a Llama-like layer of Transformers, or one of our drafter's."""
+    attention, mlp = layer.self_attn, layer.mlp
+    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+    norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
+    return LayerWeights(
+        input_norm=_own(layer.input_layernorm.weight),
+        qkv=join([p.weight for p in projections]),
+        qkv_bias=_joined_bias([p.bias for p in projections]),
+        q_norm=None if norms[0] is None else _own(norms[0].weight),
+        k_norm=None if norms[1] is None else _own(norms[1].weight),
+        out=_own(attention.o_proj.weight),
+        out_bias=None if attention.o_proj.bias is None else _own(attention.o_proj.bias),
+        post_norm=_own(layer.post_attention_layernorm.weight),
+        gate_up=join([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=_own(mlp.down_proj.weight),
+    )
+
+
+@torch.no_grad()
+def join(parameters: Sequence[Tensor]) -> Tensor:
+    """One tensor of all rows; the parameters become views of it."""
+    if (whole := _already_joined(parameters)) is not None:
+        return whole
+    joined = torch.cat([p.detach() for p in parameters])
+    start = 0
+    for parameter in parameters:
+        rows = joined[start : start + len(parameter)]
+        parameter.data = rows  # the old storage goes as soon as nobody else holds it
+        start += len(rows)
+    return joined
+
+
+def _already_joined(parameters: Sequence[Tensor]) -> Tensor | None:
+    """The tensor of which these are views, one behind the other: an earlier engine's work."""
+    first, rows = parameters[0].detach(), 0
+    for parameter in parameters:
+        place = first.storage_offset() + rows * first.stride(0)
+        together = (
+            parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+            and parameter.storage_offset() == place
+            and parameter.stride() == first.stride()
+            and parameter.is_contiguous()
+        )
+        if not together:
+            return None
+        rows += len(parameter)
+    return first.as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def _joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
+    present = [bias for bias in biases if bias is not None]
+    if not present:
+        return None
+    assert len(present) == len(biases), "checked before: all projections have a bias or none"
+    return join(present)
+
+
+def _own(parameter: Tensor) -> Tensor:
+    return parameter.detach()
+
+
+def nbytes(weights: Iterable[Weight]) -> int:
+    """Bytes of all of them."""
+    return sum(weight.nbytes for weight in weights)

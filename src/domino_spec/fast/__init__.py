@@ -1,1 +1,0 @@
-"""The fast path: the cycle of `decoding.loop`, whole on the device, at the speed of its memory."""

@@ -1,0 +1,114 @@
+"""Launches with production shapes on tensors without memory, for `sm90` to compile."""
+
+import torch
+
+from domino_spec.drafter.heads import DominoHead, DominoHeadConfig
+from domino_spec.engine.kernels import (
+    rollout_candidates,
+    rollout_vocabulary,
+    rotate,
+    split_attention,
+)
+from domino_spec.engine.kernels.gumbel import Noise
+
+CAPACITY = 8192
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def _attention(
+    n: int,
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    cache = _meta(4, kv_heads, CAPACITY, head_dim, dtype=dtype)
+    ids = _meta(1, dtype=torch.long)
+    table = _meta(CAPACITY, head_dim, dtype=torch.float32)
+    norm = _meta(head_dim, dtype=dtype)
+    qkv = _meta(1, n, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
+    query = rotate._launch(qkv, table, table, cache, cache, ids, ids, heads, norm, norm, 1e-6)
+    split_attention.launch(
+        query, cache, cache, ids, ids, causal=True, window=window, scale=head_dim**-0.5
+    )
+
+
+def plain() -> None:
+    """One token of Qwen3-8B."""
+    _attention(1, heads=32, kv_heads=8, head_dim=128, window=None)
+
+
+def block() -> None:
+    """A block of 16."""
+    _attention(16, heads=32, kv_heads=8, head_dim=128, window=None)
+
+
+def windowed() -> None:
+    """A block under a sliding window."""
+    _attention(16, heads=32, kv_heads=8, head_dim=128, window=512)
+
+
+def widest() -> None:
+    """As many queries as a program holds."""
+    _attention(16, heads=32, kv_heads=4, head_dim=128, window=None)
+
+
+def narrow() -> None:
+    """Small heads."""
+    _attention(17, heads=14, kv_heads=2, head_dim=64, window=None)
+
+
+def wide() -> None:
+    """Heads twice as wide."""
+    for n in (1, 16):
+        _attention(n, heads=16, kv_heads=8, head_dim=256, window=None)
+
+
+def exact() -> None:
+    """In float32, heads of usual width and twice that."""
+    for head_dim in (128, 256):
+        _attention(16, heads=16, kv_heads=8, head_dim=head_dim, window=None, dtype=torch.float32)
+
+
+def _rollout(*, candidates: int | None, drawn: bool, reduced: bool = False) -> None:
+    hidden_size, vocabulary, depth = 4096, 151_936, 15
+    config = DominoHeadConfig(emb_dim=256, gru_hidden_dim=1024, pure_draft_prefix_len=1)
+    with torch.device("meta"):
+        head = DominoHead(config, hidden_size=hidden_size, output_vocab_size=vocabulary)
+    head = head.to(torch.bfloat16)
+    ids = _meta(1, dtype=torch.long)
+    noise = Noise(_meta(1, dtype=torch.float32), ids, ids) if drawn else None
+    draft_tokens = _meta(vocabulary, dtype=torch.long) if reduced else None
+    given = (head, _meta(vocabulary, hidden_size), _meta(1, depth, hidden_size), ids)
+    if candidates is None:
+        base = _meta(1, depth, vocabulary)
+        rollout_vocabulary.launch(*given, base, draft_tokens, noise)
+        return
+    columns = _meta(1, depth, candidates, dtype=torch.long)
+    base = _meta(1, depth, candidates)
+    rollout_candidates.launch(*given, base, columns, draft_tokens, noise)
+
+
+def best() -> None:
+    """Greedy over the best 32."""
+    _rollout(candidates=32, drawn=False)
+
+
+def best_drawn() -> None:
+    """Drawn from the best 32 of a reduced vocabulary."""
+    _rollout(candidates=32, drawn=True, reduced=True)
+
+
+def everything() -> None:
+    """Greedy over the whole vocabulary."""
+    _rollout(candidates=None, drawn=False)
+
+
+def everything_drawn() -> None:
+    """Drawn from a reduced vocabulary."""
+    _rollout(candidates=None, drawn=True, reduced=True)

@@ -1,0 +1,103 @@
+"""Compiles what launchers launch for the H200 where there is none, and says what it takes there.
+
+Launchers are called as in production, with tensors that have shapes but no memory, and Triton is
+told that the GPU at hand is an sm_90: it specialises and compiles each launch as there, and does
+not run it. This needs a process that does not interpret kernels.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.engine.kernels.offline import ROOM, usage
+
+
+def launched(module: str, function: str) -> dict[str, dict[str, int]]:
+    """What `module.function()` launches: {kernel: {shared, registers, spills, launches}}."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.engine.kernels.sm90", module, function],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def assert_fits(found: dict[str, dict[str, int]]) -> None:
+    """No kernel takes more shared memory than there is, or spills its registers."""
+    for name, needs in found.items():
+        assert needs["shared"] <= ROOM, (name, needs)
+        assert needs["spills"] == 0, (name, needs)
+
+
+class Driver:
+    """Stands in for the GPU's driver as far as compiling asks for it."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+@contextmanager
+def _compiling() -> Iterator[list[Any]]:
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(Driver())
+    compiled: list[Any] = []
+
+    def launch(self: Any, _grid: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> None:
+            compiled.append(self.run(*args, grid=None, warmup=True, **kwargs))
+
+        return run
+
+    JITFunction.__getitem__ = launch
+    yield compiled
+
+
+def _needs(kernel: Any) -> dict[str, int]:
+    registers, spills = usage(kernel.asm["cubin"])
+    return {
+        "shared": kernel.metadata.shared,
+        "registers": registers,
+        "spills": spills,
+        "warps": kernel.metadata.num_warps,
+    }
+
+
+def main() -> None:
+    """The report on the last line of stdout."""
+    import importlib
+
+    module, function = sys.argv[1:]
+    with _compiling() as compiled:
+        getattr(importlib.import_module(module), function)()
+    found: dict[str, dict[str, int]] = {}
+    for kernel in compiled:
+        name = kernel.metadata.name
+        needs = _needs(kernel)
+        worst = found.setdefault(name, {**needs, "launches": 0})
+        worst.update({key: max(worst[key], value) for key, value in needs.items()})
+        worst["launches"] += 1
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

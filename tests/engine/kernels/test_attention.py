@@ -1,0 +1,189 @@
+"""Attention over slot caches equals attention over each row's own keys and values."""
+
+from functools import partial
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+from domino_spec.drafter.masks import BlockLayout, dense_mask
+from domino_spec.engine.kernels import attention, rotate, split_attention
+from domino_spec.engine.rows import Spans
+from tests.engine.kernels import test_rotate
+
+CAPACITY = 48
+SLOTS = [3, 0, 2]
+
+
+def inputs(n, dtype, device, *, starts, group=2, head_dim=32, capacity=CAPACITY):
+    generator = torch.Generator().manual_seed(n)
+    kv_heads = 2
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(device, dtype)
+
+    return (
+        draw(len(starts), n, kv_heads * group, head_dim),
+        draw(4, kv_heads, capacity, head_dim),
+        draw(4, kv_heads, capacity, head_dim),
+        torch.tensor(SLOTS[: len(starts)], device=device),
+        torch.tensor(starts, device=device),
+    )
+
+
+def by_hand(query, keys, values, slots, starts, *, causal, window, scale):
+    """Softmax of one query over what it may see, one after the other, in float32."""
+    rows, n, heads, head_dim = query.shape
+    mixed = torch.zeros(rows, n, heads, head_dim)
+    for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+        for i in range(n):
+            own = start + i
+            end = min(own + 1 if causal else start + n, keys.shape[2])
+            seen = [p for p in range(end) if window is None or abs(own - p) < window]
+            for head in range(heads):
+                kv = head // (heads // keys.shape[1])
+                near = keys[slot, kv, seen].float()
+                weights = (near @ query[row, i, head].float() * scale).softmax(dim=0)
+                mixed[row, i, head] = weights.cpu() @ values[slot, kv, seen].float().cpu()
+    return mixed.flatten(2)
+
+
+WAYS = {
+    "kernel": attention.attend,
+    "four": partial(split_attention.launch, block=16, splits=4),
+    "two": partial(split_attention.launch, block=16, splits=2),
+    "one": partial(split_attention.launch, block=16, splits=1),
+    "rows": lambda query, keys, values, slots, starts, **rule: Spans(
+        slots, starts, query.shape[1]
+    ).attend(query, keys, values, **rule),
+    "batch": lambda *given, causal, window, scale: attention.batch_twin(
+        *given, causal, window, scale, CAPACITY
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [None, 3, 20])
+@pytest.mark.parametrize("n", [1, 5, 9])
+def test_each_row_sees_its_own_cache(device, way, causal, window, n):
+    # Empty, at and around the edge of a block of 16, and up to the capacity.
+    for starts in ([0, 15, 33], [16, 17, CAPACITY - n]):
+        given = inputs(n, torch.float32, device, starts=starts)
+        rule = {"causal": causal, "window": window, "scale": 0.2}
+        mixed = WAYS[way](*given, **rule)
+        torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["four", "two", "rows", "batch"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_types(device, way, dtype):
+    given = inputs(4, dtype, device, starts=[7, 40], group=4, head_dim=64)
+    rule = {"causal": True, "window": None, "scale": 0.125}
+    mixed = WAYS[way](*given, **rule)
+    assert mixed.dtype == dtype
+    torch.testing.assert_close(mixed.float().cpu(), by_hand(*given, **rule), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("way", ["four", "two", "rows"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_past_the_capacity_nothing_breaks(device, way, window):
+    """Tokens that did not fit see garbage, the others what they should, and nobody NaN."""
+    given = inputs(5, torch.float32, device, starts=[CAPACITY - 2, 3])
+    rule = {"causal": True, "window": window, "scale": 0.2}
+    mixed = WAYS[way](*given, **rule)
+    expected = by_hand(*given, **rule)
+    torch.testing.assert_close(mixed[0, :2].cpu(), expected[0, :2], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mixed[1].cpu(), expected[1], rtol=1e-5, atol=1e-5)
+    assert mixed.isfinite().all()
+
+
+def test_what_lies_behind_a_rows_end_does_not_matter_to_the_kernel(device):
+    given = inputs(2, torch.float32, device, starts=[10, 20])
+    rule = {"causal": True, "window": None, "scale": 0.2}
+    expected = WAYS["four"](*given, **rule)
+    given[1][:, :, 22:] = given[2][:, :, 22:] = float("nan")
+    assert torch.equal(WAYS["four"](*given, **rule), expected)
+
+
+@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("group", [2, 3])
+def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, group, dtype, window):
+    """Over every start: stretches grow from one block to two on the way."""
+    n, rule = 7, {"causal": True, "window": window, "scale": 0.2}
+    for start in range(0, CAPACITY - n, 3):
+        query, keys, values, slots, starts = inputs(n, dtype, device, starts=[start], group=group)
+        block = WAYS["two"](query, keys, values, slots, starts, **rule)
+        for place in range(n):
+            own = query[:, place : place + 1].contiguous()
+            alone = WAYS["two"](own, keys, values, slots, starts + place, **rule)
+            assert torch.equal(alone[:, 0], block[:, place]), (start, place)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [3, 7])
+def test_the_windows_are_the_drafters(device, causal, window):
+    """One block behind its context, under the mask that drafters are trained with."""
+    n, start = 5, 11
+    query, keys, values, slots, starts = inputs(n, torch.float32, device, starts=[start])
+    rule = {"causal": causal, "window": window, "scale": 0.2}
+    layout = BlockLayout(
+        anchors=starts.unsqueeze(1),
+        block_size=n,
+        context_positions=torch.arange(start, device=device).unsqueeze(0),
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        keys[slots, :, : start + n],
+        values[slots, :, : start + n],
+        attn_mask=dense_mask(layout, window=window, causal=causal),
+        scale=0.2,
+        enable_gqa=True,
+    )
+    mixed = attention.attend(query, keys, values, slots, starts, **rule)
+    torch.testing.assert_close(mixed, expected.transpose(1, 2).flatten(2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["kernel", "twin"])
+@torch.no_grad()
+def test_qwen3s_attention(monkeypatch, device, how):
+    """Projection, norms, rotation and attention together, a prompt and then three tokens."""
+    if how == "twin":
+        monkeypatch.setenv("DOMINO_KERNELS", "off")
+    module = test_rotate.qwen3_attention().to(device)
+    config, prompt, n = module.config, 9, 3
+    states = torch.randn(1, prompt + n, config.hidden_size).to(device)
+    positions = torch.arange(prompt + n, device=device).unsqueeze(0)
+    cos, sin = Qwen3RotaryEmbedding(config).to(device)(states, positions)
+    mask = torch.full((prompt + n, prompt + n), float("-inf"), device=device).triu(1)
+    expected, _ = module(states, (cos, sin), mask[None, None])
+
+    weights = [part.weight for part in (module.q_proj, module.k_proj, module.v_proj)]
+    qkv = states @ torch.cat(weights).T
+    caches = [torch.zeros(2, 2, 20, config.head_dim, device=device) for _ in range(2)]
+    slots, outputs = torch.tensor([1], device=device), []
+    for start, end in ((0, prompt), (prompt, prompt + n)):
+        starts = torch.tensor([start], device=device)
+        query = rotate.rotate_and_store(
+            qkv[:, start:end].contiguous(),
+            cos[0],
+            sin[0],
+            *caches,
+            slots,
+            starts,
+            heads=config.num_attention_heads,
+            q_norm=module.q_norm.weight,
+            k_norm=module.k_norm.weight,
+            eps=config.rms_norm_eps,
+        )
+        mixed = attention.attend(query, *caches, slots, starts, causal=True, scale=module.scaling)
+        outputs.append(module.o_proj(mixed))
+    torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_prompt_in_empty_slots_needs_no_mask(device):
+    given = inputs(9, torch.float32, device, starts=[0, 0])
+    rule = {"causal": True, "window": None, "scale": 0.2}
+    mixed = attention.batch_twin(*given, True, None, 0.2, longest=9)
+    torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,152 @@
+"""Drafts on the device are those of `drafter.rollout`."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from domino_spec.drafter.heads import DominoHeadConfig, MarkovHeadConfig, build_head
+from domino_spec.drafter.rollout import rollout
+from domino_spec.engine.kernels import rollout as kernels
+from domino_spec.engine.kernels import rollout_candidates, rollout_vocabulary
+from domino_spec.engine.kernels.gumbel import Noise
+
+HIDDEN, VOCABULARY, DEPTH, ROWS = 24, 90, 4, 2
+REDUCED = 70
+
+
+class Drafter:
+    """What the oracle asks of a drafter and its target, with heads that matter."""
+
+    def __init__(self, kind, prefix, reduced, device, *, gru=20, rank=40):
+        torch.manual_seed(7)
+        output = REDUCED if reduced else VOCABULARY
+        sizes = {"hidden_size": HIDDEN, "vocab_size": VOCABULARY, "output_vocab_size": output}
+        configs = {
+            "domino": DominoHeadConfig(
+                emb_dim=rank, gru_hidden_dim=gru, pure_draft_prefix_len=prefix
+            ),
+            "markov": MarkovHeadConfig(emb_dim=rank, pure_draft_prefix_len=prefix),
+        }
+        self.head = build_head(configs[kind], **sizes).to(device) if kind in configs else None
+        if self.head is not None:
+            for parameter in self.head.parameters():
+                torch.nn.init.normal_(parameter, std=0.4)
+        self.draft_tokens = torch.randperm(VOCABULARY)[:REDUCED].to(device) if reduced else None
+        self.embedding = torch.randn(VOCABULARY, HIDDEN).to(device)
+        self.lm_head = torch.randn(output, HIDDEN).to(device)
+
+    def embed(self, _target, tokens):
+        return F.embedding(tokens, self.embedding)
+
+    def base_logits(self, _target, hidden):
+        return hidden @ self.lm_head.T
+
+    def inputs(self, device, depth=DEPTH, rows=ROWS):
+        hidden = torch.randn(rows, depth, HIDDEN, generator=torch.Generator().manual_seed(3))
+        anchors = torch.tensor([4, 77, 12])[:rows]
+        return {"hidden": hidden.to(device), "anchor_tokens": anchors.to(device)}
+
+    def rolled(self, given, candidates, **noise):
+        base, columns = self.base_logits(None, given["hidden"]), None
+        if candidates is not None:
+            base, columns = base.topk(candidates, dim=-1)
+        return kernels.roll_out(
+            self.head,
+            embedding=self.embedding,
+            base=base,
+            columns=columns,
+            draft_tokens=self.draft_tokens,
+            **given,
+            **noise,
+        )
+
+
+@pytest.fixture(params=["kernel", "twin"])
+def how(request, monkeypatch):
+    if request.param == "twin":
+        monkeypatch.setenv("DOMINO_KERNELS", "off")
+    monkeypatch.setattr(rollout_vocabulary, "PROGRAMS", 3)
+    return request.param
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["domino", "markov", "none"])
+@pytest.mark.parametrize("prefix", [0, 1])
+@pytest.mark.parametrize("candidates", [12, None])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_greedy_drafts_are_the_oracles(how, device, kind, prefix, candidates, reduced):
+    drafter = Drafter(kind, prefix, reduced, device)
+    given = drafter.inputs(device)
+    expected = rollout(drafter, None, candidates=candidates, **given)
+    assert torch.equal(drafter.rolled(given, candidates), expected)
+    base = drafter.base_logits(None, given["hidden"]).argmax(dim=-1)
+    if drafter.draft_tokens is not None:
+        base = drafter.draft_tokens[base]
+    # The head is felt, but not where it must not be.
+    assert torch.equal(expected, base) == (kind == "none")
+    assert torch.equal(expected[:, :prefix], base[:, :prefix])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("candidates", [12, None])
+@pytest.mark.parametrize("prefix", [0, 1, 9])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_short_blocks(how, device, candidates, prefix, depth):
+    drafter = Drafter("domino", prefix, False, device)
+    given = drafter.inputs(device, depth, rows=1)
+    expected = rollout(drafter, None, candidates=candidates, **given)
+    assert torch.equal(drafter.rolled(given, candidates), expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("candidates", [32, None])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_drawn_drafts_are_the_twins(device, candidates, reduced, monkeypatch):
+    monkeypatch.setattr(rollout_vocabulary, "PROGRAMS", 3)
+    drafter = Drafter("domino", 1, reduced, device, gru=32, rank=64)
+    given = drafter.inputs(device)
+    noise = {
+        "temperature": torch.tensor([0.0, 3.0], device=device),
+        "seeds": torch.tensor([2**40 + 3, 2**33 + 11], device=device),
+        "positions": torch.tensor([9, 30], device=device),
+    }
+    drafts = drafter.rolled(given, candidates, **noise)
+    greedy = drafter.rolled(given, candidates)
+    monkeypatch.setenv("DOMINO_KERNELS", "off")
+    assert torch.equal(drafts, drafter.rolled(given, candidates, **noise))
+    assert torch.equal(drafts[0], greedy[0])
+    assert not torch.equal(drafts[1], greedy[1])
+
+
+@torch.no_grad()
+def test_a_draw_is_of_its_position_and_token_alone(device):
+    """What couples a draft with the target's own choice: the same logits choose the same."""
+    drafter = Drafter("none", 0, False, device)
+    given = drafter.inputs(device)
+    noise = Noise(
+        torch.full((ROWS,), 1.5, device=device),
+        torch.tensor([5, 6], device=device),
+        torch.tensor([100, 200], device=device),
+    )
+    everything = drafter.rolled(given, None, **noise._asdict())
+    shuffled = torch.randperm(VOCABULARY, device=device)
+    drafts = kernels.twin(
+        None,
+        drafter.embedding,
+        **given,
+        base=drafter.base_logits(None, given["hidden"])[..., shuffled],
+        columns=shuffled.expand(ROWS, DEPTH, -1),
+        draft_tokens=None,
+        noise=noise,
+    )
+    assert torch.equal(drafts, everything)
+
+
+def test_many_rows_go_through_pytorch(device, monkeypatch):
+    monkeypatch.setattr(rollout_candidates, "MAX_ROWS", 1)
+    monkeypatch.setattr(rollout_candidates, "launch", None)
+    drafter = Drafter("domino", 0, False, device)
+    given = drafter.inputs(device)
+    with torch.no_grad():
+        expected = rollout(drafter, None, candidates=8, **given)
+        assert torch.equal(drafter.rolled(given, 8), expected)

@@ -1,0 +1,40 @@
+"""Sources of drafts over the kernels themselves: Medusa, EAGLE-3 and lookup as a GPU runs them."""
+
+import pytest
+import torch
+
+from domino_spec.baselines.lean import BaselineSource
+from domino_spec.baselines.lean_lookup import LookupSource
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.engine import Engine
+from tests.baselines.test_lean import admitted
+from tests.engine.runs import own
+from tests.support.baselines import knowing_eagle3, knowing_medusa
+from tests.support.families import plain_greedy
+from tests.support.pair import bigram_target, successor
+
+SIZE = 64  # heads of 16, which is as narrow as the kernels take
+DRAFTS, NEW = 2, 5
+PROMPTS = [[4, 9, 4]]
+TABLE = successor(SIZE)
+SOURCES = {
+    "medusa": lambda: BaselineSource(knowing_medusa(heads=DRAFTS, table=TABLE)),
+    "eagle3": lambda: BaselineSource(knowing_eagle3(unrolled=DRAFTS, size=SIZE)),
+    "lookup": lambda: LookupSource(depth=DRAFTS),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_drafts_are_right_and_rows_that_fill_up_a_batch_change_nothing(kind, device):
+    target = bigram_target(TABLE)
+    answers = [plain_greedy(target.model, prompt, NEW) for prompt in PROMPTS]
+    target.model.to(device)
+    engine = Engine(own(target), SOURCES[kind](), slots=2, capacity=24, pack=False, graphs=False)
+    rows = [admitted(engine, prompt, new=NEW)[0] for prompt in PROMPTS]
+    spare = engine.slots.spare
+    engine.cycle.run(torch.tensor([spare, spare], device=device), Plan(DRAFTS))
+    while engine.busy:
+        engine.step()
+    assert [row.generated for row in rows] == answers
+    if kind != "lookup":
+        assert all(row.stats.accepted == row.stats.offered for row in rows)

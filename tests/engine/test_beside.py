@@ -1,0 +1,171 @@
+"""Work beside the current stream: in order, joined once, with scratch of its own."""
+
+from contextlib import contextmanager
+from itertools import count
+
+import pytest
+import torch
+
+from domino_spec.engine.beside import Beside
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.kernels import scratch as module
+from domino_spec.engine.kernels.scratch import apart, scratch
+from tests.engine.runs import make_engine
+from tests.support.families import make_target, random_drafter
+
+
+class Stream:
+    """Says what waits for what."""
+
+    def __init__(self, name, said, handle=0):
+        self.name, self.said, self.cuda_stream = name, said, handle
+
+    def wait_stream(self, other):
+        self.said.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What streams of a GPU that is not here were told."""
+    heard = []
+    current = [Stream("main", heard)]
+
+    @contextmanager
+    def stream(entered):
+        current.append(entered)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    handles = count(1)
+    monkeypatch.setattr(
+        torch.cuda, "Stream", lambda _device: Stream("second", heard, next(handles))
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: current[-1])
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    return heard
+
+
+def test_it_begins_behind_the_current_stream_and_is_waited_for_once(said):
+    beside = Beside(torch.device("cuda:0"))
+    with beside.work():
+        said.append("work")
+    said.append("main's own")
+    beside.join()
+    beside.join()
+    assert said == ["second waits for main", "work", "main's own", "main waits for second"]
+
+
+def test_without_work_nothing_is_waited_for(said):
+    """A stream that has no part in a capture would end it."""
+    beside = Beside(torch.device("cuda:0"))
+    beside.join()
+    with beside.work():
+        pass
+    beside.join()
+    del said[:]
+    beside.join()
+    assert said == []
+
+
+def test_work_that_failed_is_waited_for_too(said):
+    """What it launched before may still run."""
+    beside = Beside(torch.device("cuda:0"))
+    with pytest.raises(ZeroDivisionError), beside.work():
+        raise ZeroDivisionError
+    beside.join()
+    beside.join()
+    assert said == ["second waits for main", "main waits for second"]
+
+
+def test_on_a_cpu_work_is_done_where_it_stands(said):
+    beside = Beside(torch.device("cpu"))
+    with beside.work():
+        inside = scratch(torch.device("cpu"), parts=3, counters=1)
+    beside.join()
+    assert said == []
+    assert scratch(torch.device("cpu"), parts=3, counters=1) is inside
+
+
+def test_scratch_is_shared_within_a_stream_and_not_between_them(said, monkeypatch):
+    monkeypatch.setattr(module, "_kept", {})
+    device, gpu = torch.device("cpu"), torch.device("cuda:0")
+    asked = {"parts": 5, "counters": 2}
+    outside = scratch(device, **asked)
+    first, second = Beside(gpu), Beside(gpu)
+    with first.work():
+        own = scratch(device, **asked)
+    with second.work():
+        others = scratch(device, **asked)
+    with first.work():
+        assert scratch(device, **asked) is own
+    assert len({id(each) for each in (outside, own, others)}) == 3
+    with pytest.raises(ZeroDivisionError), apart(7):
+        raise ZeroDivisionError
+    assert scratch(device, **asked) is outside
+
+
+@pytest.fixture
+def told():
+    """An engine in whose next cycle every part says when it runs."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    heard = []
+    cycle = engine.cycle
+    for owner, names in (
+        (cycle.target, ("forward", "logits")),
+        (cycle.drafter, ("propose", "observe")),
+        (cycle, ("choose", "report")),
+    ):
+        for name in names:
+            setattr(owner, name, saying(getattr(owner, name), name, heard))
+    cycle._beside = Recorded(heard)
+    return engine, heard
+
+
+class Recorded:
+    """A `Beside` that says when it begins, ends and is joined."""
+
+    def __init__(self, heard):
+        self.heard = heard
+
+    @contextmanager
+    def work(self):
+        self.heard.append("beside")
+        yield
+        self.heard.append("and back")
+
+    def join(self):
+        self.heard.append("join")
+
+
+def saying(function, name, heard):
+    def call(*args, **given):
+        heard.append(name)
+        return function(*args, **given)
+
+    return call
+
+
+def test_a_cycle_tells_its_drafter_beside_and_joins_before_it_commits(told):
+    engine, heard = told
+    engine.cycle.run(torch.tensor([0]), Plan(2))
+    assert heard == [
+        "propose", "forward", "beside", "observe", "and back", "logits", "choose", "join", "report",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("failing", ["observe", "logits", "choose"])
+def test_a_cycle_that_fails_joins_all_the_same(told, failing):
+    engine, heard = told
+    owner = {"observe": engine.cycle.drafter, "logits": engine.cycle.target}.get(
+        failing, engine.cycle
+    )
+
+    def fails(*_args, **_given):
+        raise torch.OutOfMemoryError
+
+    setattr(owner, failing, fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.cycle.run(torch.tensor([0]), Plan(2))
+    assert heard[-1] == "join"

@@ -1,0 +1,248 @@
+"""Costs are measured once a machine and kept; depth follows them; results do not change."""
+
+import json
+import math
+
+import pytest
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.engine import calibration
+from domino_spec.engine.calibration import adapt_depth, measured_rows
+from domino_spec.engine.costs import Costs
+from domino_spec.engine.cycle import KINDS
+from domino_spec.engine.graphs import Runner
+from domino_spec.engine.kept import cache_folder
+from domino_spec.engine.policy import Batch, DepthPolicy, depths
+from tests.engine.runs import make_engine, run_engine, run_reference
+from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
+from tests.support.pair import bigram_target, knowing_drafter
+
+PROMPTS = random_prompts([3, 9, 5])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_costs_are_measured_once_and_kept(cache, monkeypatch):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    policy = adapt_depth(engine)
+    (path,) = (cache / "costs").iterdir()
+    kept = json.loads(path.read_text())
+    assert {int(batch) for batch in kept} == {1, 2}
+    assert tuple(int(depth) for depth in kept["1"]["greedy"]) == depths(7)
+    assert kept["1"].keys() == {"greedy", *KINDS}
+    assert kept["2"]["sampled"].keys() == {"0", "7"}
+    monkeypatch.setattr(calibration, "measure_costs", None)  # nothing is measured again
+    again = make_engine(make_target("llama"), random_drafter(), slots=2)
+    found = adapt_depth(again)
+    assert found.costs(2) == policy.costs(2)
+    assert found.costs(2, KINDS) == policy.costs(2, KINDS) != policy.costs(2)
+
+
+def test_another_drafter_is_measured_anew(cache):
+    for changes in ({}, {"block_size": 6}):
+        drafter = random_drafter(drafter_config(**changes))
+        adapt_depth(make_engine(make_target("llama"), drafter, slots=1))
+    assert len(list((cache / "costs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("change", ["version", "DOMINO_KERNELS", "DOMINO_OVERLAP"])
+def test_costs_of_other_kernels_are_not_believed(cache, monkeypatch, change):
+    """A new release brings new kernels, and a variable may switch what they do."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    adapt_depth(engine)
+    if change == "version":
+        monkeypatch.setattr(calibration, "__version__", "99.0", raising=False)
+    else:
+        monkeypatch.setenv(change, "off")
+    adapt_depth(engine)
+    assert len(list((cache / "costs").iterdir())) == 2
+
+
+@pytest.mark.parametrize("spoiled", [
+    "", "[1, 2]", '{"1": 5}', "{", '{"1": {"greedy": {"0": 1.0, "7": -1.0}}}',
+    json.dumps({"1": {str(depth): 1.0 for depth in depths(7)}}),  # before there were kinds
+])  # fmt: skip
+def test_a_spoiled_file_is_measured_again(cache, spoiled):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    first = adapt_depth(engine)
+    (path,) = (cache / "costs").iterdir()
+    path.write_text(spoiled)
+    assert set(adapt_depth(engine).costs(1)) == set(first.costs(1))
+    kept = json.loads(path.read_text())
+    assert kept.keys() == {"1"}
+    assert kept["1"].keys() == {"greedy", *KINDS}
+
+
+def test_what_did_not_fit_is_tried_again_another_day(cache, monkeypatch):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    measure = calibration.measure_extras
+
+    def full(bench, batch, depths):
+        found = measure(bench, batch, depths)
+        found["filtered"][depths[-1]] = math.inf
+        return found
+
+    with monkeypatch.context() as today:
+        today.setattr(calibration, "measure_extras", full)
+        assert 7 not in adapt_depth(engine).costs(1, ("sampled", "filtered"))
+    (path,) = (cache / "costs").iterdir()
+    assert json.loads(path.read_text())["1"]["filtered"].keys() == {"0"}
+    assert 7 in adapt_depth(engine).costs(1, ("sampled", "filtered"))
+
+
+@pytest.mark.parametrize("lost", ["penalised", "greedy"])
+def test_a_file_that_lacks_a_kind_is_completed(cache, monkeypatch, lost):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    adapt_depth(engine)
+    (path,) = (cache / "costs").iterdir()
+    kept = json.loads(path.read_text())
+    del kept["2"][lost]
+    path.write_text(json.dumps(kept))
+    measured, measure = [], calibration.measure_costs
+
+    def watched(engine, batches):
+        measured.extend(batches)
+        return measure(engine, batches)
+
+    monkeypatch.setattr(calibration, "measure_costs", watched)
+    adapt_depth(engine)
+    assert measured == [2]
+    after = json.loads(path.read_text())
+    assert after["1"] == kept["1"]
+    assert after["2"].keys() == {"greedy", *KINDS}
+
+
+def test_a_busy_moment_is_not_believed(cache, monkeypatch):
+    """Whoever else worked on the machine made a shallow cycle dearer than a deep one."""
+    busy = {0: 9.0, 1: 2.0, 2: 7.0, 3: 3.0, 5: 4.0, 7: 5.0}
+    added = {kind: {0: 0.0, 7: 0.7} for kind in KINDS}
+    measured = {1: {"greedy": busy} | added}
+    monkeypatch.setattr(calibration, "measure_costs", lambda engine, batches: measured)
+    policy = adapt_depth(make_engine(make_target("llama"), random_drafter(), slots=1))
+    rising = {0: 2.0, 1: 2.0, 2: 3.0, 3: 3.0, 5: 4.0, 7: 5.0}
+    assert policy.costs(1) == rising
+    sampled = policy.costs(1, ("sampled",))
+    assert list(sampled.values()) == sorted(sampled.values())
+    assert sampled[7] == 5.7
+
+
+def test_measuring_again_keeps_what_was_learnt():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    first = adapt_depth(engine, batches=[1])
+    first.observe(3, 7, sampled=True)
+    second = adapt_depth(engine, batches=[1, 2])
+    assert (second.drawn, second.acceptance) == (first.drawn, first.acceptance)
+    assert second.drawn.cycles == 1
+
+
+def test_without_a_drafter_there_is_nothing_to_choose():
+    assert adapt_depth(make_engine(make_target("llama"), None)) is None
+
+
+def test_the_cache_has_a_place_of_its_own(monkeypatch):
+    monkeypatch.delenv("DOMINO_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert str(cache_folder()) == "/somewhere/domino-spec"
+
+
+@pytest.mark.parametrize(("slots", "expected"), [
+    (1, [1]), (4, [1, 4]), (6, [1, 4, 6]), (64, [1, 4, 16, 64]), (100, [1, 4, 16, 64, 100]),
+])  # fmt: skip
+def test_few_numbers_of_rows_are_measured(slots, expected):
+    assert measured_rows(slots) == expected
+
+
+# In an engine -------------------------------------------------------------------------------------
+
+
+class Asked(DepthPolicy):
+    """Notes what it was asked and shown."""
+
+    def __init__(self, depth):
+        super().__init__(Costs({1: dict.fromkeys(depths(7), 1.0)}), 7)
+        self.depth, self.batches, self.shown = depth, [], []
+
+    def choose(self, batch):
+        self.batches.append(batch)
+        return self.depth
+
+    def observe(self, accepted, depth, *, sampled):
+        self.shown.append((depth, sampled))
+
+
+def test_a_cycle_is_of_the_kind_that_some_row_needs():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=4)
+    engine.policy = policy = Asked(depth=3)
+    greedy = SamplingParams(max_new_tokens=60)
+    run_engine(engine, PROMPTS[:1], params=[greedy])
+    assert set(policy.batches) == {Batch(1)}
+    assert set(policy.shown) == {(3, False)}
+    policy.batches.clear()
+    policy.shown.clear()
+    short = {"max_new_tokens": 4, "ignore_eos": True}
+    mixed = [
+        greedy,
+        SamplingParams(temperature=0.7, top_p=0.9, **short),
+        SamplingParams(presence_penalty=0.5, **short),
+    ]
+    run_engine(engine, PROMPTS, params=mixed)
+    assert policy.batches[0] == Batch(3, ("sampled", "filtered", "penalised"), 1 / 3)
+    assert policy.batches[-1] == Batch(1), "the dear rows have left"
+    assert set(policy.shown) == {(3, False), (3, True)}
+
+
+def test_graphs_run_filled_batches_and_cost_as_much():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=5)
+    engine.policy = policy = Asked(depth=0)
+    runner = Runner(engine.cycle, graphs=True)
+    engine.runner.size_of = runner.size_of
+    run_engine(engine, [PROMPTS[0]] * 5, max_new_tokens=3, ignore_eos=True)
+    assert policy.batches[0].rows == 8
+
+
+def test_an_engine_that_was_told_not_to_draft_asks_nobody():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    engine.policy = policy = Asked(depth=3)
+    engine.speculates = False
+    run_engine(engine, PROMPTS[:1], max_new_tokens=6)
+    assert policy.batches == []
+
+
+def test_rows_that_sample_are_decoded_plainly_where_only_greedy_ones_pay():
+    engine = make_engine(bigram_target(), knowing_drafter(shift=True, prefix=1), slots=1)
+    costs = {1: {0: 1.0, 1: 1.02, 3: 1.1, 7: 1.2}}
+    dear = {"sampled": {1: {0: 0.1, 7: 20.0}}}
+    engine.policy = DepthPolicy(Costs(costs, dear), 7)
+    for temperature, drafts in ((0.0, True), (0.01, False), (0.0, True)):
+        _, counts, _ = run_engine(engine, [[1, 2]], max_new_tokens=60, temperature=temperature)
+        assert (counts.drafted > 0) == drafts
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_changing_depths_change_no_token(ahead):
+    target = make_target("qwen3")
+    expected, _, _ = run_reference(
+        target, None, PROMPTS, depth=0, candidates=None, max_new_tokens=30
+    )
+    engine = make_engine(target, random_drafter(), slots=2, ahead=ahead)
+    turns = iter([7, 0, 3, 0, 0, 1, 7, 2] * 50)
+
+    class Restless(DepthPolicy):
+        def choose(self, batch):
+            return next(turns)
+
+    engine.policy = Restless(Costs({1: {0: 1.0}}), 7)
+    found, _, _ = run_engine(engine, PROMPTS, max_new_tokens=30)
+    assert found == expected
+
+
+def test_a_drafter_that_knows_is_given_its_whole_block():
+    engine = make_engine(bigram_target(), knowing_drafter(shift=True, prefix=1), slots=1)
+    costs = Costs({1: {0: 1.0, 1: 1.02, 3: 1.1, 7: 1.2}})
+    engine.policy = DepthPolicy(costs, 7)
+    _, counts, _ = run_engine(engine, [[1, 2]], max_new_tokens=60)
+    assert counts.tokens_per_cycle > 7

@@ -1,0 +1,351 @@
+"""What goes wrong at the edges: rows that leave, wrong settings, measuring, what is given."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.engine.calibration import adapt_depth
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.families import kernels_take
+from domino_spec.engine.measure import Bench, accepted_pattern
+from domino_spec.engine.policy import Batch, depths
+from domino_spec.errors import InputError, MismatchError
+from tests.engine.runs import make_engine, own, run_engine, run_reference
+from tests.support.families import (
+    CONFIGS,
+    drafter_config,
+    make_target,
+    random_drafter,
+    random_prompts,
+    randomise,
+)
+from tests.support.runs import make_rows
+
+PROMPTS = random_prompts([3, 9, 5])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
+    return tmp_path
+
+
+# What the device cannot do is done wrongly, silently ----------------------------------------------
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"temperature": 0.8, "accept": "rejection"}, "asks for accept='rejection'"),
+    ({"processors": (tf.SuppressTokensLogitsProcessor([5]),)}, "logits processors of its own"),
+], ids=["rejection", "processors"])  # fmt: skip
+def test_what_needs_the_reference_loop_is_refused(changes, words):
+    engine = make_engine(make_target("qwen3"), None)
+    params = SamplingParams(max_new_tokens=20, **changes)
+    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
+    with pytest.raises(InputError, match=f"{words}.*reference loop"):
+        engine.admit(row, params)
+    assert engine.free == engine.slots.count
+
+
+# Calibration of a busy engine ---------------------------------------------------------------------
+
+
+def test_an_engine_that_is_not_idle_is_not_measured():
+    target = make_target("qwen3")
+    expected = run_reference(
+        target, None, PROMPTS[:1], depth=0, candidates=None, max_new_tokens=20
+    )[0]
+    engine = make_engine(target, random_drafter(), slots=1)
+    params = SamplingParams(max_new_tokens=20)
+    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
+    engine.admit(row, params)
+    with pytest.raises(InputError, match="1 rows are running"):
+        adapt_depth(engine)
+    with pytest.raises(InputError, match="1 rows are running"):
+        Bench(engine, context=8)
+    while engine.busy:
+        engine.step()
+    assert row.generated == expected[0]
+
+
+# Forced acceptance stays in captured graphs -------------------------------------------------------
+
+
+def test_pretended_acceptance_is_a_plan_of_its_own():
+    """A graph that was captured for it is never replayed for a real cycle."""
+    assert Plan(7, forced=True) != Plan(7)
+
+
+def test_a_new_pattern_lies_where_the_old_one_lay():
+    """Captured graphs keep addresses, not tensors."""
+    cycle = make_engine(make_target("qwen3"), random_drafter(), slots=1).cycle
+    cycle.force([1, 2, 3])
+    before = cycle._pattern.data_ptr(), cycle._period.data_ptr(), cycle._turn.data_ptr()
+    cycle.force([4, 5])
+    assert before == (cycle._pattern.data_ptr(), cycle._period.data_ptr(), cycle._turn.data_ptr())
+
+
+def test_an_engine_decodes_rightly_after_it_was_paced():
+    target = make_target("qwen3")
+    expected = run_reference(target, None, PROMPTS, depth=0, candidates=None, max_new_tokens=20)[0]
+    engine = make_engine(target, random_drafter(), slots=1)
+    Bench(engine, context=16).paced(1, engine.depth, [3, 5], cycles=3)
+    found, _, _ = run_engine(engine, PROMPTS, max_new_tokens=20)
+    assert found == expected
+
+
+# Costs of another engine --------------------------------------------------------------------------
+
+
+def kept_keys(cache):
+    return len(list((cache / "costs").iterdir()))
+
+
+def test_a_deeper_engine_is_measured_as_deep_as_it_goes():
+    for depth in (2, 7):
+        engine = make_engine(make_target("llama"), random_drafter(), slots=1, depth=depth)
+        policy = adapt_depth(engine)
+        assert tuple(policy.costs(1)) == depths(depth)
+
+
+def test_a_wider_mlp_has_costs_of_its_own(cache):
+    for width in (64, 1024):
+        config = CONFIGS["llama"]()
+        config.intermediate_size = width
+        model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+        from domino_spec.targets import Target
+
+        adapt_depth(Engine(Target(model), random_drafter(), slots=1, capacity=64))
+    assert kept_keys(cache) == 2
+
+
+def test_packed_weights_have_costs_of_their_own(cache):
+    for pack in (True, False):
+        adapt_depth(make_engine(make_target("llama"), random_drafter(), slots=1, pack=pack))
+    assert kept_keys(cache) == 2
+
+
+@pytest.mark.parametrize("spoiled", ['{"1": {}}', '{"1": {"0": 0, "7": 0}}', '{"1": {"7": 1.0}}'])
+def test_a_spoiled_file_is_measured_again(cache, spoiled):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    adapt_depth(engine)
+    (path,) = (cache / "costs").iterdir()
+    path.write_text(spoiled)
+    policy = adapt_depth(engine)
+    policy.choose(Batch(1))
+    assert tuple(policy.costs(1)) == depths(7)
+    assert json.loads(path.read_text()) != json.loads(spoiled)
+
+
+# Rows that leave ----------------------------------------------------------------------------------
+
+
+def test_a_row_that_fills_its_slot_drafts_as_in_a_larger_one():
+    """The last blocks reach past the row's end, where the drafter's slots see each other."""
+    target, drafter = make_target("llama"), random_drafter()
+    prompt, new = [5, 9, 11, 3], 21
+    found = [
+        run_engine(make_engine(target, drafter, capacity=room), [prompt], max_new_tokens=new)
+        for room in (len(prompt) + new, 192)
+    ]
+    assert found[0][0] == found[1][0]
+    assert found[0][2] == found[1][2]
+
+
+def test_rows_that_never_draft_do_not_trouble_the_drafter(monkeypatch):
+    engine = make_engine(make_target("llama"), random_drafter())
+
+    def troubled(*_args, **_kwargs):
+        raise AssertionError("the drafter was asked")
+
+    monkeypatch.setattr(engine.drafter, "observe", troubled)
+    monkeypatch.setattr(engine.drafter, "propose", troubled)
+    Bench(engine, context=8).plain_seconds(1)
+    with pytest.raises(AssertionError, match="asked"):
+        Bench(engine, context=8).cycle_seconds(1, 0)
+
+
+def test_a_released_row_gets_no_more_tokens():
+    engine = make_engine(make_target("qwen3"), random_drafter(), slots=2, ahead=True)
+    params = SamplingParams(max_new_tokens=20)
+    rows = make_rows(engine.slots, PROMPTS[:2], params)
+    for row in rows:
+        engine.admit(row, params)
+    engine.step()
+    engine.release(rows[0])
+    before = list(rows[0].generated)
+    commits = engine.step()
+    assert rows[0].generated == before
+    assert [commit.row for commit in commits] == [1]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_row_that_comes_back_is_refused(ahead):
+    engine = make_engine(make_target("qwen3"), random_drafter(), slots=1, ahead=ahead)
+    params = SamplingParams(max_new_tokens=20)
+    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
+    engine.admit(row, params)
+    engine.step()
+    engine.release(row)
+    with pytest.raises(InputError, match="tokens already; the engine begins with a prompt"):
+        engine.admit(row, params)
+
+
+def test_a_row_that_somebody_else_ended_leaves():
+    engine = make_engine(make_target("qwen3"), random_drafter(), slots=1)
+    params = SamplingParams(max_new_tokens=20)
+    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
+    engine.admit(row, params)
+    row.finish_reason = "cancelled"
+    assert engine.step() == []
+    assert engine.free == 1
+
+
+def test_an_abandoned_run_leaves_no_rows_behind():
+    engine = make_engine(make_target("qwen3"), random_drafter(), slots=2)
+    params = SamplingParams(max_new_tokens=20)
+    first, second = make_rows(engine.slots, PROMPTS[:2], params)
+    running = engine.run([(first, params, 0)])
+    next(running)
+    running.close()
+    seen = {commit.row for commit in engine.run([(second, params, 0)])}
+    assert seen == {second.index}
+
+
+def test_a_stop_rule_that_fails_costs_no_other_row_its_tokens():
+    target = make_target("qwen3")
+    expected = run_reference(
+        target, None, PROMPTS[:2], depth=0, candidates=None, max_new_tokens=20
+    )[0]
+    engine = make_engine(target, random_drafter(), slots=2)
+    params = SamplingParams(max_new_tokens=20)
+    broken, good = make_rows(engine.slots, PROMPTS[:2], params)
+
+    def rule(row):
+        if len(row.generated) == 3:
+            raise RuntimeError("a stop rule of the caller's")
+
+    broken.stop_rules = [rule]
+    engine.admit(broken, params)
+    engine.admit(good, params)
+    while good.finish_reason is None:
+        try:
+            engine.step()
+        except RuntimeError:
+            engine.release(broken)
+    assert good.generated == expected[1]
+
+
+# Seeds --------------------------------------------------------------------------------------------
+
+
+def test_a_seed_in_the_parameters_counts():
+    target = make_target("qwen3")
+    answers = []
+    for seed in (1, 2):
+        engine = make_engine(target, None, slots=1)
+        params = SamplingParams(max_new_tokens=20, temperature=1.5, seed=seed)
+        (row,) = make_rows(engine.slots, PROMPTS[:1], params)
+        engine.admit(row, params)
+        while engine.busy:
+            engine.step()
+        answers.append(row.generated)
+    assert answers[0] != answers[1]
+
+
+# Depth 0 with a policy ----------------------------------------------------------------------------
+
+
+def test_an_engine_of_depth_zero_with_a_policy_decodes():
+    target = make_target("qwen3")
+    engine = make_engine(target, random_drafter(), slots=1, depth=0)
+    adapt_depth(engine)
+    run_engine(engine, PROMPTS[:1], max_new_tokens=80)
+
+
+# Wrong settings say so ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"depth": 9}, "depth is 9; the drafter gives 0 to 8"),
+    ({"depth": -1}, "depth is -1"),
+    ({"candidates": 0}, "candidates is 0"),
+    ({"graphs": True}, "graphs are CUDA's"),
+    ({"slots": 0}, "slots is 0"),
+    ({"capacity": 0}, "capacity is 0"),
+])  # fmt: skip
+def test_wrong_settings_are_refused_in_words(options, words):
+    with pytest.raises(InputError, match=words):
+        make_engine(make_target("qwen3"), random_drafter(), **options)
+
+
+def test_what_drafts_is_refused_without_a_drafter():
+    with pytest.raises(InputError, match="depth and candidates without a drafter"):
+        make_engine(make_target("qwen3"), None, depth=3, candidates=4)
+
+
+@pytest.mark.parametrize(("prompt", "words"), [
+    ([], "the prompt is empty"),
+    ([5, -1], "ids from -1 to 5; the target knows 0 to 96"),
+    ([5, 97], "ids from 5 to 97"),
+])  # fmt: skip
+def test_wrong_prompts_are_refused_in_words(prompt, words):
+    engine = make_engine(make_target("qwen3"), None, slots=1)
+    params = SamplingParams(max_new_tokens=5)
+    with pytest.raises(InputError, match=words):
+        engine.admit(make_rows(engine.slots, [prompt], params)[0], params)
+    assert engine.free == 1
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"num_target_layers": 40, "target_layer_ids": (1, 3, 39)}, "target layers: .* made for 40"),
+    ({"vocab_size": 98}, "vocabulary: .* made for 98, the target has 97"),
+])  # fmt: skip
+def test_a_drafter_for_another_target_is_refused(changes, words):
+    drafter = random_drafter(drafter_config(**changes))
+    with pytest.raises(MismatchError, match=words):
+        make_engine(make_target("qwen3"), drafter, slots=1)
+
+
+# What an engine does to what it is given ----------------------------------------------------------
+
+
+def test_the_callers_drafter_keeps_its_type():
+    target = own(make_target("qwen3"))
+    target.model.to(torch.bfloat16)
+    drafter = random_drafter()
+    before = copy.deepcopy(drafter.state_dict())
+    Engine(target, drafter, slots=1, capacity=32)
+    assert drafter.dtype == torch.float32
+    assert all(torch.equal(before[k], v) for k, v in drafter.state_dict().items())
+
+
+def test_two_engines_of_one_target_share_its_weights():
+    target = own(make_target("llama"))
+    engines = [Engine(target, None, slots=1, capacity=32, pack=False) for _ in range(2)]
+    first, second = (engine.target.layers[0] for engine in engines)
+    assert first.qkv.data_ptr() == second.qkv.data_ptr()
+    assert first.gate_up.data_ptr() == second.gate_up.data_ptr()
+
+
+# Patterns -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [45, 4])
+def test_a_pattern_of_any_length_keeps_its_shares(length):
+    pattern = accepted_pattern(0.9, 15, length=length)
+    drawn = [(index + 0.5) / length for index in range(length)]
+    expected = [sum(d < 0.9**i for i in range(1, 16)) for d in drawn]
+    assert sorted(pattern) == sorted(expected)
+
+
+# Heads that the kernels cannot take ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("head_dim", "fine"), [(128, True), (64, True), (80, False), (8, False)])
+def test_which_heads_the_kernels_take(head_dim, fine):
+    assert kernels_take(head_dim) is fine

@@ -1,0 +1,82 @@
+"""Which cycles are recorded, and which are kept; recording itself needs a GPU."""
+
+import torch
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.engine import graphs as module
+from domino_spec.engine.costs import Costs
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.graphs import Runner
+from domino_spec.engine.policy import DepthPolicy, depths
+from tests.engine.replays import Replays
+from tests.engine.runs import make_engine
+from tests.support.families import make_target, random_drafter
+
+
+def recorded_by(engine, *, graphs=True):
+    runner, found = Runner(engine.cycle, graphs=graphs), []
+
+    def capture(size, plan):
+        found.append((size, plan))
+        runner._captured[size, plan] = None
+
+    runner.capture = capture
+    engine.runner = runner
+    return found
+
+
+def test_every_size_that_rows_may_shrink_to_is_recorded_once():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=5)
+    found = recorded_by(engine)
+    engine.capture(5, SamplingParams())
+    assert found == [(size, Plan(7)) for size in (8, 4, 2, 1)]
+    engine.capture(3, SamplingParams())
+    assert len(found) == 4
+    engine.capture(1, SamplingParams(temperature=0.7, top_p=0.9))
+    assert found[4:] == [(1, Plan(7, sampled=True, filtered=True))]
+
+
+def test_a_policy_may_choose_any_depth():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    found = recorded_by(engine)
+    engine.policy = DepthPolicy(Costs({1: dict.fromkeys(depths(7), 1.0)}), 7)
+    engine.capture(1, SamplingParams())
+    assert [plan.depth for _, plan in found] == list(depths(7))
+
+
+def test_an_engine_that_was_told_not_to_draft_records_what_it_will_run():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    found = recorded_by(engine)
+    engine.policy = DepthPolicy(Costs({1: dict.fromkeys(depths(7), 1.0)}), 7)
+    engine.speculates = False
+    engine.capture(1, SamplingParams())
+    assert found == [(1, Plan(0, alone=True))]
+
+
+def test_without_graphs_and_without_a_drafter():
+    engine = make_engine(make_target("llama"), None, slots=2)
+    found = recorded_by(engine)
+    engine.capture(2, SamplingParams())
+    assert found == [(2, Plan(0)), (1, Plan(0))]
+    nothing = recorded_by(engine, graphs=False)
+    engine.capture(2, SamplingParams())
+    assert nothing == []
+
+
+def test_of_too_many_kinds_the_least_used_goes(monkeypatch):
+    monkeypatch.setattr(module, "MOST_GRAPHS", 3)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(module, "_read_back", lambda report, rows: lambda: report[:rows])
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    runner = Runner(engine.cycle, graphs=True)
+    runner.recorder = Replays()
+    for depth in (1, 2, 3, 1, 4):  # 1 is used again, so 2 has to go
+        runner.start([0], Plan(depth))()
+    assert [plan.depth for _, plan in runner._captured] == [3, 1, 4]
+    before = len(runner.recorder.outputs)
+    runner.start([0], Plan(3))()
+    assert len(runner.recorder.outputs) == before
+    runner.start([0], Plan(2))()  # recorded anew
+    assert [plan.depth for _, plan in runner._captured] == [4, 3, 2]
+    runner.capture_up_to(2, Plan(5))
+    assert len(runner._captured) == 3

@@ -1,0 +1,163 @@
+"""What the measurements are made of."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from domino_spec.engine import graphs, measure
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.draft import LeanDrafter
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.measure import (
+    Bench,
+    accepted_pattern,
+    bandwidth,
+    expected,
+    geometric,
+    seconds_of,
+)
+from domino_spec.engine.report import Request, measure_engine
+from domino_spec.engine.shapes import (
+    SHAPES,
+    drafter_config,
+    random_drafter,
+    random_target,
+    target_config,
+)
+from domino_spec.engine.target import LeanTarget
+from domino_spec.errors import InputError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def bench():
+    target = random_target("tiny", device=CPU, dtype=torch.float32)
+    engine = Engine(target, random_drafter(target), slots=2, capacity=256, candidates=32)
+    return Bench(engine, context=64)
+
+
+@pytest.mark.parametrize("wanted", [1.5, 4.2, 7.17, 15.0])
+def test_a_pattern_commits_as_many_tokens_as_it_should(wanted):
+    chance = geometric(wanted, 15)
+    assert expected(chance, 15) == pytest.approx(wanted)
+    pattern = accepted_pattern(chance, 15, length=512)
+    assert sum(pattern) / len(pattern) + 1 == pytest.approx(wanted, rel=0.01)
+    assert max(pattern) <= 15
+    halves = (pattern[:256], pattern[256:])
+    assert abs(sum(halves[0]) - sum(halves[1])) < 256, "well mixed"
+
+
+def test_floors_of_qwen3_8b_are_those_counted_by_hand():
+    with torch.device("meta"):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(target_config("qwen3-8b"), dtype=torch.bfloat16)
+    layers = sum(p.numel() for p in model.model.layers.parameters())
+    head = model.lm_head.weight.numel()
+    context = 36 * 2 * 8 * 128 * 1024
+    assert 2 * (layers + head + context) / 1e9 == pytest.approx(15.29, abs=0.01)
+
+
+def test_stages_name_every_part_and_their_bytes_add_up(bench):
+    stages = bench.stages(1, 15)
+    assert [stage.name for stage in stages] == [
+        "draft backbone", "draft logits and rollout", "verify", "logits and choice",
+        "context for the drafter",
+    ]  # fmt: skip
+    assert all(stage.seconds > 0 for stage in stages)
+    assert sum(stage.bytes for stage in stages) == bench.floor_bytes(1, drafts=True)
+    plain = bench.floor_bytes(1, drafts=False)
+    assert plain == stages[2].bytes + stages[3].bytes
+
+
+def test_forced_acceptance_commits_what_it_is_told(bench):
+    engine = bench.engine
+    bench.reset()
+    engine.cycle.force([3, 0, 15])
+    slots, plan = torch.tensor([0, 1]), Plan(15, forced=True)
+    counts = [engine.cycle.run(slots, plan)[:, 0].tolist() for _ in range(4)]
+    assert counts == [[3, 3], [0, 0], [15, 15], [3, 3]]
+    assert engine.slots.lengths[:2].tolist() == [64 + 4 + 1 + 16 + 4] * 2
+    engine.cycle.force([2])
+    assert engine.cycle.run(slots, Plan(1, forced=True))[:, 0].tolist() == [1, 1]
+    with pytest.raises(InputError, match="the pattern has 0 cycles"):
+        engine.cycle.force([])
+
+
+def test_paced_counts_tokens_a_second(bench):
+    assert bench.paced(2, 15, [3, 5], cycles=4) > 0
+
+
+def test_everything_is_launched_on_the_engines_own_gpu(bench, monkeypatch):
+    """Kernels go to the current GPU, wherever their tensors are."""
+    inside = []
+
+    @contextmanager
+    def on_device(device):
+        inside.append(device)
+        yield
+        inside.pop()
+
+    for module in (measure, graphs):
+        monkeypatch.setattr(module, "on_device", on_device, raising=False)
+    launched = []
+
+    def watched(plain):
+        def run(*arguments):
+            launched.append(list(inside))
+            return plain(*arguments)
+
+        return run
+
+    for part, name in ((LeanTarget, "forward"), (LeanDrafter, "hidden")):
+        monkeypatch.setattr(part, name, watched(getattr(part, name)))
+    for measured in (
+        lambda: bench.cycle_seconds(1, 3),
+        lambda: bench.stages(1, 3),
+        lambda: bench.paced(1, 3, [1], cycles=2),
+    ):
+        launched.clear()
+        measured()
+        assert launched
+        assert all(launched)
+
+
+def test_seconds_and_bandwidth_are_positive():
+    assert seconds_of(lambda: torch.ones(4), CPU) > 0
+    assert bandwidth(CPU) > 1e8
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_has_a_drafter(shape):
+    config = target_config(shape)
+    drafter = drafter_config(config)
+    assert drafter.vocab_size == config.vocab_size
+    assert drafter.num_target_layers == config.num_hidden_layers
+
+
+def test_an_unknown_shape_is_refused_by_name():
+    with pytest.raises(InputError, match="no shape is called 'gpt-7'; expected one of qwen3-0.6b"):
+        target_config("gpt-7")
+
+
+def test_a_report_holds_all_it_names():
+    request = Request(
+        shape="tiny", dtype=torch.float32, device=CPU, context=48, candidates=32, batches=(1, 2),
+        tokens_per_cycle=(4.2,),
+    )  # fmt: skip
+    said = []
+    record = measure_engine(request, said.append)
+    assert {"plain", "cycle"} == record["reference"].keys()
+    assert record["cycle"]["bytes"] == sum(stage["bytes"] for stage in record["stages"])
+    assert record["plain"]["over_floor"] == pytest.approx(
+        record["plain"]["seconds"] * record["bandwidth"] / record["plain"]["bytes"]
+    )
+    assert [entry["rows"] for entry in record["batches"]] == [1, 2]
+    for entry in record["batches"]:
+        (gain,) = entry["gains"]
+        assert gain["gain"] >= gain["whole"]
+        assert gain["gain"] >= 1.0, "plain decoding is one of the depths"
+    assert [entry["rows"] for entry in record["loop"]] == [1, 2]
+    assert any("Transformers" in line for line in said)

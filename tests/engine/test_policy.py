@@ -1,0 +1,168 @@
+"""Depth follows cost and acceptance."""
+
+import math
+
+import pytest
+
+from domino_spec.engine.costs import Costs
+from domino_spec.engine.policy import Acceptance, Batch, DepthPolicy, depths
+
+FLAT = {d: 1.0 + 0.001 * d for d in depths(15)}  # a GPU with one row: verifying is free
+STEEP = {d: 1.0 + 0.9 * d for d in depths(15)}  # a busy one: every token costs
+
+
+def taught(policy: DepthPolicy, accepted: int, depth: int = 15, times: int = 200) -> DepthPolicy:
+    for _ in range(times):
+        policy.acceptance.observe(accepted, depth)
+    return policy
+
+
+def test_free_drafts_are_all_verified():
+    assert taught(DepthPolicy(Costs({1: FLAT}), 15), accepted=4).choose(Batch(1)) >= 5
+
+
+def test_dear_drafts_that_fail_are_not_verified():
+    policy = taught(DepthPolicy(Costs({1: STEEP}), 15), accepted=0)
+    assert policy.choose(Batch(1)) == 0
+    assert policy.gain(Batch(1)) == 1.0
+
+
+def test_dear_drafts_are_verified_as_far_as_they_hold():
+    costs = {d: 1.0 + 0.1 * d for d in depths(15)}
+    assert taught(DepthPolicy(Costs({1: costs}), 15), accepted=3).choose(Batch(1)) == 3
+
+
+def test_plain_decoding_is_left_now_and_then_to_look_again():
+    policy = taught(DepthPolicy(Costs({1: STEEP}), 15), accepted=0)
+    tried = [policy.choose(Batch(1)) for _ in range(200)]
+    assert sorted(set(tried)) == [0, 1]
+    assert tried.count(1) == 3
+
+
+def test_a_few_cycles_are_tried_before_drafts_are_given_up():
+    """What was expected of a drafter is not what is known of it."""
+    dear = {0: 1.0, 7: 4.5}  # worth it for a drafter that is always right, and 4.2 are expected
+    knowing, useless = DepthPolicy(Costs({1: dear}), 7), DepthPolicy(Costs({1: dear}), 7)
+    for _ in range(60):
+        assert knowing.choose(Batch(1)) == 7
+        knowing.acceptance.observe(7, 7)
+    tried = 0
+    for _ in range(60):
+        if useless.choose(Batch(1)):
+            tried += 1
+            useless.acceptance.observe(0, 7)
+    assert tried == 4
+    assert (knowing.resigned is None, useless.resigned is None) == (True, False)
+    hopeless = DepthPolicy(Costs({1: {d: 1.0 + 1.5 * d for d in depths(7)}}), 7)
+    assert {hopeless.choose(Batch(1)) for _ in range(200)} == {0}
+
+
+def test_giving_up_is_explained_by_what_was_measured():
+    policy = taught(DepthPolicy(Costs({1: STEEP, 4: {0: 2.0, 3: 9.0}}), 15), accepted=0)
+    for _ in range(60):
+        policy.choose(Batch(4))
+    found = policy.resigned
+    assert (found.rows, found.plain, found.depth, found.cycle) == (4, 2.0, 3, 9.0)
+    assert found.tokens == pytest.approx(1.0, abs=0.2)
+
+
+# Kinds of cycles ----------------------------------------------------------------------------------
+
+SAMPLED = Batch(1, ("sampled",), 1.0)
+
+
+def both_taught(policy: DepthPolicy, accepted: int) -> DepthPolicy:
+    for _ in range(200):
+        for sampled in (False, True):
+            policy.observe(accepted, 15, sampled=sampled)
+    return policy
+
+
+def test_drafts_pay_for_greedy_rows_and_not_for_those_that_sample():
+    dear = {"sampled": {1: {0: 0.0, 15: 30.0}}}
+    policy = both_taught(DepthPolicy(Costs({1: FLAT}, dear), 15), accepted=1)
+    assert policy.choose(Batch(1)) > 0
+    assert policy.gain(Batch(1)) > 1.5
+    assert policy.choose(SAMPLED) == 0
+    assert policy.gain(SAMPLED) == 1.0
+    assert policy.choose(Batch(1, ("sampled",), 0.5)) == 0, "one that samples makes all cycles dear"
+    cheap = both_taught(DepthPolicy(Costs({1: FLAT}), 15), accepted=1)
+    assert cheap.choose(SAMPLED) > 0, "the costs made the difference"
+
+
+def test_dear_choices_make_cycles_shallow_before_they_make_them_plain():
+    extras = {"sampled": {1: {0: 0.0, 15: 4.5}}}  # 0.3 a draft
+    policy = both_taught(DepthPolicy(Costs({1: FLAT}, extras), 15), accepted=5)
+    assert policy.choose(Batch(1)) >= policy.choose(SAMPLED) == 5
+    extras = {"sampled": {1: {0: 0.0, 15: 4.5}}, "filtered": {1: {0: 0.0, 15: 15.0}}}
+    policy = both_taught(DepthPolicy(Costs({1: FLAT}, extras), 15), accepted=5)
+    assert policy.choose(Batch(1, ("sampled", "filtered"), 1.0)) == 0
+
+
+def test_rows_that_sample_and_greedy_rows_are_not_judged_by_one_another():
+    costs = {d: 1.0 + 0.2 * d for d in depths(15)}
+    policy = DepthPolicy(Costs({1: costs}), 15)
+    for _ in range(200):
+        policy.observe(7, 15, sampled=False)
+        policy.observe(0, 15, sampled=True)
+    assert policy.choose(Batch(1)) == 7
+    assert policy.choose(SAMPLED) == 0
+    assert policy.tokens(7, Batch(4, ("sampled",), 0.25)) == pytest.approx(0.75 * 8 + 0.25, abs=0.1)
+
+
+def test_kinds_are_given_up_and_tried_again_each_on_its_own():
+    """Greedy cycles in between do not put off the next look at sampled ones."""
+    policy = DepthPolicy(Costs({1: {0: 1.0, 1: 1.5}}), 1)
+    for _ in range(200):
+        policy.observe(1, 1, sampled=False)
+        policy.observe(0, 1, sampled=True)
+    tried = [(policy.choose(Batch(1)), policy.choose(SAMPLED)) for _ in range(130)]
+    assert {greedy for greedy, _ in tried} == {1}
+    assert [sampled for _, sampled in tried].count(1) == 2
+    assert policy.resigned.kinds == ("sampled",)
+    policy.choose(Batch(1))
+    assert policy.resigned is None
+
+
+def test_the_first_sampled_cycles_are_tried_though_greedy_ones_are_known():
+    policy = DepthPolicy(Costs({1: {0: 1.0, 7: 4.5}}), 7)
+    taught(policy, accepted=0, depth=7)
+    assert policy.choose(Batch(1)) == 0
+    assert policy.choose(SAMPLED) == policy.choose(Batch(2, ("sampled",), 0.5)) == 7
+
+
+# Acceptance ---------------------------------------------------------------------------------------
+
+
+def test_a_depth_that_does_not_fit_is_never_chosen():
+    costs = Costs({1: {0: 1.0, 3: 1.01, 7: 1.02}}, {"filtered": {1: {0: 0.0, 3: 0.1, 7: math.inf}}})
+    policy = DepthPolicy(costs, 7)
+    for sampled in (False, True):
+        for _ in range(50):
+            policy.observe(7, 7, sampled=sampled)
+    assert policy.choose(Batch(1)) == 7
+    assert policy.choose(Batch(1, ("filtered",), 1.0)) == 3
+    assert policy.costs(1, ("filtered",)).keys() == {0, 3}
+
+
+def test_old_cycles_fade():
+    acceptance = Acceptance(4)
+    for _ in range(300):
+        acceptance.observe(4, 4)
+    assert acceptance.tokens(4) == pytest.approx(5.0, abs=0.05)
+    for _ in range(300):
+        acceptance.observe(0, 4)
+    assert acceptance.tokens(1) == pytest.approx(1.0, abs=0.05)
+
+
+def test_drafts_that_had_no_chance_do_not_count():
+    acceptance = Acceptance(4)
+    before = acceptance.offered[2]
+    acceptance.observe(1, 4)
+    assert acceptance.offered[2] == before
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 8, 15, 16])
+def test_the_ladder_ends_with_the_drafters_depth(limit):
+    assert depths(limit)[0] == 0
+    assert depths(limit)[-1] == limit

@@ -1,0 +1,125 @@
+"""Scores of the engine are the reference loop's."""
+
+import pytest
+import torch
+
+from domino_spec.decoding import NoDrafts, SamplingParams, TokenScore, decode
+from domino_spec.engine.cycle import Plan
+from domino_spec.engine.scores import ScoreTable, score_columns
+from tests.engine.runs import make_engine, script
+from tests.support.families import make_target, random_drafter, random_prompts
+from tests.support.runs import make_rows
+
+PROMPTS = random_prompts([3, 9, 5, 14])
+NEW = 18
+
+
+def heard(commits):
+    """For each row its tokens' scores."""
+    scores = {}
+    for commit in commits:
+        if commit.scores is not None:
+            assert len(commit.scores) == len(commit.tokens)
+            scores.setdefault(commit.row, []).extend(commit.scores)
+    return scores
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for row, scores in expected.items():
+        for one, other in zip(found[row], scores, strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert [token for token, _ in one.top] == [token for token, _ in other.top]
+            values = [value for _, value in other.top]
+            assert [value for _, value in one.top] == pytest.approx(values, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"ahead": True}, {"slots": 2}], ids=str)
+@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize("changes", [
+    {}, {"temperature": 0.9, "top_p": 0.9, "accept": "coupled"},
+], ids=["greedy", "sampled"])  # fmt: skip
+def test_scores_are_the_reference_loops(changes, drafts, options):
+    target, drafter = make_target("qwen3"), random_drafter() if drafts else None
+    params = SamplingParams(max_new_tokens=NEW, logprobs=4, seed=3, **changes)
+    plain = make_rows(target, PROMPTS, params)
+    expected = list(decode(target, NoDrafts(), plain))
+    engine = make_engine(target, drafter, **options)
+    if drafts:
+        script(engine, [row.generated for row in plain])
+    rows = make_rows(engine.slots, PROMPTS, params)
+    found = list(engine.run([(row, params, 3 + row.index) for row in rows]))
+    same(heard(found), heard(expected))
+    assert sum(map(len, heard(found).values())) == NEW * len(PROMPTS)
+    assert (max(len(commit.tokens) for commit in found) > 2) is drafts
+
+
+def test_each_row_gets_what_it_asked_for():
+    """One wants many, one a single number, one nothing, one ends in the midst of a block."""
+    target, drafter = make_target("llama"), random_drafter()
+    each = [SamplingParams(max_new_tokens=n, logprobs=k) for n, k in
+            ((18, 20), (18, 0), (18, None), (3, 2))]  # fmt: skip
+    engine = make_engine(target, drafter, slots=4)
+    rows = [
+        make_rows(engine.slots, [p], params)[0] for p, params in zip(PROMPTS, each, strict=True)
+    ]
+    for index, row in enumerate(rows):
+        row.index = index
+    plain = make_rows(target, PROMPTS, SamplingParams(max_new_tokens=18))
+    list(decode(target, NoDrafts(), plain))
+    script(engine, [row.generated for row in plain])
+    seated = [(row, params, None) for row, params in zip(rows, each, strict=True)]
+    found = list(engine.run(seated))
+    assert [commit.scores for commit in found if commit.row == 2] == [None] * sum(
+        commit.row == 2 for commit in found
+    )
+    assert [len(commit.tokens) for commit in found if commit.row == 3] == [1, 2]  # of three
+    scores = heard(found)
+    assert {row: len(kept) for row, kept in scores.items()} == {0: 18, 1: 18, 3: 3}
+    assert {len(score.top) for score in scores[0]} == {20}
+    assert {len(score.top) for score in scores[1]} == {0}
+    assert {len(score.top) for score in scores[3]} == {2}
+    for row in (0, 1, 3):
+        with torch.no_grad():
+            logits = target.model(torch.tensor([rows[row].prompt + rows[row].generated])).logits[0]
+        own = logits.log_softmax(-1)[len(rows[row].prompt) - 1 : -1]
+        expected = [float(p[t]) for p, t in zip(own, rows[row].generated, strict=True)]
+        assert [score.logprob for score in scores[row]] == pytest.approx(expected, abs=1e-4)
+
+
+def test_only_rows_that_ask_make_a_cycle_score():
+    kinds = {k: Plan.of([SamplingParams(), SamplingParams(logprobs=k)], 7, alone=False)
+             for k in (None, 0, 3)}  # fmt: skip
+    assert [(p.scored, p.ranked) for p in kinds.values()] == [
+        (False, False), (True, False), (True, True)
+    ]  # fmt: skip
+    assert len(set(kinds.values())) == 3  # each is captured by itself
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_survive_the_report(ranked, dtype):
+    torch.manual_seed(0)
+    logits = (5 * torch.randn(9, 8, 50)).to(dtype)  # more places than are widened at once
+    chosen = torch.randint(50, (9, 8))
+    columns = score_columns(logits, chosen, ranked=ranked)
+    assert columns.dtype == chosen.dtype
+    table = ScoreTable(columns, 8)
+    own = logits.float().log_softmax(-1)
+    for row in range(9):
+        scores = table.of(row, tokens=5, top=20 if ranked else 0)
+        assert len(scores) == 5
+        for place, score in enumerate(scores):
+            assert isinstance(score, TokenScore)
+            token = chosen[row, place]
+            assert score.logprob == pytest.approx(float(own[row, place, token]), abs=1e-5)
+            values = own[row, place].topk(20).values.tolist()[: len(score.top)]
+            assert [value for _, value in score.top] == pytest.approx(values, abs=1e-5)
+            ids = [token for token, _ in score.top]
+            assert own[row, place, ids].tolist() == pytest.approx(values, abs=1e-5)
+
+
+def test_a_vocabulary_smaller_than_the_most_one_may_ask_for():
+    columns = score_columns(torch.randn(1, 2, 7), torch.tensor([[3, 1]]), ranked=True)
+    (first, second) = ScoreTable(columns, 2).of(0, tokens=2, top=20)
+    assert len(first.top) == len(second.top) == 7
