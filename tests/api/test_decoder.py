@@ -262,11 +262,11 @@ def test_a_stop_string_across_a_special_token_stops():
     """The rule and the shown text must agree on what the text is."""
     tokenizer = small_tokenizer()
     rule = at_strings(("thequick",), tokenizer)
-    row = types.SimpleNamespace(generated=[])
+    row = types.SimpleNamespace(output=[])
     the, quick = (tokenizer(word)["input_ids"] for word in ("the", "quick"))
     reasons = []
     for token in [*the, tokenizer.convert_tokens_to_ids("<|user|>"), *quick]:
-        row.generated.append(token)
+        row.output.append(token)
         reasons.append(rule(row))
     assert reasons[-1] == "stop"
     assert set(reasons[:-1]) == {None}

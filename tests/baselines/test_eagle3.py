@@ -7,7 +7,7 @@ from domino_spec.baselines import Eagle3, Eagle3Proposer
 from domino_spec.decoding import DraftChoices, SamplingParams
 from tests.support.baselines import eagle3_config, random_baseline
 from tests.support.families import VOCAB, make_target
-from tests.support.runs import make_rows
+from tests.support.runs import make_sequences
 
 LENGTH = 30
 
@@ -51,7 +51,7 @@ def test_chains_of_training_are_those_of_decoding(family, reduced, monkeypatch):
         proposer.observe(fed, counts)
         done = [int(anchors[row, step]) for row in range(3)]
         prompts = [tokens[row, : done[row]].tolist() for row in range(3)]
-        rows = make_rows(target, prompts, SamplingParams(max_new_tokens=20))
+        rows = make_sequences(prompts, SamplingParams(max_new_tokens=20))
         for row in rows:
             row.take([int(tokens[row.index, done[row.index]])])
 

@@ -6,14 +6,13 @@ import torch
 from domino_spec.baselines import PromptLookup
 from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError
-from tests.support.families import make_target, plain_greedy
+from tests.support.families import plain_greedy
 from tests.support.pair import bigram_target
-from tests.support.runs import make_rows, run
+from tests.support.runs import make_sequences, run
 
 
 def drafts(prompt, generated, *, depth=4, **options):
-    target = make_target("llama")
-    (row,) = make_rows(target, [prompt], SamplingParams(max_new_tokens=50))
+    (row,) = make_sequences([prompt], SamplingParams(max_new_tokens=50))
     row.take(generated)
     proposer = PromptLookup(depth=depth, **options)
     proposer.begin(1)
@@ -41,8 +40,7 @@ def test_the_longest_match_is_a_setting():
 
 
 def test_it_goes_on_learning_the_text_of_each_row_alone():
-    target = make_target("llama")
-    rows = make_rows(target, [[1, 2, 3], [7, 8]], SamplingParams(max_new_tokens=50))
+    rows = make_sequences([[1, 2, 3], [7, 8]], SamplingParams(max_new_tokens=50))
     proposer = PromptLookup(depth=3)
     proposer.begin(2)
     for row in rows:
@@ -56,7 +54,7 @@ def test_it_goes_on_learning_the_text_of_each_row_alone():
     rows[1].take([7])
     assert proposer.propose(rows[1:], 3).tokens.tolist() == [[8, 5, 9]]
     proposer.begin(1)
-    (fresh,) = make_rows(target, [[4]], SamplingParams(max_new_tokens=9))
+    (fresh,) = make_sequences([[4]], SamplingParams(max_new_tokens=9))
     fresh.take([1])
     assert proposer.propose([fresh], 3).tokens.shape == (1, 0), "another run's text is forgotten"
 
@@ -77,9 +75,8 @@ def test_nonsense_is_refused(options):
 
 
 def test_no_distribution_is_claimed():
-    target = make_target("llama")
     params = SamplingParams(max_new_tokens=9, temperature=1.0, seed=0)
-    (row,) = make_rows(target, [[4, 5]], params)
+    (row,) = make_sequences([[4, 5]], params)
     row.take([4])
     proposal = PromptLookup(depth=2).propose([row], 2)
     assert torch.equal(proposal.tokens, torch.tensor([[5, 4]]))

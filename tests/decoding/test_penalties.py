@@ -9,7 +9,7 @@ from domino_spec.decoding.penalties import GeneratedPenalty
 from domino_spec.errors import InputError
 from tests.support.drafters import Good
 from tests.support.families import make_target, random_prompts
-from tests.support.runs import make_rows
+from tests.support.runs import make_sequences
 
 PROMPTS = random_prompts([4, 9])
 
@@ -70,7 +70,7 @@ def test_rows_of_different_prompts_pay_for_their_own_answers(changes):
     free = SamplingParams(max_new_tokens=20)
     assert expected != [plainly(target, prompt, free) for prompt in PROMPTS]
     for proposer in (NoDrafts(), Good(expected, depth=7, vocab=target.vocab_size)):
-        rows = make_rows(target, PROMPTS, params)
-        commits = list(decode(target, proposer, rows))
-        assert [row.generated for row in rows] == expected
-    assert max(commit.accepted for commit in commits) > 2
+        sequences = make_sequences(PROMPTS, params)
+        outputs = list(decode(target, proposer, sequences))
+        assert [sequence.output for sequence in sequences] == expected
+    assert max(output.accepted for output in outputs) > 2

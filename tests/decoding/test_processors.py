@@ -5,12 +5,12 @@ import torch
 import transformers as tf
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
-from domino_spec.decoding import SamplingParams, decode
+from domino_spec.decoding import SamplingParams, decode, make_sampler
 from domino_spec.decoding.processors import for_row
 from domino_spec.errors import InputError
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.families import VOCAB, make_target, random_prompts
-from tests.support.runs import make_rows, run
+from tests.support.runs import make_sequences, run
 
 NEW, DEPTH = 30, 7
 
@@ -45,14 +45,15 @@ def test_stateful_processor_sees_each_committed_position_once(kind, rows):
     prompts = random_prompts((4, 11, 6, 2))[:rows]
     answers = [plain_with(target, prompt, [Recorder()]) for prompt in prompts]
     params = SamplingParams(max_new_tokens=NEW)
-    made = make_rows(target, prompts, params)
+    made = make_sequences(prompts, params)
     recorders = []
-    for index, row in enumerate(made):
-        row.sampler.processors = for_row([Recorder()], index, rows)
-        recorders.append(row.sampler.processors[0])
+    for sequence in made:
+        sequence.sampler = make_sampler(sequence, target.device)
+        sequence.sampler.processors = for_row([Recorder()], sequence.index, rows)
+        recorders.append(sequence.sampler.processors[0])
     for _ in decode(target, kind(answers, depth=DEPTH, vocab=VOCAB), made):
         pass
-    assert [row.generated for row in made] == answers
+    assert [sequence.output for sequence in made] == answers
     for recorder, prompt, answer in zip(recorders, prompts, answers, strict=True):
         assert recorder.seen == [prompt + answer[:count] for count in range(NEW)]
 

@@ -11,8 +11,8 @@ from domino_spec import DominoGenerate
 from domino_spec.decoding import (
     DominoProposer,
     NoDrafts,
-    Row,
     SamplingParams,
+    Sequence,
     decode,
     make_sampler,
 )
@@ -60,21 +60,14 @@ def sample_pairs(target, drafter, params: SamplingParams, candidates=None):
     pairs, accepted, offered = Counter(), 0, 0
     for number in range(RUNS):
         rows = [
-            Row(
-                index,
-                PROMPT,
-                sampler=make_sampler(params, row=number * ROWS + index, device=target.device),
-                stop_rules=[at_length()],
-                max_new_tokens=NEW,
-                device=target.device,
-            )
+            Sequence(PROMPT, params, index=number * ROWS + index, stop_rules=[at_length()])
             for index in range(ROWS)
         ]
         proposer = DominoProposer(drafter, target, depth=3, candidates=candidates)
         for _ in decode(target, proposer, rows):
             pass
         for row in rows:
-            pairs[row.generated[1], row.generated[2]] += 1
+            pairs[row.output[1], row.output[2]] += 1
             accepted += sum(row.stats.accepted)
             offered += sum(row.stats.offered)
     return pairs, accepted / offered
@@ -214,7 +207,9 @@ def test_seeds_repeat_and_rows_differ():
 def test_sampled_drafts_are_accepted_more_often_when_the_drafter_agrees():
     """With q = p every draft is accepted by rejection, but not by matching greedy drafts."""
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    sampler = make_sampler(SamplingParams(temperature=1.0, seed=0), row=0, device=p.device)
+    sampler = make_sampler(
+        Sequence([1], SamplingParams(temperature=1.0, seed=0), index=0), p.device
+    )
     for _ in range(200):
         draft, q = sampler.draft(p.log(), None)
         choice, _ = sampler.choose(torch.zeros(1, 1, dtype=torch.long), p.log(), draft, q)
@@ -224,7 +219,7 @@ def test_sampled_drafts_are_accepted_more_often_when_the_drafter_agrees():
 def test_coupled_drafts_of_a_drafter_that_agrees_are_all_accepted():
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
     params = SamplingParams(temperature=0.7, seed=0, accept="coupled")
-    sampler = make_sampler(params, row=0, device=p.device)
+    sampler = make_sampler(Sequence([1], params, index=0), p.device)
     for position in range(1, 200):
         draft = sampler.coupled_draft(p.log(), None, position)
         seen = torch.zeros(1, position, dtype=torch.long)

@@ -6,18 +6,20 @@ import copy
 
 import torch
 
-from domino_spec.decoding import DominoProposer, NoDrafts, RowStats, SamplingParams
+from domino_spec.decoding import DominoProposer, NoDrafts, RowStats, SamplingParams, Sequence
 from domino_spec.drafter import Drafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.sources import AnySource
 from domino_spec.targets import Target
-from tests.support.runs import make_rows, run
+from tests.support.runs import make_sequences, run
 
 Blocks = set[tuple[int, ...]]
 """Where each block stood (tokens before its anchor), its anchor and its drafts."""
 
 
-def run_reference(target: Target, drafter: Drafter | None, prompts, *, depth, candidates, **params):
+def run_reference(
+    target: Target, drafter: Drafter | None, prompts, *, depth=None, candidates=None, **params
+):
     """Tokens, counts and drafts of the reference loop."""
     blocks: Blocks = set()
     proposer = NoDrafts()
@@ -26,11 +28,11 @@ def run_reference(target: Target, drafter: Drafter | None, prompts, *, depth, ca
         proposer = DominoProposer(drafter, target, depth=depth, candidates=candidates)
         plain = proposer.propose
 
-        def propose(rows, asked):
-            made = plain(rows, asked)
-            for row, drafts in zip(rows, made.tokens.tolist(), strict=True):
-                before = len(row.prompt) + len(row.generated) - 1
-                blocks.add((before, row.anchor, *drafts))
+        def propose(sequences, asked):
+            made = plain(sequences, asked)
+            for sequence, drafts in zip(sequences, made.tokens.tolist(), strict=True):
+                before = len(sequence.prompt) + len(sequence.output) - 1
+                blocks.add((before, sequence.anchor, *drafts))
             return made
 
         proposer.propose = propose
@@ -54,26 +56,40 @@ def watch(engine: Engine) -> Blocks:
     return blocks
 
 
-def run_engine(engine: Engine, prompts, *, eos=(), seeds=None, params=None, **common):
+def make_requests(prompts, *, eos=(), seeds=None, params=None, **common) -> list[Sequence]:
+    """A sequence for each prompt; `params` and `seeds` are each one's own."""
+    params = params or [SamplingParams(**common)] * len(prompts)
+    seeds = seeds or [None] * len(prompts)
+    made = []
+    for index, (prompt, own, seed) in enumerate(zip(prompts, params, seeds, strict=True)):
+        made += make_sequences([prompt], own, eos=eos, seed=seed, first=index)
+    return made
+
+
+def run_engine(engine: Engine, prompts, **wanted):
     """Tokens, counts and drafts of the engine."""
     blocks = watch(engine)
-    per_row = params or [SamplingParams(**common)] * len(prompts)
-    rows = [
-        make_rows(engine.slots, [prompt], each, eos=eos)[0]
-        for prompt, each in zip(prompts, per_row, strict=True)
-    ]
-    seeds = seeds or [0] * len(rows)
-    for _ in engine.run(list(zip(rows, per_row, seeds, strict=True))):
-        pass
+    sequences = make_requests(prompts, **wanted)
+    for output in engine.stream(sequences):
+        if output.error is not None:
+            raise output.error
     counts = RowStats()
-    for row in rows:
-        counts.add(row.stats)
-    return [row.generated for row in rows], counts, blocks
+    for sequence in sequences:
+        counts.add(sequence.stats)
+    return [sequence.output for sequence in sequences], counts, blocks
+
+
+def finish(engine: Engine) -> list:
+    """Steps until nothing is left to do; all outputs."""
+    outputs = []
+    while engine.busy:
+        outputs += engine.step()
+    return outputs
 
 
 def make_engine(target: Target, drafter: AnySource | None, **options) -> Engine:
     """An engine on copies, since it joins weights."""
-    return Engine(own(target), copy.deepcopy(drafter), **{"capacity": 192, **options})
+    return Engine(own(target), copy.deepcopy(drafter), **{"slots": 8, "capacity": 192, **options})
 
 
 def own(target: Target) -> Target:
@@ -85,16 +101,16 @@ def own(target: Target) -> Target:
 
 
 def script(engine: Engine, answers: list[list[int]]) -> None:
-    """Let the engine draft each row's known answer, right four times in five."""
+    """Let the engine draft each sequence's known answer, right four times in five."""
     vocabulary = engine.target.vocab_size
 
     def propose(_anchors, rows, depth, _draws):
-        seated = {seat.slot: seat.row for seat in engine._seating.seats}
+        running = {sequence.slot: sequence for sequence in engine.scheduler.running}
         drafts = []
         for slot, start in zip(rows.slots.tolist(), rows.starts.tolist(), strict=True):
-            row = seated.get(slot)  # gone, where a cycle was started ahead
-            done = 0 if row is None else start + 1 - len(row.prompt)
-            known = [] if row is None else answers[row.index][done : done + depth]
+            sequence = running.get(slot)  # gone, where a cycle was started ahead
+            done = 0 if sequence is None else start + 1 - len(sequence.prompt)
+            known = [] if sequence is None else answers[sequence.index][done : done + depth]
             known = known + [0] * (depth - len(known))
             drafts.append([
                 token if (done * 31 + place * 17) % 5 else (token + 1) % vocabulary

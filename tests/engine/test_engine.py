@@ -1,14 +1,23 @@
 """The engine does what the reference loop does, token by token, on a CPU in float32."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers as tf
 
-from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import RunStats, SamplingParams
 from domino_spec.engine.engine import Engine
 from domino_spec.errors import InputError, TargetError
 from domino_spec.targets import Target
-from tests.engine.runs import make_engine, own, run_engine, run_reference
+from tests.engine.runs import (
+    finish,
+    make_engine,
+    make_requests,
+    own,
+    run_engine,
+    run_reference,
+)
 from tests.support.families import (
     CONFIGS,
     drafter_config,
@@ -19,7 +28,7 @@ from tests.support.families import (
     randomise,
 )
 from tests.support.pair import SIZE, bigram_target, knowing_drafter, successor
-from tests.support.runs import make_rows
+from tests.support.runs import make_sequences
 
 LEAN = ["llama", "qwen2", "qwen3", "mistral"]
 PROMPTS = random_prompts([3, 1, 9, 5, 14])
@@ -78,7 +87,7 @@ def test_plain_decoding(family):
 def test_rows_stop_at_the_end_token():
     target = make_target("llama")
     drafter = random_drafter()
-    plain, _, _ = run_reference(target, None, PROMPTS, depth=0, candidates=None, max_new_tokens=20)
+    plain, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
     eos = {plain[0][4], plain[2][7]}
     compare(target, drafter, eos=eos)
     compare(target, drafter, eos=eos, ahead=True, slots=2)
@@ -175,54 +184,236 @@ def test_sampled_tokens_follow_the_target():
     assert statistic < 20.5  # 5 degrees of freedom: beyond it once in a thousand
 
 
-# Rows come and go ---------------------------------------------------------------------------------
+# Sequences come and go ----------------------------------------------------------------------------
 
 
-def test_a_row_admitted_later_gets_the_same_text():
+def test_a_sequence_added_later_gets_the_same_text():
     target = make_target("qwen3")
     engine = make_engine(target, random_drafter(), slots=2)
-    params = SamplingParams(max_new_tokens=20)
-    first, second = make_rows(engine.slots, PROMPTS[:2], params)
-    engine.admit(first, params)
+    first, second = make_requests(PROMPTS[:2], max_new_tokens=20)
+    engine.add_request(first)
     for _ in range(3):
         engine.step()
-    engine.admit(second, params)
-    while engine.running:
-        engine.step()
-    expected, _, _ = run_reference(
-        target, None, PROMPTS[:2], depth=0, candidates=None, max_new_tokens=20
-    )
-    assert [first.generated, second.generated] == expected
+    engine.add_request(second)
+    finish(engine)
+    expected, _, _ = run_reference(target, None, PROMPTS[:2], max_new_tokens=20)
+    assert [first.output, second.output] == expected
 
 
-def test_a_row_that_leaves_frees_its_slot_and_disturbs_nobody():
+def test_an_aborted_sequence_frees_its_slot_and_disturbs_no_other():
     target = make_target("qwen3")
     engine = make_engine(target, random_drafter(), slots=2, ahead=True)
-    params = SamplingParams(max_new_tokens=20)
-    rows = make_rows(engine.slots, PROMPTS[:3], params)
-    engine.admit(rows[0], params)
-    engine.admit(rows[1], params)
+    sequences = make_requests(PROMPTS[:3], max_new_tokens=20)
+    for sequence in sequences:
+        engine.add_request(sequence)
     engine.step()
-    engine.release(rows[0])
-    assert engine.free == 1
-    engine.admit(rows[2], params)
-    while engine.running:
-        engine.step()
-    expected, _, _ = run_reference(
-        target, None, PROMPTS[:3], depth=0, candidates=None, max_new_tokens=20
-    )
-    assert [rows[1].generated, rows[2].generated] == expected[1:]
+    assert (engine.running, engine.waiting) == (2, 1)
+    engine.abort(sequences[0])
+    before = list(sequences[0].output)
+    finish(engine)
+    expected, _, _ = run_reference(target, None, PROMPTS[:3], max_new_tokens=20)
+    assert [sequences[1].output, sequences[2].output] == expected[1:]
+    assert (sequences[0].finish_reason, sequences[0].output) == ("abort", before)
 
 
-def test_a_full_engine_and_a_long_row_are_refused():
-    engine = make_engine(make_target("llama"), None, slots=1, capacity=32)
-    params = SamplingParams(max_new_tokens=20)
-    rows = make_rows(engine.slots, [[1, 2], [3], [4] * 13], params)
+def test_generate_gives_a_sequence_for_each_prompt():
+    target = make_target("llama")
+    engine = make_engine(target, random_drafter())
+    params = [SamplingParams(max_new_tokens=count) for count in (20, 3, 1, 8, 20)]
+    found = engine.generate(PROMPTS, params)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    assert [each.output for each in found] == [
+        answer[: own.max_new_tokens] for answer, own in zip(expected, params, strict=True)
+    ]
+    plain = engine.generate(PROMPTS, params[0], eos={expected[0][4]}, speculate=False)
+    assert plain[0].output == expected[0][: expected[0].index(expected[0][4]) + 1]
+    assert all(each.stats.drafted == 0 for each in plain)
+
+
+# Sequences with drafts and without run together ---------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "accept": "coupled"}], ids=str)
+def test_sequences_with_and_without_drafts_in_one_batch(params, ahead):
+    target, drafter = make_target("llama"), random_drafter()
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20, seed=4, **params)
+    engine = make_engine(target, drafter, ahead=ahead)
+    sequences = make_requests(PROMPTS, max_new_tokens=20, seed=4, **params)
+    for sequence in sequences[::2]:
+        sequence.speculate = False
+    list(engine.stream(sequences))
+    assert [sequence.output for sequence in sequences] == expected
+    for sequence in sequences:
+        assert (sequence.stats.drafted > 0) is sequence.speculate
+        if not sequence.speculate:
+            assert sequence.cycles == 19
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_sequence_without_drafts_causes_no_drafter_work(ahead, monkeypatch):
+    """Nothing is observed, proposed or written for it, also beside one with drafts."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2, ahead=ahead)
+    observe, propose, touched = engine.drafter.observe, engine.drafter.propose, set()
+
+    def observed(tapped, tokens, rows):
+        touched.update(rows.slots.tolist())
+        return observe(tapped, tokens, rows)
+
+    def proposed(anchors, rows, *rest):
+        touched.update(rows.slots.tolist())
+        return propose(anchors, rows, *rest)
+
+    monkeypatch.setattr(engine.drafter, "observe", observed)
+    monkeypatch.setattr(engine.drafter, "propose", proposed)
+    plain, other, drafting = make_requests(PROMPTS[:3], max_new_tokens=20)
+    plain.speculate = other.speculate = False
+    engine.add_request(plain)
+    engine.add_request(other)
+    finish(engine)
+    assert touched == set()
+    plain, drafting = make_requests([PROMPTS[2], PROMPTS[3]], max_new_tokens=20)
+    plain.speculate = False
+    engine.add_request(plain)
+    engine.add_request(drafting)
+    engine.step()
+    slots = plain.slot, drafting.slot
+    finish(engine)
+    assert touched == {slots[1]}
+    assert slots[0] != slots[1]
+
+
+# Requests that are refused, and sequences that fail -----------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [1, None])
+def test_a_sequence_longer_than_a_slot_is_refused(slots):
+    engine = make_engine(make_target("llama"), None, slots=slots, capacity=32)
+    (long,) = make_requests([[4] * 13], max_new_tokens=20)
     with pytest.raises(InputError, match="needs 33 tokens .* a slot holds 32"):
-        engine.admit(rows[2], params)
-    engine.admit(rows[0], params)
-    with pytest.raises(InputError, match="all 1 slots are taken"):
-        engine.admit(rows[1], params)
+        engine.add_request(long)
+    assert not engine.busy
+
+
+def test_a_sequence_is_added_once():
+    engine = make_engine(make_target("llama"), None, slots=1)
+    first, second = make_requests(PROMPTS[:2], max_new_tokens=20)
+    for sequence in (first, second):
+        engine.add_request(sequence)
+        with pytest.raises(InputError, match="in an engine already"):
+            engine.add_request(sequence)
+    engine.step()
+    with pytest.raises(InputError, match="already"):
+        engine.add_request(first)
+    finish(engine)
+    with pytest.raises(InputError, match="20 tokens already; the engine begins with a prompt"):
+        engine.add_request(first)
+
+
+def failing_at(count):
+    def rule(sequence):
+        if len(sequence.output) == count:
+            raise RuntimeError(f"a stop rule of sequence {sequence.index}")
+
+    return rule
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_stop_rule_that_fails_ends_its_own_sequence_alone(count, ahead):
+    target = make_target("llama")
+    engine = make_engine(target, random_drafter(), slots=3, ahead=ahead)
+    sequences = make_requests(PROMPTS[:3], max_new_tokens=20)
+    sequences[1].stop_rules = [failing_at(count)]
+    outputs = list(engine.stream(sequences))
+    (failed,) = (output for output in outputs if output.error is not None)
+    assert failed.sequence is sequences[1]
+    assert str(failed.error) == "a stop rule of sequence 1"
+    assert sequences[1].error is failed.error
+    expected, _, _ = run_reference(target, None, PROMPTS[:3], max_new_tokens=20)
+    assert [sequences[0].output, sequences[2].output] == [expected[0], expected[2]]
+    assert sequences[1].output == expected[1][:count]
+    assert (engine.running, engine.busy) == (0, False)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_after_a_step_that_failed_the_engine_begins_anew(ahead, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    target = make_target("llama")
+    engine = make_engine(target, random_drafter(), slots=1, ahead=ahead, reuse=True)
+    lost, waiting = make_requests(PROMPTS[:2], max_new_tokens=20)
+    for sequence in (lost, waiting):
+        engine.add_request(sequence)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.cycle, "run", broken)
+        with pytest.raises(ZeroDivisionError) as raised:
+            engine.step()
+    assert engine.reset(raised.value) == [lost]
+    assert lost.error is raised.value
+    assert (engine.running, engine.waiting) == (0, 1)
+    finish(engine)  # those that waited go on
+    expected, _, _ = run_reference(target, None, PROMPTS[:2], max_new_tokens=20)
+    assert waiting.output == expected[1]
+    assert run_engine(engine, PROMPTS[:2], max_new_tokens=20)[0] == expected
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_abandoned_stream_takes_its_sequences_out(ahead):
+    target = make_target("llama")
+    engine = make_engine(target, random_drafter(), slots=2, ahead=ahead)
+    sequences = make_requests(PROMPTS[:3], max_new_tokens=20)
+    outputs = engine.stream(sequences)
+    for _ in range(4):
+        next(outputs)
+    outputs.close()
+    assert (engine.running, engine.waiting, engine.busy) == (0, 0, False)
+    assert all(sequence.finished for sequence in sequences)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    assert run_engine(engine, PROMPTS, max_new_tokens=20)[0] == expected
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_two_streams_of_one_engine_at_once(ahead):
+    """Each yields its own sequences' outputs, whichever of the two makes the steps."""
+    target = make_target("llama")
+    engine = make_engine(target, random_drafter(), slots=3, ahead=ahead)
+    sequences = make_requests(PROMPTS, max_new_tokens=20)
+    one, other = engine.stream(sequences[:2]), engine.stream(sequences[2:])
+    heard = [next(one), next(other), next(one)]
+    heard += list(other)
+    heard += list(one)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    assert [sequence.output for sequence in sequences] == expected
+    for sequence in sequences:
+        mine = [output.tokens for output in heard if output.sequence is sequence]
+        assert [token for tokens in mine for token in tokens] == sequence.output
+
+
+def test_streams_in_two_threads():
+    target = make_target("llama")
+    engine = make_engine(target, random_drafter(), slots=None, capacity=None)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    with ThreadPoolExecutor(3) as threads:
+        found = list(
+            threads.map(lambda p: engine.generate([p], SamplingParams(max_new_tokens=20)), PROMPTS)
+        )
+    assert [sequence.output for (sequence,) in found] == expected
+
+
+def test_a_stream_is_counted_and_timed():
+    engine = make_engine(make_target("llama"), random_drafter())
+    stats = RunStats()
+    sequences = make_sequences(PROMPTS, SamplingParams(max_new_tokens=20), run=stats)
+    outputs = list(engine.stream(sequences, stats))
+    assert stats.engine == "fast"
+    assert stats.rows.cycles == sum(sequence.stats.cycles for sequence in sequences)
+    assert stats.rows.committed == sum(len(o.tokens) for o in outputs) - len(sequences)
+    assert stats.rows.offered[0] == sum(sequence.stats.offered[0] for sequence in sequences)
+    assert min(stats.prefill_seconds, stats.whole_seconds) > 0
+    assert stats.seconds == stats.prefill_seconds + stats.cycle_seconds
 
 
 # Targets ------------------------------------------------------------------------------------------

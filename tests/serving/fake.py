@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from domino_spec.api.prompts import encode_prompt
-from domino_spec.decoding import Commit, RowStats, TextStream, TokenScore
-from domino_spec.serving.asks import Ask, Block, Ended, Event, Failed, TooLongError
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding import SequenceOutput, TextStream, TokenScore
+from domino_spec.serving.errors import TooLongError
 from domino_spec.serving.settings import ServerSettings
 from tests.cli import tiny
 
@@ -29,30 +30,30 @@ class FakeLimits:
 
 
 @dataclass
-class FakeTicket:
-    events: list[Event]
+class FakeStream:
+    outputs: list[SequenceOutput]
     held: asyncio.Event | None
     held_at: int
     cancelled: bool = False
     position: int = 0
 
     def cancel(self) -> None:
-        if self.position < len(self.events):
+        if self.position < len(self.outputs):
             self.cancelled = True
 
-    def __aiter__(self) -> FakeTicket:
+    def __aiter__(self) -> FakeStream:
         return self
 
-    async def __anext__(self) -> Event:
-        if self.position == len(self.events):
+    async def __anext__(self) -> SequenceOutput:
+        if self.position == len(self.outputs):
             raise StopAsyncIteration
         if self.held is not None and self.position >= self.held_at:
             await self.held.wait()
         await asyncio.sleep(0)
         self.position += 1
-        return self.events[self.position - 1]
+        return self.outputs[self.position - 1]
 
-    async def __aenter__(self) -> FakeTicket:
+    async def __aenter__(self) -> FakeStream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -71,21 +72,21 @@ class FakeService:
     """Said instead of the text."""
     refuse: Exception | None = None
     fail: Callable[[int], Exception | None] = lambda _: None
-    """Of a choice, the error behind its first block."""
+    """Of a choice, the error after its first block."""
     fail_at_once: Exception | None = None
     held: asyncio.Event | None = None
     """Answers wait for it."""
     held_at: int = 1
-    """Behind how many events; 0 is in the queue."""
+    """After how many outputs; 0 is in the queue."""
     state: str = "ready"
     created: int = 1700000000
 
     def __post_init__(self) -> None:
         self.tokenizer = tiny.make_tokenizer()
         self.limits = FakeLimits()
-        self.asks: list[Ask] = []
+        self.sequences: list[Decoded] = []
         self.clients: list[str] = []
-        self.tickets: list[FakeTicket] = []
+        self.streams: list[FakeStream] = []
         self.chats: list[tuple[list, dict]] = []
 
     async def start(self) -> None: ...
@@ -110,60 +111,64 @@ class FakeService:
         self.chats.append((messages, dict(options)))
         return tuple(encode_prompt(messages, self.tokenizer, options))
 
-    def submit(self, asks: Sequence[Ask], *, client: str) -> FakeTicket:
+    def sequence(self, prompt, params, **options) -> Decoded:
+        if len(prompt) + params.max_new_tokens > self.limits.context:
+            raise TooLongError("it does not fit.")
+        return Decoded(prompt, params, **options)
+
+    def submit(self, sequences: Sequence[Decoded], *, client: str) -> FakeStream:
         if self.refuse is not None:
             raise self.refuse
-        for ask in asks:
-            if len(ask.prompt) + ask.params.max_new_tokens > self.limits.context:
-                raise TooLongError("it does not fit.")
-        self.asks += asks
+        self.sequences += sequences
         self.clients.append(client)
-        # Choices take turns, as rows of one engine do.
-        each = [self._events(choice, ask) for choice, ask in enumerate(asks)]
+        # Choices take turns, as sequences of one engine do.
+        each = [self._outputs(sequence) for sequence in sequences]
         longest = max(map(len, each))
-        events = [row[turn] for turn in range(longest) for row in each if turn < len(row)]
-        ticket = FakeTicket(events, self.held, self.held_at)
-        self.tickets.append(ticket)
-        return ticket
+        outputs = [own[turn] for turn in range(longest) for own in each if turn < len(own)]
+        stream = FakeStream(outputs, self.held, self.held_at)
+        self.streams.append(stream)
+        return stream
 
-    def _events(self, choice: int, ask: Ask) -> list[Event]:
+    def _outputs(self, sequence: Decoded) -> list[SequenceOutput]:
         if self.fail_at_once is not None:
-            return [Failed(choice=choice, error=self.fail_at_once)]
-        tokens, reason = self._cut(ask)
-        events: list[Event] = []
-        stats = RowStats()
+            return [SequenceOutput(sequence, (), 0, 0, None, error=self.fail_at_once)]
+        sequence.cached = 2 + sequence.index
+        tokens, reason = self._cut(sequence)
+        outputs: list[SequenceOutput] = []
+        done = 0
         for cycle, block in enumerate([tokens[:1], *_blocks(tokens[1:])]):
             accepted = max(0, min(BLOCK - 1, len(block))) if cycle else 0
             if cycle:
-                stats.record(drafts=DRAFTS, accepted=accepted, committed=len(block))
-            last = sum(len(e.commit.tokens) for e in events) + len(block) == len(tokens)
-            commit = Commit(
-                choice,
-                tuple(block),
-                accepted,
-                cycle,
-                reason if last else None,
-                scores=_scores(block, ask.params.logprobs),
+                sequence.stats.record(drafts=DRAFTS, accepted=accepted, committed=len(block))
+            done += len(block)
+            outputs.append(
+                SequenceOutput(
+                    sequence,
+                    tuple(block),
+                    accepted,
+                    cycle,
+                    reason if done == len(tokens) else None,
+                    scores=_scores(block, sequence.params.logprobs),
+                )
             )
-            events.append(Block(choice=choice, commit=commit, cached=2 + choice))
-        error = self.fail(choice)
+        error = self.fail(sequence.index)
         if error is not None:
-            return [events[0], Failed(choice=choice, error=error)]
-        return [*events, Ended(choice=choice, reason=reason, stats=stats)]
+            return [outputs[0], SequenceOutput(sequence, (), 0, 1, None, error=error)]
+        return outputs
 
-    def _cut(self, ask: Ask) -> tuple[list[int], str]:
+    def _cut(self, sequence: Decoded) -> tuple[list[int], str]:
         said = self.tokens
         if said is None:
             said = [*self.tokenizer(self.text)["input_ids"], EOS]
-        text, found = TextStream(self.tokenizer, ask.params.stop), []
+        text, found = TextStream(self.tokenizer, sequence.params.stop), []
         for token in said:
             found.append(token)
             text.push(token)
             if text.stopped:
                 return found, "stop"
-            if token == EOS and not ask.params.ignore_eos:
+            if token == EOS and not sequence.params.ignore_eos:
                 return found, "eos"
-            if len(found) == ask.params.max_new_tokens:
+            if len(found) == sequence.params.max_new_tokens:
                 break
         return found, "length"
 

@@ -1,90 +1,105 @@
-"""A lane without a model, and those who listen to a worker."""
+"""An engine without a model, and listeners of an `AsyncEngine`."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
-import torch
-
-from domino_spec.decoding import Commit, Row, SamplingParams, make_sampler
+from domino_spec.decoding import SamplingParams, Sequence, SequenceOutput
+from domino_spec.decoding.sequence import ABORTED
 from domino_spec.decoding.stopping import at_length
-from domino_spec.serving.asks import Ask, Block, Ended, Failed
-from domino_spec.serving.jobs import Job
-from domino_spec.serving.lanes import Lane, Results
-
-CPU = torch.device("cpu")
+from domino_spec.engine.fair import FairQueue
 
 
-class ScriptedLane(Lane):
-    """Every row commits one token a turn, its own number; what `trouble` raises is raised."""
+class FakeEngine:
+    """A `StepEngine`: each step gives every running sequence one token, its own index.
 
-    def __init__(self, slots=2, trouble: Callable[[Lane], None] = lambda lane: None):
-        super().__init__()
-        self.slots = slots
-        self.trouble = trouble
-        self.turns = 0
-        self.resets = 0
-        self.gate = threading.Semaphore(0)
-        self.gated = False
-        self.began: list[int] = []
+    With `gated` a step waits for a permit of `gate`. `on_step` may raise before it.
+    """
 
-    def turn(self, results: Results) -> None:
+    def __init__(self, slots=2, *, gated=False, on_step=lambda engine: None):
+        self.max_sequences = slots
+        self.gated, self.gate = gated, threading.Semaphore(0)
+        self.on_step = on_step
+        self.steps = self.resets = 0
+        self.begun: list[int] = []
+        self.queue: FairQueue[Sequence] = FairQueue()
+        self.sequences: list[Sequence] = []
+
+    @property
+    def running(self):
+        return len(self.sequences)
+
+    def add_request(self, sequence):
+        self.queue.put(sequence, client=sequence.client, cost=sequence.max_length)
+        return sequence
+
+    def step(self):
+        while len(self.sequences) < self.max_sequences and (one := self.queue.take()) is not None:
+            one.begin()
+            self.begun.append(one.index)
+            self.sequences.append(one)
         if self.gated:
             self.gate.acquire()
-        self.turns += 1
-        self.trouble(self)
-        for job in self.jobs():
-            try:
-                taken = job.row.take([job.row.index])
-            except Exception as error:
-                results.failures.append((job, error))
-                self.release(job)
-                continue
-            cycle = len(job.row.generated) - 1
-            if cycle:
-                job.row.stats.record(drafts=2, accepted=0, committed=1)
-            reason = job.row.finish_reason
-            results.commits.append((job, Commit(job.row.index, taken, 0, cycle, reason)))
-            if reason is not None:
-                self.release(job)
+        self.steps += 1
+        self.on_step(self)
+        return [self.give(sequence) for sequence in list(self.sequences)]
 
-    def reset(self) -> None:
+    def give(self, sequence):
+        cycle = len(sequence.output)
+        try:
+            taken = sequence.take([sequence.index])
+        except Exception as error:
+            sequence.error, taken = error, ()
+        if sequence.finished:
+            self.sequences.remove(sequence)
+        drafts, reason = 2 * bool(cycle), sequence.finish_reason
+        return SequenceOutput(
+            sequence, taken, 0, cycle, reason, drafts=drafts, error=sequence.error
+        )
+
+    def abort(self, sequence):
+        if not sequence.finished:
+            sequence.finish_reason = ABORTED
+        if sequence in self.sequences:
+            self.sequences.remove(sequence)
+        self.queue.remove(sequence)
+
+    def reset(self, error):
         self.resets += 1
-        for job in self.jobs():
-            self.release(job)
-
-    def _begin(self, job: Job) -> None:
-        self.began.append(job.row.index)
-
-    def _release(self, job: Job) -> None: ...
+        lost, self.sequences = self.sequences, []
+        for sequence in lost:
+            sequence.error = error
+        return lost
 
 
 class Listener:
-    """Keeps a job's events; `done` is set at its end."""
+    """Keeps a sequence's outputs; `done` is set at its end."""
 
     def __init__(self):
-        self.events = []
-        self.done = threading.Event()
-        self.first = threading.Event()
+        self.outputs: list[SequenceOutput] = []
+        self.first, self.done = threading.Event(), threading.Event()
 
-    def __call__(self, event):
-        self.events.append(event)
+    def __call__(self, output):
+        self.outputs.append(output)
         self.first.set()
-        if not isinstance(event, Block):
+        if output.finish_reason is not None or output.error is not None:
             self.done.set()
 
     @property
     def tokens(self):
-        blocks = [event for event in self.events if isinstance(event, Block)]
-        return [token for block in blocks for token in block.commit.tokens]
+        return [token for output in self.outputs for token in output.tokens]
 
     @property
-    def end(self):
+    def reason(self):
+        """Why it finished; only for one that did not fail."""
         assert self.done.wait(30)
-        last = self.events[-1]
-        assert isinstance(last, Ended | Failed)
-        return last
+        assert self.outputs[-1].error is None, self.outputs[-1].error
+        return self.outputs[-1].finish_reason
+
+    @property
+    def error(self):
+        assert self.done.wait(30)
+        return self.outputs[-1].error
 
 
 class Counts:
@@ -92,8 +107,7 @@ class Counts:
 
     def __init__(self):
         self.ends = []
-        self.firsts = 0
-        self.drafts = 0
+        self.firsts = self.drafts = 0
         self.gauges = []
 
     def queue(self, *, waiting, running, slots):
@@ -103,20 +117,20 @@ class Counts:
         assert seconds >= 0
         self.firsts += 1
 
-    def block(self, commit, *, drafts, seconds):
-        self.drafts += drafts
+    def block(self, output, *, seconds):
+        assert seconds >= 0
+        self.drafts += output.drafts
 
     def ended(self, reason, *, seconds):
+        assert seconds >= 0
         self.ends.append(reason)
 
 
-def job(index, *, tokens=4, client="somebody", speculate=True, prompt=(1, 2, 3), rules=()):
-    """A job with a listener, which is returned beside it."""
+def request(index, *, tokens=4, client="client", prompt=(1, 2, 3), rules=(), **options):
+    """A sequence and its listener."""
     params = SamplingParams(max_new_tokens=tokens)
-    row = Row(
-        index, prompt, sampler=make_sampler(params, row=0, device=CPU),
-        stop_rules=[*rules, at_length()], max_new_tokens=tokens, device=CPU,
-    )  # fmt: skip
-    listener = Listener()
-    ask = Ask(prompt=tuple(prompt), params=params, speculate=speculate)
-    return Job(ask, row, 0, client, listener), listener
+    sequence = Sequence(
+        prompt, params, index=index, stop_rules=[*rules, at_length()], client=client, **options
+    )
+    sequence.listener = listener = Listener()
+    return sequence, listener

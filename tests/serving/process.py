@@ -3,19 +3,19 @@
 import sys
 import time
 
-from domino_spec.serving.lanes import EngineLane
+from domino_spec.engine.engine import Engine
 from domino_spec.serving.run import serve
 from domino_spec.serving.settings import ServerSettings
 from tests.serving.live import tiny_decoder
 
 if __name__ == "__main__":
-    quick = EngineLane.turn
+    quick = Engine.step
 
-    def turn(lane, results):
+    def step(engine):
         time.sleep(0.02)
-        quick(lane, results)
+        return quick(engine)
 
-    EngineLane.turn = turn  # type: ignore[method-assign]
+    Engine.step = step  # type: ignore[method-assign]
     settings = ServerSettings(
         model="tiny", port=0, slots=4, context=200, drain_seconds=float(sys.argv[1])
     )

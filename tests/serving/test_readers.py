@@ -41,15 +41,15 @@ def wait_until(true):
 def test_a_slow_reader_stalls_nobody_and_loses_nothing():
     body = {**LONG, "n": 8, "logprobs": True, "top_logprobs": 20}  # megabytes
     with live(slots=8, context=200) as server:
-        worker = server.service.worker
+        engine = server.service.engine
         slow = opened(server.address, body)
-        wait_until(lambda: worker.running)
+        wait_until(lambda: engine.running)
         quick = httpx.post(
             f"{server.address}/v1/chat/completions",
             json={**LONG, "stream": False, "max_tokens": 5}, timeout=60,
         )  # fmt: skip
         assert quick.status_code == 200
-        wait_until(lambda: not worker.running)  # all is decoded, though nobody has read it
+        wait_until(lambda: not engine.running)  # all is decoded, though nobody has read it
         received = b""
         while part := slow.recv(65536):
             received += part
@@ -61,12 +61,12 @@ def test_a_slow_reader_stalls_nobody_and_loses_nothing():
 
 def test_hanging_up_frees_the_slot_at_once():
     with live(slots=1, context=200) as server:
-        worker = server.service.worker
+        engine = server.service.engine
         for body in (LONG, {**LONG, "stream": False}):
             connection = opened(server.address, body)
-            wait_until(lambda: worker.running)
+            wait_until(lambda: engine.running)
             connection.close()
-            wait_until(lambda: not worker.running)
+            wait_until(lambda: not engine.running)
         page = httpx.get(f"{server.address}/metrics").text
         assert 'domino_answers_ended_total{reason="cancelled"} 2.0' in page
         assert 'domino_answers_ended_total{reason="length"} 0.0' in page

@@ -1,4 +1,4 @@
-"""The service on a real engine: rows join, leave, share prefixes, and write as if alone."""
+"""The service on a real engine: sequences join, leave, share prefixes, and write as if alone."""
 
 import asyncio
 import gc
@@ -6,11 +6,10 @@ import gc
 import pytest
 
 from domino_spec.api import DominoDecoder
-from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import SamplingParams, Sequence, Status
+from domino_spec.engine import engine
 from domino_spec.errors import InputError
-from domino_spec.serving import lanes
-from domino_spec.serving.asks import Ask, Block, BusyError, Ended, StoppingError, TooLongError
-from domino_spec.serving.jobs import Job
+from domino_spec.serving.errors import BusyError, StoppingError, TooLongError
 from domino_spec.serving.service import Service
 from domino_spec.serving.settings import ServerSettings
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -38,26 +37,33 @@ def serving(check, **settings):
             await check(service)
         finally:
             await service.stop(10)
-        assert (service.worker.running, service.worker.waiting) == (0, 0)
+        assert (service.engine.running, service.engine.waiting) == (0, 0)
 
     asyncio.run(run())
 
 
-def ask(prompt, tokens=12, *, speculate=True, reuse=True, **params):
-    params = SamplingParams(max_new_tokens=tokens, **{"ignore_eos": True, **params})
-    return Ask(prompt=tuple(prompt), params=params, speculate=speculate, reuse=reuse)
+def submit(service, *wanted, client="me"):
+    """Queue (prompt, tokens, options), whose options are those of `ask`."""
+    sequences = [ask(service, index, *one) for index, one in enumerate(wanted)]
+    return service.submit(sequences, client=client)
 
 
-async def answer(service, *asks, client="me"):
-    """Tokens of each answer, by choice."""
-    found = {choice: [] for choice in range(len(asks))}
-    async with service.submit(asks, client=client) as ticket:
-        async for event in ticket:
-            if isinstance(event, Block):
-                found[event.choice].extend(event.commit.tokens)
-            else:
-                assert isinstance(event, Ended), event
-    return [found[choice] for choice in sorted(found)]
+def ask(service, index, prompt, tokens=12, options=()):
+    """A sequence; its options are sampling parameters, `speculate` and `reuse`."""
+    options = {"ignore_eos": True, **dict(options)}
+    own = {name: options.pop(name) for name in ("speculate", "reuse") if name in options}
+    params = SamplingParams(max_new_tokens=tokens, **options)
+    return service.sequence(prompt, params, index=index, **own)
+
+
+async def answer(service, *wanted, client="me"):
+    """Tokens of each sequence."""
+    found = [[] for _ in wanted]
+    async with submit(service, *wanted, client=client) as stream:
+        async for output in stream:
+            assert output.error is None
+            found[output.sequence.index].extend(output.tokens)
+    return found
 
 
 def alone(prompt, tokens=12, **params):
@@ -71,154 +77,131 @@ def alone(prompt, tokens=12, **params):
 def test_many_at_once_write_what_each_writes_alone(engine, drafter):
     async def check(service):
         wanted = [(prompt, 3 + 2 * number) for number, prompt in enumerate(PROMPTS)]
-        found = await answer(service, *(ask(*each) for each in wanted))
+        found = await answer(service, *wanted)
         assert found == [alone(*each) for each in wanted]
 
     serving(check, engine=engine, drafter=drafter)
 
 
-def test_each_row_has_its_own_parameters():
+def test_each_sequence_has_its_own_parameters():
     async def check(service):
         params = [{}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.2, "top_k": 4, "seed": 6}]
-        asks = [ask(PROMPTS[1], **each) for each in params]
         expected = [alone(PROMPTS[1], **each, accept="coupled") for each in params]
-        assert await answer(service, *asks) == expected
+        assert await answer(service, *((PROMPTS[1], 12, each) for each in params)) == expected
         assert len({tuple(tokens) for tokens in expected}) == 3
 
     serving(check)
 
 
-def test_one_joins_in_mid_flight_and_commits_before_an_earlier_one_ends():
+def test_a_sequence_joins_and_ends_before_an_earlier_one():
     async def check(service):
         order = []
 
-        async def listen(name, ticket):
-            async for event in ticket:
-                order.append((name, type(event)))  # noqa: PERF401 (others write here meanwhile)
+        async def listen(name, stream):
+            async for output in stream:
+                order.append((name, output.finish_reason))  # noqa: PERF401 (two write here)
 
-        early = service.submit([ask(PROMPTS[0], 110)], client="a")
+        early = submit(service, (PROMPTS[0], 110), client="a")
         task = asyncio.create_task(listen("early", early))
         while not order:
             await asyncio.sleep(0)
-        late = service.submit([ask(PROMPTS[1], 5)], client="b")
+        late = submit(service, (PROMPTS[1], 5), client="b")
         await asyncio.gather(task, listen("late", late))
-        assert order.index(("late", Block)) < order.index(("early", Ended))
-        assert order.index(("late", Ended)) < order.index(("early", Ended))
+        assert order.index(("late", "length")) < order.index(("early", "length"))
 
     serving(check)
 
 
 def test_leaving_frees_the_slot():
     async def check(service):
-        async with service.submit([ask(PROMPTS[0], 120)], client="a") as ticket:
-            async for event in ticket:
-                assert isinstance(event, Block)
+        async with submit(service, (PROMPTS[0], 120)) as stream:
+            async for _ in stream:
                 break
-        assert (await answer(service, ask(PROMPTS[1])))[0] == alone(PROMPTS[1])
+        assert (await answer(service, (PROMPTS[1],)))[0] == alone(PROMPTS[1])
 
     serving(check, slots=1)
 
 
-def test_a_prefix_is_read_once():
+def test_a_prefix_is_computed_once():
     async def check(service):
         first = PROMPTS[5]
-        text = (await answer(service, ask(first)))[0]
+        (text,) = await answer(service, (first,))
         follow_up = [*first, *text, 7, 8, 9]
-        there = len(first) + len(text) - 1  # the last token has no states yet
-        for asked, expected in ((ask(follow_up), there), (ask(follow_up, reuse=False), 0)):
-            cached, tokens = set(), []
-            async with service.submit([asked], client="me") as ticket:
-                async for event in ticket:
-                    if isinstance(event, Block):
-                        cached.add(event.cached)
-                        tokens.extend(event.commit.tokens)
+        there = len(first) + len(text) - 1  # the last token has no keys and values yet
+        for reuse, expected in ((True, there), (False, 0)):
+            stream = submit(service, (follow_up, 12, {"reuse": reuse}))
+            (sequence,) = stream.sequences
+            tokens = [token async for output in stream for token in output.tokens]
             assert tokens == alone(follow_up)
-            assert cached == {expected}
+            assert sequence.cached == expected
 
     serving(check)
 
 
-def test_choices_of_one_prompt_read_it_once():
+def test_choices_of_one_prompt_compute_it_once():
     async def check(service):
-        cached = {}
-        asks = [ask(PROMPTS[5], temperature=1.0, seed=number) for number in range(3)]
-        async with service.submit(asks, client="me") as ticket:
-            async for event in ticket:
-                if isinstance(event, Block):
-                    cached[event.choice] = event.cached
-        assert cached == {0: 0, 1: len(PROMPTS[5]) - 1, 2: len(PROMPTS[5]) - 1}
+        each = ({"temperature": 1.0, "seed": number} for number in range(3))
+        stream = submit(service, *((PROMPTS[5], 12, options) for options in each))
+        async for _ in stream:
+            pass
+        cached = [sequence.cached for sequence in stream.sequences]
+        assert cached == [0, len(PROMPTS[5]) - 1, len(PROMPTS[5]) - 1]
 
     serving(check)
 
 
-def test_a_long_prompt_is_read_in_pieces_and_its_reader_may_leave_in_between(monkeypatch):
-    monkeypatch.setattr(lanes, "_CPU_CHUNK", 4)
+def test_a_client_may_leave_in_the_midst_of_its_prefill(monkeypatch):
+    monkeypatch.setattr(engine, "CPU_CHUNK", 4)  # a long prompt takes several steps
 
     async def check(service):
-        lane = service.worker._tracks[True].lane
-        held = asyncio.Event()
-        loop, turn = asyncio.get_running_loop(), lane.turn
+        early = submit(service, (PROMPTS[0], 60), client="a")
+        await anext(early)
+        leaving = submit(service, (PROMPTS[5],), client="b")
+        held, real = asyncio.Event(), service.engine.engine
+        loop, step = asyncio.get_running_loop(), real.step
 
-        def watched(results):
-            turn(results)
-            if lane._reading is not None:
+        def watched():
+            outputs = step()
+            if leaving.sequences[0].status is Status.PREFILL:
                 loop.call_soon_threadsafe(held.set)
+            return outputs
 
-        lane.turn = watched
-        early = service.submit([ask(PROMPTS[0], 60)], client="a")
-        leaving = service.submit([ask(PROMPTS[5])], client="b")
+        monkeypatch.setattr(real, "step", watched)
         await held.wait()
         leaving.cancel()
-        async for event in early:
-            if isinstance(event, Ended):
-                break
-        assert (await answer(service, ask(PROMPTS[5])))[0] == alone(PROMPTS[5])
-        assert lane._engine.free == 3
+        async for _ in early:
+            pass
+        assert (await answer(service, (PROMPTS[5],)))[0] == alone(PROMPTS[5])
 
     serving(check)
 
 
 def test_what_the_engine_refuses_fails_alone():
-    """Processors cannot come over HTTP, but whoever calls the service may try."""
+    """Processors cannot come over HTTP, but a caller of the service may try."""
 
     async def check(service):
-        bad = ask(PROMPTS[0], processors=(lambda ids, scores: scores,))
-        ticket = service.submit([ask(PROMPTS[1]), bad], client="me")
-        ends = {event.choice: event async for event in ticket if not isinstance(event, Block)}
-        assert isinstance(ends[0], Ended)
-        assert "logits processors of its own" in str(ends[1].error)
+        bad = {"processors": (lambda ids, scores: scores,)}
+        stream = submit(service, (PROMPTS[1],), (PROMPTS[0], 12, bad))
+        errors = {output.sequence.index: output.error async for output in stream}
+        assert errors[0] is None
+        assert "logits processors of its own" in str(errors[1])
 
     serving(check)
 
 
-def test_plain_rows_run_beside_the_others():
+def test_sequences_with_and_without_drafts_run_together():
     async def check(service):
-        plain, drafted = await answer(
-            service, ask(PROMPTS[1], 40, speculate=False), ask(PROMPTS[1], 40)
-        )
-        assert plain == drafted == alone(PROMPTS[1], 40)
-        assert service.worker.slots == 6
-        assert service.facts()["slots"] == 3, "what --slots says, whoever was here"
-
-    serving(check)
-
-
-def test_plain_rows_have_as_many_slots_as_the_others_where_there_is_room():
-    async def check(service):
-        await answer(service, ask(PROMPTS[1], 4, speculate=False))
-        assert service.worker.slots == 12
-
-    serving(check, slots=6)
-
-
-def test_plain_rows_never_draft():
-    async def check(service):
-        async with service.submit([ask(PROMPTS[1], 20, speculate=False)], client="me") as ticket:
-            async for event in ticket:
-                if isinstance(event, Block):
-                    assert len(event.commit.tokens) == 1
-                else:
-                    assert not event.stats.drafted
+        wanted = (PROMPTS[1], 40)
+        stream = submit(service, (*wanted, {"speculate": False}), wanted)
+        sizes = ([], [])
+        async for output in stream:
+            sizes[output.sequence.index].append(len(output.tokens))
+        plain, drafted = stream.sequences
+        assert plain.output == drafted.output == alone(*wanted)
+        assert set(sizes[0]) == {1}
+        assert not plain.stats.drafted
+        assert drafted.stats.drafted
+        assert service.facts()["slots"] == 3
 
     serving(check)
 
@@ -234,7 +217,7 @@ def test_plain_rows_never_draft():
 def test_what_does_not_fit_is_refused_at_once(prompt, tokens, words):
     async def check(service):
         with pytest.raises(TooLongError, match=words):
-            service.submit([ask(prompt, tokens)], client="me")
+            ask(service, 0, prompt, tokens)
 
     serving(check, max_prompt_tokens=60, max_new_tokens=100)
 
@@ -243,7 +226,7 @@ def test_what_does_not_fit_is_refused_at_once(prompt, tokens, words):
 def test_wrong_tokens_are_refused_at_once(prompt):
     async def check(service):
         with pytest.raises(InputError):
-            service.submit([ask(prompt)], client="me")
+            ask(service, 0, prompt)
 
     serving(check)
 
@@ -255,28 +238,28 @@ def test_the_reference_loop_keeps_to_the_targets_context():
 
 def test_too_many_are_sent_away():
     async def check(service):
-        asks = [ask(PROMPTS[0], 100)] * 4
-        ticket = service.submit(asks, client="me")
+        wanted = [(PROMPTS[0], 100)] * 4
+        stream = submit(service, *wanted)
         with pytest.raises(BusyError):
-            service.submit(asks, client="me")
-        ticket.cancel()
+            submit(service, *wanted)
+        stream.cancel()
 
     serving(check, max_queue=2)
 
 
 def test_a_stopped_service_takes_nothing_and_leaves_nothing():
     async def check(service):
-        ticket = service.submit([ask(PROMPTS[0], 120)], client="me")
+        stream = submit(service, (PROMPTS[0], 120))
         await service.stop(0)
-        events = [event async for event in ticket]
-        assert isinstance(getattr(events[-1], "error", None), StoppingError)
+        outputs = [output async for output in stream]
+        assert isinstance(outputs[-1].error, StoppingError)
         with pytest.raises(StoppingError):
-            service.submit([ask(PROMPTS[0])], client="me")
+            submit(service, (PROMPTS[0],))
         assert service.state == "stopping"
 
     serving(check)
     gc.collect()
-    assert not [thing for thing in gc.get_objects() if type(thing) is Job]
+    assert not [thing for thing in gc.get_objects() if type(thing) is Sequence]
 
 
 def test_what_anybody_may_know():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from domino_spec.engine.sizes import MOST_SLOTS, Size
+from domino_spec.engine.sizes import MOST_DRAFTING, Size
 from domino_spec.errors import InputError
 from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import limits_of, size_of, slots_beside
+from domino_spec.serving.sizing import limits_of, size_of
 
 GB = 10**9
 
@@ -18,14 +18,14 @@ def size(free, *, context=8192, token_bytes=100_000, on_gpu=True, **settings):
 
 
 def test_plenty_of_memory_gives_the_most_slots_of_the_whole_context():
-    assert size(1000 * GB) == Size(MOST_SLOTS, 8192)
-    assert size(None) == Size(MOST_SLOTS, 8192)
+    assert size(1000 * GB) == Size(MOST_DRAFTING, 8192)
+    assert size(None) == Size(MOST_DRAFTING, 8192)
 
 
 def test_less_memory_gives_fewer_slots_then_shorter_ones():
     tight = size(10 * GB)
     assert tight.capacity == 8192
-    assert 4 <= tight.slots < MOST_SLOTS
+    assert 4 <= tight.slots < MOST_DRAFTING
     tighter = size(2 * GB)
     assert tighter.capacity < 8192
     assert tighter.slots >= 4
@@ -35,36 +35,6 @@ def test_less_memory_gives_fewer_slots_then_shorter_ones():
 def test_what_is_taken_is_there(free):
     found = size(free * GB)
     assert (found.slots + 1) * found.capacity * 100_000 <= free * GB
-
-
-@pytest.mark.parametrize("free", [2, 5, 20, 100])
-@pytest.mark.parametrize("slots", [None, 1, 2])
-def test_rows_without_drafts_find_their_memory_too(free, slots):
-    asked = ServerSettings(model="m", slots=slots)
-    given = {"on_gpu": True, "context": 8192, "token_bytes": 100_000, "free": free * GB}
-    found = size_of(asked, **given, beside=4)
-    both = found.slots + 1 + min(found.slots, 4) + 1
-    assert both * found.capacity * 100_000 <= free * GB
-    if slots is None:
-        assert found != size_of(asked, **given) or found == Size(MOST_SLOTS, 8192)
-
-
-@pytest.mark.parametrize(("free", "slots"), [(None, 4), (0, 4), (4, 4), (6, 7), (8, 10), (100, 16)])
-def test_rows_without_drafts_have_as_many_slots_as_the_memory_gives(free, slots):
-    """Fewer than the others' would make them wait, and drafts look better than they are."""
-    main, free = Size(16, 4096), None if free is None else free * GB
-    found = slots_beside(main, least=4, token_bytes=100_000, free=free)
-    assert found == slots
-    if free and found > 4:
-        assert (found + 1) * main.capacity * 100_000 <= free
-    assert slots_beside(Size(2, 4096), least=4, token_bytes=100_000, free=free) == 2
-
-
-def test_what_both_lanes_take_is_told():
-    asked = ServerSettings(model="m", slots=3, context=8192)
-    with pytest.raises(InputError, match="3 slots of 8192 tokens, and 3 for requests without dra"):
-        size_of(asked, on_gpu=True, context=8192, token_bytes=100_000, free=6 * GB, beside=4)
-    size_of(asked, on_gpu=True, context=8192, token_bytes=100_000, free=6 * GB)
 
 
 def test_what_was_asked_for_is_kept_or_refused():

@@ -8,7 +8,7 @@ from domino_spec.decoding import Proposal
 
 
 class ScriptedProposer:
-    """Proposes from a known continuation of each row, spoiled as its subclass likes."""
+    """Proposes from a known continuation of each sequence, spoiled as its subclass likes."""
 
     taps = ()
 
@@ -26,14 +26,14 @@ class ScriptedProposer:
     def select(self, rows):
         pass
 
-    def propose(self, rows, depth):
+    def propose(self, sequences, depth):
         drafts = []
-        for row in rows:
-            done = len(row.generated)
-            known = self.answers[row.index][done : done + depth]
+        for sequence in sequences:
+            done = len(sequence.output)
+            known = self.answers[sequence.index][done : done + depth]
             known = known + [0] * (depth - len(known))
             drafts.append([self.spoil(done, j, token) for j, token in enumerate(known)])
-        return Proposal(torch.tensor(drafts), [None] * len(rows))
+        return Proposal(torch.tensor(drafts), [None] * len(sequences))
 
     def spoil(self, done: int, index: int, token: int) -> int:
         return token

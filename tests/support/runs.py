@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from domino_spec.decoding import Row, RunStats, SamplingParams, decode, make_sampler
+from domino_spec.decoding import RunStats, SamplingParams, Sequence, decode
 from domino_spec.decoding.stopping import at_eos, at_length
 
 
-def make_rows(target, prompts, params: SamplingParams, *, eos=()):
+def make_sequences(
+    prompts, params: SamplingParams, *, eos=(), first=0, **options
+) -> list[Sequence]:
+    """A sequence for each prompt, with indices from `first`; `options` go to each of them."""
     rules = [at_length()] if not eos else [at_eos(eos), at_length()]
     return [
-        Row(
-            index,
-            prompt,
-            sampler=make_sampler(params, row=index, device=target.device),
-            stop_rules=rules,
-            max_new_tokens=params.max_new_tokens,
-            device=target.device,
-        )
-        for index, prompt in enumerate(prompts)
+        Sequence(prompt, params, index=index, stop_rules=rules, **options)
+        for index, prompt in enumerate(prompts, start=first)
     ]
 
 
 def run(target, proposer, prompts, *, eos=(), **params):
-    """Generated tokens of every row, and the run's statistics."""
-    rows = make_rows(target, prompts, SamplingParams(**params), eos=eos)
+    """Output tokens of every sequence, and the run's statistics."""
+    sequences = make_sequences(prompts, SamplingParams(**params), eos=eos)
     stats = RunStats()
-    for _ in decode(target, proposer, rows, stats):
+    for _ in decode(target, proposer, sequences, stats):
         pass
-    return [row.generated for row in rows], stats
+    return [sequence.output for sequence in sequences], stats

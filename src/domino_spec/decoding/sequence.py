@@ -72,6 +72,8 @@ class Sequence:
         self.stats = RowStats()
         self.cycles = 0
         self.arrived = time.perf_counter()
+        self.queued = False
+        """Whether an engine has it, waiting or running."""
         # Where its keys and values are, while an engine holds it.
         self.slot: int | None = None
         self.computed = 0

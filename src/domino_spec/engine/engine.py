@@ -6,9 +6,9 @@ A step is schedule, run, collect: the `Scheduler` says whose prompts are compute
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from threading import RLock
 
@@ -123,6 +123,8 @@ class Engine:
         self._chunk = chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK)
         self.lock = RLock()
         """One thread at a time; but a forgotten stream may be closed in the midst of a step."""
+        self._prefill_seconds = 0.0
+        """What of the last step's time was spent on prompts."""
         self._make_slots(size.slots)
 
     def _make_slots(self, slots: int, scheduler: Scheduler | None = None) -> None:
@@ -151,7 +153,7 @@ class Engine:
         """Queue a sequence; each `step` from now on may give some of its tokens."""
         check_sequence(sequence, vocab_size=self.target.vocab_size)
         with self.lock:
-            if sequence.slot is not None or sequence in self.scheduler.waiting:
+            if sequence.queued:
                 raise InputError("the sequence is in an engine already; make another one.")
             limit = self._fixed[1] if self._fixed[0] else None
             if limit is not None and sequence.max_length > limit:
@@ -160,6 +162,7 @@ class Engine:
                     f"prompt and {sequence.params.max_new_tokens} new); a slot holds {limit}. "
                     "Shorten it, or make the engine with a larger capacity."
                 )
+            sequence.queued = True
             self.scheduler.add(sequence)
         return sequence
 
@@ -216,25 +219,15 @@ class Engine:
                 for sequence in sequences:
                     self.add_request(sequence)
                     sequence.listener = own.append
-            going = {id(sequence) for sequence in sequences}
-            while going:
-                with self.lock:
-                    # A step that computes prompts is the prefill's, but for what decodes in it.
-                    reading = any(s.computed < len(s.prompt) for s in sequences if not s.finished)
-                    while not own and self.busy:
-                        if stats is None:
-                            outputs = self.step()
-                        else:
-                            with stats.clocked("prefill" if reading else "whole"):
-                                outputs = self.step()
-                        for output in outputs:
-                            if output.sequence.listener is not None:
-                                output.sequence.listener(output)
+            left = len(sequences)
+            while left:
+                if not own:
+                    with self.lock:
+                        self._step_until(own, stats)
                 if not own:
                     return
                 output = own.popleft()
-                if output.finish_reason is not None or output.error is not None:
-                    going.discard(id(output.sequence))
+                left -= output.finish_reason is not None or output.error is not None
                 yield output
         finally:
             with self.lock:
@@ -243,6 +236,18 @@ class Engine:
                     self.abort(sequence)
                 if not self.running:
                     self._launches.clear()  # no sequence is left to hear of them
+
+    def _step_until(self, own: deque[SequenceOutput], stats: RunStats | None) -> None:
+        """Step until a caller has outputs; those of other callers go to their own streams."""
+        while not own and self.busy:
+            started = time.perf_counter()
+            outputs = self.step()
+            for output in outputs:
+                if output.sequence.listener is not None:
+                    output.sequence.listener(output)
+            if stats is not None:
+                stats.spend("prefill", self._prefill_seconds)
+                stats.spend("whole", time.perf_counter() - started - self._prefill_seconds)
 
     @property
     def size(self) -> Size:
@@ -290,12 +295,16 @@ class Engine:
             self._grow()
             self._admit()
             plan = self.scheduler.schedule(budget=self._chunk, alone=max(_ALONE, self._chunk))
+            started = time.perf_counter()
             first = self._start_prefill(plan.prefill)
+            self._prefill_seconds = time.perf_counter() - started
             launched = self._start_cycles(plan.decode)
             if launched:
                 self._launches.append(launched)
             # First tokens before the cycle that follows them, which may still run.
+            started = time.perf_counter()
             outputs = [output for launch in first for output in self._collect(launch)]
+            self._prefill_seconds += time.perf_counter() - started
             # One step's cycles stay on their way while another step follows.
             ready = len(self._launches) - int(self.ahead and bool(launched))
             for _ in range(ready):
@@ -416,7 +425,8 @@ class Engine:
         return outputs
 
     def _leave(self, sequence: Decoded) -> None:
-        with suppress(ValueError):  # another engine's, or gone
+        if sequence.queued:
+            sequence.queued = False
             self.scheduler.remove(sequence)
 
     # Sizes ------------------------------------------------------------------------------------
@@ -481,7 +491,7 @@ class Engine:
             lost = list(self.scheduler.running)
             for sequence in lost:
                 sequence.error = error
-                sequence.slot = None
+                sequence.slot, sequence.queued = None, False
             self.scheduler.running.clear()
             slots = self.slots.count
             self.resize(slots=slots, capacity=self.capacity)

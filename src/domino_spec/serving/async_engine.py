@@ -34,10 +34,6 @@ class StepEngine(Protocol):
         """Sequences in slots."""
 
     @property
-    def waiting(self) -> int:
-        """Sequences without a slot yet."""
-
-    @property
     def max_sequences(self) -> int:
         """Sequences that can run at a time."""
 
@@ -122,7 +118,8 @@ class AsyncEngine:
         self._added: list[Decoded] = []
         self._cancelled: list[Decoded] = []
         self._held: dict[int, Decoded] = {}
-        """Sequences that the engine has, by identity."""
+        """Sequences taken from `_added` that have not ended, by identity."""
+        self._slots = engine.max_sequences  # kept: a reset has none for a moment
         self._deadline: float | None = None  # set: takes nothing new, ends then at the latest
         self._broken: str | None = None
         self._mean_seconds = 1.0
@@ -150,7 +147,7 @@ class AsyncEngine:
     @property
     def waiting(self) -> int:
         """Sequences without a slot yet."""
-        return len(self._added) + self.engine.waiting
+        return max(0, self._unfinished - self.running)
 
     @property
     def running(self) -> int:
@@ -160,7 +157,12 @@ class AsyncEngine:
     @property
     def slots(self) -> int:
         """Sequences that can run at a time."""
-        return self.engine.max_sequences
+        return self._slots
+
+    @property
+    def _unfinished(self) -> int:
+        """Sequences taken and not yet ended, also those on their way to the engine."""
+        return len(self._added) + len(self._held)
 
     def submit(self, sequences: Sequence[Decoded]) -> None:
         """Queue all of these or none."""
@@ -169,7 +171,7 @@ class AsyncEngine:
                 raise StoppingError(f"the server cannot decode any more: {self._broken}.")
             if self._deadline is not None:
                 raise StoppingError("the server is going down and takes nothing new.")
-            over = self.waiting + self.running + len(sequences) - self.slots
+            over = self._unfinished + len(sequences) - self.slots
             if over > self._max_queue:
                 self._check_ever(len(sequences))
                 raise BusyError(
@@ -245,16 +247,18 @@ class AsyncEngine:
             cancelled, self._cancelled = self._cancelled, []
             for sequence in added:
                 self._held[id(sequence)] = sequence
+        for sequence in cancelled:  # those that were added in the same moment never begin
+            if self._held.pop(id(sequence), None) is not None:
+                self.engine.abort(sequence)
+                self._meter.ended("cancelled", seconds=time.perf_counter() - sequence.arrived)
         for sequence in added:
+            if id(sequence) not in self._held:
+                continue
             try:
                 self.engine.add_request(sequence)
             except Exception as error:
                 _log.exception("an answer could not begin")
                 self._fail(sequence, error)
-        for sequence in cancelled:
-            if self._held.pop(id(sequence), None) is not None and not sequence.finished:
-                self.engine.abort(sequence)
-                self._meter.ended("cancelled", seconds=time.perf_counter() - sequence.arrived)
 
     def _step(self) -> None:
         if not self._held:
@@ -301,13 +305,17 @@ class AsyncEngine:
         """A whole step failed: its sequences are lost, the caches are new, the queue goes on."""
         _clear(error)  # or there would be caches twice while new ones are made
         try:
-            lost = self.engine.reset(error)
+            self.engine.reset(error)
         except Exception:
             _log.exception("the engine could not be reset")
             self._break(f"after {type(error).__name__} its caches could not be made anew")
             return
-        for sequence in lost:
+        held = list(self._held.values())
+        # Also those that ended in this step, whose output is lost. Where no sequence is lost the
+        # next step would fail as this one did.
+        for sequence in [each for each in held if each.finished] or held:
             self._fail(sequence, error)
+            self.engine.abort(sequence)
 
     def _break(self, reason: str) -> None:
         with self._changed:
@@ -319,11 +327,14 @@ class AsyncEngine:
                 self._held[id(sequence)] = sequence
             self._added.clear()
             self._cancelled.clear()
-        for sequence in list(self._held.values()):
+        left = list(self._held.values())
+        for sequence in left:
             self._fail(sequence, error)
+        for sequence in left:
             self.engine.abort(sequence)
 
     def _gauge(self) -> None:
+        self._slots = self.engine.max_sequences
         found = (self.waiting, self.running, self.slots)
         if found != self._gauges:
             self._gauges = found

@@ -13,10 +13,10 @@ def blocks_of(chunks):
 def test_every_block_is_told(client, kind):
     chunks = events(getattr(client, kind)(stream=True, domino={"blocks": True}))
     blocks = blocks_of(chunks)
-    commits = [e.commit for e in client.service.tickets[0].events if hasattr(e, "commit")]
-    assert [block["cycle"] for block in blocks] == list(range(len(commits)))
-    assert [block["accepted"] for block in blocks] == [commit.accepted for commit in commits]
-    assert [[t["id"] for t in b["tokens"]] for b in blocks] == [[*c.tokens] for c in commits]
+    outputs = client.service.streams[0].outputs
+    assert [block["cycle"] for block in blocks] == list(range(len(outputs)))
+    assert [block["accepted"] for block in blocks] == [output.accepted for output in outputs]
+    assert [[t["id"] for t in b["tokens"]] for b in blocks] == [[*o.tokens] for o in outputs]
     tokens = [token for block in blocks for token in block["tokens"]]
     assert [token["position"] for token in tokens] == list(range(len(tokens)))
     assert {round(token["probability"], 6) for token in tokens} == {0.75}
@@ -58,7 +58,7 @@ def test_logprobs_and_blocks_do_not_mind_each_other(client):
 def test_no_blocks_unless_they_are_asked_for(client):
     chunks = events(client.chat(stream=True, domino={"speculate": True}))
     assert not blocks_of(chunks)
-    assert client.service.asks[0].params.logprobs is None
+    assert client.service.sequences[0].params.logprobs is None
 
 
 def test_blocks_are_for_streams(client):

@@ -46,7 +46,7 @@ def test_no_body_is_too_odd_for_a_plain_refusal(client, body):
     response = client.raw(body)
     assert response.status_code == 400, response.text
     error_of(response)
-    assert not client.service.asks
+    assert not client.service.sequences
 
 
 @pytest.mark.parametrize("text", [rb"\u0000", rb"\ud83d\ude00", rb"\u202e", "→".encode(), rb"\\"])
@@ -161,7 +161,7 @@ def test_a_body_that_never_ends_is_not_waited_for(client, monkeypatch, parts):
     assert start["status"] == 408
     assert (b"connection", b"close") in start["headers"]
     assert json.loads(body["body"])["error"]["code"] == "request_timeout"
-    assert not client.service.asks
+    assert not client.service.sequences
 
 
 def test_an_answer_may_take_longer_than_its_body(client, monkeypatch):

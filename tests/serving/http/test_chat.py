@@ -21,11 +21,11 @@ def test_a_whole_chat(client):
         "logprobs": None,
         "finish_reason": "stop",
     }
-    (ask,) = client.service.asks
+    (sequence,) = client.service.sequences
     tokens = len(client.service.tokenizer("the quick brown fox")["input_ids"]) + 1
-    assert reply["usage"]["prompt_tokens"] == len(ask.prompt)
+    assert reply["usage"]["prompt_tokens"] == len(sequence.prompt)
     assert reply["usage"]["completion_tokens"] == tokens
-    assert reply["usage"]["total_tokens"] == len(ask.prompt) + tokens
+    assert reply["usage"]["total_tokens"] == len(sequence.prompt) + tokens
     assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
     cycles = math.ceil((tokens - 1) / 3)
     drafts = reply["usage"]["completion_tokens_details"]
@@ -40,9 +40,9 @@ def test_what_is_asked_for_reaches_the_engine(client):
         ignore_eos=True, logprobs=True, top_logprobs=2, user="me", metadata={"a": "b"},
         store=False, domino={"speculate": False, "reuse": False},
     )  # fmt: skip
-    assert [ask.params.seed for ask in client.service.asks] == [7, 8, 9]
-    assert not any(ask.speculate or ask.reuse for ask in client.service.asks)
-    params = client.service.asks[0].params
+    assert [sequence.params.seed for sequence in client.service.sequences] == [7, 8, 9]
+    assert not any(sequence.speculate or sequence.reuse for sequence in client.service.sequences)
+    params = client.service.sequences[0].params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 40, 0.05)
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
     assert (params.repetition_penalty, params.max_new_tokens) == (1.1, 9)
@@ -51,33 +51,34 @@ def test_what_is_asked_for_reaches_the_engine(client):
 
 def test_defaults_are_openais(client):
     client.chat()
-    (ask,) = client.service.asks
-    params = ask.params
+    (sequence,) = client.service.sequences
+    params = sequence.params
     assert (params.temperature, params.top_p, params.top_k, params.logprobs) == (1, 1, 0, None)
     assert params.max_new_tokens == client.service.limits.max_new_tokens
-    assert ask.speculate
-    assert ask.reuse
+    assert sequence.speculate
+    assert sequence.reuse
     client.chat()
-    assert client.service.asks[0].params.seed != client.service.asks[1].params.seed
+    assert client.service.sequences[0].params.seed != client.service.sequences[1].params.seed
 
 
 def test_an_answer_may_take_what_the_prompt_leaves(client):
     client.service.limits = type(client.service.limits)(context=20, max_new_tokens=128)
     client.chat()
-    (ask,) = client.service.asks
-    assert len(ask.prompt) + ask.params.max_new_tokens == 20
+    (sequence,) = client.service.sequences
+    assert len(sequence.prompt) + sequence.params.max_new_tokens == 20
 
 
 @pytest.mark.parametrize("temperature", [0, 0.0, 1e-9])
 def test_no_temperature_is_greedy(client, temperature):
     client.chat(temperature=temperature)
-    assert not client.service.asks[0].params.samples
+    assert not client.service.sequences[0].params.samples
 
 
 @pytest.mark.parametrize(("seed", "drawn"), [(-1, 2**62 - 1), (2**62 - 1, 2**62 - 1), (0, 0)])
 def test_every_seed_of_openais_is_one(client, seed, drawn):
     client.chat(seed=seed, n=2)
-    assert [ask.params.seed for ask in client.service.asks] == [drawn, (drawn + 1) % 2**62]
+    seeds = [sequence.params.seed for sequence in client.service.sequences]
+    assert seeds == [drawn, (drawn + 1) % 2**62]
 
 
 def test_messages_of_every_kind(client):
@@ -126,7 +127,7 @@ def test_a_stream_is_a_role_then_blocks_then_a_reason(client):
     assert last["finish_reason"] == "stop"
     assert {choice["finish_reason"] for choice in (first, *content)} == {None}
     assert "".join(choice["delta"]["content"] for choice in content) == "the quick brown fox"
-    blocks = sum(1 for e in client.service.tickets[0].events if hasattr(e, "commit"))
+    blocks = len(client.service.streams[0].outputs)
     assert len(content) in (blocks, blocks - 1)  # the last may hold the end alone
 
 

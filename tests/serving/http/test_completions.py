@@ -24,10 +24,10 @@ def test_a_whole_completion(client):
 def test_prompts_of_every_kind(client, prompt, count):
     reply = client.complete(prompt=prompt, n=2).json()
     assert [choice["index"] for choice in reply["choices"]] == list(range(2 * count))
-    asks = client.service.asks
-    assert [ask.prompt for ask in asks[::2]] == [ask.prompt for ask in asks[1::2]]
-    assert len({ask.prompt for ask in asks}) == count
-    assert reply["usage"]["prompt_tokens"] == sum(len(ask.prompt) for ask in asks[::2])
+    prompts = [sequence.prompt for sequence in client.service.sequences]
+    assert prompts[::2] == prompts[1::2]
+    assert len(set(map(tuple, prompts))) == count
+    assert reply["usage"]["prompt_tokens"] == sum(map(len, prompts[::2]))
     assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == sum(
         2 + choice for choice in range(0, 2 * count, 2)
     )
@@ -35,17 +35,17 @@ def test_prompts_of_every_kind(client, prompt, count):
 
 def test_ids_are_taken_as_they_are(client):
     client.complete(prompt=[[10, 11], [12]])
-    assert [ask.prompt for ask in client.service.asks] == [(10, 11), (12,)]
+    assert [sequence.prompt for sequence in client.service.sequences] == [[10, 11], [12]]
 
 
 def test_every_choice_has_a_seed_of_its_own(client):
     client.complete(prompt=["a", "b"], n=2, seed=5)
-    assert [ask.params.seed for ask in client.service.asks] == [5, 6, 7, 8]
+    assert [sequence.params.seed for sequence in client.service.sequences] == [5, 6, 7, 8]
 
 
 def test_sixteen_tokens_unless_told(client):
     client.complete(max_tokens=None)
-    assert client.service.asks[0].params.max_new_tokens == 16
+    assert client.service.sequences[0].params.max_new_tokens == 16
 
 
 def test_a_streamed_completion(client):

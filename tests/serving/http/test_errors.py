@@ -3,7 +3,7 @@
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.asks import BusyError, DecodingError, StoppingError
+from domino_spec.serving.errors import BusyError, DecodingError, StoppingError
 from tests.serving.fake import MODEL
 from tests.serving.http.conftest import HELLO, error_of, events
 
@@ -92,7 +92,7 @@ def test_values_that_make_no_sense(client, name):
         error = error_of(response)
         assert error["param"].split(".")[0].split("[")[0] == name, (value, error)
         assert error["code"] == "invalid_value"
-    assert not client.service.asks
+    assert not client.service.sequences
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
@@ -153,7 +153,9 @@ def test_another_model(client):
 def test_what_does_not_fit(client, kind, stream):
     response = getattr(client, kind)(max_tokens=1000, stream=stream)
     assert response.status_code == 400
-    assert error_of(response)["code"] == "context_length_exceeded"
+    error = error_of(response)
+    assert error["code"] == "context_length_exceeded"
+    assert error["param"] == {"chat": "messages", "complete": "prompt"}[kind]
 
 
 def test_a_template_that_refuses(client):
@@ -193,13 +195,13 @@ def test_an_answer_that_fails_in_a_stream_says_so_in_it(make_client):
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
     assert last["error"]["code"] == "internal_error"
     assert "secret" not in last["error"]["message"]
-    assert failing.service.tickets[0].cancelled
+    assert failing.service.streams[0].cancelled
 
 
 def test_an_answer_that_fails_is_no_answer(make_client):
     failing = make_client(fail=lambda choice: DecodingError("x") if choice == 1 else None)
     assert failing.chat(n=2).status_code == 500
-    assert failing.service.tickets[0].cancelled
+    assert failing.service.streams[0].cancelled
 
 
 def test_paths_and_methods_that_are_not_there(client):

@@ -40,7 +40,7 @@ async def hang_up(client, *, stream: bool, after: int = 0, held_at: int = 1) -> 
     client.service.held = asyncio.Event()  # never set: nothing but hanging up ends this
     doing = asyncio.ensure_future(client.app(scope, receive, send))
     if not after:
-        while not (client.service.tickets and client.service.tickets[0].position == held_at):
+        while not (client.service.streams and client.service.streams[0].position == held_at):
             await asyncio.sleep(0)
         waiting.set()
     await doing
@@ -54,8 +54,8 @@ async def hang_up(client, *, stream: bool, after: int = 0, held_at: int = 1) -> 
 )
 def test_hanging_up_cancels(client, stream, after, held_at):
     sent = asyncio.run(hang_up(client, stream=stream, after=after, held_at=held_at))
-    (ticket,) = client.service.tickets
-    assert ticket.cancelled
+    (stream,) = client.service.streams
+    assert stream.cancelled
     assert len(sent) == after
     assert not any(message.get("more_body") is False for message in sent)
 
@@ -70,4 +70,4 @@ def test_hanging_up_is_counted(client):
 def test_an_answer_that_was_read_to_its_end_is_not_cancelled(client):
     for stream in (False, True):
         assert client.chat(stream=stream).status_code == 200
-    assert [ticket.cancelled for ticket in client.service.tickets] == [False, False]
+    assert [stream.cancelled for stream in client.service.streams] == [False, False]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from domino_spec.decoding import Commit
+from domino_spec.decoding import SamplingParams, Sequence, SequenceOutput
 from domino_spec.serving.meters import Meter
 from tests.serving.fake import MODEL
 
@@ -34,12 +34,13 @@ def numbers(client) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
-def test_what_the_worker_tells_is_counted(client):
+def test_what_the_engine_tells_is_counted(client):
     meter: Meter = client.meter
+    sequence = Sequence([1], SamplingParams())
     meter.queue(waiting=3, running=2, slots=4)
     meter.first_token(0.2)
-    meter.block(Commit(0, (1, 2, 3), 2, 1, None), drafts=4, seconds=0.03)
-    meter.block(Commit(0, (1,), 0, 2, None), drafts=1, seconds=0.03)
+    meter.block(SequenceOutput(sequence, (1, 2, 3), 2, 1, None, drafts=4), seconds=0.03)
+    meter.block(SequenceOutput(sequence, (1,), 0, 2, None, drafts=1), seconds=0.03)
     meter.ended("length", seconds=1.5)
     found = numbers(client)
     assert found["domino_answers_waiting"] == 3

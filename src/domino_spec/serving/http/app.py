@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def make_app(service: Service, *, meter: PrometheusMeter) -> FastAPI:
-    """The service over HTTP. The meter is the one that the service's worker tells."""
+    """The service over HTTP. The meter is the one that the service's engine tells."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -55,7 +55,7 @@ class Asking:
         size = sum(len(message["content"]) for message in messages)
         with blaming("messages"):
             prompt = await self._encoded(size, service.encode_chat, messages, options)
-        return make_sequences(asked, [prompt], service)
+        return make_sequences(asked, [prompt], service, field="messages")
 
     async def completion(self, asked: CompletionAsked) -> list[Decoded]:
         """The sequences of plain prompts: all choices of the first, then all of the next."""
@@ -69,7 +69,7 @@ class Asking:
                     prompts.append(await self._encoded(len(prompt), service.encode_text, prompt))
                 else:
                     prompts.append(tuple(prompt))
-        return make_sequences(asked, prompts, service)
+        return make_sequences(asked, prompts, service, field="prompt")
 
     async def _encoded(
         self, size: int, encode: Callable[..., tuple[int, ...]], *given: Any
@@ -81,21 +81,25 @@ class Asking:
 
 
 def make_sequences(
-    asked: Asked, prompts: Sequence[tuple[int, ...]], service: Service
+    asked: Asked, prompts: Sequence[tuple[int, ...]], service: Service, *, field: str
 ) -> list[Decoded]:
-    """As many sequences a prompt as choices are wanted."""
+    """As many sequences a prompt as choices are wanted; `field` is where the prompts stood."""
     first = secrets.randbelow(_SEEDS) if asked.seed is None else asked.seed
     each = [prompt for prompt in prompts for _ in range(asked.n or 1)]
-    return [
-        service.sequence(
-            prompt,
-            _params(asked, _room(asked, len(prompt), service), (first + choice) % _SEEDS),
-            index=choice,
-            speculate=asked.ours.speculate,
-            reuse=asked.ours.reuse,
-        )
-        for choice, prompt in enumerate(each)
-    ]
+    sequences = []
+    for choice, prompt in enumerate(each):
+        params = _params(asked, _room(asked, len(prompt), service), (first + choice) % _SEEDS)
+        with blaming(field):
+            sequences.append(
+                service.sequence(
+                    prompt,
+                    params,
+                    index=choice,
+                    speculate=asked.ours.speculate,
+                    reuse=asked.ours.reuse,
+                )
+            )
+    return sequences
 
 
 def _params(asked: Asked, max_new_tokens: int, seed: int) -> SamplingParams:

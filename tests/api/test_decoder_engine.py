@@ -1,5 +1,6 @@
-"""The engine and the reference loop behind one decoder: same tokens, reasons for each choice."""
+"""One decoder, two ways to run a request: same tokens on both, and a reason for each choice."""
 
+import gc
 import warnings
 import weakref
 
@@ -9,9 +10,9 @@ import transformers as tf
 
 from domino_spec import DominoDecoder, DominoGenerate, SamplingParams
 from domino_spec.api import ReferenceLoopNotice
-from domino_spec.api import paths as paths_module
-from domino_spec.engine import pool as pool_module
-from domino_spec.engine.pool import EnginePool
+from domino_spec.api import decoder as decoder_module
+from domino_spec.engine import sizes
+from domino_spec.engine.engine import Engine
 from domino_spec.errors import InputError
 from tests.engine.runs import own
 from tests.support.families import make_target, plain_greedy, random_drafter, random_prompts
@@ -55,7 +56,7 @@ def both(one, other, *arguments, **options):
     return ([row.tokens for row in results] for results in found)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_greedy_batches_of_different_lengths(family):
     found, expected = both(decoder("auto", family), decoder("reference", family), PROMPTS, **LONG)
     assert found == expected
@@ -109,16 +110,50 @@ def test_streams(fast, reference):
         assert accepted[0] == accepted[1]
 
 
-def test_streams_read_in_turns_and_left_half_way(fast):
+def test_interleaved_streams_share_one_engine():
+    one = decoder("fast")
     prompts = PROMPTS[:2]
-    expected = [result.tokens for result in fast.generate(prompts, **LONG)]
-    streams = [fast.stream(prompt, **LONG) for prompt in prompts]
-    left = fast.stream(PROMPTS[2], **LONG)
+    expected = [result.tokens for result in one.generate(prompts, **LONG)]
+    engine = one.engine
+    streams = [one.stream(prompt, **LONG) for prompt in prompts]
+    left = one.stream(PROMPTS[2], **LONG)
     next(left)
-    pairs = [(one.token, other.token) for one, other in zip(*streams, strict=True)]
+    pairs, most = [], 0
+    for first, second in zip(*streams, strict=True):
+        pairs.append((first.token, second.token))
+        most = max(most, engine.running)
     left.close()
     assert [list(tokens) for tokens in zip(*pairs, strict=True)] == expected
-    assert [result.tokens for result in fast.generate(prompts, **LONG)] == expected
+    assert one.engine is engine
+    assert most == 3
+    assert (engine.running, engine.waiting) == (0, 0)
+    assert [result.tokens for result in one.generate(prompts, **LONG)] == expected
+
+
+def test_drafts_and_plain_decoding_share_one_engine(fast, reference):
+    expected = [reference.generate(prompt, **LONG).tokens for prompt in PROMPTS[:2]]
+    drafted = fast.stream(PROMPTS[0], **LONG)
+    first = next(drafted)
+    plain = fast.generate(PROMPTS[1], speculate=False, **LONG)
+    assert plain.tokens == expected[1]
+    assert plain.stats.drafted == 0
+    assert [first.token, *(token.token for token in drafted)] == expected[0]
+
+
+def test_a_larger_request_makes_the_caches_grow():
+    growing = decoder("fast")
+    before = growing.generate(TEXT, **LONG)
+    engine, size = growing.engine, growing.engine.size
+    assert size.slots == 1
+    growing.target.config.max_position_embeddings = 4096
+    longer = {"max_new_tokens": size.capacity, "ignore_eos": True, "stop": before.text[9:12]}
+    found = growing.generate(TEXT, **longer)
+    assert found.tokens == before.tokens[: len(found.tokens)]
+    several = growing.generate([TEXT] * 3, **LONG)
+    assert [row.tokens for row in several] == [before.tokens] * 3
+    assert growing.engine is engine
+    assert engine.size.slots >= 3
+    assert engine.size.capacity > size.capacity
 
 
 def test_stop_strings_and_end_tokens(fast, reference):
@@ -269,44 +304,64 @@ def test_transformers_own_hooks_are_harmless(auto):
 
 
 def test_slots_that_do_not_fit_into_memory(monkeypatch):
-    monkeypatch.setattr(pool_module, "free_bytes", lambda device: 10_000)
+    monkeypatch.setattr(sizes, "free_bytes", lambda device: 10_000)
     with pytest.warns(ReferenceLoopNotice, match="slot of 27 tokens takes 0.0 GB"):
         assert decoder("auto").generate(PROMPTS, **LONG)[0].run.engine == "reference"
     with pytest.raises(InputError, match="which is not free"):
         decoder("fast").generate(PROMPTS, **LONG)
 
 
-def test_memory_that_runs_out_after_all(monkeypatch, reference):
-    def lend(*arguments, **options):
-        raise torch.OutOfMemoryError
+def out_of_memory(*arguments, **options):
+    raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(EnginePool, "lend", lend)
+
+def after_a_cycle(engine, sequences, stats=None):
+    """A stream that fails once it has given tokens."""
+    for number, output in enumerate(REAL_STREAM(engine, sequences, stats)):
+        if number == 2:
+            raise torch.OutOfMemoryError
+        yield output
+
+
+REAL_STREAM = Engine.stream
+
+
+@pytest.mark.parametrize("name", ["__init__", "resize", "_start_prefill"])
+def test_memory_that_runs_out_after_all(monkeypatch, reference, name):
+    """As the engine, its caches or the first activations are made."""
+    monkeypatch.setattr(Engine, name, out_of_memory)
     with pytest.warns(ReferenceLoopNotice, match="ran out of memory"):
         found = decoder("auto").generate(PROMPTS, **LONG)
     assert found[0].run.engine == "reference"
+    assert found[0].finish_reason == "length"
     expected = reference.generate(PROMPTS, **LONG)
     assert [row.tokens for row in found] == [row.tokens for row in expected]
+    assert [row.stats for row in found] == [row.stats for row in expected]
     with pytest.raises(torch.OutOfMemoryError):
         decoder("fast").generate(PROMPTS, **LONG)
 
 
-def test_what_was_made_before_memory_ran_out_is_gone_when_the_loop_needs_it(monkeypatch):
-    made = []
+def test_memory_that_runs_out_once_tokens_were_given_is_an_error(monkeypatch):
+    """They were told already: a reference loop would begin anew."""
+    monkeypatch.setattr(Engine, "stream", after_a_cycle)
+    with pytest.raises(torch.OutOfMemoryError):
+        decoder("auto").generate(PROMPTS[0], **LONG)
 
-    def lend(*arguments, **options):
-        half_an_engine = torch.zeros(8)
-        made.append(weakref.ref(half_an_engine))
-        raise torch.OutOfMemoryError
+
+def test_the_engine_is_gone_before_the_reference_loop_needs_its_memory(monkeypatch):
+    auto = decoder("auto")
+    engine = weakref.ref(auto.engine)
+    plain = decoder_module.decode
 
     def decode(*arguments):
-        assert made[0]() is None
+        gc.collect()
+        assert engine() is None
         return plain(*arguments)
 
-    plain = paths_module.decode
-    monkeypatch.setattr(EnginePool, "lend", lend)
-    monkeypatch.setattr(paths_module, "decode", decode)
+    monkeypatch.setattr(Engine, "_start_prefill", out_of_memory)
+    monkeypatch.setattr(decoder_module, "decode", decode)
     with pytest.warns(ReferenceLoopNotice, match="ran out of memory"):
-        assert decoder("auto").generate(PROMPTS[0], **LONG).run.engine == "reference"
+        assert auto.generate(PROMPTS[0], **LONG).run.engine == "reference"
 
 
 def test_an_unknown_engine():
@@ -366,4 +421,4 @@ def test_weights_that_change_are_noticed(pack):
     assert [row.tokens for row in after] == [plain_greedy(model, p, NEW) for p in PROMPTS]
     model.to(torch.bfloat16)
     assert changing.generate(TEXT, **LONG).tokens
-    assert changing._paths._pool._kept.target.dtype == torch.bfloat16
+    assert changing.engine.target.dtype == torch.bfloat16
