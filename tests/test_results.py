@@ -44,6 +44,13 @@ def test_headlines_are_said_again_at_length_and_their_links_lead_somewhere(pages
     assert links == set(pages) - {make_results.DOCS / "results.md"}
 
 
+def test_the_readmes_speedups_are_among_the_results(pages):
+    readme = (make_results.ROOT / "README.md").read_text(encoding="utf-8")
+    gains = re.findall(r"\d+\.\d+×", readme)
+    assert len(gains) > 3
+    assert [gain for gain in gains if gain not in pages[make_results.DOCS / "results.md"]] == []
+
+
 def test_records_of_different_runs_do_not_share_a_table():
     records = read_records(make_results.RECORDS / "exactness.jsonl")
     other = {**records[0], "environment": {**records[0]["environment"], "commit": "other"}}
