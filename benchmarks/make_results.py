@@ -1,4 +1,4 @@
-"""Rebuilds docs/results.md from the raw records: every number there comes from a record here."""
+"""Rebuilds docs/results.md and docs/results/ from the raw records in records/."""
 
 from __future__ import annotations
 
@@ -6,126 +6,256 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results_audit import audits
-from benchmarks.results_engine import engine
-from benchmarks.results_head_to_head import head_to_head
-from benchmarks.results_serving import serving
-from benchmarks.results_short import in_short
-from benchmarks.results_training import training
-from benchmarks.results_vllm import vllm
-from benchmarks.tables import circumstances, table
+from benchmarks.results_decoding import ENGINE_TEXT, head_to_head, serving, vllm, vllm_speedups
+from benchmarks.results_engine import engine, rollout, tried
+from benchmarks.results_exactness import audited, exactness, gpu_dtype, gpu_records
+from benchmarks.results_training import SETS, ablations, by_run, change, equal_seconds, training
+from benchmarks.tables import NONE, Record, field, measured, page, table
+from domino_spec.bench import read_runs
+from domino_spec.bench.summary import RunSummary
+from domino_spec.bench.tables import KINDS, plain_interval, times
+from domino_spec.load import read_runs as read_loads
 from domino_spec.records import read_records
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "records"
-PAGE = ROOT / "docs" / "results.md"
-RELEASED = ROOT / "src" / "domino_spec" / "released"
+DOCS = ROOT / "docs"
+PAGES = {
+    "engine": engine,
+    "tried": tried,
+    "head-to-head": head_to_head,
+    "serving": serving,
+    "vllm": vllm,
+    "exactness": exactness,
+    "training": training,
+    "ablations": ablations,
+}
 
-HEAD = """# Results
 
-Every number on this page is made from a raw record in `records/` by `make results`; a test checks
-that page and records agree. Each table names its command, commit, hardware and date. Results that
-disappoint stay. Speeds are ratios within one run: absolute times on shared machines say little.
-"""
+def pages(records: Path = RECORDS) -> dict[Path, str]:
+    """Every page and its text."""
+    details = {DOCS / "results" / f"{name}.md": make(records) for name, make in PAGES.items()}
+    return {DOCS / "results.md": headlines(records), **details}
 
 
-def page() -> str:
-    """The whole page."""
-    gpu = [
-        record
-        for dtype in ("float32", "bfloat16")
-        for record in read_records(RECORDS / f"gpu_exactness_{dtype}.jsonl")
-    ]
-    return "\n".join(
-        [
-            HEAD,
-            *filter(None, [in_short(RECORDS)]),
-            training(RECORDS, RELEASED),
-            *filter(None, [head_to_head(RECORDS)]),
-            engine(
-                read_records(RECORDS / "engine.jsonl"),
-                read_records(RECORDS / "engine-tried.jsonl"),
-                read_records(RECORDS / "engine-tilings.jsonl"),
-                read_records(RECORDS / "engine-crowd.jsonl"),
-            ),
-            *filter(None, [serving(RECORDS)]),
-            vllm(read_records(RECORDS / "vllm.jsonl")),
-            *filter(None, [audits(read_records(RECORDS / "audit.jsonl"))]),
-            exactness(read_records(RECORDS / "exactness.jsonl")),
-            gpu_exactness(gpu),
-        ]
+def headlines(records: Path) -> str:
+    """The headline of every page, with its condition and where it was measured."""
+    return page(
+        "# Results",
+        "Made from the raw records in `records/` by `make results`; the pages linked below "
+        "name the command behind each table. Results that disappoint stay.",
+        "- **Speedup**: tokens/s with drafts over plain decoding in the same engine and run; "
+        "intervals are 95%.\n"
+        "- **Acceptance length**: mean tokens per cycle, bonus token included.\n"
+        "- **Same text**: answers that equal plain decoding's to the token. In float32 every "
+        "answer measured does; in half precision near-ties may flip with the batch shape.\n"
+        "- Real text is gsm8k, humaneval and mt-bench on SmolLM2-135M-Instruct.",
+        "## Real text",
+        "A released drafter on the engine, all tasks. [All tasks and settings]"
+        "(results/head-to-head.md).",
+        _real_text(records),
+        "## The server under load",
+        "The same target and drafters behind `domino serve`, a closed loop of streamed chat "
+        "requests at T = 0. [Latencies](results/serving.md).",
+        _server(records),
+        "## The engine",
+        "Known shapes with random weights, one sequence, bfloat16, and a **forced** acceptance "
+        "length: what the engine gives if a drafter is as good as the paper's. "
+        "[Floors, batches, stress tests](results/engine.md), "
+        "[what was tried](results/tried.md).",
+        _shapes(records),
+        "## Domino on vLLM",
+        "Qwen3-8B's shape with random weights and a **forced** acceptance length, bfloat16. "
+        "[All concurrencies, real text](results/vllm.md).",
+        _vllm(records),
+        "## Head-to-head",
+        "Drafters trained on the same data for the same time, one sequence, all tasks: speedup and "
+        "acceptance length. [Each task, how they were trained](results/head-to-head.md).",
+        *map(_methods, _compared(records)),
+        "## Exactness",
+        "Greedy tokens one by one, samples as a distribution. [All cases](results/exactness.md).",
+        _exact(records),
+        "## Training",
+        "Acceptance length of the released drafters, whole blocks drafted. "
+        "[How they were made, training speed](results/training.md).",
+        _released(records),
+        "Ablations at equal seconds, acceptance length on held-out conversations. "
+        "[Equal steps, each set](results/ablations.md).",
+        _ablated(records),
     )
 
 
-def exactness(records: list[dict[str, Any]]) -> str:
-    """Greedy decoding against plain decoding on the real model, on a CPU."""
-    rows = [
-        [*_case(record), str(record["differing_prompts"]), f"{record['tokens_per_cycle']:.2f}"]
-        for record in records
-    ]
-    heads = [*_CASE, "prompts that differ", "tokens a cycle"]
-    return "\n".join(
+def _real_text(records: Path) -> str:
+    return table(
+        {
+            "drafter": lambda e: str(e[2].method),
+            "sequences": lambda e: str(e[1].cell.batch_size),
+            "T": lambda e: f"{e[1].cell.temperature:g}",
+            "dtype": lambda e: str(e[0].facts["target"]["dtype"]),
+            "acceptance length": lambda e: plain_interval(e[2].tokens_per_cycle),
+            "speedup": lambda e: times(e[2].speed_up),
+            "same text": lambda e: f"{e[2].same} of {e[2].compared}",
+            "measured": lambda e: measured(e[0].environments[0]),
+        },
         [
-            "## Exactness on a real model, CPU",
-            "",
-            f"{records[0]['target']}: greedy tokens compared one by one with Transformers' own "
-            "`generate`, one row and one token a forward. The scripted drafters (oracle, good, "
-            "adversarial) know the answer and spoil it as named; the random ones are untrained "
-            "drafters over real taps. A drafter that is always right commits 16 tokens a cycle, "
-            "less for the last, cut block.",
-            "",
-            circumstances(records),
-            "",
-            table(heads, rows),
-            "",
-        ]
+            (run, cell, cell.lines[1])
+            for run in read_runs(sorted(records.glob(ENGINE_TEXT)))
+            for cell in run.overall
+        ],
     )
 
 
-def gpu_exactness(records: list[dict[str, Any]]) -> str:
-    """The same on a GPU, where kernels round by the shape of a forward."""
-    rows = [
+def _server(records: Path) -> str:
+    return table(
+        {
+            "concurrency": lambda e: str(e[1].cell.concurrency),
+            "tokens/s": lambda e: f"{e[1].sides[0].tokens_per_second:,.0f}",
+            "speedup": lambda e: times(e[2].tokens_per_second),
+            "same text": lambda e: f"{e[2].same} of {e[2].compared}",
+            "measured": lambda e: measured(e[0].facts["environment"]),
+        },
         [
-            record["target"].split(", ")[1],
-            *_case(record),
-            str(record["differing_prompts"]),
-            str(record["proven_ties"]),
-            f"{record['tokens_per_cycle']:.2f}",
-        ]
-        for record in records
-    ]
-    heads = ["type", *_CASE, "prompts that differ", "of these proven ties", "tokens a cycle"]
-    return "\n".join(
-        [
-            "## Exactness on a real model, GPU",
-            "",
-            "SmolLM2-135M-Instruct, the same comparison. In bfloat16 a matrix product rounds "
-            "differently for one token and for sixteen, alone and in a batch, so two tokens whose "
-            "logits nearly tie can change places; from there on the texts differ. Plain decoding "
-            "differs from itself in the same way when rows share a batch (drafter: none). A "
-            "difference counts as a proven tie only if, at the first differing position, the two "
-            "tokens' logits are closer than twice the largest difference measured there between "
-            "single steps and the block and batch shapes that decoding uses. After a flip the "
-            "scripted drafters script another text, which is why their tokens a cycle fall.",
-            "",
-            circumstances(records),
-            "",
-            table(heads, rows),
-            "",
-        ]
+            (run, cell, cell.comparison)
+            for run in read_loads(records / "serving.jsonl")
+            for cell in run.cells
+            if cell.comparison is not None
+        ],
     )
 
 
-_CASE = ["drafter", "rows a batch", "prompts × tokens"]
+def _shapes(records: Path) -> str:
+    return table(
+        {
+            "shape": field("shape"),
+            "rollout over": rollout,
+            "plain step": field("plain.seconds", ".2f", " ms", scale=1e3),
+            "cycle": field("cycle.seconds", ".2f", " ms", scale=1e3),
+            "forced acceptance length": field("batches.0.gains.0.forced", "g"),
+            "speedup": field("batches.0.gains.0.whole", ".2f", "×"),
+            "measured": lambda r: measured(r["environment"]),
+        },
+        read_records(records / "engine.jsonl"),
+    )
 
 
-def _case(record: dict[str, Any]) -> list[str]:
-    size = f"{record['prompts']} × {record['new_tokens']}"
-    return [record["drafter"], str(record["rows"]), size]
+def _vllm(records: Path) -> str:
+    forced = [r for r in read_records(records / "vllm.jsonl") if r["set"] == "random"]
+    gains = vllm_speedups(forced)
+    numbers = sorted(next(iter(gains.values())))
+
+    def speedup(number: int) -> Any:
+        return lambda entry: f"{entry[1][number]:.2f}×"
+
+    return table(
+        {
+            "forced acceptance length": lambda e: e[0][0],
+            "method": lambda e: e[0][1],
+            **{f"speedup, concurrency {n}": speedup(n) for n in (numbers[0], numbers[-1])},
+            "measured": lambda _: measured(forced[0]["environment"]),
+        },
+        gains.items(),
+    )
+
+
+def _compared(records: Path) -> list[RunSummary]:
+    files = set(records.glob("head-to-head*.jsonl")) - set(records.glob(ENGINE_TEXT))
+    return read_runs(sorted(files))
+
+
+def _methods(run: RunSummary) -> str:
+    kinds = {method["name"]: method["kind"] for method in run.facts["methods"]}
+    columns: dict[str, Any] = {"drafter": lambda name: KINDS[kinds[name]]}
+    for cell in run.overall:
+        at = f"T = {cell.cell.temperature:g}"
+        columns[f"speedup, {at}"] = lambda name, cell=cell: times(cell.line(name).speed_up)
+        columns[f"acceptance length, {at}"] = lambda name, cell=cell: (
+            f"{cell.line(name).tokens_per_cycle.value:.2f}"
+        )
+    return page(
+        f"{run.facts['target']['dtype']}, {measured(run.environments[0])}:",
+        table(columns, run.methods[1:]),
+    )
+
+
+def _exact(records: Path) -> str:
+    heads = ("check", "on", "compared", "differ", "of these proven near-ties", "measured")
+    rows: list[tuple[str, ...]] = []
+    for record in read_records(records / "audit.jsonl"):
+        where, when = audited(record), measured(record["environment"])
+        if greedy := record["greedy"]:
+            tokens, differ = f"{greedy['tokens']:,} tokens", len(greedy["differences"])
+            rows.append(("audit, greedy", where, tokens, str(differ), str(greedy["ties"]), when))
+        if sampling := record["sampling"]:
+            places = f"{len(sampling['places'])} positions × {sampling['samples']} samples"
+            rows.append(("audit, sampled", where, places, str(sampling["wrong"]), NONE, when))
+    cpu = read_records(records / "exactness.jsonl")
+    gpu = gpu_records(records)
+    groups = [("reference loop, cpu, float32", cpu)]
+    for dtype in dict.fromkeys(map(gpu_dtype, gpu)):
+        own = [record for record in gpu if gpu_dtype(record) == dtype]
+        groups.append((f"reference loop, cuda, {dtype}", own))
+    for where, group in groups:
+        answers = f"{sum(r['prompts'] for r in group)} answers"
+        differ = sum(r["differing_prompts"] for r in group)
+        ties = str(sum(r["proven_ties"] for r in group)) if group is not cpu else NONE
+        when = measured(group[0]["environment"])
+        rows.append(("against `generate`, greedy", where, answers, str(differ), ties, when))
+    for group in by_run(read_records(records / "engine-crowd.jsonl")):
+        where = f"engine, {group[0]['device']}, {group[0]['dtype']}"
+        runs, sequences = (sum(r[name] for r in group) for name in ("crowds", "rows"))
+        differ, when = sum(r["differing_crowds"] for r in group), measured(group[0]["environment"])
+        size = f"{runs} runs of {sequences:,} sequences in all"
+        rows.append(("randomised stress test", where, size, str(differ), NONE, when))
+    return table({head: lambda row, at=at: row[at] for at, head in enumerate(heads)}, rows)
+
+
+def _released(records: Path) -> str:
+    found: dict[tuple[str, str, str, str], dict[str, Record]] = {}
+    for record in read_records(records / "acceptance.jsonl"):
+        temperature = f"{record['protocol']['temperature']:g}"
+        case = (record["drafter"], temperature, record["way"], measured(record["environment"]))
+        found.setdefault(case, {})[record["set"]] = record
+
+    def length(name: str) -> Any:
+        return lambda case: f"{found[case][name]['tokens_per_cycle']:.2f}"
+
+    return table(
+        {
+            "drafter": lambda case: case[0],
+            "T": lambda case: case[1],
+            "how": lambda case: case[2],
+            **{name: length(name) for name in SETS},
+            "measured": lambda case: case[3],
+        },
+        found,
+    )
+
+
+def _ablated(records: Path) -> str:
+    runs = equal_seconds(read_records(records / "ablations.jsonl"))
+    (domino,) = [run for run in runs if run["label"] == "domino"]
+    return table(
+        {
+            "run": field("name"),
+            "acceptance length": field("tokens_per_cycle.held-out.on", ".2f"),
+            "against Domino": lambda r: NONE if r is domino else change(r, domino),
+            "measured": lambda r: measured(r["environment"]),
+        },
+        runs,
+    )
+
+
+def main() -> None:
+    """Write every page, or with --check say which ones are out of date."""
+    made = pages()
+    if sys.argv[1:] == ["--check"]:
+        stale = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
+        sys.exit(f"out of date: {', '.join(str(path.name) for path in stale)}" if stale else 0)
+    (DOCS / "results").mkdir(exist_ok=True)
+    for path, text in made.items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--check"]:
-        sys.exit(0 if PAGE.read_text(encoding="utf-8") == page() else f"{PAGE} is out of date")
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(ROOT)}")
+    main()

@@ -1,90 +1,94 @@
-"""The engine's part of the results page."""
+"""The engine's pages: speed against the memory bandwidth, stress tests, and what was tried."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from benchmarks.results_tried import tried
-from benchmarks.tables import circumstances, table
+from benchmarks.tables import Columns, Record, field, made, page, table
+from domino_spec.records import read_records
 
 
-def engine(
-    shapes: list[dict[str, Any]],
-    unkept: list[dict[str, Any]],
-    tilings: list[dict[str, Any]],
-    crowds: list[dict[str, Any]],
-) -> str:
-    """The engine at its floor, then rows that come and go; real text is the head-to-head's."""
-    parts = ["## The engine", "", floors(shapes), tried(unkept, tilings), in_any_order(crowds)]
-    return "\n".join(parts)
-
-
-def floors(records: list[dict[str, Any]]) -> str:
-    """Random weights of known shapes on a GPU: milliseconds against what their bytes take."""
-    first = records[0]
-    return "\n".join(
-        [
-            "### Against the memory's floor",
-            "",
-            f"Random weights, one row, a context of {first['context']} tokens, {first['depth']} "
-            f"drafts a cycle, {first['dtype']}, cycles captured in CUDA graphs. A floor is the "
-            "bytes that a forward cannot do without (each weight once, the output matrix twice in "
-            "a cycle, keys and values) over the bandwidth that the card showed in the same run "
-            f"({_bandwidths(records)} TB/s). Plain decoding is this engine without a drafter. "
-            "**Acceptance is forced** to the tokens a cycle named: the same kernels and the same "
-            "commit, only the accepted length is overridden. The rollout's share is what drafting "
-            "takes beyond its backbone and one reading of the output matrix. The smaller the "
-            "model, the more the few microseconds weigh that every launch takes beyond its bytes.",
-            "",
-            "Each line of the tables is one run:",
-            "",
-            *(f"- {circumstances([record])}" for record in records),
-            "",
-            table(
-                ["shape", "rollout over", "plain", "its floor", "over it", "cycle", "its floor",
-                 "over it", "cycle's over plain's", "rollout", "forced", "Domino over plain",
-                 "whole loop"],
-                [_floor_row(record) for record in records],
-            ),
-            "",
-            table(
-                ["shape", "rollout over", "first cycle after", "memory over weights + caches",
-                 "Transformers: plain", "cycle"],
-                [_start_row(record) for record in records],
-            ),
-            "",
-            "The first cycle is counted from the making of the weights, with what had to be "
-            "compiled; memory is the most held at a time. A cycle's parts, each timed alone; in a "
-            "cycle the context for the drafter is made beside the logits:",
-            "",
-            table(["part", *map(_shape, records)], _stage_rows(records)),
-            "",
-            batches(next(record for record in records if len(record["batches"]) > 1)),
-        ]
-    )  # fmt: skip
-
-
-def batches(record: dict[str, Any]) -> str:
-    """More rows at a time: fewer drafts pay."""
-    rows = []
-    for batch in record["batches"]:
-        cells = [str(batch["rows"]), f"{batch['plain_per_second']:.0f}"]
-        for gain in batch["gains"]:
-            cells += [str(gain["depth"]), f"{gain['gain']:.2f}×", f"{gain['whole']:.2f}×"]
-        rows.append(cells)
-    heads = ["rows", "plain tokens/s"]
-    for forced in record["forced"]:
-        heads += [f"drafts at {forced:g}", "over plain", f"with all {record['depth']}"]
-    return "\n".join(
-        [
-            f"{_shape(record)} with more rows at a time. A draft's chance is the one that makes so "
-            "many tokens a cycle of whole blocks; of the depths measured, the best is taken, as "
-            "the engine does:",
-            "",
-            table(heads, rows),
-            "",
-        ]
+def engine(records: Path) -> str:
+    """Known shapes with forced acceptance, then the randomised stress tests."""
+    shapes = read_records(records / "engine.jsonl")
+    first = shapes[0]
+    return page(
+        "# The engine",
+        "## Against the memory bandwidth",
+        f"Random weights, one sequence, a context of {first['context']} tokens, {first['depth']} "
+        f"drafts per cycle, {first['dtype']}, cycles captured in CUDA graphs. The floor is the "
+        "time that the bytes of a forward take (each weight once, the lm_head twice in a cycle, "
+        "the KV cache) at the bandwidth the card showed in the same run "
+        f"({_bandwidths(shapes)} TB/s). Plain decoding is this engine without a drafter. "
+        "**The acceptance length is forced**: the same kernels and the same commit, only the "
+        "accepted length is overridden. The rollout's share is what drafting takes beyond its "
+        "backbone and one read of the lm_head. The smaller the model, the more the few "
+        "microseconds weigh that every launch takes beyond its bytes.",
+        made(shapes),
+        table(_FLOOR, shapes),
+        table(_START, shapes),
+        "The first cycle is counted from the creation of the weights and includes compilation; "
+        "memory is the peak. A cycle's parts, each timed alone (in a cycle the drafter's context "
+        "is computed concurrently with the logits):",
+        _stages(shapes),
+        *(_batches(record) for record in shapes if len(record["batches"]) > 1),
+        stress(read_records(records / "engine-crowd.jsonl")),
     )
+
+
+def shape_name(record: Record) -> str:
+    """Shape and rollout, as in `qwen3-8b, top 32`."""
+    return f"{record['shape']}, {rollout(record)}"
+
+
+def rollout(record: Record) -> str:
+    """What the head's rollout goes over."""
+    return "all tokens" if record["candidates"] is None else f"top {record['candidates']}"
+
+
+def _rollout_share(record: Record) -> str:
+    parts = {stage["name"]: stage["seconds"] for stage in record["stages"]}
+    seconds = parts["draft logits and rollout"] - parts["logits and choice"]
+    return f"{seconds / record['cycle']['seconds']:.1%}"
+
+
+def _memory(record: Record) -> str:
+    memory = record["memory"]
+    return f"{memory['peak'] / (memory['weights'] + memory['caches']) - 1:+.1%}"
+
+
+def _transformers(name: str) -> Any:
+    def show(record: Record) -> str:
+        return f"{record['reference'][name] * 1e3:.0f} ms" if record.get("reference") else ""
+
+    return show
+
+
+def _ms(name: str) -> Any:
+    return field(name, ".2f", " ms", scale=1e3)
+
+
+_CASE: Columns = {"shape": field("shape"), "rollout over": rollout}
+_FLOOR: Columns = _CASE | {
+    "plain step": _ms("plain.seconds"),
+    "step floor": _ms("plain.floor"),
+    "step / floor": field("plain.over_floor", ".3f"),
+    "cycle": _ms("cycle.seconds"),
+    "cycle floor": _ms("cycle.floor"),
+    "cycle / floor": field("cycle.over_floor", ".3f"),
+    "ratio of the two": lambda r: f"{r['cycle']['over_floor'] / r['plain']['over_floor']:.3f}",
+    "rollout": _rollout_share,
+    "forced acceptance length": field("batches.0.gains.0.forced", "g"),
+    "speedup": field("batches.0.gains.0.whole", ".2f", "×"),
+    "speedup, whole loop": field("loop.0.gain", ".2f", "×"),
+}
+_START: Columns = _CASE | {
+    "first cycle after": field("first_cycle_seconds", ".0f", " s"),
+    "peak memory over weights + caches": _memory,
+    "reference loop, plain step": _transformers("plain"),
+    "reference loop, cycle": _transformers("cycle"),
+}
 
 
 def _bandwidths(records: list[dict[str, Any]]) -> str:
@@ -92,88 +96,112 @@ def _bandwidths(records: list[dict[str, Any]]) -> str:
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
-def _shape(record: dict[str, Any]) -> str:
-    return f"{record['shape']}, {_over(record)}"
+def _stages(records: list[dict[str, Any]]) -> str:
+    def seconds(place: int) -> Any:
+        return lambda name: f"{stages[place][name] * 1e3:.2f} ms"
+
+    stages = [{s["name"]: s["seconds"] for s in record["stages"]} for record in records]
+    columns = {shape_name(record): seconds(place) for place, record in enumerate(records)}
+    return table({"part": str, **columns}, stages[0])
 
 
-def _over(record: dict[str, Any]) -> str:
-    return "all tokens" if record["candidates"] is None else f"top {record['candidates']}"
-
-
-def _floor_row(record: dict[str, Any]) -> list[str]:
-    plain, cycle = record["plain"], record["cycle"]
-    parts = {stage["name"]: stage["seconds"] for stage in record["stages"]}
-    rollout = parts["draft logits and rollout"] - parts["logits and choice"]
-    gain, loop = record["batches"][0]["gains"][0], record["loop"][0]
-    return [
-        record["shape"],
-        _over(record),
-        *_held(plain),
-        *_held(cycle),
-        f"{cycle['over_floor'] / plain['over_floor']:.3f}",
-        f"{rollout / cycle['seconds']:.1%}",
-        f"{gain['forced']:g}",
-        f"{gain['whole']:.2f}×",
-        f"{loop['gain']:.2f}×",
-    ]
-
-
-def _held(part: dict[str, float]) -> list[str]:
-    times = [f"{part[name] * 1e3:.2f} ms" for name in ("seconds", "floor")]
-    return [*times, f"{part['over_floor']:.3f}×"]
-
-
-def _start_row(record: dict[str, Any]) -> list[str]:
-    memory, loop = record["memory"], record.get("reference", {})
-    over = memory["peak"] / (memory["weights"] + memory["caches"]) - 1
-    return [
-        record["shape"],
-        _over(record),
-        f"{record['first_cycle_seconds']:.0f} s",
-        f"{over:+.1%}",
-        *(f"{loop[name] * 1e3:.0f} ms" if loop else "" for name in ("plain", "cycle")),
-    ]
-
-
-def _stage_rows(records: list[dict[str, Any]]) -> list[list[str]]:
-    names = [stage["name"] for stage in records[0]["stages"]]
-    return [
-        [name, *(f"{record['stages'][place]['seconds'] * 1e3:.2f} ms" for record in records)]
-        for place, name in enumerate(names)
-    ]
-
-
-def in_any_order(records: list[dict[str, Any]]) -> str:
-    """Rows by chance against each of them alone."""
-    rows = [
-        [
-            f"{record['device']}, {record['dtype']}",
-            record["drafter"],
-            "yes" if record["captured"] else "no",
-            str(record["crowds"]),
-            *(f"{record[name]:,}" for name in _COUNTED),
-            f"{record['tokens_per_cycle']:.2f}",
-            str(record["differing_crowds"]),
-        ]
-        for record in records
-    ]
-    heads = ["device", "drafter", "captured", "crowds", "rows", "taken out early",
-             "began behind others", "tokens", "tokens a cycle", "crowds that differ"]  # fmt: skip
-    return "\n".join(
-        [
-            "### Rows in any order",
-            "",
-            "Rows with sampling, penalties and scores of their own join by chance, are read in "
-            "chunks, often behind a beginning that a slot holds already, decode and are taken out; "
-            "every token is compared with the reference loop's for that row alone. A small random "
-            "target; drafters that are often right, and often not.",
-            "",
-            *dict.fromkeys(f"- {circumstances([record])}" for record in records),
-            "",
-            table(heads, rows),
-            "",
-        ]
+def _batches(record: Record) -> str:
+    columns: dict[str, Any] = {
+        "sequences": field("rows"),
+        "plain tokens/s": field("plain_per_second", ".0f"),
+    }
+    for place, forced in enumerate(record["forced"]):
+        gain = f"gains.{place}"
+        columns[f"drafts at {forced:g}"] = field(f"{gain}.depth")
+        columns[f"speedup at {forced:g}"] = field(f"{gain}.gain", ".2f", "×")
+        columns[f"with all {record['depth']} at {forced:g}"] = field(f"{gain}.whole", ".2f", "×")
+    return page(
+        f"{shape_name(record)} with more sequences. Every draft has the acceptance probability "
+        "that gives the acceptance length with whole blocks; of the depths measured the best is "
+        "taken, as the engine does:",
+        table(columns, record["batches"]),
     )
 
 
-_COUNTED = ("rows", "left_early", "began_behind_others", "tokens")
+def stress(records: list[dict[str, Any]]) -> str:
+    """Randomised stress tests: every sequence of a changing batch against itself alone."""
+    columns: Columns = {
+        "device": lambda r: f"{r['device']}, {r['dtype']}",
+        "drafter": field("drafter"),
+        "CUDA graphs": lambda r: "yes" if r["captured"] else "no",
+        "runs": field("crowds"),
+        "sequences": field("rows", ","),
+        "aborted": field("left_early", ","),
+        "with a reused prefix": field("began_behind_others", ","),
+        "tokens": field("tokens", ","),
+        "acceptance length": field("tokens_per_cycle", ".2f"),
+        "runs that differ": field("differing_crowds"),
+    }
+    return page(
+        "## Randomised stress test",
+        "Sequences with their own sampling parameters, penalties and log-probabilities arrive at "
+        "random, are prefilled in chunks, often after a prefix that a slot still holds, decode and "
+        "are aborted at random; every token is compared with the reference loop's for that "
+        "sequence alone. A small random target; drafters that are often right and often wrong.",
+        made(records),
+        table(columns, records),
+    )
+
+
+def tried(records: Path) -> str:
+    """Changes that were timed, kept or not."""
+    changes = read_records(records / "engine-tried.jsonl")
+    return page(
+        "# What was tried for the engine",
+        f"Changes for {changes[0]['shape']}'s shape, one sequence: time relative to the same code "
+        "without the change. Above 1 is slower. *In turns*: the median of three rounds or more, "
+        "alternating in one process. Code that was not kept is gone; where a change was tried "
+        "again, the code around it had changed.",
+        made(changes),
+        changes_table(changes),
+        "## Tilings",
+        tilings(read_records(records / "engine-tilings.jsonl")),
+    )
+
+
+def changes_table(changes: list[dict[str, Any]]) -> str:
+    """Each change, what was timed, and time after over time before."""
+
+    def ratios(record: Record) -> str:
+        pairs = zip(record["after"], record["before"], strict=True)
+        return " / ".join(f"{after / before:.3f}" for after, before in pairs)
+
+    def timed(record: Record) -> str:
+        how = "in turns" if record["in_turns"] else "one after the other"
+        return f"{' / '.join(record['timed'])} ({how})"
+
+    return table(
+        {
+            "change": field("change"),
+            "timed": timed,
+            "relative time": ratios,
+            "kept": lambda r: "yes" if r["kept"] else "no",
+        },
+        changes,
+    )
+
+
+def tilings(records: list[dict[str, Any]]) -> str:
+    """Other tilings of a layer's kernels; the best of many looks good by chance too."""
+    entries = []
+    for part in dict.fromkeys(record["product"] for record in records):
+        timed = [record for record in records if record["product"] == part]
+        (own,) = [record["tiling"] for record in timed if record["in_use"]]
+        now = min(_both(record) for record in timed if record["tiling"] == own)
+        others = [_both(record) for record in timed if record["tiling"] != own]
+        entries.append((part, str(len(others)), f"{now / 2:.2f}", f"{min(others) / now:.3f}"))
+    heads = ("part", "other tilings timed", "in use, µs", "best of the others, relative time")
+    return page(
+        "Other tilings of a layer's kernels; the mean of the times for one and sixteen tokens:",
+        made(records),
+        table({head: lambda e, at=at: e[at] for at, head in enumerate(heads)}, entries),
+    )
+
+
+def _both(record: Record) -> float:
+    return float(sum(record["microseconds"].values()))

@@ -1,16 +1,14 @@
-"""The results page says what the records say."""
+"""The results pages say what the records say."""
 
 import importlib.machinery
 import re
 import sys
 
 import pytest
-from benchmarks import make_results, results_audit
-from benchmarks.results_head_to_head import TRAINED, head_to_head
-from benchmarks.results_serving import FILE, serving
-from benchmarks.results_short import in_short
-from benchmarks.results_tried import tried
-from benchmarks.tables import remarks
+from benchmarks import make_results
+from benchmarks.results_decoding import TRAINED, head_to_head, serving
+from benchmarks.results_engine import changes_table, tilings
+from benchmarks.tables import made, made_together, remarks
 
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
@@ -18,15 +16,46 @@ from tests.bench.helpers import made_up
 from tests.load.made_up import two_sides
 
 
-def test_page_is_made_from_the_records():
-    assert make_results.PAGE.read_text(encoding="utf-8") == make_results.page()
+@pytest.fixture(scope="module")
+def pages():
+    return make_results.pages()
+
+
+def numbers(text):
+    """All numbers of a page's tables, in order."""
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    return re.findall(r"\d[\d.,]*", "\n".join(tables))
+
+
+def test_every_number_in_a_table_comes_from_the_records(pages):
+    for path, text in pages.items():
+        assert numbers(path.read_text(encoding="utf-8")) == numbers(text), path.name
+    assert set((make_results.DOCS / "results").iterdir()) == set(pages) - {
+        make_results.DOCS / "results.md"
+    }
+
+
+def test_headlines_are_said_again_at_length_and_their_links_lead_somewhere(pages):
+    (short, *details) = pages.values()
+    gains = re.findall(r"\d+\.\d+×(?: \([^)]+\))?", short)
+    assert len(gains) > 30
+    assert [gain for gain in gains if not any(gain in text for text in details)] == []
+    links = {make_results.DOCS / link for link in re.findall(r"\]\(([^)#]+)\)", short)}
+    assert links == set(pages) - {make_results.DOCS / "results.md"}
+
+
+def test_the_readmes_speedups_are_among_the_results(pages):
+    readme = (make_results.ROOT / "README.md").read_text(encoding="utf-8")
+    gains = re.findall(r"\d+\.\d+×", readme)
+    assert len(gains) > 3
+    assert [gain for gain in gains if gain not in pages[make_results.DOCS / "results.md"]] == []
 
 
 def test_records_of_different_runs_do_not_share_a_table():
     records = read_records(make_results.RECORDS / "exactness.jsonl")
     other = {**records[0], "environment": {**records[0]["environment"], "commit": "other"}}
     with pytest.raises(ValueError, match="2 different runs"):
-        make_results.circumstances([*records, other])
+        made_together([*records, other])
 
 
 def test_exactness_on_record_is_complete_and_clean():
@@ -72,15 +101,15 @@ def test_a_broken_record_is_named(tmp_path):
 
 
 def test_how_the_compared_drafters_were_trained_is_told(tmp_path):
-    (first, *_), made = made_up({"plain": [2.0] * 6}), environment()
+    (first, *_), found = made_up({"plain": [2.0] * 6}), environment()
     append_record(tmp_path / "head-to-head-cpu.jsonl", first)
     stats = [{"tokens_per_cycle": value} for value in (1.5, 1.75, 2.0, 1.25)]
-    common = {"kind": "eagle3", "parameters": 3_400_000, "drafts": 7, "environment": made}
+    common = {"kind": "eagle3", "parameters": 3_400_000, "drafts": 7, "environment": found}
     own = {"learning_rate": 1e-3, "training_seconds": 200.4, "steps": 1234}
     for stage, rate, held_out in (("search", 5e-4, 0), ("search", 1e-3, 1), ("full", 1e-3, 2)):
         record = {**common, **own, "stage": stage, "learning_rate": rate, "packed": stats[2]}
         append_record(tmp_path / TRAINED, {**record, "held_out": stats[held_out]})
-    record = {"stage": "full", "kind": "lookup", "held_out": stats[3], "environment": made}
+    record = {"stage": "full", "kind": "lookup", "held_out": stats[3], "environment": found}
     append_record(tmp_path / TRAINED, record)
     section = head_to_head(tmp_path)
     assert (
@@ -88,25 +117,11 @@ def test_how_the_compared_drafters_were_trained_is_told(tmp_path):
         "| 7 | 2.00 | 2.00 |" in section
     )
     assert "| prompt lookup | – | – | – | – | – | 1.25 | – |" in section
-    assert made["commit"] in section
-
-
-def test_what_the_page_says_in_short_it_says_again_at_length(tmp_path):
-    short = in_short(make_results.RECORDS)
-    page = make_results.PAGE.read_text(encoding="utf-8")
-    assert page.count(short) == 1
-    gains = re.findall(r"\d+\.\d+×(?: \([^)]+\))?", short)
-    assert len(gains) > 10
-    at_length = page.replace(short, "")
-    assert [gain for gain in gains if gain not in at_length] == []
-    headings = re.findall(r"^## (.+)$", page, re.MULTILINE)
-    anchors = {heading.lower().replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\(#([^)]+)\)", short)) <= anchors
-    assert in_short(tmp_path) == ""
+    assert found["commit"] in section
 
 
 def test_what_was_tried_is_held_against_what_was_there():
-    made = environment()
+    found = environment()
     change = {
         "shape": "qwen3-4b",
         "change": "another way",
@@ -115,7 +130,7 @@ def test_what_was_tried_is_held_against_what_was_there():
         "after": [3.0, 1.0],
         "kept": False,
         "in_turns": True,
-        "environment": made,
+        "environment": found,
     }
 
     def cut(warps, times, *, in_use=False):
@@ -124,59 +139,46 @@ def test_what_was_tried_is_held_against_what_was_there():
             "tiling": {"warps": warps},
             "in_use": in_use,
             "microseconds": {"1": times[0], "16": times[1]},
-            "environment": made,
+            "environment": found,
         }
 
     # The tiling in use is timed among the others again: it is not one of them.
     cuts = [cut(4, (4.0, 6.0), in_use=True), cut(4, (3.0, 5.0)), cut(2, (4.0, 8.0))]
-    section = tried([change], [*cuts, cut(8, (9.0, 9.0))])
-    assert "| another way | step / cycle (in turns) | 1.500 / 0.250 | no |" in section
-    assert "| out | 2 | 4.00 | 1.500 |" in section
-    assert section.count(made["commit"]) == 2
-    assert tried([], cuts) == ""
+    assert "| 1.500 / 0.250 | no |" in changes_table([change])
+    assert "| out | 2 | 4.00 | 1.500 |" in tilings([*cuts, cut(8, (9.0, 9.0))])
 
 
 def test_a_remark_is_made_once_and_only_of_its_commit():
-    made = [{"commit": "one"}, {"commit": "two"}, {"commit": "one"}]
-    assert remarks(made, {"one": "slow", "three": "gone"}) == ["slow\n"]
+    commits = [{"commit": "one"}, {"commit": "two"}, {"commit": "one"}]
+    assert remarks(commits, {"one": "slow", "three": "gone"}) == ["slow"]
+    runs = [{"environment": environment()}] * 2
+    assert made(runs) == f"- {made_together(runs)}"
 
 
-def test_the_head_to_head_is_on_the_page_only_if_it_was_measured(tmp_path):
-    assert head_to_head(tmp_path) == ""
+def test_the_head_to_head_page_has_what_was_measured(tmp_path):
     for record in made_up({"plain": [2.0] * 6, "fast": [1.0] * 6}, cycles={"fast": 25}):
         append_record(tmp_path / "head-to-head-cpu.jsonl", record)
     section = head_to_head(tmp_path)
-    assert section.startswith("## Head-to-head\n")
     assert "| maths | 0 | 1 | fast | 2.00× | 2.00× | 4.00 | 100.0 | 6 of 6 |" in section
     assert "domino report records/head-to-head-cpu.jsonl" in section
-    assert "| fast | Domino | – | – | 1,024.0 MiB | fast |" in section
 
 
-def test_the_server_is_on_the_page_only_if_it_was_measured(tmp_path):
-    assert serving(tmp_path) == ""
+def test_the_server_page_has_what_was_measured(tmp_path):
     for concurrency, times in ((1, (1.0, 2.0)), (8, (2.0, 3.0))):
         names = ("drafts", "plain")
         first, *lines = two_sides([times] * 6, names, concurrency=concurrency, accepted=5)
         for record in [first, *lines] if concurrency == 1 else lines:
-            append_record(tmp_path / FILE, record)
+            append_record(tmp_path / "serving.jsonl", record)
     section = serving(tmp_path)
-    assert section.startswith("## The server under load\n")
     # Two answers of 11 tokens in 1 and in 2 seconds, in 2 and in 3.
-    assert "| 1 at once | drafts | 22.0 | 22.0 | 2.00× | 12 of 12 | 0 | 45% | 12 of 12 |" in section
-    assert "| 1 at once | plain | 11.0 | 11.0 | – | 12 of 12 | 0 | 45% | – |" in section
-    assert "| 8 at once | drafts | 11.0 | – | 1.50× | 12 of 12 | 0 | 45% | 12 of 12 |" in section
-    assert "| 1 at once | drafts | first token | 12 | 500.0 | 500.0 | – | – | 0.50× |" in section
-    assert "| 8 at once | plain | per token | 12 | 150.0 | 150.0 | – | – | – |" in section
-    assert "domino bench serve`, commit abc" in section
+    assert "| 1 at once | 2.00× | 2.00× | 0.50× |" in section
+    assert "| 8 at once | 1.50× | 1.50× |" in section
 
 
 def test_audits_on_record_are_clean_and_as_large_as_promised():
     records = read_records(make_results.RECORDS / "audit.jsonl")
-    assert {r["answer"] for r in records if r["dtype"] == "float32"} == {"lossless"}
+    assert {r["answer"] for r in records} == {"lossless"}
     assert not any(record["greedy"]["bugs"] for record in records if record["greedy"])
-    for record in records:  # what nobody could tell is said on the page, not passed over
-        told = record["environment"]["commit"] in results_audit.REMARKS
-        assert record["answer"] == "lossless" or told
     greedy = [record for record in records if record["greedy"] and record["dtype"] == "float32"]
     assert any(r["greedy"]["prompts"] >= 50 and r["new_tokens"] >= 256 for r in greedy)
     assert not any(record["greedy"]["differing_prompts"] for record in greedy)

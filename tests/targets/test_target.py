@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as tf
 
-from domino_spec import DominoDecoder
+from domino_spec import DominoDecoder, DominoGenerate
 from domino_spec.errors import InputError
 from domino_spec.targets import Target, probe_target, read
 from tests.support.families import (
@@ -163,24 +163,71 @@ def test_a_models_training_mode_is_left_as_it_was():
     assert model.training
 
 
-def test_longrope_limits_the_context_to_where_its_frequencies_hold():
-    rope = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4,
-        "long_factor": [4.0] * 4, "original_max_position_embeddings": 24,
-    }  # fmt: skip
+_FACTORS = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+_SMOOTH = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def rope_model(rope_type, *, seed=0, **parameters):
+    """A tiny Llama of 24 positions; longrope's switch is at 24 of 48."""
     config = CONFIGS["llama"]()
-    config.rope_parameters = rope
-    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    config.max_position_embeddings = 48 if rope_type == "longrope" else 24
+    config.rope_parameters = {"rope_type": rope_type, "rope_theta": 10000.0, **parameters}
+    model = tf.AutoModelForCausalLM.from_config(config).double().eval()
+    return randomise(model, 0.25, seed=seed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("rope_type", "parameters"),
+    [
+        ("dynamic", {"factor": 2.0}),
+        ("longrope", {**_FACTORS, "original_max_position_embeddings": 24}),
+    ],
+)
+def test_the_context_ends_where_rope_frequencies_change(rope_type, parameters, seed):
+    model = rope_model(rope_type, seed=seed, **parameters)
     target = Target(model)
     probe_target(target)
-    assert target.context_length == 24
-    prompts = random_prompts((6, 12))
-    decoder = DominoDecoder(target, random_drafter())
-    with pytest.raises(InputError, match=r"context of 24.*LongRoPE.*at most 12 new tokens"):
+    assert target.context_length == target.static_rope_limit == 24
+    prompts = random_prompts((6, 12), seed=seed)
+    decoder = DominoDecoder(target, random_drafter().double())
+    generate = DominoGenerate(random_drafter().double())
+    longest = torch.tensor([prompts[1]])
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    too_long = r"context of 24.*RoPE frequencies.*at most 12 new tokens"
+    with pytest.raises(InputError, match=too_long):
         decoder.generate(prompts, max_new_tokens=13)
+    with pytest.raises(InputError, match=too_long):
+        model.generate(longest, max_new_tokens=13, custom_generate=generate, **options)
+    # Frequencies left behind by a longer sequence are the model's own to reset.
+    model.generate(longest, max_new_tokens=20, **options)
     found = decoder.generate(prompts, max_new_tokens=12, ignore_eos=True)
-    answers = [plain_greedy(model, prompt, 12) for prompt in prompts]
-    assert [row.tokens for row in found] == answers
+    assert [row.tokens for row in found] == [plain_greedy(model, prompt, 12) for prompt in prompts]
+    plain = model.generate(longest, max_new_tokens=12, **options)
+    assert torch.equal(
+        model.generate(longest, max_new_tokens=12, custom_generate=generate, **options), plain
+    )
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "parameters"),
+    [
+        ("default", {}),
+        ("linear", {"factor": 2.0}),
+        ("yarn", {"factor": 2.0, "original_max_position_embeddings": 12}),
+        ("llama3", {**_SMOOTH, "original_max_position_embeddings": 12}),
+    ],
+)
+def test_constant_rope_frequencies_are_exact_past_the_context(rope_type, parameters):
+    model = rope_model(rope_type, **parameters)
+    assert Target(model).static_rope_limit is None
+    prompt = torch.tensor(random_prompts((18,)))
+    options = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    generate = DominoGenerate(random_drafter().double())
+    assert torch.equal(
+        model.generate(prompt, custom_generate=generate, **options),
+        model.generate(prompt, **options),
+    )
 
 
 def test_half_precision_targets_pass_the_probe():

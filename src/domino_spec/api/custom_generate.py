@@ -240,7 +240,7 @@ def _rows(
         prompt = seen
         if attention_mask is not None:
             prompt = input_ids[index][attention_mask[index].bool().to(input_ids.device)].tolist()
-        # Transformers itself warns about its context; only what would be wrong is refused.
+        # Transformers itself warns about its context; only what would not be exact is refused.
         static = decoder.target.static_rope_limit is not None
         check_prompt(prompt, max_new_tokens if static else 0, decoder.target)
         own = for_row(processors, index, count)

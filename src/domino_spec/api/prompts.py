@@ -113,7 +113,8 @@ def check_prompt(tokens: Sequence[int], max_new_tokens: int, target: Target) -> 
         what = f"the target's context of {context}"
         if target.static_rope_limit == context:
             what += (
-                " (its LongRoPE frequencies change behind that, which cached states do not bear)"
+                " (past that its RoPE frequencies depend on the length of a forward, so that a "
+                "verified block would not equal one-token steps)"
             )
         raise InputError(
             f"the prompt has {len(tokens)} tokens and max_new_tokens is {max_new_tokens}, together "

@@ -52,21 +52,24 @@ def layer_types(config: Any) -> list[str]:
 
 
 def static_rope_limit(config: Any) -> int | None:
-    """How far positions mean the same whatever the sequence's length; None if everywhere.
+    """Sequence length up to which RoPE frequencies are constant; None if they always are.
 
-    LongRoPE switches all its frequencies when a sequence grows past the original context, so
-    that states cached before the switch no longer fit those after it.
+    LongRoPE switches all frequencies past the original context, and dynamic NTK recomputes them
+    for every length past the trained one. A forward takes them from its own longest sequence, so
+    a block past the limit does not equal one-token steps, and neither do sequences of a batch.
     """
     stated = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     if not isinstance(stated, dict):
         return None
-    kinds = [stated, *(value for value in stated.values() if isinstance(value, dict))]
-    limits = [
-        kind.get("original_max_position_embeddings")
-        or getattr(config, "original_max_position_embeddings", None)
-        for kind in kinds
-        if kind.get("rope_type", kind.get("type")) == "longrope"
-    ]
+    original = getattr(config, "original_max_position_embeddings", None)
+    trained = getattr(config, "max_position_embeddings", None)
+    limits = []
+    for kind in (stated, *(value for value in stated.values() if isinstance(value, dict))):
+        rope_type = str(kind.get("rope_type", kind.get("type")))
+        if rope_type == "longrope" or "dynamic" in rope_type:
+            limits.append(kind.get("original_max_position_embeddings") or original)
+        if "dynamic" in rope_type:
+            limits.append(trained)
     return min((int(limit) for limit in limits if limit), default=None)
 
 

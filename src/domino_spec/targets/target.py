@@ -84,7 +84,7 @@ class Target:
 
     @property
     def static_rope_limit(self) -> int | None:
-        """Positions after which the model's rotary frequencies change; None if they never do."""
+        """Length past which the model's RoPE frequencies change; None if they never do."""
         return static_rope_limit(self.config)
 
     @property

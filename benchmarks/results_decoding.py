@@ -1,0 +1,239 @@
+"""The pages on decoding real text: head-to-head, the server under load, and vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import (
+    NONE,
+    Columns,
+    Record,
+    field,
+    made,
+    made_together,
+    page,
+    remarks,
+    table,
+)
+from domino_spec.bench import markdown, read_runs
+from domino_spec.bench.tables import KINDS
+from domino_spec.load import read_runs as read_loads
+from domino_spec.load.tables import markdown as load_markdown
+from domino_spec.records import read_records
+
+ENGINE_TEXT = "head-to-head-engine*.jsonl"
+"""Runs of `domino bench` with a released drafter alone."""
+TRAINED = "head_to_head_train.jsonl"
+"""What `benchmarks.head_to_head_train` writes."""
+
+_HEAD_TO_HEAD_REMARKS = {
+    "79ae83f04cc7": (
+        "In half precision, batches of more than 16 tokens go through the vendor's library on the "
+        "H200, which rounds by shape, so most texts of 16 sequences differ from plain decoding's "
+        "([exactness](exactness.md) judges such places one by one); one sequence alone gives the "
+        "same text every time. Drafts gain less with 16 sequences than in the records at cc8f729 "
+        "(1.43 and 1.12 times): plain steps of 16 tokens have become about a seventh faster "
+        "since, longer blocks are the vendor's.\n\n"
+        "In the head-to-head each cycle's depth is the one that pays on the card. A target this "
+        "small is read in less than a millisecond, so a drafter's cost weighs as much as its "
+        "acceptance length. Over all tasks EAGLE-3 and Domino have the longest acceptance lengths "
+        "at T = 0, Domino at T = 0.7, but their cycles take longer than DFlash's, which drafts in "
+        "one step. Domino and DFlash are level at T = 0 and within each other's intervals at "
+        "T = 0.7."
+    ),
+    "52caea21666b": (
+        "On the CPU each cycle's depth is the one that pays there, so acceptance lengths are not "
+        "what a drafter could reach: verification is expensive, drafts are few, and a small "
+        "drafter gains on a good one. Prompt lookup verifies as many tokens where it found "
+        "nothing to draft."
+    ),
+}
+_SERVING_REMARKS = {
+    "79ae83f04cc7": (
+        "On the H200 a batch of at most 16 tokens goes through kernels whose rounding does not "
+        "depend on the batch, a larger one through the vendor's library, which rounds by shape. "
+        "With one request both sides stay below; with 8 only plain decoding does, and most texts "
+        "differ ([exactness](exactness.md) judges such places one by one); with 32 neither does."
+    )
+}
+
+
+def head_to_head(records: Path) -> str:
+    """All runs of `domino bench` on record, and how the compared drafters were trained."""
+    files = sorted(records.glob("head-to-head*.jsonl"))
+    trained = records / TRAINED
+    lines = [record for path in files for record in read_records(path)]
+    return page(
+        "# Head-to-head",
+        "Drafters against plain decoding by `domino bench` ([how](../bench.md)). The speedup is in "
+        "tokens/s from the prompt to the last token; *decoding alone* leaves the prefill out. The "
+        "same records as a page with charts: "
+        f"`domino report {' '.join(f'records/{path.name}' for path in files)}`.",
+        _trained(read_records(trained)) if trained.exists() else "",
+        markdown(read_runs(files)),
+        *remarks((line["environment"] for line in lines), _HEAD_TO_HEAD_REMARKS),
+    )
+
+
+def _trained(records: list[dict[str, Any]]) -> str:
+    def rates(record: Record) -> str:
+        tried = [r for r in records if r["stage"] == "search" and r["kind"] == record["kind"]]
+        found = [f"{r['learning_rate']:g}: {r['held_out']['tokens_per_cycle']:.2f}" for r in tried]
+        return f"**{record['learning_rate']:g}**" + (f" ({', '.join(found)})" if found else "")
+
+    def if_trained(show: Any) -> Any:
+        return lambda record: show(record) if "steps" in record else NONE  # not prompt lookup
+
+    columns: Columns = {
+        "drafter": lambda r: KINDS[r["kind"]],
+        "parameters": if_trained(field("parameters", ",.1f", "M", scale=1e-6)),
+        "seconds": if_trained(field("training_seconds", ".0f")),
+        "steps": if_trained(field("steps", ",")),
+        "learning rate (tried)": if_trained(rates),
+        "drafts": if_trained(field("drafts")),
+        "acceptance length, held out": field("held_out.tokens_per_cycle", ".2f"),
+        "as packed": if_trained(field("packed.tokens_per_cycle", ".2f")),
+    }
+    return page(
+        "Every trained drafter saw the same data for the same training time on the same card; "
+        "compilation, evaluation and files are not counted. Learning rates were chosen by short "
+        "runs, on held-out conversations other than those of this table. Medusa and EAGLE-3 use "
+        "the target's lm_head and draft a chain, as all drafters do here "
+        "([training](../training.md)).",
+        table(columns, [record for record in records if record["stage"] == "full"]),
+        made(records),
+    )
+
+
+def serving(records: Path) -> str:
+    """All runs of `domino bench serve` on record."""
+    runs = read_loads(records / "serving.jsonl")
+    return page(
+        "# The server under load",
+        "`domino bench serve` from another process ([how](../bench.md#load-on-a-server)). "
+        "*tokens/s* is from the first request to the end of the last answer, *full* while the "
+        "concurrency was reached; ratios compare the sides of one run, measured in turns, with "
+        "95% intervals by resampling rounds. *Per token* is an answer's mean after its first "
+        "token.",
+        *map(load_markdown, runs),
+        *remarks((run.facts["environment"] for run in runs), _SERVING_REMARKS),
+    )
+
+
+# vLLM -------------------------------------------------------------------------------------------
+
+_PLAIN, _OURS = "plain", "ours"
+
+
+def vllm(records: Path) -> str:
+    """Real text on the small model, then a large shape with forced acceptance."""
+    found = read_records(records / "vllm.jsonl")
+    real = [r for r in found if r["set"] != "random"]
+    forced = [r for r in found if r["set"] == "random"]
+    version = next(r["vllm"] for r in found if "vllm" in r)
+    return page(
+        "# Domino on vLLM",
+        f"vLLM {version}, unmodified, with the plugin: V2 runner, CUDA graphs, FlashAttention 3, "
+        "bfloat16, no prefix caching, no detokenising. A closed loop keeps the concurrency; "
+        "tokens/s are counted while it is reached. Each engine has its own process and the card to "
+        "itself in its turn; one concurrency is measured on all of them before the next. *dspark* "
+        "drafts 16 tokens, sampled where the request samples; *dflash* 15, greedy.",
+        "## SmolLM2-135M-Instruct and its released drafter",
+        "Prompts that plain decoding answers without looping; 256 new tokens; 12 requests or four "
+        "times the concurrency, cycling through the prompts. Speedups by concurrency:",
+        made_together(real),
+        _ratios(real, {"set": field("set"), "T": field("temperature", "g")}),
+        "At this size vLLM's own work on the host takes most of a step (2 ms for a model whose "
+        "weights are read in 0.06 ms), so these ratios say more about it than about drafting; "
+        "cells scatter (one measurement each). With 32 requests dspark falls behind plain "
+        "decoding: 32 × 17 tokens are more than the largest CUDA graph vLLM captures by default "
+        "(512). With `max_cudagraph_capture_size` of at least requests × (drafts + 1), as below, "
+        "it does not.",
+        "Acceptance length in vLLM (at its highest concurrency, where most prompts took part) and "
+        "in our own decoder on the same prompts. The run ended before our own decoder was measured "
+        "at T = 0.7:",
+        _acceptance(real),
+        "## Qwen3-8B's shape",
+        "Random weights, random prompts of 128 tokens, 192 new tokens, a drafter of the public "
+        "checkpoints' shape. **The acceptance length is forced** by vLLM's synthetic rejection "
+        "sampling: 7.17 is what the paper reports for Qwen3-8B, 4.2 what it reports after training "
+        "on ShareGPT alone. Speedups by concurrency (the paper's own on SGLang at 1, 2, 4, 8, 16, "
+        "32: 5.8, 5.1, 4.7, 4.1, 3.0, 2.1):",
+        made_together(forced),
+        _ratios(forced, {"forced acceptance length": _forced}),
+    )
+
+
+def vllm_speedups(records: list[dict[str, Any]]) -> dict[tuple[str, str], dict[int, float]]:
+    """By forced acceptance length and method: the speedup at each concurrency."""
+    runs = [record for record in records if record["variant"] != _OURS]
+    plain = {r["concurrency"]: _pace(r) for r in runs if _method(r) == _PLAIN}
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for record in runs:
+        if _method(record) != _PLAIN:
+            gains = found.setdefault((_forced(record), _method(record)), {})
+            gains[record["concurrency"]] = _pace(record) / plain[record["concurrency"]]
+    return found
+
+
+def _ratios(records: list[dict[str, Any]], case: Columns) -> str:
+    runs = [r for r in records if r["variant"] != _OURS]
+    cases: dict[tuple[str, ...], dict[int, dict[str, Any]]] = {}
+    for record in runs:
+        key = (*(show(record) for show in case.values()), _method(record))
+        cases.setdefault(key, {})[record["concurrency"]] = record
+    plain = {key[:-1]: found for key, found in cases.items() if key[-1] == _PLAIN}
+
+    def cell(number: int) -> Any:
+        def show(key: tuple[str, ...]) -> str:
+            pace = _pace(cases[key][number])
+            if key[-1] == _PLAIN:
+                return f"{pace:,.0f} tokens/s"
+            base = plain.get(key[:-1]) or next(iter(plain.values()))
+            return f"{pace / _pace(base[number]):.2f}×"
+
+        return show
+
+    heads = [*case, "method"]
+    columns: dict[str, Any] = {head: lambda key, at=at: key[at] for at, head in enumerate(heads)}
+    numbers = sorted({r["concurrency"] for r in runs})
+    return table(columns | {str(number): cell(number) for number in numbers}, cases)
+
+
+def _acceptance(records: list[dict[str, Any]]) -> str:
+    most = max(r["concurrency"] for r in records if r["variant"] != _OURS)
+    found: dict[tuple[str, float], dict[str, float]] = {}
+    for record in records:
+        cell = found.setdefault((record["set"], record["temperature"]), {})
+        if record["variant"] == _OURS:
+            cell[_OURS] = record["tokens_per_cycle"]
+        elif record["concurrency"] == most and record["cycles"]:
+            cell[record["variant"]] = 1 + record["accepted"] / record["cycles"]
+
+    def length(name: str) -> Any:
+        return lambda key: f"{found[key][name]:.2f}" if name in found[key] else ""
+
+    return table(
+        {
+            "set": lambda key: key[0],
+            "T": lambda key: f"{key[1]:g}",
+            "vLLM, dflash": length("dflash"),
+            "vLLM, dspark": length("dspark"),
+            "our decoder": length(_OURS),
+        },
+        found,
+    )
+
+
+def _method(record: Record) -> str:
+    return str(record["variant"]).split()[0]
+
+
+def _forced(record: Record) -> str:
+    length = (record["speculative"] or {}).get("synthetic_acceptance_length")
+    return "" if length is None else f"{length:g}"
+
+
+def _pace(record: Record) -> float:
+    return float(record["full_tokens"] / record["full_seconds"])

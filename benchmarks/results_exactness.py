@@ -1,0 +1,107 @@
+"""The page on exactness: audits and token-by-token comparisons on a real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import Columns, Record, field, made, made_together, page, table
+from domino_spec.records import read_records
+
+_LOOPS = {"fast": "engine", "reference": "reference loop"}
+
+
+def exactness(records: Path) -> str:
+    """What `domino audit` found, then greedy decoding against Transformers' own `generate`."""
+    audits = read_records(records / "audit.jsonl")
+    cpu, gpu = read_records(records / "exactness.jsonl"), gpu_records(records)
+    return page(
+        "# Exactness",
+        "## Audits",
+        f"`domino audit` on {audits[0]['target']}: greedy tokens against the model's own plain "
+        "decoding, one by one; samples against its own probabilities. An answer may end before it "
+        "has all the tokens asked for. A near-tie is proved, never assumed "
+        "([how](../audit.md)).",
+        made(audits),
+        table(_GREEDY, [record for record in audits if record["greedy"]]),
+        table(_SAMPLED, [record for record in audits if record["sampling"]]),
+        "## Greedy decoding on a CPU",
+        f"{cpu[0]['target']}: tokens compared one by one with Transformers' own `generate`, one "
+        "sequence and one token per forward. The scripted drafters (oracle, good, adversarial) "
+        "know the answer and spoil it as named; the random ones are untrained drafters over real "
+        "hidden states. A drafter that is always right commits 16 tokens per cycle, fewer in the "
+        "last, cut block.",
+        made_together(cpu),
+        table(_CASE | _LENGTH, cpu),
+        "## Greedy decoding on a GPU",
+        "SmolLM2-135M-Instruct, the same comparison. In bfloat16 a matrix product rounds "
+        "differently for one token and for sixteen, alone and in a batch, so two tokens whose "
+        "logits nearly tie can change places; from there on the texts differ. Plain decoding "
+        "differs from itself in the same way when sequences share a batch (drafter: none). A "
+        "difference counts as a proven tie only if, at the first differing position, the two "
+        "tokens' logits are closer than twice the largest difference measured there between "
+        "single steps and the block and batch shapes that decoding uses. After a flip the "
+        "scripted drafters follow another text, which is why their acceptance lengths fall.",
+        made_together(gpu),
+        table(
+            {"dtype": gpu_dtype, **_CASE, "of these proven ties": field("proven_ties"), **_LENGTH},
+            gpu,
+        ),
+    )
+
+
+def gpu_records(records: Path) -> list[dict[str, Any]]:
+    """Both types' comparisons on a GPU."""
+    files = (records / f"gpu_exactness_{dtype}.jsonl" for dtype in ("float32", "bfloat16"))
+    return [record for path in files for record in read_records(path)]
+
+
+def gpu_dtype(record: Record) -> str:
+    """The type that a comparison on a GPU ran in."""
+    return str(record["target"].split(", ")[1])
+
+
+def audited(record: Record) -> str:
+    """Which loop was audited, where and in which type."""
+    return f"{_LOOPS[record['engine']]}, {record['device']}, {record['dtype']}"
+
+
+def _prompts(record: Record) -> str:
+    name = Path(record["prompts"]).stem
+    return f"{record['greedy']['prompts']} ({name}) × {record['new_tokens']}"
+
+
+def _detectable(record: Record) -> str:
+    found = record["sampling"]["detectable"]
+    return "too few samples" if found is None else f"{found:.2f}"
+
+
+_GREEDY: Columns = {
+    "drafter": field("drafter"),
+    "loop": audited,
+    "prompts": _prompts,
+    "tokens compared": field("greedy.tokens"),
+    "tokens that differ": lambda r: str(len(r["greedy"]["differences"])),
+    "near-ties": field("greedy.ties"),
+    "unclear": field("greedy.unclear"),
+    "bugs": field("greedy.bugs"),
+    "acceptance length": field("greedy.tokens_per_cycle", ".2f"),
+    "verdict": field("answer"),
+}
+_SAMPLED: Columns = {
+    "drafter": field("drafter"),
+    "loop": audited,
+    "samples per prompt": field("sampling.samples"),
+    "positions": lambda r: str(len(r["sampling"]["places"])),
+    "temperature": field("sampling.temperature"),
+    "wrong positions": field("sampling.wrong"),
+    "total variation found nine times in ten": _detectable,
+    "verdict": field("answer"),
+}
+_CASE: Columns = {
+    "drafter": field("drafter"),
+    "batch size": field("rows"),
+    "prompts × tokens": lambda r: f"{r['prompts']} × {r['new_tokens']}",
+    "prompts that differ": field("differing_prompts"),
+}
+_LENGTH: Columns = {"acceptance length": field("tokens_per_cycle", ".2f")}
