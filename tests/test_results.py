@@ -60,9 +60,9 @@ def test_a_command_names_no_paths_of_the_machine(monkeypatch):
     )
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     assert environment()["command"] == "domino bench smol.gguf --x=1 --out=b.jsonl"
-    spec = importlib.machinery.ModuleSpec("domino_spec.bench.__main__", None)
+    spec = importlib.machinery.ModuleSpec("domino_spec.__main__", None)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec)
-    assert environment()["command"].startswith("python -m domino_spec.bench bench smol.gguf")
+    assert environment()["command"].startswith("python -m domino_spec bench smol.gguf")
 
 
 def test_a_broken_record_is_named(tmp_path):
