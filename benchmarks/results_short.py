@@ -12,7 +12,7 @@ from benchmarks.tables import table
 from domino_spec.bench import read_runs
 from domino_spec.bench.summary import CellSummary, RunSummary
 from domino_spec.bench.tables import times
-from domino_spec.load import read_runs as read_loads
+from domino_spec.load.summary import read_runs as read_loads
 from domino_spec.records import read_records
 
 ENGINE_TEXT = "head-to-head-engine*.jsonl"

@@ -15,9 +15,8 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from domino_spec.cli.bench_engine import engine
-from domino_spec.cli.bench_serve import serve
+from domino_spec.cli.bench_serve import SeveralValues, serve
 from domino_spec.cli.groups import grouped
-from domino_spec.cli.load_options import SeveralValues
 from domino_spec.cli.options import (
     Accept,
     CandidatesOption,
