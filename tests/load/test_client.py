@@ -19,7 +19,7 @@ def ask(fake, kind, *, key=None, **settings):
 
     async def main():
         trace = RequestTrace(scheduled=asyncio.get_running_loop().time())
-        async with Client(settings) as client:
+        async with Client.open(settings) as client:
             await client.send(side, {"stream": settings.stream, "fake": kind}, trace)
         return trace.to_record(trace.scheduled)
 
@@ -99,7 +99,7 @@ def test_the_key_goes_into_its_header_only(fake):
 
 def test_what_servers_tell(fake):
     async def main(url):
-        async with Client(LoadSettings(url=url)) as client:
+        async with Client.open(LoadSettings(url=url)) as client:
             side = Side(name="x", url=url, model="m")
             return await client.model_of(url, None), await client.server_facts(side)
 

@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,20 +18,14 @@ if TYPE_CHECKING:
     import aiohttp
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-# Classes of errors, as records have them; other statuses are "HTTP n".
-BUSY = "busy"
-"""HTTP 429 with Retry-After."""
+# How requests fail, as records have it; other statuses are "HTTP n".
+BUSY = "busy"  # HTTP 429 with Retry-After
 TIMEOUT = "timeout"
-CONNECTION = "connection"
-"""No connection, or it was closed before the response began."""
-BROKEN = "broken stream"
-"""The response began and was cut off."""
-MALFORMED = "malformed"
-"""Not what the API specifies."""
-SERVER = "error in stream"
-"""The server reported an error in mid-stream."""
-INTERRUPTED = "interrupted"
-"""The client ended the run."""
+CONNECTION = "connection"  # no connection, or closed before the response began
+BROKEN = "broken stream"  # cut off, or a choice did not finish
+MALFORMED = "malformed"  # not what the API specifies
+SERVER = "error in stream"  # reported by the server in mid-stream
+INTERRUPTED = "interrupted"  # by the end of the run
 
 _KEEP_ALIVE_SECONDS = 2.0
 """Less than servers keep a connection (uvicorn: 5 s), so that none is found closed."""
@@ -130,20 +124,17 @@ class RequestTrace:
 
     def to_record(self, start: float) -> dict[str, Any]:
         """Plain values; times in seconds from `start`, gaps between chunks in microseconds."""
-
-        def since(value: float | None) -> float | None:
-            return None if value is None else round(value - start, 6)
-
+        first, last = (
+            (self.chunk_times[0], self.chunk_times[-1]) if self.chunk_times else (None,) * 2
+        )
+        times = {"scheduled": self.scheduled, "sent": self.sent, "first": first, "last": last,
+                 "ended": self.ended}  # fmt: skip
         at_us = [round((at - start) * 1e6) for at in self.chunk_times]
         prompt_details = _object(self.usage.get("prompt_tokens_details"))
         details = _object(self.usage.get("completion_tokens_details"))
         text = "".join(self.text)
         return {
-            "scheduled": since(self.scheduled),
-            "sent": since(self.sent),
-            "first": since(self.chunk_times[0] if self.chunk_times else None),
-            "last": since(self.chunk_times[-1] if self.chunk_times else None),
-            "ended": since(self.ended),
+            **{n: None if at is None else round(at - start, 6) for n, at in times.items()},
             "gaps_us": [after - before for before, after in itertools.pairwise(at_us)],
             "chunk_tokens": None if None in self.chunk_tokens else self.chunk_tokens,
             "status": self.status,
@@ -183,28 +174,25 @@ class EventStream:
 class Client:
     """One session for all sides, with as many connections as requests in flight."""
 
-    def __init__(self, settings: LoadSettings) -> None:
-        self._settings = settings
-        self._stack = AsyncExitStack()
+    def __init__(self, settings: LoadSettings, session: aiohttp.ClientSession) -> None:
+        self._settings, self._session = settings, session
 
-    async def __aenter__(self) -> Self:
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, settings: LoadSettings) -> AsyncIterator[Self]:
+        """A client whose connections are closed at the end."""
         try:
             import aiohttp
         except ImportError as error:
             raise InputError(
                 "domino bench serve needs the aiohttp package; pip install 'domino-spec[load]'."
             ) from error
-        session = aiohttp.ClientSession(
+        async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS),
             timeout=aiohttp.ClientTimeout(total=None),
-            # A compressed stream waits for a full block.
-            headers={"Accept-Encoding": "identity"},
-        )
-        self._session = await self._stack.enter_async_context(session)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+            headers={"Accept-Encoding": "identity"},  # a compressed stream waits for a full block
+        ) as session:
+            yield cls(settings, session)
 
     async def send(self, side: Side, body: dict[str, Any], trace: RequestTrace) -> None:
         """One request; the trace has its outcome, also of a failure."""

@@ -53,7 +53,7 @@ async def _measure(
     prompts = _prompt_fields(tasks, settings.endpoint)
     run = uuid.uuid4().hex[:8]
     records: list[dict[str, Any]] = []
-    async with Client(settings) as client:
+    async with Client.open(settings) as client:
         sides = await _sides(client, settings)
         path = settings.out or Path(f"load-{_file_stem(sides[0].model)}-{run}.jsonl")
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from pydantic import (
     ConfigDict,
     Field,
     Json,
+    NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
     model_validator,
@@ -24,7 +26,6 @@ from typer import Argument, Option
 
 from domino_spec.errors import InputError
 
-_LOAD, _REQUEST, _COMPARE, _GOODPUT = "Load", "Requests", "Comparison", "Goodput"
 _CONCURRENCIES = (1, 8)
 _REQUESTS_PER_SLOT = 4
 _MIN_REQUESTS = 16
@@ -34,7 +35,16 @@ _COMPARED_ROUNDS = 8
 _RECORDED = ("endpoint", "stream", "max_tokens", "temperature", "seed", "requests", "seconds",
              "rounds", "warm_up", "timeout")  # fmt: skip
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _option(panel: str, text: str | None = None, *names: str, **more: Any) -> Any:
+    return Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+_load, _request, _compare, _goodput = (
+    partial(_option, panel) for panel in ("Load", "Requests", "Comparison", "Goodput")
+)
 
 
 def base_url(text: str) -> str:
@@ -89,147 +99,61 @@ class LoadSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    url: Annotated[
-        str,
-        AfterValidator(base_url),
-        Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000."),
-    ]
-    concurrency: Annotated[
-        list[PositiveInt],
-        Option(
-            "--concurrency", "-c", rich_help_panel=_LOAD,
-            help="Requests in flight (closed loop); several: -c 1 8 32. Without this and --rate: "
-            "1 and 8.",
-        ),
-    ] = []  # fmt: skip
-    rate: Annotated[
-        list[Seconds],
-        Option(
-            rich_help_panel=_LOAD,
-            help="Requests per second, Poisson arrivals (open loop); several.",
-        ),
-    ] = []
-    requests: Annotated[
-        PositiveInt | None,
-        Option(
-            rich_help_panel=_LOAD,
-            help="Per side and round; unset: 4 times the concurrency, at least 16.",
-        ),
-    ] = None
-    seconds: Annotated[
-        Seconds | None,
-        Option(
-            rich_help_panel=_LOAD,
-            help="Per side and round; no request starts later. Unset with --rate: 20.",
-        ),
-    ] = None
-    rounds: Annotated[
-        PositiveInt | None, Option(rich_help_panel=_LOAD, help="Unset: 1, with --against 8.")
-    ] = None
-    warm_up: Annotated[
-        NonNegativeInt | None,
-        Option(
-            rich_help_panel=_LOAD,
-            help="Requests of each side before each load, in no figure; unset: the concurrency.",
-        ),
-    ] = None
-    timeout: Annotated[
-        Seconds, Option(rich_help_panel=_LOAD, help="Seconds a request may take.")
-    ] = 600.0
+    # fmt: off
+    url: Annotated[str, AfterValidator(base_url), Argument(
+        metavar="URL", help="The server, such as http://127.0.0.1:8000.")]
 
-    model: Annotated[
-        str | None, Option(rich_help_panel=_REQUEST, help="Unset: the first of /v1/models.")
-    ] = None
-    prompts: Annotated[
-        list[str],
-        Option(
-            rich_help_panel=_REQUEST,
-            help='maths, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
-            "repeatable; unset: the three built in.",
-        ),
-    ] = []
-    limit: Annotated[
-        int | None, Option(rich_help_panel=_REQUEST, help="Prompts per set, from the first.")
-    ] = None
-    system: Annotated[str | None, Option(rich_help_panel=_REQUEST, help="A system message.")] = None
-    max_tokens: Annotated[
-        PositiveInt, Option("--max-tokens", "-n", rich_help_panel=_REQUEST)
-    ] = 256  # fmt: skip
-    temperature: Annotated[
-        float,
-        Field(ge=0),
-        Option("--temperature", "-t", rich_help_panel=_REQUEST, help="0 is greedy."),
-    ] = 0.0
-    seed: Annotated[
-        int, Option(rich_help_panel=_REQUEST, help="Request i is sent with seed + i.")
-    ] = 0
-    endpoint: Annotated[Literal["chat", "completions"], Option(rich_help_panel=_REQUEST)] = "chat"
-    stream: Annotated[bool, Option("--stream/--no-stream", rich_help_panel=_REQUEST)] = True
-    body: Annotated[
-        Json[dict[str, Any]] | None,
-        Option(
-            parser=str, metavar="JSON", rich_help_panel=_REQUEST,
-            help="More fields of the body; null removes one.",
-        ),
-    ] = None  # fmt: skip
-    api_key: Annotated[
-        str | None,
-        Field(repr=False),
-        Option(rich_help_panel=_REQUEST, help="Better in an environment variable; never recorded."),
-    ] = None
-    api_key_env: Annotated[
-        str,
-        Option(
-            rich_help_panel=_REQUEST, help="The environment variable that holds the server's key."
-        ),
-    ] = "OPENAI_API_KEY"
+    concurrency: Annotated[list[PositiveInt], _load(
+        "Requests in flight (closed loop); several: -c 1 8 32. Without this and --rate: 1 and 8.",
+        "--concurrency", "-c")] = []
+    rate: Annotated[list[Positive], _load(
+        "Requests per second, Poisson arrivals (open loop); several.")] = []
+    requests: Annotated[PositiveInt | None, _load(
+        "Per side and round; unset: 4 times the concurrency, at least 16.")] = None
+    seconds: Annotated[Positive | None, _load(
+        "Per side and round; no request starts later. Unset with --rate: 20.")] = None
+    rounds: Annotated[PositiveInt | None, _load("Unset: 1, with --against 8.")] = None
+    warm_up: Annotated[NonNegativeInt | None, _load(
+        "Requests of each side before each load, in no figure; unset: the concurrency.")] = None
+    timeout: Annotated[Positive, _load("Seconds a request may take.")] = 600.0
 
-    against: Annotated[
-        str | None,
-        Option(
-            rich_help_panel=_COMPARE,
-            help="Another URL, or other fields of the body as JSON, such as "
-            '\'{"domino": {"speculate": false}}\'.',
-        ),
-    ] = None
-    against_body: Annotated[
-        Json[dict[str, Any]] | None,
-        Option(
-            parser=str, metavar="JSON", rich_help_panel=_COMPARE, help="As --body, for another URL."
-        ),
-    ] = None
-    against_model: Annotated[
-        str | None, Option(rich_help_panel=_COMPARE, help="The model's name at --against.")
-    ] = None
-    against_api_key_env: Annotated[
-        str | None,
-        Option(
-            rich_help_panel=_COMPARE,
-            help="The environment variable with its key; the first server's key is not sent to "
-            "another.",
-        ),
-    ] = None
-    name: Annotated[str, Option(rich_help_panel=_COMPARE, help="The first side's name.")] = (
-        "measured"
-    )
-    against_name: Annotated[
-        str, Option(rich_help_panel=_COMPARE, help="The second side's name.")
-    ] = "against"
+    model: Annotated[str | None, _request("Unset: the first of /v1/models.")] = None
+    prompts: Annotated[list[str], _request(
+        'maths, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
+        "repeatable; unset: the three built in.")] = []
+    limit: Annotated[int | None, _request("Prompts per set, from the first.")] = None
+    system: Annotated[str | None, _request("A system message.")] = None
+    max_tokens: Annotated[PositiveInt, _request(None, "--max-tokens", "-n")] = 256
+    temperature: Annotated[NonNegativeFloat, _request("0 is greedy.", "--temperature", "-t")] = 0.0
+    seed: Annotated[int, _request("Request i is sent with seed + i.")] = 0
+    endpoint: Annotated[Literal["chat", "completions"], _request()] = "chat"
+    stream: Annotated[bool, _request(None, "--stream/--no-stream")] = True
+    body: Annotated[Json[dict[str, Any]] | None, _request(
+        "More fields of the body; null removes one.", parser=str, metavar="JSON")] = None
+    api_key: Annotated[str | None, Field(repr=False), _request(
+        "Better in an environment variable; never recorded.")] = None
+    api_key_env: Annotated[str, _request(
+        "The environment variable that holds the server's key.")] = "OPENAI_API_KEY"
 
-    first_token_goal: Annotated[
-        Seconds | None, Option(rich_help_panel=_GOODPUT, help="Seconds of TTFT.")
-    ] = None
-    token_goal: Annotated[
-        Seconds | None, Option(rich_help_panel=_GOODPUT, help="Seconds of TPOT.")
-    ] = None
-    latency_goal: Annotated[
-        Seconds | None, Option(rich_help_panel=_GOODPUT, help="Seconds of end-to-end latency.")
-    ] = None
+    against: Annotated[str | None, _compare(
+        "Another URL, or other fields of the body as JSON, such as "
+        '\'{"domino": {"speculate": false}}\'.')] = None
+    against_body: Annotated[Json[dict[str, Any]] | None, _compare(
+        "As --body, for another URL.", parser=str, metavar="JSON")] = None
+    against_model: Annotated[str | None, _compare("The model's name at --against.")] = None
+    against_api_key_env: Annotated[str | None, _compare(
+        "The environment variable with its key; the first server's key is not sent to another."
+    )] = None
+    name: Annotated[str, _compare("The first side's name.")] = "measured"
+    against_name: Annotated[str, _compare("The second side's name.")] = "against"
 
-    out: Annotated[
-        Path | None,
-        Option(help="The file of raw records, appended to; unset: load-MODEL-RUN.jsonl here."),
-    ] = None
+    first_token_goal: Annotated[Positive | None, _goodput("Seconds of TTFT.")] = None
+    token_goal: Annotated[Positive | None, _goodput("Seconds of TPOT.")] = None
+    latency_goal: Annotated[Positive | None, _goodput("Seconds of end-to-end latency.")] = None
+
+    out: Annotated[Path | None, Option(
+        help="The file of raw records, appended to; unset: load-MODEL-RUN.jsonl here.")] = None
+    # fmt: on
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -221,12 +221,10 @@ def _side(
     name: str, cell: Cell, lines: Sequence[Record], goals: Mapping[str, float]
 ) -> SideSummary:
     requests = [line for line in lines if line["kind"] == "request"]
-    rounds = [line for line in lines if line["kind"] == "round"]
     good = _completed(requests)
     # A request that was interrupted has no tokens to count, so its time does not count either.
-    ended = [r for r in requests if r["error"] != INTERRUPTED]
-    by_round = {e["round"]: [r for r in ended if r["round"] == e["round"]] for e in rounds}
-    seconds = sum(_span(each, cell) for each in by_round.values())
+    ended = [line for line in lines if line.get("error") != INTERRUPTED]
+    seconds = sum(_span(each, cell) for each in _rounds(ended).values())
     errors = Counter(r["error"] for r in requests if r["error"] is not None)
     interrupted = errors.pop(INTERRUPTED, 0)
     met = sum(
@@ -252,12 +250,10 @@ def _side(
         prompt_tokens=_total(good, "prompt_tokens"),
         cached_tokens=_total(good, "cached_tokens"),
         accepted=_total(good, "accepted"),
-        full_tokens_per_second=_full_rate(
-            [by_round[each["round"]] for each in rounds if each["complete"]], cell.concurrency
-        ),
+        full_tokens_per_second=_full_rate(_rounds(ended, complete=True), cell.concurrency),
         goodput=rate(met) if goals and seconds else None,
         late=Quantiles.of([r["sent"] - r["scheduled"] for r in requests if r["sent"] is not None]),
-        client_busy=max((each["client_busy"] for each in rounds), default=0.0),
+        client_busy=max((line.get("client_busy", 0.0) for line in lines), default=0.0),
         times={
             metric: Quantiles.of([value for r in good for value in samples(r)])
             for metric, samples in METRICS.items()
@@ -267,7 +263,7 @@ def _side(
 
 def _compare(cell: Cell, first: Sequence[Record], second: Sequence[Record]) -> Comparison:
     """Over the rounds that both sides completed."""
-    sides = [_complete_rounds(first), _complete_rounds(second)]
+    sides = [_rounds(first, complete=True), _rounds(second, complete=True)]
     pairs = [
         (sides[0][number], sides[1][number]) for number in sorted(sides[0].keys() & sides[1].keys())
     ]
@@ -304,14 +300,11 @@ def _compare(cell: Cell, first: Sequence[Record], second: Sequence[Record]) -> C
     )
 
 
-def _complete_rounds(lines: Sequence[Record]) -> dict[int, list[Record]]:
-    found: dict[int, list[Record]] = {
-        line["round"]: [] for line in lines if line["kind"] == "round" and line["complete"]
-    }
-    for line in lines:
-        if line["kind"] == "request" and line["round"] in found:
-            found[line["round"]].append(line)
-    return found
+def _rounds(lines: Sequence[Record], *, complete: bool = False) -> dict[int, list[Record]]:
+    """The requests of each round, or of each complete one."""
+    rounds = [line for line in lines if line["kind"] == "round" and line["complete"] >= complete]
+    requests = [line for line in lines if line["kind"] == "request"]
+    return {e["round"]: [r for r in requests if r["round"] == e["round"]] for e in rounds}
 
 
 def _completed(requests: Iterable[Record]) -> list[Record]:
@@ -342,10 +335,10 @@ def full_window(requests: Sequence[Record], concurrency: int) -> tuple[float, fl
     return (begin, end) if end > begin else None
 
 
-def _full_rate(rounds: Iterable[Sequence[Record]], concurrency: int | None) -> float | None:
+def _full_rate(rounds: Mapping[int, list[Record]], concurrency: int | None) -> float | None:
     amount = seconds = 0.0
-    for requests in rounds if concurrency is not None else ():
-        window = full_window(requests, concurrency or 1)
+    for requests in rounds.values():
+        window = full_window(requests, concurrency) if concurrency is not None else None
         if window is not None:
             seconds += window[1] - window[0]
             amount += sum(_tokens_between(r, *window) for r in _completed(requests))
