@@ -25,8 +25,8 @@ def head_to_head(records: Path) -> str:
         [
             "## Head-to-head",
             "",
-            "Drafters against plain decoding by `domino bench` ([how](bench.md)); *over plain* is "
-            "tokens a second from the prompt to the last token, *decoding alone* leaves the "
+            "Drafters against plain decoding by `domino bench` ([how](bench.md)); *speedup* is "
+            "tokens a second from the prompt to the last token, *decode speedup* leaves the "
             "prompt's reading out. The same records as a page with charts: "
             f"`domino report {' '.join(f'records/{path.name}' for path in files)}`.",
             "",
