@@ -145,7 +145,7 @@ def test_what_makes_no_sense_is_one_line(serve, arguments, words):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_an_address_where_nobody_answers(serve):
+def test_a_server_that_does_not_run(serve):
     result = serve("-c", "1", url="http://127.0.0.1:1")
     assert result.exit_code == 1
     assert "nothing answers at" in result.stderr

@@ -1,4 +1,4 @@
-"""Who is asked when, on a clock that tells exactly."""
+"""Which side gets which request when, on a clock that jumps."""
 
 import asyncio
 import itertools
@@ -57,7 +57,7 @@ def measured(server, settings, sides=(ONE,)):
     return kept, summarise(kept)[0]
 
 
-def test_a_closed_loop_keeps_so_many_under_way():
+def test_a_closed_loop_keeps_its_concurrency():
     server = Server(2.0)
     kept, summary = measured(server, load(concurrency=[4], requests=12, warm_up=0))
     assert server.most == 4

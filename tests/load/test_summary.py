@@ -3,7 +3,7 @@
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.load.summary import Quantiles, full_window, inter_token, summarise, tpot
+from domino_spec.load.summary import Quantiles, inter_token, summarise, tpot
 from domino_spec.load.tables import caveats, tables
 from tests.load.made_up import facts, request_record, round_record, two_sides
 
@@ -28,17 +28,6 @@ def test_a_chunks_gap_is_shared_by_its_tokens():
     assert inter_token(silent) == []
     assert tpot(silent) == pytest.approx([1.0 / 5])
     assert tpot(request_record(chunks=[1.0], tokens=6)) == []
-
-
-def test_full_is_between_filling_and_running_dry():
-    records = [
-        request_record(sent=0.0, ended=4.0),
-        request_record(sent=1.0, ended=3.0),
-        request_record(sent=3.0, ended=9.0),
-        request_record(sent=4.0, ended=6.0),
-    ]
-    assert full_window(records, 2) == (1.0, 6.0)
-    assert full_window(records, 5) is None
 
 
 def test_full_tokens_are_those_that_arrived_in_the_window():

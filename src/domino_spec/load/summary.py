@@ -325,7 +325,7 @@ def _span(requests: Sequence[Record], cell: Cell) -> float:
     return float(max(r["ended"] for r in requests) - begin)
 
 
-def full_window(requests: Sequence[Record], concurrency: int) -> tuple[float, float] | None:
+def _full_window(requests: Sequence[Record], concurrency: int) -> tuple[float, float] | None:
     """When a closed loop was at full concurrency: after its ramp-up, before its ramp-down."""
     sent = sorted(r["sent"] for r in requests if r["sent"] is not None)
     if len(sent) < concurrency:
@@ -338,7 +338,7 @@ def full_window(requests: Sequence[Record], concurrency: int) -> tuple[float, fl
 def _full_rate(rounds: Mapping[int, list[Record]], concurrency: int | None) -> float | None:
     amount = seconds = 0.0
     for requests in rounds.values():
-        window = full_window(requests, concurrency) if concurrency is not None else None
+        window = _full_window(requests, concurrency) if concurrency is not None else None
         if window is not None:
             seconds += window[1] - window[0]
             amount += sum(_tokens_between(r, *window) for r in _completed(requests))
