@@ -1,16 +1,12 @@
-"""`domino bench TARGET` and its twin without typer."""
+"""`domino bench TARGET`."""
 
-import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
 import transformers as tf
 
 from domino_spec.baselines import Medusa, MedusaConfig, save_baseline
-from domino_spec.bench import BUILT_IN, MAKERS, Method, Request
-from domino_spec.bench.__main__ import parse
+from domino_spec.bench import MAKERS, Method
 from domino_spec.records import read_records
 from tests.cli import tiny
 from tests.support.drafters import ScriptedProposer
@@ -158,32 +154,3 @@ def test_help_shows_both_commands(domino):
     assert result.exit_code == 0
     for word in ("run", "engine"):
         assert word in result.stdout
-
-
-def test_the_twin_knows_every_option():
-    names = {field.name for field in dataclasses.fields(Request)}
-    asked = parse([
-        "T", "--draft", "a", "--draft", "b", "--prompts", "chat", "--limit", "3", "-t", "0",
-        "-t", "1", "-b", "4", "--engine", "reference", "-n", "9", "--shortest-answer", "5",
-        "--repeats", "2", "--warm-up", "0", "--seed", "7", "--accept", "match", "--adaptive",
-        "--depth", "2", "--candidates", "8", "--no-shift-label", "--system", "Be brief.",
-        "--no-thinking", "--dtype", "float32", "--out", "o.jsonl",
-    ])  # fmt: skip
-    unset = Request(target="")
-    same = {name for name in names if getattr(asked, name) == getattr(unset, name)}
-    assert same == set()  # every field can be set, and was
-    assert parse(["T"]) == Request(target="T", load=parse(["T"]).load)
-    assert BUILT_IN == ("maths", "code", "chat")
-
-
-def test_the_twin_runs_without_typer_and_rich(target, draft, tmp_path):
-    code = (
-        "import sys; sys.modules['typer'] = sys.modules['rich'] = None\n"
-        "from domino_spec.bench.__main__ import main; main(sys.argv[1:])"
-    )
-    words = [target, "--draft", draft, "--prompts", "chat", *QUICK, "--out", tmp_path / "r.jsonl"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, words)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "| chat | 0 | 1 | domino |" in done.stdout

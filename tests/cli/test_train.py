@@ -16,7 +16,6 @@ from domino_spec.cli import train as train_module
 from domino_spec.cli import training_options, training_settings
 from domino_spec.cli.training_options import LearningOptions, ShapeOptions
 from domino_spec.cli.training_view import LineView
-from domino_spec.training import __main__ as training_main
 from domino_spec.training import config as training_config
 from domino_spec.training.observers import read_log
 from tests.cli import tiny
@@ -331,21 +330,3 @@ def test_of_several_processes_the_first_speaks(target, talks, tmp_path):
     assert done.stderr.count("1 left out") == 1
     assert "several processes share the drafter" in done.stderr
     assert (tmp_path / "run" / "drafter" / "model.safetensors").exists()
-
-
-def test_the_module_trains_from_a_file(target, talks, tmp_path, capsys):
-    file = tmp_path / "run.yaml"
-    settings = {"length": 64, "rows": 2, "anchors": 4, "size": "small", "eval_every": 0}
-    file.write_text(
-        yaml.safe_dump(
-            {**settings, "target": target, "data": [str(talks)], "out": str(tmp_path / "run")}
-        )
-    )
-    assert training_main.main([str(file), "steps=1"]) == 0
-    report, end = map(json.loads, capsys.readouterr().out.splitlines())
-    assert report["step"] == 1
-    assert end == {"finished": True, "step": 1, "drafter": str(tmp_path / "run" / "drafter")}
-    assert training_main.main([str(file), "steps=1", "--resume"]) == 0
-    for wrong, expected in (([], "usage"), ([str(file), "device=gpu"], "device is 'gpu'")):
-        with pytest.raises(training_main.ConfigError, match=expected):
-            training_main.main(wrong)

@@ -129,7 +129,7 @@ def events(kind: str, path: str) -> list[Any]:
             piece["domino"] = {"tokens": [{"id": 1}] * (2 if number else 1)}
         if kind == "logprobs":
             listed = [{"token": "x"}] * (2 if number else 1)
-            piece["choices"][0]["logprobs"] = {"content": listed}
+            piece["choices"][0]["logprobs"] = {"content" if chat else "tokens": listed}
         if kind == "continuous":
             piece["usage"] = {"completion_tokens": 1 + 2 * number}
         said.append(piece)

@@ -1,11 +1,11 @@
-"""Records of a load that nobody ran."""
+"""Made-up records of a load."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-from domino_spec.load import Settings
+from domino_spec.load.settings import LoadSettings
 
 COMMON = {"run": "r", "concurrency": 2, "rate": None, "side": "one", "round": 0, "warm_up": False}
 ENVIRONMENT = {
@@ -14,13 +14,14 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-def facts(settings: Settings | None = None, names: tuple[str, ...] = ("one",)) -> dict[str, Any]:
+def facts(names: tuple[str, ...] = ("one",), **settings: Any) -> dict[str, Any]:
     sides = [
         {"name": name, "url": "http://x", "model": "m", "body": {}, "server": None}
         for name in names
     ]
-    return {"kind": "run", "run": "r", "settings": (settings or Settings()).to_dict(),
-            "prompts": 3, "tasks": [], "sides": sides, "environment": ENVIRONMENT}  # fmt: skip
+    recorded = LoadSettings(url="http://x", **settings).recorded()
+    return {"kind": "run", "run": "r", "settings": recorded, "prompts": 3, "tasks": [],
+            "sides": sides, "environment": ENVIRONMENT}  # fmt: skip
 
 
 def request_record(
@@ -47,7 +48,7 @@ def two_sides(
     rounds: list[tuple[float, float]], names: tuple[str, str] = ("one", "two"), **others: Any
 ) -> list[dict[str, Any]]:
     """Two requests a round, answered in so many seconds by the one and the other."""
-    records = [facts(Settings(rounds=len(rounds)), names)]
+    records = [facts(names, rounds=len(rounds))]
     for number, seconds in enumerate(rounds):
         for name, each in zip(names, seconds, strict=True):
             place = {"side": name, "round": number, **others}

@@ -1,4 +1,4 @@
-"""`domino bench serve` and its twin without typer."""
+"""`domino bench serve`."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from domino_spec.cli.main import app
-from domino_spec.load import Cell, Watcher, run_load
-from domino_spec.load.__main__ import main, parse
-from domino_spec.load.options import request_of
+from domino_spec.load.runner import run_load
+from domino_spec.load.settings import LoadSettings
+from domino_spec.load.summary import read_runs
 from domino_spec.records import read_records
 from tests.load.fake import FACTS
 
@@ -34,8 +34,8 @@ def test_loads_one_after_the_other(serve, fake):
     result = serve("-c", "1", "2", "--rate", "500")
     assert result.exit_code == 0, result.output
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert ["1", "at", "once", "measured", "4", "of", "4"] in [row[:7] for row in rows]
-    assert ["500", "a", "second", "measured", "4", "of", "4"] in [row[:7] for row in rows]
+    assert ["concurrency", "1", "measured", "4", "of", "4"] in [row[:6] for row in rows]
+    assert ["500", "req/s", "measured", "4", "of", "4"] in [row[:6] for row in rows]
     first, *rest = read_records(serve.out)
     assert first["sides"][0]["server"] == FACTS
     assert first["sides"][0]["model"] == "org/tiny"
@@ -66,6 +66,8 @@ def test_two_ways_of_asking_one_server(serve, fake):
     assert cell["comparison"]["same"] == cell["comparison"]["compared"] == 20
     assert cell["comparison"]["tokens_per_second"]["low"] is not None
     assert found["records"] == str(serve.out)
+    (again,) = read_runs(serve.out)  # all figures come from the records
+    assert json.loads(json.dumps(again.to_dict()))["cells"] == found["cells"]
     bodies = [body["domino"] for body in fake.bodies]
     assert bodies.count({"blocks": True}) == bodies.count({"blocks": True, "speculate": False})
     assert not any("seed" in body for body in fake.bodies)
@@ -83,7 +85,7 @@ def test_nothing_but_failures_is_a_failure(serve):
     result = serve("-c", "1", "--body", '{"fake": "crash"}')
     assert result.exit_code == 1
     assert "4 HTTP 500" in result.stdout
-    assert "no request was answered" in result.stderr
+    assert "no request was completed" in result.stderr
     requests = [r for r in read_records(serve.out) if r["kind"] == "request"]
     assert [r["message"] for r in requests] == ["oh no"] * 5
 
@@ -116,19 +118,22 @@ def test_a_key_does_not_go_to_another_server(serve, fake):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-c", "8"), "never has 8 at once"),
+        (("-c", "8"), "never reaches concurrency 8"),
         (("-c", "0"), "concurrency is 0"),
         (("--rate", "0"), "rate is 0"),
         (("-c", "1", "1"), "given twice"),
         (("--rounds", "0"), "rounds is 0"),
-        (("--body", "{"), "not valid JSON"),
+        (("--body", "["), "invalid JSON"),
+        (("--body", "[]"), "valid dictionary"),
+        (("--against", "{"), "not valid JSON"),
+        (("--body", "{"), "invalid JSON"),
         (("--body", '{"stream": false}'), "--no-stream"),
-        (("--against-body", "{}"), "no --against"),
-        (("--against", "{}"), "the same server for the same"),
+        (("--against-body", "{}"), "has no --against"),
+        (("--against", "{}"), "the same requests to the same server"),
         (("--against", '{"a": 1}', "--against-name", "measured"), "both sides are called"),
         (("--prompts", "nothing.jsonl"), "there is no nothing.jsonl"),
         (("--endpoint", "completions", "--system", "x"), "needs the chat endpoint"),
-        (("--token-goal", "0"), "the goal for token is 0"),
+        (("--token-goal", "0"), "token_goal is 0"),
         (("--max-tokens", "0"), "max_tokens is 0"),
         (("--timeout", "-1"), "timeout is -1"),
     ],
@@ -140,41 +145,10 @@ def test_what_makes_no_sense_is_one_line(serve, arguments, words):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_an_address_where_nobody_answers(serve):
+def test_a_server_that_does_not_run(serve):
     result = serve("-c", "1", url="http://127.0.0.1:1")
     assert result.exit_code == 1
     assert "nothing answers at" in result.stderr
-
-
-def test_the_twin_takes_the_same_options(fake, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    arguments = [fake.url, *QUICK, "--concurrency", "1", "2", "--first-token-goal", "5"]
-    assert main(arguments) == 0
-    printed = capsys.readouterr()
-    assert "| 2 at once | measured | 4 of 4 | 0 |" in printed.out
-    assert "good answers/s" in printed.out
-    (path,) = tmp_path.glob("load-tiny-*.jsonl")
-    assert str(path.name) in printed.err
-    assert main([*arguments, "--body", '{"fake": "crash"}', "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["cells"][0]["sides"][0]["errors"] == {"HTTP 500": 4}
-    request, as_json = parse([fake.url, "--rate", "4", "--seconds", "3", "--json"])
-    assert as_json
-    assert request.cells() == [Cell(rate=4.0)]
-    assert request.settings.amount(Cell(rate=4.0)) == (None, 3.0)
-
-
-def test_both_command_lines_know_the_same_options(monkeypatch):
-    """What typer hands over is what argparse does, defaults included."""
-    seen = {}
-
-    def caught(**values):
-        seen.update(values)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("domino_spec.load.options.request_of", caught)
-    assert CliRunner().invoke(app, ["bench", "serve", "http://h"]).exit_code == 130
-    request = request_of(**seen)
-    assert request == parse(["http://h"])[0]
 
 
 @pytest.fixture
@@ -187,15 +161,25 @@ def heeding_ctrl_c():
 
 @pytest.mark.usefixtures("heeding_ctrl_c")
 def test_ctrl_c_ends_with_what_there_is(fake, tmp_path):
-    class Impatient(Watcher):
-        def progress(self, cell, side, done, total):
-            if done == 10:
-                os.kill(os.getpid(), signal.SIGINT)
+    def interrupt(cell, side, done, total):
+        if done == 10:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    arguments = ["-c", "2", "--requests", "5000", "--out", str(tmp_path / "r.jsonl")]
-    summary, path, whole = run_load(parse([fake.url, *arguments])[0], Impatient())
-    assert not whole
+    out = tmp_path / "r.jsonl"
+    settings = LoadSettings(url=fake.url, concurrency=[2], requests=5000, out=out)
+    summary, path, complete = run_load(settings, progress=interrupt)
+    assert not complete
     (side,) = summary.cells[0].sides
     assert 10 <= side.completed < 5000
     kept = [r for r in read_records(path) if r["kind"] == "request" and not r["warm_up"]]
     assert len(kept) == side.requests
+
+
+def test_the_default_file_is_named_after_the_model(fake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["bench", "serve", fake.url, *QUICK, "-c", "1", "--first-token-goal", "5"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "goodput, req/s" in result.stdout
+    (path,) = tmp_path.glob("load-tiny-*.jsonl")
+    assert str(path.name) in result.stderr

@@ -1,12 +1,13 @@
-"""Who is asked when, on a clock that tells exactly."""
+"""Which side gets which request when, on a clock that jumps."""
 
 import asyncio
 import itertools
 
 import pytest
 
-from domino_spec.load import Cell, Runner, Settings, Side, Watcher, summarise
-from domino_spec.load.runner import arrivals
+from domino_spec.load.runner import Runner, arrivals
+from domino_spec.load.settings import LoadSettings, Side
+from domino_spec.load.summary import summarise
 from tests.load.clock import run
 
 ONE, TWO = (Side(name=name, url="http://x", model="m") for name in ("one", "two"))
@@ -19,43 +20,46 @@ class Server:
         self.seconds, self.asked, self.now, self.most = seconds, [], 0, 0
         self.lock = asyncio.Lock() if in_line else None
 
-    async def __call__(self, side, number, exchange):
+    async def __call__(self, side, number, trace):
         loop = asyncio.get_running_loop()
-        exchange.sent = loop.time()
+        trace.sent = loop.time()
         self.asked.append((side.name, number))
         self.now += 1
         self.most = max(self.most, self.now)
         if self.lock is None:
-            await self.answer(exchange)
+            await self.answer(trace)
         else:
             async with self.lock:
-                await self.answer(exchange)
+                await self.answer(trace)
         self.now -= 1
 
-    async def answer(self, exchange):
+    async def answer(self, trace):
         loop = asyncio.get_running_loop()
         for _ in range(2):
             await asyncio.sleep(self.seconds / 2)
-            exchange.chunk_times.append(loop.time())
-            exchange.chunk_tokens.append(5)
-        exchange.ended, exchange.status = loop.time(), 200
+            trace.chunk_times.append(loop.time())
+            trace.chunk_tokens.append(5)
+        trace.ended, trace.status = loop.time(), 200
 
 
-def measured(server, settings, *cells, sides=(ONE,), watcher=None):
-    kept = [{"kind": "run", "run": "r", "settings": settings.to_dict(),
+def load(**settings):
+    return LoadSettings(url="http://x", **settings)
+
+
+def measured(server, settings, sides=(ONE,)):
+    kept = [{"kind": "run", "run": "r", "settings": settings.recorded(),
              "sides": [{"name": side.name} for side in sides]}]  # fmt: skip
 
     def keep(record):
         kept.append({"run": "r", **record})
 
-    whole = run(Runner(sides, settings, server, keep, watcher).run(cells))
-    return whole, kept, summarise(kept)[0]
+    assert run(Runner(sides, settings, server, keep).run())
+    return kept, summarise(kept)[0]
 
 
-def test_a_closed_loop_keeps_so_many_under_way():
+def test_a_closed_loop_keeps_its_concurrency():
     server = Server(2.0)
-    settings = Settings(requests=12, warm_up=0)
-    _, kept, summary = measured(server, settings, Cell(concurrency=4))
+    kept, summary = measured(server, load(concurrency=[4], requests=12, warm_up=0))
     assert server.most == 4
     assert [number for _, number in server.asked] == list(range(12))
     (side,) = summary.cells[0].sides
@@ -71,8 +75,7 @@ def test_a_closed_loop_keeps_so_many_under_way():
 
 def test_no_request_of_a_closed_loop_starts_after_its_seconds():
     server = Server(2.0)
-    settings = Settings(seconds=5.0, warm_up=0)
-    _, _, summary = measured(server, settings, Cell(concurrency=3))
+    _, summary = measured(server, load(concurrency=[3], seconds=5.0, warm_up=0))
     assert len(server.asked) == 9  # at 0, 2 and 4 seconds
     assert summary.cells[0].sides[0].seconds == pytest.approx(6.0)
 
@@ -80,9 +83,8 @@ def test_no_request_of_a_closed_loop_starts_after_its_seconds():
 def test_a_slow_server_is_not_waited_for_at_a_rate():
     """One answer takes as long as ten arrivals: latency grows from request to request."""
     server = Server(1.0, in_line=True)
-    settings = Settings(requests=30, warm_up=0, seed=3)
-    _, kept, summary = measured(server, settings, Cell(rate=10.0))
-    due = list(arrivals(10.0, seed=3, requests=30, seconds=None))
+    kept, summary = measured(server, load(rate=[10.0], requests=30, warm_up=0, seed=3))
+    due = list(arrivals(10.0, seed=3, requests=30))
     records = [r for r in kept if r["kind"] == "request"]
     assert [r["scheduled"] for r in records] == pytest.approx(due, abs=1e-5)
     assert [r["sent"] for r in records] == pytest.approx(due, abs=1e-5)
@@ -100,18 +102,17 @@ def test_what_the_client_sends_late_counts_from_when_it_was_due():
         loop = asyncio.get_running_loop()
         kept, sent = [], []
 
-        async def ask(side, number, exchange):
+        async def send(side, number, trace):
             if not sent:
                 loop._selector.now += 5.0  # the client itself stood still
             sent.append(number)
-            exchange.sent = exchange.ended = loop.time()
+            trace.sent = trace.ended = loop.time()
 
-        runner = Runner([ONE], Settings(requests=4, warm_up=0), ask, kept.append)
-        await runner.run([Cell(rate=4.0)])
+        await Runner([ONE], load(rate=[4.0], requests=4, warm_up=0), send, kept.append).run()
         return [r for r in kept if r["kind"] == "request"]
 
     records = run(main())
-    due = list(arrivals(4.0, seed=0, requests=4, seconds=None))
+    due = list(arrivals(4.0, seed=0, requests=4))
     assert [r["scheduled"] for r in records] == pytest.approx(due, abs=1e-5)
     late = [r["ended"] - r["scheduled"] for r in records]
     assert late == pytest.approx([due[0] + 5.0 - at for at in due], abs=1e-5)
@@ -131,8 +132,8 @@ def test_arrivals_are_a_poisson_process_of_the_seed():
 
 def test_sides_take_turns_and_ask_the_same():
     server = Server(1.0)
-    settings = Settings(requests=2, warm_up=1, rounds=3)
-    _, kept, summary = measured(server, settings, Cell(concurrency=1), sides=(ONE, TWO))
+    settings = load(concurrency=[1], requests=2, warm_up=1, rounds=3)
+    kept, summary = measured(server, settings, sides=(ONE, TWO))
     assert server.asked == [
         ("one", -1), ("two", -1),  # warm-up
         ("one", 0), ("one", 1), ("two", 0), ("two", 1),
@@ -149,24 +150,22 @@ def test_sides_take_turns_and_ask_the_same():
 
 def test_warm_up_is_as_many_as_the_load_unless_told():
     server = Server(1.0)
-    measured(server, Settings(requests=8), Cell(concurrency=4))
+    measured(server, load(concurrency=[4], requests=8))
     assert [number for _, number in server.asked][:5] == [-1, -2, -3, -4, 0]
 
 
 def test_an_interrupted_run_keeps_what_it_has():
-    class Impatient(Watcher):
-        def progress(self, cell, side, done, total):
-            assert total == 40
-            if done == 6:
-                task.cancel()
+    def stop(cell, side, done, total):
+        assert total == 40
+        if done == 6:
+            task.cancel()
 
     async def main():
         nonlocal task
         task = asyncio.current_task()
-        runner = Runner([ONE, TWO], settings, Server(1.0), kept.append, Impatient())
-        return await runner.run([Cell(concurrency=4)])
+        return await Runner([ONE, TWO], settings, Server(1.0), kept.append, stop).run()
 
-    task, kept, settings = None, [], Settings(requests=40, warm_up=0)
+    task, kept, settings = None, [], load(concurrency=[4], requests=40, warm_up=0)
     assert run(main()) is False
     requests = [r for r in kept if r["kind"] == "request"]
     assert len(requests) >= 8
@@ -174,7 +173,7 @@ def test_an_interrupted_run_keeps_what_it_has():
     assert {r["error"] for r in requests} == {None, "interrupted"}
     (last,) = [r for r in kept if r["kind"] == "round"]
     assert not last["complete"]
-    facts = {"kind": "run", "settings": settings.to_dict(), "sides": [{"name": "one"}]}
+    facts = {"kind": "run", "settings": settings.recorded(), "sides": [{"name": "one"}]}
     (summary,) = summarise([{**r, "run": "r"} for r in (facts, *kept)])
     (side,) = summary.cells[0].sides
     assert side.interrupted > 0

@@ -12,14 +12,12 @@ import yaml
 
 from domino_spec.checkpoints import load_drafter
 from domino_spec.data import write_shard
-from domino_spec.errors import DataError
 from domino_spec.training import World
-from domino_spec.training.__main__ import main
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import Checkpoints
 from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
 from tests.training.helpers import assert_same
-from tests.training.together import KINDS
+from tests.training.together import KINDS, trained
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5
@@ -55,13 +53,16 @@ def folder(tmp_path_factory):
         env=environment, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
-    run = str(folder / "run.yaml")
-    assert main([run, "rows=4", f"out={folder / 'one'}"]) == 0
-    reduced = ["draft_vocab=40", "labels=hard", "accumulate=2"]
-    assert main([run, "rows=2", *reduced, f"out={folder / 'one-reduced'}"]) == 0
-    for kind, changes in KINDS.items():
-        assert main([run, "rows=4", *changes, f"out={folder / f'one-{kind}'}"]) == 0
-    assert main([run, "rows=4", "dtype=bfloat16", "steps=2", f"out={folder / 'one-half'}"]) == 0
+    reduced = ("draft_vocab=40", "labels=hard", "accumulate=2")
+    runs = {
+        "one": ("rows=4",),
+        "one-reduced": ("rows=2", *reduced),
+        "one-half": ("rows=4", "dtype=bfloat16", "steps=2"),
+        **{f"one-{kind}": ("rows=4", *changes) for kind, changes in KINDS.items()},
+    }
+    for name, changes in runs.items():
+        result = trained(folder, name, *changes)
+        assert result.exit_code == 0, result.output
     return folder
 
 
@@ -140,8 +141,9 @@ def test_the_log_has_one_author(folder):
 
 
 def test_another_number_of_processes_cannot_go_on(folder):
-    with pytest.raises(DataError, match="belongs to world 2, but this run has 1"):
-        main([str(folder / "run.yaml"), f"out={folder / 'whole'}", "--resume"])
+    result = trained(folder, "whole", resume=True)
+    assert result.exit_code == 1
+    assert "belongs to world 2, but this run has 1" in result.stderr
 
 
 def test_one_process_asks_nobody():

@@ -8,11 +8,11 @@ from typing import Any
 from domino_spec.bench.statistics import Interval
 from domino_spec.bench.summary import CellSummary, Line, RunSummary
 
-HEADS = ("task", "T", "rows", "method", "over plain", "decoding alone", "tokens a cycle",
+HEADS = ("task", "T", "batch size", "method", "speedup", "decode speedup", "acceptance length",
          "tokens/s", "same text")  # fmt: skip
 TAKING_PART_HEADS = ("method", "kind", "settings", "own weights", "peak memory, all loaded",
                      "fingerprint")  # fmt: skip
-LEFT_OUT_HEADS = ("task", "T", "rows", "used", "loops", "short", "too long", "left over")
+LEFT_OUT_HEADS = ("task", "T", "batch size", "used", "loops", "short", "too long", "left over")
 _LOOPS = {
     "fast": "the engine (plain: the same engine without a drafter, over the same weights)",
     "lean": "the reference loop over the engine's forward (plain: the same without drafts)",
@@ -29,7 +29,7 @@ KINDS = {
     "medusa": "Medusa, drafting a chain",
     "eagle3": "EAGLE-3, drafting a chain",
 }
-"""What a kind is called; the last two are published with trees, and everybody here verifies one
+"""What a kind is called; the last two are published with trees; here every method verifies one
 chain."""
 
 
@@ -44,7 +44,7 @@ def _run(run: RunSummary) -> list[str]:
         " ".join(circumstances(environment) for environment in run.environments),
         table(TAKING_PART_HEADS, taking_part_rows(run)),
         table(HEADS, method_rows(run)),
-        "What was left out (a loop flatters any drafter, a short answer says little):",
+        "Excluded prompts (a loop flatters any drafter, a short answer says little):",
         table(LEFT_OUT_HEADS, left_out_rows(run)),
     ]
 
@@ -61,7 +61,7 @@ def how_measured(run: RunSummary) -> str:
         f"{target['name']}, {target['dtype']} on {target['device']}; all methods on "
         f"{_LOOPS[settings['engine']]}. Up to {settings['max_new_tokens']} new tokens; {repeats} a "
         f"prompt, methods in turns on each batch after {settings['warm_up']} to warm up; 95% "
-        "intervals by drawing prompts (batches where rows share one) anew."
+        "bootstrap intervals over prompts (over batches where prompts share one)."
         f"{depth}{accept}"
     )
 
@@ -77,7 +77,7 @@ def circumstances(environment: Mapping[str, Any]) -> str:
 
 
 def method_rows(run: RunSummary) -> list[list[str]]:
-    """A row for each method in each cell, then over all tasks."""
+    """A line for each method in each cell, then over all tasks."""
     rows = []
     for temperature, batch_size in run.points:
         for summary in run.at(temperature, batch_size):

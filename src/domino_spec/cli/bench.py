@@ -15,9 +15,8 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from domino_spec.cli.bench_engine import engine
-from domino_spec.cli.bench_serve import serve
+from domino_spec.cli.bench_serve import SeveralValues, serve
 from domino_spec.cli.groups import grouped
-from domino_spec.cli.load_options import SeveralValues
 from domino_spec.cli.options import (
     Accept,
     CandidatesOption,
@@ -111,7 +110,7 @@ class CellOptions:
     batch_sizes: Annotated[
         list[int],
         typer.Option(
-            "--batch-size", "-b", help="Rows at a time; repeatable.", rich_help_panel=_WHAT
+            "--batch-size", "-b", help="Sequences per batch; repeatable.", rich_help_panel=_WHAT
         ),
     ] = field(default_factory=lambda: [1])
 
@@ -169,7 +168,7 @@ def run(
 ) -> None:
     """Drafters against plain decoding: tasks, temperatures, batch sizes; killed runs go on.
 
-    All methods run on the same path over the same weights, in turns; speed-ups come with 95%
+    All methods run on the same path over the same weights, in turns; speedups come with 95%
     intervals. Loops and short answers are left out and counted.
     """
     with speaking(as_json=as_json) as voice:
@@ -270,7 +269,7 @@ def tables(summary: RunSummary) -> list[Table]:
         method_rows,
     )
 
-    figures = Table(title="Over plain decoding", box=None, title_justify="left")
+    figures = Table(title="Speedup over plain decoding", box=None, title_justify="left")
     _fill(figures, HEADS, method_rows(summary), words=("task", "method"))
     figures.caption, figures.caption_justify = how_measured(summary), "left"
     left_out = Table(title="Prompts", box=None, title_justify="left")

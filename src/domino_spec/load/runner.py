@@ -1,80 +1,106 @@
-"""Runs the load: warm-up, then rounds in which the sides take turns."""
+"""Runs a load test: warm-up, then rounds in which the sides take turns; records as it goes."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import os
 import random
+import re
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from domino_spec.load.exchange import INTERRUPTED, Exchange
-from domino_spec.load.settings import Cell, Settings, Side
+from domino_spec.bench.tasks import read_tasks
+from domino_spec.errors import InputError
+from domino_spec.load.client import INTERRUPTED, Client, RequestTrace
+from domino_spec.load.settings import Cell, LoadSettings, Side, merged
+from domino_spec.load.summary import RunSummary, summarise
+from domino_spec.records import append_record, environment
 
-Ask = Callable[[Side, int, Exchange], Awaitable[None]]
-"""Sends request `number` of a side and fills the exchange."""
-Keep = Callable[[dict[str, Any]], None]
+if TYPE_CHECKING:
+    from domino_spec.bench.tasks import Task
 
+FORMAT = 1
 
-class Watcher:
-    """Hears how far a run is; the default says nothing."""
-
-    def say(self, message: str) -> None:
-        """Something worth knowing."""
-
-    def progress(self, cell: Cell, side: Side, done: int, total: int | None) -> None:
-        """After each request; `total` is over all rounds, None where time decides."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Round:
-    """What one side answers in one go."""
-
-    cell: Cell
-    side: Side
-    number: int
-    first: int
-    """Number of its first request; warm-up's are below 0."""
-    requests: int | None
-    seconds: float | None
-    warm_up: bool = False
+Send = Callable[[Side, int, RequestTrace], Awaitable[None]]
+"""Sends a side's request of this number and fills the trace."""
+Progress = Callable[[Cell, Side, int, int | None], None]
+"""After each request: how many are done of how many, over all rounds; None where time decides."""
 
 
-def arrivals(
-    rate: float, *, seed: int, requests: int | None, seconds: float | None
-) -> Iterator[float]:
-    """When requests come, in seconds from the start: a Poisson process, the same for a seed."""
-    rng, at = random.Random(seed), 0.0
-    for _ in itertools.count() if requests is None else range(requests):
-        at += rng.expovariate(rate)
-        if seconds is not None and at > seconds:
-            return
-        yield at
+def run_load(
+    settings: LoadSettings,
+    *,
+    notice: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda *_: None,
+) -> tuple[RunSummary, Path, bool]:
+    """The summary, the file of records, and whether the run was complete."""
+    return asyncio.run(_measure(settings, notice, progress))
+
+
+async def _measure(
+    settings: LoadSettings, notice: Callable[[str], None], progress: Progress
+) -> tuple[RunSummary, Path, bool]:
+    tasks = read_tasks(
+        settings.prompts, limit=settings.limit, system=settings.system, notice=notice
+    )
+    prompts = _prompt_fields(tasks, settings.endpoint)
+    run = uuid.uuid4().hex[:8]
+    records: list[dict[str, Any]] = []
+    async with Client.open(settings) as client:
+        sides = await _sides(client, settings)
+        path = settings.out or Path(f"load-{_file_stem(sides[0].model)}-{run}.jsonl")
+
+        def write(record: dict[str, Any]) -> None:
+            records.append({"run": run, **record})
+            append_record(path, records[-1])
+
+        async def send(side: Side, number: int, trace: RequestTrace) -> None:
+            prompt = prompts[number % len(prompts)]
+            await client.send(side, _request_body(side, prompt, settings, number), trace)
+
+        write({
+            "kind": "run",
+            "format": FORMAT,
+            "settings": settings.recorded(),
+            "prompts": len(prompts),
+            "tasks": [task.name for task in tasks],
+            "sides": [
+                {"name": side.name, "url": side.url, "model": side.model, "body": dict(side.body),
+                 "server": await client.server_facts(side)}
+                for side in sides
+            ],
+            "environment": environment(secrets=[s.api_key for s in sides if s.api_key]),
+        })  # fmt: skip
+        complete = await Runner(sides, settings, send, write, progress).run()
+    return summarise(records)[0], path, complete
 
 
 class Runner:
-    """Measures every load on every side; records are kept as each round ends."""
+    """Measures every load on every side; a round is written when it ends."""
 
     def __init__(
         self,
         sides: Sequence[Side],
-        settings: Settings,
-        ask: Ask,
-        keep: Keep,
-        watcher: Watcher | None = None,
+        settings: LoadSettings,
+        send: Send,
+        write: Callable[[dict[str, Any]], None],
+        progress: Progress = lambda *_: None,
     ) -> None:
         self._sides, self._settings = tuple(sides), settings
-        self._ask, self._keep = ask, keep
-        self._watcher = watcher or Watcher()
-        self._done: dict[tuple[Cell, str], int] = {}
+        self._send, self._write, self._progress = send, write, progress
 
-    async def run(self, cells: Sequence[Cell]) -> bool:
-        """All loads; False if it was cancelled on the way (what there is has been kept)."""
+    async def run(self) -> bool:
+        """All loads; False if it was cancelled (everything so far has been written)."""
         try:
-            for cell in cells:
-                await self._cell(cell)
+            for cell in self._settings.cells:
+                await self._run_cell(cell)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None:
@@ -82,104 +108,171 @@ class Runner:
             return False
         return True
 
-    async def _cell(self, cell: Cell) -> None:
+    async def _run_cell(self, cell: Cell) -> None:
+        warm_up = self._settings.warm_up_requests(cell)
+        for side in self._sides if warm_up else ():
+            await self._round(cell, side, number=-1, first=-1, requests=warm_up, warm_up=True)
         requests, seconds = self._settings.amount(cell)
-        warm_up = self._settings.warm_up_of(cell)
-        if warm_up:
-            # Not at an open loop's rate: warming up is not measured, only done.
-            at_once = Cell(concurrency=min(cell.concurrency or 1, warm_up))
-            for side in self._sides:
-                await self._round(
-                    Round(cell=at_once, side=side, number=-1, first=-1, requests=warm_up,
-                          seconds=None, warm_up=True),
-                    cell,
-                )  # fmt: skip
-        first = 0
-        for number in range(self._settings.rounds):
-            # Who starts changes from round to round: what drifts hits both.
-            order = self._sides if number % 2 == 0 else self._sides[::-1]
-            started = 0
-            for side in order:
-                plan = Round(cell=cell, side=side, number=number, first=first,
-                             requests=requests, seconds=seconds)  # fmt: skip
-                started = max(started, await self._round(plan, cell))
-            first += requests or started
+        rounds = self._settings.round_count
+        done = {side.name: 0 for side in self._sides}
 
-    async def _round(self, plan: Round, cell: Cell) -> int:
-        """How many requests were sent."""
+        def count(side: Side) -> None:
+            done[side.name] += 1
+            total = None if requests is None else requests * rounds
+            self._progress(cell, side, done[side.name], total)
+
+        first = 0
+        for number in range(rounds):
+            # The side that starts alternates: drift of the machine affects both.
+            order = self._sides if number % 2 == 0 else self._sides[::-1]
+            started = [
+                await self._round(cell, side, number=number, first=first, requests=requests,
+                                  seconds=seconds, count=count)
+                for side in order
+            ]  # fmt: skip
+            first += requests or max(started)
+
+    async def _round(
+        self,
+        cell: Cell,
+        side: Side,
+        *,
+        number: int,
+        first: int,
+        requests: int | None,
+        seconds: float = math.inf,
+        warm_up: bool = False,
+        count: Callable[[Side], None] = lambda _: None,
+    ) -> int:
+        """One round of one side; how many requests were sent."""
         loop = asyncio.get_running_loop()
-        started: list[Exchange] = []
+        traces: list[RequestTrace] = []
         start, processor = loop.time(), time.process_time()
+
+        async def one(scheduled: float) -> None:
+            index, trace = len(traces), RequestTrace(scheduled=scheduled)
+            traces.append(trace)
+            try:
+                # Warm-up counts down: the first prompts must not be in the server's cache.
+                await self._send(side, first - index if warm_up else first + index, trace)
+            except asyncio.CancelledError:
+                trace.error, trace.message = INTERRUPTED, None
+                raise
+            finally:
+                if trace.ended is None:
+                    trace.ended = loop.time()
+            count(side)
+
+        async def slot() -> None:
+            """Closed loop: the next request is sent as soon as this one is answered."""
+            while requests is None or len(traces) < requests:
+                now = loop.time()
+                if now - start >= seconds:
+                    return
+                await one(now)
+
         complete = False
-        run = self._open_loop if plan.cell.rate is not None else self._closed_loop
         try:
-            await run(plan, started, start)
+            async with asyncio.TaskGroup() as group:
+                if cell.rate is None or warm_up:
+                    slots = cell.concurrency or 1
+                    for _ in range(slots if requests is None else min(slots, requests)):
+                        group.create_task(slot())
+                else:
+                    seed = self._settings.seed + number
+                    for offset in arrivals(cell.rate, seed=seed, requests=requests,
+                                           seconds=seconds):  # fmt: skip
+                        await asyncio.sleep(max(start + offset - loop.time(), 0.0))
+                        group.create_task(one(start + offset))
             complete = True
         finally:
-            seconds = loop.time() - start
-            busy = (time.process_time() - processor) / seconds if seconds > 0 else 0.0
-            common = {
-                **cell.to_dict(),
-                "side": plan.side.name,
-                "round": plan.number,
-                "warm_up": plan.warm_up,
-            }
-            for index, exchange in enumerate(started):
-                record = {"kind": "request", **common, "index": index, **exchange.to_record(start)}
-                self._keep(record)
-            self._keep({"kind": "round", **common, "requests": len(started),
-                        "seconds": round(seconds, 6), "complete": complete,
-                        "client_busy": round(busy, 4)})  # fmt: skip
-        return len(started)
+            elapsed = loop.time() - start
+            busy = (time.process_time() - processor) / elapsed if elapsed > 0 else 0.0
+            common = {**asdict(cell), "side": side.name, "round": number, "warm_up": warm_up}
+            for index, trace in enumerate(traces):
+                self._write({"kind": "request", **common, "index": index,
+                             **trace.to_record(start)})  # fmt: skip
+            self._write({"kind": "round", **common, "requests": len(traces),
+                         "seconds": round(elapsed, 6), "complete": complete,
+                         "client_busy": round(busy, 4)})  # fmt: skip
+        return len(traces)
 
-    async def _closed_loop(self, plan: Round, started: list[Exchange], start: float) -> None:
-        """So many at once: each place asks again as soon as it is answered."""
-        loop = asyncio.get_running_loop()
 
-        async def place() -> None:
-            while plan.requests is None or len(started) < plan.requests:
-                now = loop.time()
-                if plan.seconds is not None and now - start >= plan.seconds:
-                    return
-                await self._one(plan, started, Exchange(scheduled=now))
+def arrivals(
+    rate: float, *, seed: int, requests: int | None, seconds: float = math.inf
+) -> Iterator[float]:
+    """Arrival times of a Poisson process in seconds from the start; the same for a seed."""
+    rng, at = random.Random(seed), 0.0
+    for _ in itertools.count() if requests is None else range(requests):
+        at += rng.expovariate(rate)
+        if at > seconds:
+            return
+        yield at
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(plan.cell.concurrency or 1):
-                group.create_task(place())
 
-    async def _open_loop(self, plan: Round, started: list[Exchange], start: float) -> None:
-        """So many a second, whether or not earlier ones are answered."""
-        loop = asyncio.get_running_loop()
-        due = arrivals(
-            plan.cell.rate or 0.0,
-            seed=self._settings.seed + plan.number,
-            requests=plan.requests,
-            seconds=plan.seconds,
+async def _sides(client: Client, settings: LoadSettings) -> list[Side]:
+    key = settings.api_key or os.environ.get(settings.api_key_env) or None
+    model = settings.model or await client.model_of(settings.url, key)
+    first = Side(name=settings.name, url=settings.url, model=model, body=settings.body or {},
+                 api_key=key)  # fmt: skip
+    if settings.against is None:
+        return [first]
+    url, body = settings.against_target
+    other_key = os.environ.get(settings.against_api_key_env or "") or None
+    if urlsplit(url)[:2] == urlsplit(first.url)[:2]:  # a key belongs to its server
+        other_key = other_key or key
+    other_model = settings.against_model
+    if other_model is None:
+        other_model = model if url == first.url else await client.model_of(url, other_key)
+    second = Side(name=settings.against_name, url=url, model=other_model,
+                  body=merged(first.body, body), api_key=other_key)  # fmt: skip
+    if (second.url, second.model, second.body) == (first.url, first.model, first.body):
+        raise InputError(
+            "both sides send the same requests to the same server; expected --against to name "
+            "another URL, or body fields that differ."
         )
-        async with asyncio.TaskGroup() as group:
-            for offset in due:
-                await asyncio.sleep(max(start + offset - loop.time(), 0.0))
-                group.create_task(self._one(plan, started, Exchange(scheduled=start + offset)))
+    return [first, second]
 
-    async def _one(self, plan: Round, started: list[Exchange], exchange: Exchange) -> None:
-        index = len(started)
-        started.append(exchange)
-        # Warm-up counts down, to the last prompts: the first would be in the server's cache.
-        number = plan.first - index if plan.warm_up else plan.first + index
-        try:
-            await self._ask(plan.side, number, exchange)
-        except asyncio.CancelledError:
-            # A broken stream is the server's; this one is ours.
-            exchange.error, exchange.message = INTERRUPTED, None
-            raise
-        finally:
-            if exchange.ended is None:
-                exchange.ended = asyncio.get_running_loop().time()
-        if not plan.warm_up:
-            self._tell(plan)
 
-    def _tell(self, plan: Round) -> None:
-        key = (plan.cell, plan.side.name)
-        self._done[key] = self._done.get(key, 0) + 1
-        total = None if plan.requests is None else plan.requests * self._settings.rounds
-        self._watcher.progress(plan.cell, plan.side, self._done[key], total)
+def _prompt_fields(tasks: Sequence[Task], endpoint: str) -> list[dict[str, Any]]:
+    """The fields of each prompt; tasks alternate, so that every round has some of all."""
+    by_turn = itertools.zip_longest(*(task.rows for task in tasks))
+    prompts = [prompt for turn in by_turn for prompt in turn if prompt is not None]
+    if endpoint == "chat":
+        return [
+            {"messages": [*prompt.opening(), {"role": "user", "content": prompt.turns[0]}]}
+            for prompt in prompts
+        ]
+    if any(prompt.system is not None for prompt in prompts):
+        raise InputError(
+            "a system message needs the chat endpoint; remove it, or take --endpoint chat."
+        )
+    return [{"prompt": prompt.turns[0]} for prompt in prompts]
+
+
+def _request_body(
+    side: Side, prompt: dict[str, Any], settings: LoadSettings, number: int
+) -> dict[str, Any]:
+    common: dict[str, Any] = {
+        "model": side.model,
+        **prompt,
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed + abs(number),
+        "stream": settings.stream,
+    }
+    if settings.stream:
+        common["stream_options"] = {"include_usage": True}
+    return _without_nulls(merged(common, side.body))
+
+
+def _without_nulls(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _without_nulls(value) if isinstance(value, dict) else value
+        for name, value in body.items()
+        if value is not None
+    }
+
+
+def _file_stem(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name.rsplit("/", 1)[-1]).strip("-.") or "model"

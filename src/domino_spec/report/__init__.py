@@ -1,7 +1,6 @@
-"""A head-to-head as one HTML page that needs nothing else, and its charts as pictures."""
+"""A head-to-head as one self-contained HTML page, and its charts as pictures."""
 
-from domino_spec.report.figures import Bars, Figure, Lines, Stacks, figures
-from domino_spec.report.page import page
-from domino_spec.report.write import write_report
+from domino_spec.report.charts import Chart, charts
+from domino_spec.report.page import caveats, findings, page, write_report
 
-__all__ = ["Bars", "Figure", "Lines", "Stacks", "figures", "page", "write_report"]
+__all__ = ["Chart", "caveats", "charts", "findings", "page", "write_report"]

@@ -3,9 +3,8 @@
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.load import Goals, Settings, summarise
-from domino_spec.load.figures import Quantiles, full_window, token_gaps, token_time
-from domino_spec.load.tables import doubts, markdown, pace_rows, ratio_rows, time_rows
+from domino_spec.load.summary import Quantiles, inter_token, summarise, tpot
+from domino_spec.load.tables import caveats, tables
 from tests.load.made_up import facts, request_record, round_record, two_sides
 
 
@@ -23,23 +22,12 @@ def test_no_quantile_without_a_sample_beyond_it():
 
 def test_a_chunks_gap_is_shared_by_its_tokens():
     record = request_record(chunks=[1.0, 1.6, 2.0], chunk_tokens=[1, 3, 2], tokens=6)
-    assert token_gaps(record) == pytest.approx([0.2, 0.2, 0.2, 0.2, 0.2])
-    assert token_time(record) == pytest.approx(0.2)
+    assert inter_token(record) == pytest.approx([0.2, 0.2, 0.2, 0.2, 0.2])
+    assert tpot(record) == pytest.approx([0.2])
     silent = request_record(chunks=[1.0, 1.6, 2.0], tokens=6)
-    assert token_gaps(silent) == []
-    assert token_time(silent) == pytest.approx(1.0 / 5)
-    assert token_time(request_record(chunks=[1.0], tokens=6)) is None
-
-
-def test_full_is_between_filling_and_running_dry():
-    records = [
-        request_record(sent=0.0, ended=4.0),
-        request_record(sent=1.0, ended=3.0),
-        request_record(sent=3.0, ended=9.0),
-        request_record(sent=4.0, ended=6.0),
-    ]
-    assert full_window(records, 2) == (1.0, 6.0)
-    assert full_window(records, 5) is None
+    assert inter_token(silent) == []
+    assert tpot(silent) == pytest.approx([1.0 / 5])
+    assert tpot(request_record(chunks=[1.0], tokens=6)) == []
 
 
 def test_full_tokens_are_those_that_arrived_in_the_window():
@@ -70,9 +58,9 @@ def test_errors_are_counted_by_class_and_apart_from_what_was_measured():
     assert side.times["latency"].samples == 1
     assert side.tokens_per_second == pytest.approx(4 / 4.0)  # not until the interruption
     assert side.full_tokens_per_second is None
-    assert pace_rows(run)[0][2:4] == ["1 of 4", "2 busy, 1 broken stream"]
-    assert pace_rows(run)[0][7] == "75%"
-    assert any("1 requests were under way" in doubt for doubt in doubts(run))
+    shown = tables(run)[0].lines[0]
+    assert (*shown[2:4], shown[7]) == ("1 of 4", "2 busy, 1 broken stream", "75%")
+    assert any("1 requests were in flight" in caveat for caveat in caveats(run))
 
 
 def test_goodput_counts_answers_that_keep_every_goal():
@@ -82,15 +70,16 @@ def test_goodput_counts_answers_that_keep_every_goal():
         request_record(index=2, ended=4.0, chunks=[0.4, 4.0], tokens=5),  # the rest too slow
         request_record(index=3, ended=0.1, error="busy"),
     ]
-    goals = Goals(first_token=0.5, token=0.5)
-    (run,) = summarise([facts(Settings(goals=goals)), *requests, round_record(requests)])
+    goals = {"first_token_goal": 0.5, "token_goal": 0.5}
+    (run,) = summarise([facts(**goals), *requests, round_record(requests)])
     (side,) = run.cells[0].sides
     assert side.goodput == pytest.approx(1 / 4)
     assert side.requests_per_second == pytest.approx(3 / 4)
-    assert "good answers/s" in markdown(run)
+    assert tables(run)[0].heads[-1] == "goodput, req/s"
+    assert tables(run)[0].lines[0][-1] == "0.25"
     (without,) = summarise([facts(), *requests, round_record(requests)])
     assert without.cells[0].sides[0].goodput is None
-    assert "good answers/s" not in markdown(without)
+    assert "goodput, req/s" not in tables(without)[0].heads
 
 
 def test_ratios_have_intervals_over_rounds():
@@ -105,7 +94,7 @@ def test_ratios_have_intervals_over_rounds():
     ratio = noisy.cells[0].comparison.tokens_per_second
     assert ratio.value == pytest.approx(2.0)
     assert 1.0 <= ratio.low < 2.0 < ratio.high <= 3.0
-    assert ratio_rows(noisy)[0][1].startswith("2.00× (")
+    assert tables(noisy)[2].lines[0][1].startswith("2.00× (")
 
 
 def test_only_rounds_that_both_sides_finished_are_compared():
@@ -130,21 +119,21 @@ def test_a_round_without_answers_takes_the_interval_away_not_the_ratio():
             record["error"] = "HTTP 500"
     (run,) = summarise(records)
     assert run.cells[0].comparison.tokens_per_second is None
-    assert ratio_rows(run)[0][1:] == ["–"] * 6
+    assert tables(run)[2].lines[0][1:] == ["–"] * 6
 
 
-def test_doubts_about_a_busy_client_and_guessed_tokens():
+def test_caveats_about_a_busy_client_and_guessed_tokens():
     requests = [request_record(ended=2.0, chunks=[1.0, 2.0], tokens=None)]
     (run,) = summarise([facts(), *requests, round_record(requests, client_busy=0.93)])
-    said = " ".join(doubts(run))
+    said = " ".join(caveats(run))
     assert "used 93% of a core" in said
-    assert "a chunk is taken for one" in said
-    assert "between chunks only" in said
+    assert "a chunk counts as one" in said
+    assert "have no ITL" in said
     requests = [request_record(ended=2.0, chunks=[1.0, 2.0], chunk_tokens=[1, 1], tokens=2)]
     (run,) = summarise([facts(), *requests, round_record(requests)])
-    assert doubts(run) == []
-    assert [row[2] for row in time_rows(run)] == [
-        "first token", "per token", "between tokens", "between chunks", "whole answer",
+    assert caveats(run) == []
+    assert [line[2] for line in tables(run)[1].lines] == [
+        "TTFT", "TPOT", "ITL", "inter-chunk", "E2E latency",
     ]  # fmt: skip
 
 
@@ -156,5 +145,5 @@ def test_warm_up_is_on_record_but_in_no_figure():
 
 
 def test_a_line_without_its_run_is_refused():
-    with pytest.raises(InputError, match="stands before its run"):
+    with pytest.raises(InputError, match="comes before its run"):
         summarise([request_record()])
