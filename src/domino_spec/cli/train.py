@@ -95,7 +95,8 @@ def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: b
     import torch
 
     from domino_spec.targets import default_device
-    from domino_spec.training import TrainConfig, open_world, prepare, train
+    from domino_spec.training import TrainConfig, open_world, train
+    from domino_spec.training.prepare import prepare
 
     config = TrainConfig.from_dict(settings)
     named = checked_device(config.device)

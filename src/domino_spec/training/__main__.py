@@ -16,8 +16,9 @@ import torch
 
 from domino_spec.errors import ConfigError, DominoError
 from domino_spec.targets import default_device
-from domino_spec.training import TrainConfig, open_world, prepare, train
+from domino_spec.training import TrainConfig, open_world, train
 from domino_spec.training.config import parse_assignments, read_settings
+from domino_spec.training.prepare import prepare
 
 _USAGE = "usage: python -m domino_spec.training run.yaml [name=value ...] [--resume]"
 
