@@ -74,26 +74,26 @@ def test_usage_errors_exit_with_2(arguments, domino):
     assert "Traceback" not in result.output
 
 
-def test_unexpected_errors_offer_a_traceback(domino, monkeypatch):
+def test_unexpected_errors_offer_a_traceback(domino, monkeypatch, target):
     def explode(*_, **__):
         raise KeyError("boom\nand more")
 
     monkeypatch.setattr(generate_module, "load_decoder", explode)
-    result = domino("generate", "t", PROMPT)
+    result = domino("generate", target, PROMPT)
     assert result.exit_code == 1
     (line,) = errors_of(result)
     assert "KeyError" in line
     assert "run again with DOMINO_DEBUG=1" in line
     assert "Traceback" not in result.output
-    assert "Traceback" in domino("generate", "t", PROMPT, DOMINO_DEBUG="1").stderr
+    assert "Traceback" in domino("generate", target, PROMPT, DOMINO_DEBUG="1").stderr
 
 
-def test_interrupting_exits_with_130(domino, monkeypatch):
+def test_interrupting_exits_with_130(domino, monkeypatch, target):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(generate_module, "load_decoder", interrupt)
-    result = domino("generate", "t", PROMPT)
+    result = domino("generate", target, PROMPT)
     assert result.exit_code == 130
     assert "error" not in result.output
 

@@ -64,6 +64,9 @@ def info(
         facts: TargetFacts | None = None
         checks: list[Check] = []
         if target is not None:
+            from domino_spec.targets.place import require_target
+
+            require_target(target, revision=revision)
             from domino_spec.api import read_target_facts
 
             facts = read_target_facts(

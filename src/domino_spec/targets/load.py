@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from domino_spec.errors import TargetError
+from domino_spec.targets.place import is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.support import check_config
 from domino_spec.targets.target import Target
@@ -163,22 +163,14 @@ def _checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
 def _place(
     source: str | Path, revision: str | None, trust_remote_code: bool
 ) -> tuple[str, dict[str, Any]]:
-    """What Transformers' loaders take: a folder or id, and options; a GGUF file is split."""
-    if not str(source).strip():
-        raise TargetError("the target's name is empty; give a folder, a GGUF file or a hub id.")
+    """What Transformers' loaders take: a folder or id, and options."""
+    require_target(source, revision=revision)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
-    path = Path(source)
-    if path.suffix.lower() != ".gguf":
+    if not is_gguf(source):
         return str(source), options
-    if not path.is_file():
-        raise TargetError(f"there is no GGUF file at {source}; give the path of an existing one.")
-    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise TargetError(
-            f"reading {path.name} needs {' and '.join(missing)}; pip install 'domino-spec[gguf]'."
-        )
+    path = Path(source)
     return str(path.parent), {**options, "gguf_file": path.name}
 
 
@@ -201,27 +193,19 @@ def _attempt(source: str | Path, load: Any, place: str, **options: Any) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, ImportError, LookupError, AttributeError, RuntimeError) as error:
-        raise TargetError(_why(source, error)) from error
+        raise _why(source, error) from error
 
 
-def _why(source: str | Path, error: Exception) -> str:
+def _why(source: str | Path, error: Exception) -> TargetError:
     first = _first_line(error)
     if "trust_remote_code" in str(error):
-        return (
+        return TargetError(
             f"{source} brings its own modelling code, which is not run unless asked for; read it, "
             "then pass trust_remote_code=True (--trust-remote-code)."
         )
-    if Path(source).is_file():
-        return f"{source} is a file, but not a GGUF one; give a GGUF file, a folder or a hub id."
-    if not Path(source).exists() and str(source).startswith((".", "/", "~")):
-        return f"no model at {source!s}: there is no such folder or file. Check the path."
     if isinstance(error, OSError) and not Path(source).exists():
-        return (
-            f"no model at {source!s}: it is neither a local folder or GGUF file nor a model that "
-            f"the hub or its local cache could give ({first}). Check the name, or download it "
-            "first."
-        )
-    return f"{source} could not be loaded as a causal language model: {first}"
+        return not_found(source, first)
+    return TargetError(f"{source} could not be loaded as a causal language model: {first}")
 
 
 def _first_line(error: Exception) -> str:
