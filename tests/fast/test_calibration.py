@@ -5,13 +5,13 @@ import math
 
 import pytest
 
+from domino_spec.cache import cache_folder
 from domino_spec.decoding import SamplingParams
 from domino_spec.fast import calibration
 from domino_spec.fast.calibration import adapt_depth, measured_rows
 from domino_spec.fast.costs import Costs
 from domino_spec.fast.cycle import KINDS
 from domino_spec.fast.graphs import Runner
-from domino_spec.fast.kept import cache_folder
 from domino_spec.fast.policy import Batch, DepthPolicy, depths
 from tests.fast.runs import make_engine, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts

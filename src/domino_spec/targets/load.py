@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from domino_spec.errors import TargetError
+from domino_spec.targets.gguf import converted
 from domino_spec.targets.place import is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.support import check_config
@@ -69,7 +72,7 @@ def load_target(
         "dtype": _checked_dtype(dtype) or ("auto" if device.type != "cpu" else torch.float32),
         "device_map": device_map,
         "attn_implementation": attn_implementation,
-        "config": config,  # read once: a GGUF file takes seconds to parse
+        "config": config,
         "output_loading_info": True,
     }
     place, common = _place(source, revision, trust_remote_code)
@@ -103,6 +106,10 @@ def load_tokenizer(
 ) -> Any | None:
     """The tokenizer beside a model; None where there is none."""
     place, common = _place(source, revision, trust_remote_code)
+    return _read_tokenizer(source, place, common)
+
+
+def _read_tokenizer(source: str | Path, place: str, common: Mapping[str, Any]) -> Any | None:
     present = [name for name in _TOKENIZER_FILES if (Path(place) / name).is_file()]
     if Path(place).is_dir() and not present and "gguf_file" not in common:
         return None  # for some models Transformers would make up an empty tokenizer
@@ -171,7 +178,41 @@ def _place(
     if not is_gguf(source):
         return str(source), options
     path = Path(source)
+    folder = converted(path, partial(_convert_gguf, path))
+    if folder is not None:
+        return str(folder), options
     return str(path.parent), {**options, "gguf_file": path.name}
+
+
+def _convert_gguf(path: Path, folder: Path) -> None:
+    """Write a GGUF file as a folder of float32 weights, as Transformers unpacks them.
+
+    Any other type is rounded from float32 there too, so that one folder serves them all.
+    """
+    place, options = str(path.parent), {"gguf_file": path.name}
+    config = _attempt(path, AutoConfig.from_pretrained, place, **options)
+    check_config(config, str(path))
+    # Without it a machine with GGUF kernels would keep the weights packed.
+    unpacking = getattr(transformers, "GgufConfig", None)
+    if unpacking is not None:
+        options["quantization_config"] = unpacking(dequantize=True)
+    model, loading = _attempt(
+        path,
+        AutoModelForCausalLM.from_pretrained,
+        place,
+        config=config,
+        dtype=torch.float32,
+        output_loading_info=True,
+        **options,
+    )
+    _require_all_weights(path, loading)
+    model.hf_quantizer = None  # the weights are plain now, but it would not let them be saved
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer = _read_tokenizer(path, place, {"gguf_file": path.name})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def _require_all_weights(source: str | Path, loading: Mapping[str, Any]) -> None:
