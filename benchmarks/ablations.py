@@ -30,7 +30,8 @@ from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Protocol, measure_simulated
 from domino_spec.records import append_record, environment, read_records
 from domino_spec.targets import LoadedTarget, default_device, load_target
-from domino_spec.training import TrainConfig, World, prepare, train
+from domino_spec.training import TrainConfig, World, train
+from domino_spec.training.prepare import prepare
 
 TRIAL_STEPS = 30
 PART_BYTES = 15 * 10**6

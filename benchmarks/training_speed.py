@@ -22,7 +22,8 @@ from domino_spec.data import Corpus, load_corpus, write_shard
 from domino_spec.engine.shapes import SHAPES, random_target
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
-from domino_spec.training import Run, TrainConfig, World, prepare, train
+from domino_spec.training import Run, TrainConfig, World, train
+from domino_spec.training.prepare import prepare
 
 STAGES = ("target", "backbone", "head", "loss", "backward", "optimiser")
 

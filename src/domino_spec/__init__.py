@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from domino_spec.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from domino_spec.api import RECIPE as RECIPE
@@ -25,33 +26,16 @@ if TYPE_CHECKING:
     from domino_spec.targets import Target as Target
     from domino_spec.targets import load_target as load_target
 
-__version__ = "0.1.0"
-
-_HOMES = {
-    "RECIPE": "api",
-    "DominoDecoder": "api",
-    "DominoGenerate": "api",
-    "Generation": "api",
-    "StreamedToken": "api",
-    "Provenance": "checkpoints",
-    "load_drafter": "checkpoints",
-    "save_drafter": "checkpoints",
-    "save_packed": "checkpoints",
-    "SamplingParams": "decoding",
-    "DominoHeadConfig": "drafter",
-    "Drafter": "drafter",
-    "DrafterConfig": "drafter",
-    "HeadConfig": "drafter",
-    "MarkovHeadConfig": "drafter",
-    "DominoError": "errors",
-    "Target": "targets",
-    "load_target": "targets",
+_NAMES = {
+    "api": "RECIPE DominoDecoder DominoGenerate Generation StreamedToken",
+    "checkpoints": "Provenance load_drafter save_drafter save_packed",
+    "decoding": "SamplingParams",
+    "drafter": "DominoHeadConfig Drafter DrafterConfig HeadConfig MarkovHeadConfig",
+    "errors": "DominoError",
+    "targets": "Target load_target",
 }
-__all__ = [*_HOMES, "__version__"]
+if not TYPE_CHECKING:
+    __getattr__ = lazy_attributes(__name__, _NAMES)
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used, so that importing the package stays quick."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'domino_spec' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"domino_spec.{_HOMES[name]}"), name)
+__version__ = "0.1.0"
+__all__ = ["__version__", *(name for names in _NAMES.values() for name in names.split())]

@@ -18,11 +18,11 @@ from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench
 from domino_spec.engine.sampling import Draws
 from domino_spec.errors import ConfigError, InputError, MismatchError
-from tests.engine.runs import own, run_engine
+from tests.engine.runs import finish, own, run_engine
 from tests.support.baselines import knowing_eagle3, knowing_medusa, random_baseline
 from tests.support.families import make_target, plain_greedy, random_prompts
 from tests.support.pair import bigram_target
-from tests.support.runs import make_rows, run
+from tests.support.runs import make_sequences, run
 
 KINDS = ("medusa", "eagle3", "lookup")
 NEW = 20
@@ -45,7 +45,7 @@ def pair_of(kind, **changes):
 
 
 def make_engine(target, source, **options):
-    return Engine(own(target), source, **{"capacity": 96, "depth": DEPTH, **options})
+    return Engine(own(target), source, **{"slots": 5, "capacity": 96, "depth": DEPTH, **options})
 
 
 def watched(proposer):
@@ -55,7 +55,7 @@ def watched(proposer):
     def propose(rows, depth):
         made = plain(rows, depth)
         for row, drafts in zip(rows, made.tokens.tolist(), strict=True):
-            blocks.add((len(row.prompt) + len(row.generated) - 1, row.anchor, *drafts))
+            blocks.add((len(row.prompt) + len(row.output) - 1, row.anchor, *drafts))
         return made
 
     proposer.propose = propose
@@ -91,9 +91,9 @@ def test_lookup_finds_what_the_reference_finds(longest):
             if len(text) <= place or text[-1] != anchor:
                 continue  # behind the answer's end
             looked = PromptLookup(depth=DEPTH, longest=longest)
-            (row,) = make_rows(target, [text[:-1]], SamplingParams(max_new_tokens=1))
-            row.generated.append(anchor)
-            (found,) = looked.propose([row], DEPTH).tokens.tolist()
+            (sequence,) = make_sequences([text[:-1]], SamplingParams(max_new_tokens=1))
+            sequence.output.append(anchor)
+            (found,) = looked.propose([sequence], DEPTH).tokens.tolist()
             lengths.add(len(found))
             assert drafts == found + [anchor] * (DEPTH - len(found))
     assert len(lengths) > 2, "the test is blind"
@@ -132,12 +132,10 @@ def knowing(kind, drafts=4):
     return source_of(kind, drafter)
 
 
-def admitted(engine, prompt, *, chunk=2048, new=31):
-    params = SamplingParams(max_new_tokens=new)
-    (row,) = make_rows(engine.slots, [prompt], params)
-    admission = engine.begin(row, params, chunk=chunk)
-    admission.finish()
-    return row, admission
+def added(engine, prompts, *, new=31):
+    """Sequences that the engine has from now on."""
+    sequences = make_sequences(prompts, SamplingParams(max_new_tokens=new))
+    return [engine.add_request(sequence) for sequence in sequences]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 2048])
@@ -146,15 +144,16 @@ def admitted(engine, prompt, *, chunk=2048, new=31):
 def test_a_drafter_that_knows_the_target_is_always_accepted(kind, ahead, chunk):
     """Any misalignment of states, tokens and drafts would make it fail."""
     target = bigram_target()
-    engine = Engine(own(target), knowing(kind), slots=3, capacity=96, ahead=ahead)
+    engine = Engine(own(target), knowing(kind), slots=3, capacity=96, ahead=ahead, chunk=chunk)
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
-    rows = [admitted(engine, prompt, chunk=chunk)[0] for prompt in prompts]
-    while engine.busy:
-        engine.step()
-    assert [row.generated for row in rows] == [plain_greedy(target.model, p, 31) for p in prompts]
-    for row in rows:
-        assert row.stats.accepted == row.stats.offered
-        assert row.stats.tokens_per_cycle == 5
+    sequences = added(engine, prompts[:1])
+    engine.step()  # it decodes while the other prompts are computed, in chunks
+    sequences += added(engine, prompts[1:])
+    finish(engine)
+    for sequence, prompt in zip(sequences, prompts, strict=True):
+        assert sequence.output == plain_greedy(target.model, prompt, 31)
+        assert sequence.stats.accepted == sequence.stats.offered
+        assert sequence.stats.tokens_per_cycle == 5
 
 
 class Turns:
@@ -176,10 +175,9 @@ def test_cycles_without_drafts_leave_no_hole(kind):
     target = bigram_target()
     engine = Engine(own(target), knowing(kind), slots=2, capacity=128)
     engine.policy = Turns(2, 0, 0, 4, 0, 1)
-    row, _ = admitted(engine, [7, 3, 8], new=61)
-    while engine.busy:
-        engine.step()
-    assert row.generated == plain_greedy(target.model, [7, 3, 8], 61)
+    (sequence,) = added(engine, [[7, 3, 8]], new=61)
+    finish(engine)
+    assert sequence.output == plain_greedy(target.model, [7, 3, 8], 61)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "lookup"])
@@ -188,15 +186,15 @@ def test_a_row_may_begin_behind_anothers_text(kind):
     source = source_of(kind) if kind == "lookup" else knowing(kind)
     engine = Engine(own(target), source, slots=2, capacity=96, reuse=True)
     text = [5, 1, 8, 2, 9, 4, 4, 1]
-    rows = [admitted(engine, text)[0]]
-    other, admission = admitted(engine, [*text[:6], 11])
-    assert admission.reused == 6
-    while engine.busy:
-        engine.step()
-    for row in (*rows, other):
-        assert row.generated == plain_greedy(target.model, row.prompt, 31)
+    sequences = added(engine, [text])
+    engine.step()
+    sequences += added(engine, [[*text[:6], 11]])
+    finish(engine)
+    assert [sequence.cached for sequence in sequences] == [0, 6]
+    for sequence in sequences:
+        assert sequence.output == plain_greedy(target.model, sequence.prompt, 31)
         if kind != "lookup":
-            assert row.stats.accepted == row.stats.offered
+            assert sequence.stats.accepted == sequence.stats.offered
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -210,17 +208,11 @@ def test_the_engine_may_choose_its_depth(kind, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_slots_may_change_and_twins_have_their_own(kind):
+def test_caches_may_be_resized(kind):
     target = make_target("llama")
     answers = [plain_greedy(target.model, prompt, NEW) for prompt in PROMPTS]
     engine = make_engine(target, pair_of(kind)[0], slots=2)
-    other = engine.twin(slots=3, capacity=64)
-    assert other.drafter.cache is not engine.drafter.cache
-    row, _ = admitted(engine, PROMPTS[1], new=NEW)
-    assert run_engine(other, PROMPTS, max_new_tokens=NEW)[0] == answers
-    while engine.busy:
-        engine.step()
-    assert row.generated == answers[1]
+    assert run_engine(engine, PROMPTS, max_new_tokens=NEW)[0] == answers
     before = engine.drafter.cache.nbytes
     engine.resize(slots=4, capacity=64)
     assert before != engine.drafter.cache.nbytes > 0
@@ -276,8 +268,8 @@ def test_rows_that_fill_up_a_batch_touch_nobody(kind, spare_holds):
     reports = []
     for filling in ([], [3, 3]):
         engine = make_engine(target, source, slots=3)
-        for prompt in PROMPTS[:2]:
-            admitted(engine, prompt, new=NEW)
+        added(engine, PROMPTS[:2], new=NEW)
+        engine.step()
         engine.slots.lengths[engine.slots.spare] = spare_holds
         before = _free_slot(engine.drafter)
         for _ in range(3):

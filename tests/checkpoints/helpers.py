@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from domino_spec.checkpoints import save_drafter
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig, rollout
+from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter.rollout import rollout
 
 HIDDEN, VOCAB, BLOCK = 16, 48, 4
 MASK = 47

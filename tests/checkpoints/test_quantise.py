@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from domino_spec.checkpoints import quantise as q
+from domino_spec.checkpoints.packing import packed_columns
 from domino_spec.errors import CheckpointError
 
 BITS = pytest.mark.parametrize("bits", [8, 6, 4])
@@ -22,14 +23,14 @@ def test_every_code_survives_packing(bits: int, columns: int) -> None:
     codes[0, 0], codes[1, -1] = lowest, highest
     packed = q.pack(codes.to(torch.int8), bits)
     assert packed.dtype == (torch.int8 if bits == 8 else torch.uint8)
-    assert packed.shape == (50, q.packed_columns(columns, bits))
+    assert packed.shape == (50, packed_columns(columns, bits))
     unpacked = q.unpack(packed, bits=bits, columns=columns)
     assert unpacked.dtype == torch.int8
     assert unpacked.tolist() == codes.tolist()
 
 
 def test_the_bytes_are_what_the_bits_promise() -> None:
-    assert [q.packed_columns(64, bits) for bits in (8, 6, 4)] == [64, 48, 32]
+    assert [packed_columns(64, bits) for bits in (8, 6, 4)] == [64, 48, 32]
     assert q.pack(torch.tensor([[-8, 7, 1]], dtype=torch.int8), 4).tolist() == [[0xF0, 0x89]]
     six = q.pack(torch.tensor([[-32, 31, 0, 1]], dtype=torch.int8), 6)
     number = int.from_bytes(bytes(six[0].tolist()), "little")

@@ -6,17 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from domino_spec.checkpoints import FORMAT_VERSION, Provenance, describe, load_drafter, save_drafter
 from domino_spec.checkpoints.names import to_public
 from domino_spec.checkpoints.public import write_public
-from domino_spec.checkpoints.tensors import empty_drafter
+from domino_spec.checkpoints.tensors import parameter_shapes
+from domino_spec.checkpoints.transformer import ROPE_TYPES
+from domino_spec.drafter import Drafter, MarkovHeadConfig
 from domino_spec.errors import CheckpointError, ConfigError
 
 from .helpers import (
     assert_same_drafter,
     outputs,
     qwen3_8b_config,
+    tiny_config,
     tiny_drafter,
     with_parameters_as,
     write_sparse,
@@ -127,12 +131,31 @@ def test_types_on_saving_and_on_loading(tmp_path: Path) -> None:
         save_drafter(drafter, folder, dtype=torch.int8)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"head": None, "num_layers": 1},
+        {"head": MarkovHeadConfig(emb_dim=6)},
+        {"head": MarkovHeadConfig(emb_dim=6), "draft_vocab_size": 5},
+        {"draft_vocab_size": 5},
+    ],
+)
+def test_shapes_without_building_the_drafter(changes: dict[str, Any]) -> None:
+    """Headers are checked against these, so they must be those of the modules."""
+    config = tiny_config(**changes)
+    built = {to_public(name): tuple(p.shape) for name, p in Drafter(config).named_parameters()}
+    assert list(parameter_shapes(config).items()) == list(built.items())
+
+
+def test_rope_types_are_those_of_transformers() -> None:
+    assert set(ROPE_TYPES) - {"default"} == set(ROPE_INIT_FUNCTIONS) - {"default"}
+
+
 @pytest.mark.parametrize(("head", "tensors"), [(True, 62), (False, 58)])
 def test_real_shapes_of_qwen3_8b(head: bool, tensors: int, tmp_path: Path) -> None:
     config = qwen3_8b_config(head=head)
-    shapes = {
-        to_public(name): tuple(p.shape) for name, p in empty_drafter(config).named_parameters()
-    }
+    shapes = parameter_shapes(config)
     (tmp_path / "config.json").write_text(json.dumps(write_public(config, dtype="bfloat16")))
     write_sparse(tmp_path / "model.safetensors", shapes)
     description = describe(tmp_path)

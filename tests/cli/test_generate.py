@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.support.ggufs import write_gguf
+
 PROMPT = "what is the answer"
 
 
@@ -156,3 +158,18 @@ def test_thinking_is_told_to_the_template(domino, tmp_path):
         for flags in ((), ("--no-thinking",), ("--thinking",))
     ]
     assert counts[0] == counts[1] < counts[2]
+
+
+@pytest.mark.filterwarnings("always:converting")
+def test_a_gguf_target_says_once_that_it_is_converted(domino, tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf")
+    arguments = ("generate", file, "the quick brown fox", "-n", 2)
+    first = domino(*arguments, DOMINO_CACHE=str(tmp_path / "cache"))
+    assert first.exit_code == 0, first.stderr
+    told = [line for line in first.stderr.splitlines() if "convert" in line]
+    assert told == [
+        f"converting tiny.gguf for Transformers: done once, then kept in {tmp_path}/cache/gguf."
+    ]
+    again = domino(*arguments, DOMINO_CACHE=str(tmp_path / "cache"))
+    assert again.stdout == first.stdout
+    assert "convert" not in again.stderr

@@ -48,6 +48,7 @@ def served(monkeypatch):
     module.serve = run
     monkeypatch.setitem(sys.modules, "domino_spec.serving.run", module)
     monkeypatch.setattr(serve_module, "load_decoder", load)
+    monkeypatch.setattr(serve_module, "require_places", lambda *_, **__: None)
     monkeypatch.setattr(listening, "take_address", lambda settings: [])
     monkeypatch.delenv("DOMINO_API_KEY", raising=False)
     return calls

@@ -5,8 +5,9 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from domino_spec.drafter import DraftContext, Drafter, rollout
+from domino_spec.drafter import DraftContext, Drafter
 from domino_spec.drafter.heads import DominoHead
+from domino_spec.drafter.rollout import rollout
 from domino_spec.errors import ConfigError
 from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
 from tests.support.pair import bigram_target, knowing_drafter, successor

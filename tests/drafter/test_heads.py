@@ -11,9 +11,9 @@ from domino_spec.drafter import (
     DrafterConfig,
     HeadConfig,
     MarkovHeadConfig,
-    rollout,
 )
 from domino_spec.drafter.heads import DominoHead, MarkovHead, build_head
+from domino_spec.drafter.rollout import rollout
 from domino_spec.errors import ConfigError
 from tests.support.families import (
     VOCAB,

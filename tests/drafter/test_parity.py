@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from domino_spec.drafter import DraftContext, rollout
+from domino_spec.drafter import DraftContext
+from domino_spec.drafter.rollout import rollout
 from tests.support.families import VOCAB, drafter_config, make_target, markov_head, random_drafter
 
 CASES = {

@@ -5,13 +5,13 @@ import math
 
 import pytest
 
+from domino_spec.cache import cache_folder
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import adapt_depth, measured_rows
 from domino_spec.engine.costs import Costs
 from domino_spec.engine.cycle import KINDS
 from domino_spec.engine.graphs import Runner
-from domino_spec.engine.kept import cache_folder
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
 from tests.engine.runs import make_engine, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts

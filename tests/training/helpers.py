@@ -10,8 +10,9 @@ import torch
 
 from domino_spec.data import Batch, Corpus, load_corpus, write_shard
 from domino_spec.targets import LoadedTarget
-from domino_spec.training import Observer, Run, TrainConfig, World, prepare
+from domino_spec.training import Observer, Run, TrainConfig, World
 from domino_spec.training.blocks import Blocks, plan_blocks
+from domino_spec.training.prepare import prepare
 from tests.support.pair import MASK, SIZE, bigram_target, successor
 
 

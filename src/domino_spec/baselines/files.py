@@ -20,7 +20,7 @@ from domino_spec.checkpoints.headers import TensorHeader, read_headers
 from domino_spec.checkpoints.layouts import BASELINE_FIELD
 from domino_spec.checkpoints.locate import locate
 from domino_spec.checkpoints.names import OFFSETS
-from domino_spec.checkpoints.packing import DTYPE, SECTION, PackedTensor, read_section
+from domino_spec.checkpoints.packing import DTYPE, SECTION, read_section
 from domino_spec.checkpoints.provenance import CONFIG_KEY, Provenance
 from domino_spec.checkpoints.read import read_one
 from domino_spec.checkpoints.tensors import (
@@ -80,7 +80,7 @@ def save_baseline(
     return write_folder(
         folder,
         tensors=tensors,
-        config={**config, _DTYPE: dtype_name(stored or DTYPE)},
+        config={**config, _DTYPE: DTYPE if stored is None else dtype_name(stored)},
         dtype=stored,
         provenance=provenance,
         max_shard_bytes=max_shard_bytes,
@@ -140,10 +140,7 @@ def load_baseline(
     config = files.config
     with torch.device("meta"):
         drafter = build(config)
-    state = {
-        name: weight.read() if isinstance(weight, PackedTensor) else read_one(weight)
-        for name, weight in files.weights.items()
-    }
+    state = {name: read_one(weight) for name, weight in files.weights.items()}
     kept = dtype or next(iter(state.values())).dtype
     device = torch.device("cpu" if device is None else device)
     placed = {name: tensor.to(device, kept) for name, tensor in state.items()}

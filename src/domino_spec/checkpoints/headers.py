@@ -7,20 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 from domino_spec.checkpoints.locate import INDEX_FILE, CheckpointFiles
 from domino_spec.errors import CheckpointError
 
-FLOAT_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+FLOAT_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""PyTorch's names of the types that weights are stored in."""
+_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 INTEGER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 _LISTED = 5
 
@@ -42,16 +38,16 @@ class TensorHeader:
     @property
     def byte_count(self) -> int:
         """Bytes of data in the file."""
-        if self.dtype in FLOAT_DTYPES:
-            return self.parameters * FLOAT_DTYPES[self.dtype].itemsize
-        return self.parameters * INTEGER_BYTES[self.dtype]
+        return self.parameters * {**_FLOAT_BYTES, **INTEGER_BYTES}[self.dtype]
 
 
 @contextmanager
-def open_tensors(path: Path, *, device: str = "cpu") -> Iterator[Any]:
-    """A safetensors file; whatever is wrong with it is named after it."""
+def open_tensors(
+    path: Path, *, framework: Literal["pt", "np"] = "pt", device: str = "cpu"
+) -> Iterator[Any]:
+    """A safetensors file; errors name it. With "np" its header is read without PyTorch."""
     try:
-        with safe_open(path, framework="pt", device=device) as file:
+        with safe_open(path, framework=framework, device=device) as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
@@ -64,7 +60,7 @@ def read_headers(files: CheckpointFiles) -> dict[str, TensorHeader]:
     """Names, shapes and types of all tensors; no data is read."""
     headers: dict[str, TensorHeader] = {}
     for path in files.weights:
-        with open_tensors(path) as file:
+        with open_tensors(path, framework="np") as file:
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 if name in headers:
                     raise CheckpointError(

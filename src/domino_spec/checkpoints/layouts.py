@@ -11,7 +11,7 @@ from domino_spec.checkpoints.fields import Fields, texts
 from domino_spec.checkpoints.overrides import Overrides
 from domino_spec.checkpoints.packing import PACKED_ARCHITECTURE, Packing, read_packing
 from domino_spec.checkpoints.provenance import CONFIG_KEY, Provenance
-from domino_spec.drafter import DrafterConfig
+from domino_spec.drafter.config import DrafterConfig
 from domino_spec.errors import ConfigError
 
 PUBLIC = "public"

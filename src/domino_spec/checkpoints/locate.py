@@ -10,9 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import OfflineModeIsEnabled
-
 from domino_spec.checkpoints.released import PREFIX, released_folder
 from domino_spec.errors import CheckpointError, ConfigError
 
@@ -82,6 +79,9 @@ def _download(hub_id: str, revision: str | None) -> Path:
 
 
 def _snapshot(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     fetch = partial(snapshot_download, hub_id, revision=revision, allow_patterns=_HUB_PATTERNS)
     try:
         return Path(fetch())

@@ -9,19 +9,9 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from domino_spec.checkpoints.fields import Fields, Stated, integer, required, text
-from domino_spec.checkpoints.headers import TensorHeader, listed, open_tensors
+from domino_spec.checkpoints.headers import TensorHeader, listed
 from domino_spec.checkpoints.public import DFLASH_ARCHITECTURE
-from domino_spec.checkpoints.quantise import (
-    BITS,
-    dequantise,
-    packed_columns,
-    scale_columns,
-    unpack,
-)
 from domino_spec.checkpoints.transformer import MODEL_TYPE as PLAIN_MODEL_TYPE
 from domino_spec.errors import CheckpointError, ConfigError
 
@@ -30,7 +20,8 @@ PACKED_ARCHITECTURE = "DominoPackedDraftModel"
 PACKED_MODEL_TYPE = "domino_packed"
 SECTION = "domino_packed"
 VERSION = 1
-DTYPE = torch.bfloat16
+BITS = (8, 6, 4)
+DTYPE = "bfloat16"
 """What every tensor is rounded to when it is unpacked, and what the unpacked ones are stored as."""
 CODES, SCALES = ".codes", ".scales"
 
@@ -67,7 +58,7 @@ class Packing:
             **public,
             "architectures": [PACKED_ARCHITECTURE],
             "model_type": PACKED_MODEL_TYPE,
-            "dtype": str(DTYPE).removeprefix("torch."),
+            "dtype": DTYPE,
             SECTION: self.section(),
         }
 
@@ -75,7 +66,7 @@ class Packing:
         """What `read_section` reads."""
         return {
             "version": VERSION,
-            "dtype": str(DTYPE).removeprefix("torch."),
+            "dtype": DTYPE,
             "group_size": self.group_size,
             "bits": dict(self.bits),
         }
@@ -107,19 +98,15 @@ class PackedTensor:
         """What it is stored as, for people."""
         return f"{self.bits}-bit"
 
-    def read(self) -> Tensor:
-        """The matrix, in bfloat16."""
-        with open_tensors(self.codes.file) as file:
-            packed = file.get_tensor(self.codes.name)
-        with open_tensors(self.scales.file) as file:
-            scales = file.get_tensor(self.scales.name)
-        if not torch.isfinite(scales).all():
-            raise CheckpointError(
-                f"tensor {self.scales.name!r} holds scales that are not finite; the file is "
-                "damaged. Download it again."
-            )
-        codes = unpack(packed, bits=self.bits, columns=self.shape[1])
-        return dequantise(codes, scales, group_size=self.group_size)
+
+def scale_columns(columns: int, group_size: int) -> int:
+    """Groups of a row."""
+    return -(-columns // group_size)
+
+
+def packed_columns(columns: int, bits: int) -> int:
+    """Bytes of a row: 6 bits are stored four to three bytes, 4 bits two to one."""
+    return {8: columns, 6: 3 * -(-columns // 4), 4: -(-columns // 2)}[bits]
 
 
 def choose_packing(
@@ -158,7 +145,7 @@ def read_section(values: Mapping[str, Any]) -> Packing:
             f"{SECTION}.version is {version}, this release reads {VERSION}; upgrade domino-spec "
             "to load this checkpoint."
         )
-    if required(section["dtype"], text) != str(DTYPE).removeprefix("torch."):
+    if required(section["dtype"], text) != DTYPE:
         raise ConfigError(
             f"{SECTION}.dtype is {section['dtype'].value!r}; expected 'bfloat16', to which packed "
             "tensors are rounded."

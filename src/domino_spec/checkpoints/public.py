@@ -21,8 +21,13 @@ from domino_spec.checkpoints.transformer import (
     require_own_width,
     write_transformer,
 )
-from domino_spec.drafter import DominoHeadConfig, DrafterConfig, HeadConfig, MarkovHeadConfig
-from domino_spec.drafter.config import SLIDING_ATTENTION
+from domino_spec.drafter.config import (
+    SLIDING_ATTENTION,
+    DominoHeadConfig,
+    DrafterConfig,
+    HeadConfig,
+    MarkovHeadConfig,
+)
 from domino_spec.errors import ConfigError
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from domino_spec.errors import CheckpointError
 
-BITS = (8, 6, 4)
 _CLIPS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 _LARGEST_SCALE = torch.finfo(torch.float16).max
 _AT_ONCE = 1 << 22
@@ -37,16 +36,6 @@ def dequantise(codes: Tensor, scales: Tensor, *, group_size: int) -> Tensor:
     """The weights [rows, columns] as bfloat16: the exact product, rounded once."""
     spread = scales.float().repeat_interleave(group_size, dim=1)[:, : codes.shape[1]]
     return (codes.float() * spread).to(torch.bfloat16)
-
-
-def scale_columns(columns: int, group_size: int) -> int:
-    """Groups of a row."""
-    return -(-columns // group_size)
-
-
-def packed_columns(columns: int, bits: int) -> int:
-    """Bytes of a row: 6 bits are stored four to three bytes, 4 bits two to one."""
-    return {8: columns, 6: 3 * -(-columns // 4), 4: -(-columns // 2)}[bits]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

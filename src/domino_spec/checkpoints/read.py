@@ -1,4 +1,4 @@
-"""Loading a drafter, and describing one without reading its weights."""
+"""Loading a drafter: its configuration, its weights, what its files say about it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from domino_spec.checkpoints.headers import TensorHeader, open_tensors, read_headers
-from domino_spec.checkpoints.layouts import Reading, read_config
-from domino_spec.checkpoints.locate import CheckpointFiles, locate
-from domino_spec.checkpoints.names import is_head, to_state
+from domino_spec.checkpoints.description import inspect
+from domino_spec.checkpoints.headers import TensorHeader, open_tensors
+from domino_spec.checkpoints.names import to_state
 from domino_spec.checkpoints.overrides import Overrides
-from domino_spec.checkpoints.packing import PackedTensor, Packing
+from domino_spec.checkpoints.packing import PackedTensor
 from domino_spec.checkpoints.provenance import Provenance
-from domino_spec.checkpoints.tensors import TensorPlan, empty_drafter, plan_tensors
+from domino_spec.checkpoints.quantise import dequantise, unpack
+from domino_spec.checkpoints.tensors import TensorPlan, Weight
 from domino_spec.checkpoints.vocabulary import draft_tokens
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.drafter.backbone import RotaryPositions
-from domino_spec.errors import ConfigError
+from domino_spec.errors import CheckpointError, ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,25 +36,6 @@ class Checkpoint:
     """The commit of a checkpoint that came from the hub."""
     ignored_tensors: tuple[str, ...]
     """Stored copies of target tensors; the drafter uses the target's own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """A checkpoint as its config and headers tell it, validated like a loaded one."""
-
-    config: DrafterConfig
-    provenance: Provenance
-    layout: str
-    source: str
-    revision: str | None
-    tensor_count: int
-    backbone_parameters: int
-    head_parameters: int
-    byte_count: int
-    dtypes: tuple[str, ...]
-    packing: Packing | None
-    """How the matrices of a packed checkpoint are stored."""
-    ignored_tensors: tuple[str, ...]
 
 
 def load_drafter(
@@ -75,10 +56,11 @@ def load_drafter(
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype is {dtype}; expected a floating-point type.")
     overrides = Overrides(shift_label=shift_label, num_target_layers=num_target_layers)
-    files, reading, plan = _inspect(source, revision, overrides)
+    files, reading, plan = inspect(source, revision, overrides)
     device = torch.device("cpu" if device is None else device)
-    drafter = empty_drafter(reading.config)
-    _fill(drafter, plan, dtype=dtype or plan.dtype, device=device)
+    with torch.device("meta"):
+        drafter = Drafter(reading.config)
+    _fill(drafter, plan, dtype=dtype or getattr(torch, plan.dtype), device=device)
     return Checkpoint(
         drafter=drafter.eval(),
         config=reading.config,
@@ -90,52 +72,13 @@ def load_drafter(
     )
 
 
-def describe(
-    source: str | Path,
-    *,
-    revision: str | None = None,
-    shift_label: bool | None = None,
-    num_target_layers: int | None = None,
-) -> Description:
-    """Check and count a checkpoint from its config and safetensors headers alone."""
-    overrides = Overrides(shift_label=shift_label, num_target_layers=num_target_layers)
-    files, reading, plan = _inspect(source, revision, overrides)
-    stored = [*plan.weights.values(), *([plan.offsets] if plan.offsets else [])]
-    head = sum(h.parameters for name, h in plan.weights.items() if is_head(name))
-    return Description(
-        config=reading.config,
-        provenance=reading.provenance,
-        layout=reading.layout,
-        source=files.source,
-        revision=files.revision,
-        tensor_count=len(stored),
-        backbone_parameters=sum(h.parameters for h in plan.weights.values()) - head,
-        head_parameters=head,
-        byte_count=sum(h.byte_count for h in stored),
-        dtypes=tuple(sorted({h.dtype for h in plan.weights.values()})),
-        packing=reading.packing,
-        ignored_tensors=plan.ignored,
-    )
-
-
-def _inspect(
-    source: str | Path, revision: str | None, overrides: Overrides
-) -> tuple[CheckpointFiles, Reading, TensorPlan]:
-    files = locate(source, revision=revision)
-    reading = read_config(files.read_config(), overrides)
-    plan = plan_tensors(
-        read_headers(files), reading.config, layout=reading.layout, packing=reading.packing
-    )
-    return files, reading, plan
-
-
 def _fill(drafter: Drafter, plan: TensorPlan, *, dtype: torch.dtype, device: torch.device) -> None:
     """Give a drafter on the meta device its memory, one file after the other."""
     by_file: dict[Path, list[tuple[str, TensorHeader]]] = defaultdict(list)
     unpacked: dict[str, Tensor] = {}
     for public, weight in plan.weights.items():
         if isinstance(weight, PackedTensor):
-            unpacked[to_state(public)] = weight.read().to(device, dtype)
+            unpacked[to_state(public)] = read_one(weight).to(device, dtype)
         else:
             by_file[weight.file].append((to_state(public), weight))
     drafter.load_state_dict(unpacked, strict=False, assign=True)
@@ -158,8 +101,21 @@ def _fill(drafter: Drafter, plan: TensorPlan, *, dtype: torch.dtype, device: tor
             module.flatten_parameters()
 
 
-def read_one(header: TensorHeader) -> Tensor:
-    """One stored tensor."""
-    with open_tensors(header.file) as file:
-        tensor: Tensor = file.get_tensor(header.name)
+def read_one(weight: Weight) -> Tensor:
+    """One stored tensor; a packed matrix comes in bfloat16."""
+    if isinstance(weight, PackedTensor):
+        return _unpacked(weight)
+    with open_tensors(weight.file) as file:
+        tensor: Tensor = file.get_tensor(weight.name)
         return tensor
+
+
+def _unpacked(weight: PackedTensor) -> Tensor:
+    packed, scales = read_one(weight.codes), read_one(weight.scales)
+    if not torch.isfinite(scales).all():
+        raise CheckpointError(
+            f"tensor {weight.scales.name!r} holds scales that are not finite; the file is "
+            "damaged. Download it again."
+        )
+    codes = unpack(packed, bits=weight.bits, columns=weight.shape[1])
+    return dequantise(codes, scales, group_size=weight.group_size)

@@ -16,8 +16,12 @@ from domino_spec.checkpoints.fields import (
 )
 from domino_spec.checkpoints.overrides import Overrides
 from domino_spec.checkpoints.transformer import read_transformer, require_own_width
-from domino_spec.drafter import DominoHeadConfig, DrafterConfig, HeadConfig
-from domino_spec.drafter.config import SLIDING_ATTENTION
+from domino_spec.drafter.config import (
+    SLIDING_ATTENTION,
+    DominoHeadConfig,
+    DrafterConfig,
+    HeadConfig,
+)
 from domino_spec.errors import ConfigError
 
 TYPE_FIELD = "speculators_model_type"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
 from domino_spec.checkpoints.headers import FLOAT_DTYPES, INTEGER_BYTES, TensorHeader, listed
 from domino_spec.checkpoints.layouts import SPECULATORS
 from domino_spec.checkpoints.names import (
@@ -15,10 +13,9 @@ from domino_spec.checkpoints.names import (
     TARGET_COPIES,
     head_kind,
     public_names,
-    to_public,
 )
 from domino_spec.checkpoints.packing import DTYPE, PackedTensor, Packing, join_parts
-from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.drafter.config import DominoHeadConfig, DrafterConfig, MarkovHeadConfig
 from domino_spec.errors import CheckpointError
 
 Weight = TensorHeader | PackedTensor
@@ -37,16 +34,10 @@ class TensorPlan:
     ignored: tuple[str, ...]
 
     @property
-    def dtype(self) -> torch.dtype:
-        """The one type of a loaded drafter: that of `fc.weight`."""
+    def dtype(self) -> str:
+        """The name of a loaded drafter's one type: that of `fc.weight`."""
         fc = self.weights[_FC]
         return DTYPE if isinstance(fc, PackedTensor) else FLOAT_DTYPES[fc.dtype]
-
-
-def empty_drafter(config: DrafterConfig) -> Drafter:
-    """The drafter's modules without memory behind them."""
-    with torch.device("meta"):
-        return Drafter(config)
 
 
 def plan_tensors(
@@ -67,10 +58,7 @@ def plan_tensors(
         found[public] = headers[stored]
     ignored = _target_copies(config, layout) & set(found)
     stored_weights = {p: h for p, h in found.items() if p not in ignored | {OFFSETS}}
-    expected = {
-        to_public(name): tuple(parameter.shape)
-        for name, parameter in empty_drafter(config).named_parameters()
-    }
+    expected = parameter_shapes(config)
     weights = named_weights(stored_weights, expected, packing)
     _require_outputs(weights, config)
     require_shapes(weights, expected)
@@ -81,6 +69,46 @@ def plan_tensors(
         offsets=offsets,
         ignored=tuple(sorted(found[public].name for public in ignored)),
     )
+
+
+def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Public names and shapes of a drafter's parameters, in its own order, without building it."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "self_attn.q_norm": (config.head_dim,),
+        "self_attn.k_norm": (config.head_dim,),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {
+        _FC: (hidden, config.num_taps * hidden),
+        "hidden_norm.weight": (hidden,),
+    }
+    for index in range(config.num_layers):
+        shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
+    shapes["norm.weight"] = (hidden,)
+    match config.head:
+        case DominoHeadConfig(gru_hidden_dim=state, emb_dim=rank):
+            shapes |= {
+                "prefix_gru.weight_ih_l0": (3 * state, hidden),
+                "prefix_gru.weight_hh_l0": (3 * state, state),
+                "embed_proj.0.weight": (rank, hidden + state),
+                "embed_proj.2.weight": (config.output_vocab_size, rank),
+            }
+        case MarkovHeadConfig(emb_dim=rank):
+            shapes |= {
+                "markov_w1.weight": (config.vocab_size, rank),
+                "markov_w2.weight": (config.output_vocab_size, rank),
+            }
+    return shapes
 
 
 def named_weights(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
 from domino_spec.checkpoints.fields import (
     Fields,
     Stated,
@@ -18,11 +16,12 @@ from domino_spec.checkpoints.fields import (
     text,
     texts,
 )
-from domino_spec.drafter import DrafterConfig
-from domino_spec.drafter.config import FULL_ATTENTION, SLIDING_ATTENTION
+from domino_spec.drafter.config import FULL_ATTENTION, SLIDING_ATTENTION, DrafterConfig
 from domino_spec.errors import ConfigError
 
 MODEL_TYPE = "qwen3"
+ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
+"""As Transformers calls them; a test compares."""
 
 _NEUTRAL: Mapping[str, Any] = {
     "attention_bias": False,
@@ -149,8 +148,8 @@ def _read_rope(fields: Fields) -> dict[str, Any]:
         parameters["rope_type"], parameters["type"], scaling["rope_type"], scaling["type"]
     )
     rope_type = rope_type or "default"
-    if rope_type != "default" and rope_type not in ROPE_INIT_FUNCTIONS:
-        known = ", ".join(sorted({"default", *ROPE_INIT_FUNCTIONS}))
+    if rope_type not in ROPE_TYPES:
+        known = ", ".join(sorted(ROPE_TYPES))
         raise ConfigError(f"rope_type is {rope_type!r}; known types are {known}.")
     partial = number(parameters["partial_rotary_factor"], scaling["partial_rotary_factor"])
     if partial not in (None, 1):

@@ -69,7 +69,7 @@ def save_packed(
     return write_folder(
         folder,
         tensors=tensors,
-        config=packing.written(write_public(drafter.config, dtype=dtype_name(DTYPE))),
+        config=packing.written(write_public(drafter.config, dtype=DTYPE)),
         dtype=None,
         provenance=provenance,
         max_shard_bytes=max_shard_bytes,
@@ -85,7 +85,7 @@ def packed_tensors(
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         if name not in packing.bits:
-            tensors[name] = weight.to(DTYPE)
+            tensors[name] = weight.bfloat16()
             continue
         width = packing.bits[name]
         codes, scales = quantise(weight, bits=width, group_size=group_size)

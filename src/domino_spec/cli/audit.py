@@ -20,6 +20,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
@@ -136,13 +137,22 @@ def audit(
     probabilities. Every difference is listed and told apart: a numerical near-tie, or a bug.
     """
     with speaking(as_json=as_json, failure=2) as voice:
+        if draft_options.draft is None:
+            raise typer.BadParameter("there is no drafter to audit; give --draft.")
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=checkpoints_among([draft_options.draft]),
+            draft_revision=draft_options.draft_revision,
+            prompts=what.prompts,
+        )
+
         from domino_spec.audit import Audit
         from domino_spec.baselines import short_name
         from domino_spec.bench.tasks import check_system
         from domino_spec.records import append_record, environment
 
-        if draft_options.draft is None:
-            raise typer.BadParameter("there is no drafter to audit; give --draft.")
         params = sampled.params()
         task = _task(voice, what, system=chat.system)
         decoder, opened = load_any(voice, target, target_options, draft_options, chat)

@@ -27,6 +27,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
@@ -172,6 +173,14 @@ def run(
     intervals. Loops and short answers are left out and counted.
     """
     with speaking(as_json=as_json) as voice:
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=checkpoints_among(compared.draft),
+            prompts=cells.prompts,
+        )
+
         from domino_spec.bench import Request, run_request
 
         request = Request(

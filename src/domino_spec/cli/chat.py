@@ -18,6 +18,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import require_places
 from domino_spec.cli.render import LEGEND, TokenWriter, speed_line, statistics_lines
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import DominoError, InputError
@@ -47,6 +48,13 @@ def chat(
 ) -> None:
     """Talk with the target; accepted drafts and its own tokens differ in colour."""
     with speaking(quiet=quiet) as voice:
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=[draft_options.draft],
+            draft_revision=draft_options.draft_revision,
+        )
         params = sampling.params()
         decoder = load_decoder(
             voice, target, target_options, draft_options, chat_options, loop_options

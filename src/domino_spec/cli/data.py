@@ -22,6 +22,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import require_places
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def check(
 ) -> None:
     """Read training data as training would, and say what is in it and what is left out."""
     with speaking(as_json=as_json) as voice:
+        require_places(voice, target, revision=target_options.revision, data=sources)
+
         from domino_spec.data import PackedBatches, load_corpus
 
         chat = ChatOptions(thinking=thinking)
@@ -136,6 +139,14 @@ def synth(
     It writes the user's part of its own chat template. Repeated prompts and loops are dropped.
     """
     with speaking(as_json=as_json, quiet=quiet) as voice:
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=[draft_options.draft],
+            draft_revision=draft_options.draft_revision,
+        )
+
         from domino_spec.data.synth import SynthSettings, synthesise
         from domino_spec.evaluation import fingerprint
 
@@ -211,6 +222,15 @@ def answer(
     Run it again to go on after an interruption: finished parts are not answered again.
     """
     with speaking(as_json=as_json, quiet=quiet) as voice:
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=[draft_options.draft],
+            draft_revision=draft_options.draft_revision,
+            prompts=prompts,
+        )
+
         from domino_spec.data.answer import AnswerSettings, answer_prompts, estimate
         from domino_spec.data.answerers import LocalAnswerer
         from domino_spec.data.prompts import read_prompts

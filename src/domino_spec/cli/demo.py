@@ -13,6 +13,7 @@ from rich.text import Text
 
 from domino_spec.cli.loop_options import LoopOptions
 from domino_spec.cli.options import JsonOption, TargetDtype, checked_device
+from domino_spec.cli.places import require_places
 from domino_spec.cli.prompts import as_prompt
 from domino_spec.cli.render import shortened
 from domino_spec.cli.voice import Voice, speaking
@@ -53,13 +54,14 @@ def demo(
     if target is None or Path(target).exists():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing needs fetching
     with speaking(as_json=as_json) as voice:
-        from domino_spec.targets import load_target
-
         if not 1 <= prompts <= len(PROMPTS):
             raise InputError(f"prompts is {prompts}; expected 1 to {len(PROMPTS)}.")
         with_released = target is None and draft is None
         target = str(smollm2()) if target is None else target
+        require_places(voice, target, drafts=[draft])
         checked_device(device)
+        from domino_spec.targets import load_target
+
         voice.status(f"loading target {Path(target).name}")
         loaded = load_target(target, dtype=dtype.resolved(), device=device)
         drafter = _UNTRAINED if draft is None else draft

@@ -17,6 +17,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
@@ -72,11 +73,19 @@ def doctor(
     as configured and, if it is a block drafter, with the other alignment and other mask tokens.
     """
     with speaking(as_json=as_json) as voice:
+        if draft_options.draft is None:
+            raise typer.BadParameter("there is no drafter to examine; give --draft.")
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=checkpoints_among([draft_options.draft]),
+            draft_revision=draft_options.draft_revision,
+        )
+
         from domino_spec.baselines import short_name
         from domino_spec.doctor import Examination
 
-        if draft_options.draft is None:
-            raise typer.BadParameter("there is no drafter to examine; give --draft.")
         read = _read(target, draft_options, plans, chat, target_options)
         findings = list(read.findings)
         if plans.measure and not read.hopeless:

@@ -21,6 +21,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.render import bar_line
 from domino_spec.cli.voice import Voice, speaking
 
@@ -160,6 +161,15 @@ def evaluate(
     Prompts of 400 tokens or more, answers under 32 tokens and answers that loop are left out.
     """
     with speaking(as_json=as_json) as voice:
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=checkpoints_among(evaluated.draft),
+            prompts=source.prompts,
+            data=source.data,
+        )
+
         from domino_spec.baselines import short_name
         from domino_spec.bench.tasks import check_system
         from domino_spec.records import append_record, environment

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from domino_spec.cli.options import Dtype, JsonOption
+from domino_spec.cli.places import require_drafter
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import InputError
 
@@ -77,6 +78,7 @@ def export(
 ) -> None:
     """Write a drafter for other engines, in the form they read, or packed."""
     with speaking(as_json=as_json) as voice:
+        require_drafter(voice, source, revision=revision)
         _check(to, dtype, pack, out, force)
         from domino_spec.checkpoints import describe, load_drafter
 

@@ -19,6 +19,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import require_places
 from domino_spec.cli.prompts import CliPrompt, as_prompt, collect_prompts
 from domino_spec.cli.render import LEGEND, TokenWriter, shortened, statistics_lines, write_plain
 from domino_spec.cli.voice import Voice, speaking
@@ -60,6 +61,13 @@ def generate(
     with speaking(as_json=as_json, quiet=quiet) as voice:
         given = [*(texts or []), *(prompt or [])]
         written = collect_prompts(given, files=prompt_file or [], raw=raw)
+        require_places(
+            voice,
+            target,
+            revision=target_options.revision,
+            drafts=[draft_options.draft],
+            draft_revision=draft_options.draft_revision,
+        )
         params = sampling.params()
         decoder = load_decoder(voice, target, target_options, draft_options, chat, loop_options)
         prompts = [

@@ -59,12 +59,16 @@ def info(
 ) -> None:
     """Describe a drafter without loading its weights; exit code 1 if it does not fit --target."""
     with speaking(as_json=as_json) as voice:
-        from domino_spec.api import read_target_facts
         from domino_spec.checkpoints import check_fit, describe
 
         facts: TargetFacts | None = None
         checks: list[Check] = []
         if target is not None:
+            from domino_spec.targets.place import require_target
+
+            require_target(target, revision=revision)
+            from domino_spec.api import read_target_facts
+
             facts = read_target_facts(
                 target, revision=revision, trust_remote_code=trust_remote_code, thinking=thinking
             )

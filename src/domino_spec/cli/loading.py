@@ -26,7 +26,6 @@ def load_decoder(
 ) -> DominoDecoder:
     """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
     if draft_options.draft is not None:
-        voice.status(f"finding drafter {draft_options.draft}")
         _check_drafter(target, target_options, draft_options)
     loaded = _load_target(voice, target, target_options)
     return _decoder(loaded, draft_options, chat_options, loop_options)
@@ -43,7 +42,6 @@ def load_any(
     from domino_spec.baselines.registry import is_baseline_source
 
     assert draft_options.draft is not None
-    voice.status(f"finding drafter {draft_options.draft}")
     if not is_baseline_source(draft_options.draft, revision=draft_options.draft_revision):
         _check_drafter(target, target_options, draft_options)
     loaded = _load_target(voice, target, target_options)
@@ -69,7 +67,6 @@ def load_compared(
     other = []
     for options in drafts:
         assert options.draft is not None
-        voice.status(f"finding drafter {options.draft}")
         other.append(is_baseline_source(options.draft, revision=options.draft_revision))
         if not other[-1]:
             _check_drafter(target, target_options, options)

@@ -17,6 +17,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
+from domino_spec.cli.places import require_places
 from domino_spec.cli.serve_options import (
     BackendName,
     EngineOptions,
@@ -107,6 +108,13 @@ def _serve_natively(
         return 0
     native.require_packages()
     sockets = take_address(settings)
+    require_places(
+        voice,
+        request.target,
+        revision=request.revision,
+        drafts=[request.drafter],
+        draft_revision=request.draft_revision,
+    )
     decoder = load_decoder(
         voice,
         request.target,

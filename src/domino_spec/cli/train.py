@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from domino_spec.cli.options import checked_device
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.training_options import LearningOptions, ShapeOptions
 from domino_spec.cli.training_settings import check_installed, gather
 from domino_spec.cli.training_view import LineView, LiveView, finite, tokens_a_cycle
@@ -92,12 +93,22 @@ def train(
 
 
 def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: bool) -> None:
+    from domino_spec.training import TrainConfig
+
+    config = TrainConfig.from_dict(settings)
+    require_places(
+        voice,
+        config.target,
+        revision=config.revision,
+        drafts=checkpoints_among([config.init]),
+        data=config.data,
+    )
     import torch
 
     from domino_spec.targets import default_device
-    from domino_spec.training import TrainConfig, open_world, prepare, train
+    from domino_spec.training import open_world, train
+    from domino_spec.training.prepare import prepare
 
-    config = TrainConfig.from_dict(settings)
     named = checked_device(config.device)
     with open_world(torch.device(named) if named else default_device()) as world:
         voice.status(f"loading {config.target} and the data")

@@ -176,17 +176,24 @@ def debugging() -> bool:
 
 
 def _calm_libraries(*, bars: bool) -> None:
+    """By the variables that libraries read when they are imported, or at once where they are."""
     if not bars:
-        # Read when tqdm is first imported; the GGUF reader knows no other switch.
+        # The GGUF reader knows no switch but tqdm's.
         os.environ.setdefault("TQDM_DISABLE", "1")
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-    from transformers.utils import logging
-
-    if not bars:
-        disable_progress_bars()
-        logging.disable_progress_bar()
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if not debugging():
-        logging.set_verbosity_error()
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if "huggingface_hub" in sys.modules and not bars:
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
+        disable_progress_bars()
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        if not bars:
+            logging.disable_progress_bar()
+        if not debugging():
+            logging.set_verbosity_error()
 
 
 def _console(*, stderr: bool) -> Console:

@@ -16,7 +16,8 @@ HUB = "hf:"
 ROW_FILES = (".jsonl", ".json", ".ndjson")
 TEXT_FILES = (".txt", ".md")
 SHARD_FILES = (".npz",)
-_KNOWN = (*ROW_FILES, *TEXT_FILES, *SHARD_FILES)
+PROMPT_FILES = (*ROW_FILES, *TEXT_FILES)
+_KNOWN = (*PROMPT_FILES, *SHARD_FILES)
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
 
 

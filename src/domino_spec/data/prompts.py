@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_spec.data.files import (
-    ROW_FILES,
+    PROMPT_FILES,
     TEXT_FILES,
     Place,
     find_places,
@@ -63,8 +63,7 @@ def read_prompts(
         raise DataError("no prompts were named; give files, folders or hf:name.")
     counter = BadRowCounter()
     rows: list[PromptRow] = []
-    kinds = (*ROW_FILES, *TEXT_FILES)
-    for place in [place for source in sources for place in find_places(source, kinds=kinds)]:
+    for place in [place for source in sources for place in find_places(source, kinds=PROMPT_FILES)]:
         for row in _rows_of(place, counter):
             if limit is not None and len(rows) >= limit:
                 break

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from domino_spec.decoding.sampling import DraftDistribution, Sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
-from domino_spec.drafter import DraftContext, Drafter, rollout
+from domino_spec.drafter import DraftContext, Drafter
+from domino_spec.drafter.rollout import rollout
 from domino_spec.targets import Target
 
 

@@ -10,15 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_FOLDER = "DOMINO_CACHE"
-
-
-def cache_folder() -> Path:
-    """$DOMINO_CACHE, else the user's own cache folder."""
-    if os.environ.get(_FOLDER):
-        return Path(os.environ[_FOLDER])
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "domino-spec"
+from domino_spec.cache import cache_folder
 
 
 def kept_file(kind: str, facts: Sequence[Any]) -> Path:

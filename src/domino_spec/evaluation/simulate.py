@@ -20,7 +20,8 @@ from torch import Tensor
 
 from domino_spec.api.arguments import checked_candidates, checked_depth
 from domino_spec.decoding import RowStats
-from domino_spec.drafter import Drafter, rollout
+from domino_spec.drafter import Drafter
+from domino_spec.drafter.rollout import rollout
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations
 from domino_spec.evaluation.runs import batches

@@ -1,29 +1,31 @@
 """Targets: loading them, tapping them, rolling their cache back."""
 
-from domino_spec.targets.cache import TargetCache
-from domino_spec.targets.load import (
-    LoadedTarget,
-    default_device,
-    load_config,
-    load_target,
-    load_tokenizer,
-    resolved_revision,
-)
-from domino_spec.targets.probe import probe_target
-from domino_spec.targets.reading import Reading, read
-from domino_spec.targets.target import Target, TargetOutput
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "LoadedTarget",
-    "Reading",
-    "Target",
-    "TargetCache",
-    "TargetOutput",
-    "default_device",
-    "load_config",
-    "load_target",
-    "load_tokenizer",
-    "probe_target",
-    "read",
-    "resolved_revision",
-]
+from domino_spec.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from domino_spec.targets.cache import TargetCache as TargetCache
+    from domino_spec.targets.load import LoadedTarget as LoadedTarget
+    from domino_spec.targets.load import default_device as default_device
+    from domino_spec.targets.load import load_config as load_config
+    from domino_spec.targets.load import load_target as load_target
+    from domino_spec.targets.load import load_tokenizer as load_tokenizer
+    from domino_spec.targets.load import resolved_revision as resolved_revision
+    from domino_spec.targets.probe import probe_target as probe_target
+    from domino_spec.targets.reading import Reading as Reading
+    from domino_spec.targets.reading import read as read
+    from domino_spec.targets.target import Target as Target
+    from domino_spec.targets.target import TargetOutput as TargetOutput
+else:
+    __getattr__ = lazy_attributes(
+        __name__,
+        {
+            "cache": "TargetCache",
+            "load": "LoadedTarget default_device load_config load_target load_tokenizer "
+            "resolved_revision",
+            "probe": "probe_target",
+            "reading": "Reading read",
+            "target": "Target TargetOutput",
+        },
+    )

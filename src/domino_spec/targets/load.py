@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from domino_spec.errors import TargetError
+from domino_spec.targets.gguf import converted
+from domino_spec.targets.place import is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.support import check_config
 from domino_spec.targets.target import Target
@@ -69,7 +72,7 @@ def load_target(
         "dtype": _checked_dtype(dtype) or ("auto" if device.type != "cpu" else torch.float32),
         "device_map": device_map,
         "attn_implementation": attn_implementation,
-        "config": config,  # read once: a GGUF file takes seconds to parse
+        "config": config,
         "output_loading_info": True,
     }
     place, common = _place(source, revision, trust_remote_code)
@@ -103,6 +106,10 @@ def load_tokenizer(
 ) -> Any | None:
     """The tokenizer beside a model; None where there is none."""
     place, common = _place(source, revision, trust_remote_code)
+    return _read_tokenizer(source, place, common)
+
+
+def _read_tokenizer(source: str | Path, place: str, common: Mapping[str, Any]) -> Any | None:
     present = [name for name in _TOKENIZER_FILES if (Path(place) / name).is_file()]
     if Path(place).is_dir() and not present and "gguf_file" not in common:
         return None  # for some models Transformers would make up an empty tokenizer
@@ -163,23 +170,49 @@ def _checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
 def _place(
     source: str | Path, revision: str | None, trust_remote_code: bool
 ) -> tuple[str, dict[str, Any]]:
-    """What Transformers' loaders take: a folder or id, and options; a GGUF file is split."""
-    if not str(source).strip():
-        raise TargetError("the target's name is empty; give a folder, a GGUF file or a hub id.")
+    """What Transformers' loaders take: a folder or id, and options."""
+    require_target(source, revision=revision)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
-    path = Path(source)
-    if path.suffix.lower() != ".gguf":
+    if not is_gguf(source):
         return str(source), options
-    if not path.is_file():
-        raise TargetError(f"there is no GGUF file at {source}; give the path of an existing one.")
-    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise TargetError(
-            f"reading {path.name} needs {' and '.join(missing)}; pip install 'domino-spec[gguf]'."
-        )
+    path = Path(source)
+    folder = converted(path, partial(_convert_gguf, path))
+    if folder is not None:
+        return str(folder), options
     return str(path.parent), {**options, "gguf_file": path.name}
+
+
+def _convert_gguf(path: Path, folder: Path) -> None:
+    """Write a GGUF file as a folder of float32 weights, as Transformers unpacks them.
+
+    Any other type is rounded from float32 there too, so that one folder serves them all.
+    """
+    place, options = str(path.parent), {"gguf_file": path.name}
+    config = _attempt(path, AutoConfig.from_pretrained, place, **options)
+    check_config(config, str(path))
+    # Without it a machine with GGUF kernels would keep the weights packed.
+    unpacking = getattr(transformers, "GgufConfig", None)
+    if unpacking is not None:
+        options["quantization_config"] = unpacking(dequantize=True)
+    model, loading = _attempt(
+        path,
+        AutoModelForCausalLM.from_pretrained,
+        place,
+        config=config,
+        dtype=torch.float32,
+        output_loading_info=True,
+        **options,
+    )
+    _require_all_weights(path, loading)
+    model.hf_quantizer = None  # the weights are plain now, but it would not let them be saved
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer = _read_tokenizer(path, place, {"gguf_file": path.name})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def _require_all_weights(source: str | Path, loading: Mapping[str, Any]) -> None:
@@ -201,27 +234,19 @@ def _attempt(source: str | Path, load: Any, place: str, **options: Any) -> Any:
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, ImportError, LookupError, AttributeError, RuntimeError) as error:
-        raise TargetError(_why(source, error)) from error
+        raise _why(source, error) from error
 
 
-def _why(source: str | Path, error: Exception) -> str:
+def _why(source: str | Path, error: Exception) -> TargetError:
     first = _first_line(error)
     if "trust_remote_code" in str(error):
-        return (
+        return TargetError(
             f"{source} brings its own modelling code, which is not run unless asked for; read it, "
             "then pass trust_remote_code=True (--trust-remote-code)."
         )
-    if Path(source).is_file():
-        return f"{source} is a file, but not a GGUF one; give a GGUF file, a folder or a hub id."
-    if not Path(source).exists() and str(source).startswith((".", "/", "~")):
-        return f"no model at {source!s}: there is no such folder or file. Check the path."
     if isinstance(error, OSError) and not Path(source).exists():
-        return (
-            f"no model at {source!s}: it is neither a local folder or GGUF file nor a model that "
-            f"the hub or its local cache could give ({first}). Check the name, or download it "
-            "first."
-        )
-    return f"{source} could not be loaded as a causal language model: {first}"
+        return not_found(source, first)
+    return TargetError(f"{source} could not be loaded as a causal language model: {first}")
 
 
 def _first_line(error: Exception) -> str:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig, rollout
+from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter.rollout import rollout
 
 pytest.importorskip(
     "sglang",

@@ -2,7 +2,8 @@
 
 import torch
 
-from domino_spec.drafter import Drafter, rollout
+from domino_spec.drafter import Drafter
+from domino_spec.drafter.rollout import rollout
 from domino_spec.targets import Target, read
 
 

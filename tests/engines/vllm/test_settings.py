@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from domino_spec.checkpoints.public import write_public
-from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig, rollout
+from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig
+from domino_spec.drafter.rollout import rollout
 from domino_spec.engines.vllm.served import ServedHead
 from domino_spec.engines.vllm.settings import Settings, read_settings, refuse_unserved
 from domino_spec.engines.vllm.versions import problem

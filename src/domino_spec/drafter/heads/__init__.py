@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from domino_spec.drafter.config import DominoHeadConfig, HeadConfig, MarkovHeadConfig
 from domino_spec.drafter.heads.base import Embed, Head
-from domino_spec.drafter.heads.config import DominoHeadConfig, HeadConfig, MarkovHeadConfig
 from domino_spec.drafter.heads.domino import DominoHead
 from domino_spec.drafter.heads.markov import MarkovHead
 from domino_spec.errors import ConfigError

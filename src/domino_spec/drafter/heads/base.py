@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from domino_spec.drafter.heads.config import HeadConfig
+from domino_spec.drafter.config import HeadConfig
 
 Embed = Callable[[Tensor], Tensor]
 """Tokens [...] -> the target's embeddings [..., hidden], in the head's own type and place."""

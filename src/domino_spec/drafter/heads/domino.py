@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from domino_spec.drafter.config import DominoHeadConfig
 from domino_spec.drafter.heads.base import Embed, Head
-from domino_spec.drafter.heads.config import DominoHeadConfig
 
 _INITIAL_STD = 0.02
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from domino_spec.drafter.config import MarkovHeadConfig
 from domino_spec.drafter.heads.base import Embed, Head
-from domino_spec.drafter.heads.config import MarkovHeadConfig
 
 
 class MarkovHead(Head):

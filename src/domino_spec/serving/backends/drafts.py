@@ -161,7 +161,7 @@ def _serves_as_it_is(files: CheckpointFiles, described: Description, needs: Draf
     wanted = json.loads(json.dumps(needs.config(config, dtype=dtype)))
     if any(stated.get(key) != wanted[key] for key in wanted.keys() - {"architectures"}):
         return False
-    if needs.dtype is not None and {FLOAT_DTYPES.get(d) for d in described.dtypes} != {needs.dtype}:
+    if needs.dtype is not None and {FLOAT_DTYPES.get(d) for d in described.dtypes} != {dtype}:
         return False
     if config.draft_vocab_size is not None and LM_HEAD not in described.ignored_tensors:
         return False

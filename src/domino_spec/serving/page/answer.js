@@ -18,7 +18,7 @@ const SETTLED = 1000; // milliseconds after which nothing falls any more
 const FINISHES = { length: "Cut off at the most tokens that were allowed.", stop: "" };
 
 export class Answer {
-  // `speculate` null leaves it to the server; a race says it of either lane.
+  // `speculate` null leaves it to the server; a race says it of both answers.
   constructor({ name, speculate = null, expected }) {
     this.name = name;
     this.speculate = speculate;
@@ -27,6 +27,13 @@ export class Answer {
     this.element.ariaLabel = name;
     this.look = everyFrame(() => this.refresh());
     this.reset();
+  }
+
+  // The request is sent now.
+  start() {
+    this.reset();
+    this.record = []; // of a race: [milliseconds since the request, chunk]
+    this.say("Prefill…");
   }
 
   reset() {
@@ -41,7 +48,7 @@ export class Answer {
     const text = make("p", "text");
     this.node = document.createTextNode("");
     text.append(this.node);
-    this.note = make("p", "note soft", "Reading the prompt…");
+    this.note = make("p", "note soft");
     this.words.append(this.row.element, text);
     this.counters = make("dl", "counters");
     this.values = COUNTERS.map(([label]) => {
@@ -72,13 +79,38 @@ export class Answer {
     return this.state === "waiting" || this.state === "writing";
   }
 
-  take(chunk) {
+  // What the server sent, for a replay too.
+  hear(chunk) {
+    const now = performance.now();
+    if (this.speculate !== null) this.record.push([now - this.tally.started, chunk]);
+    this.take(chunk, now);
+  }
+
+  // Begin again from an empty answer; `at` gives it the chunks that are due by then.
+  replay(now) {
+    const { record } = this;
+    const total = this.tally.elapsed;
+    let next = 0;
+    this.reset();
+    this.tally.started = now;
+    return (at) => {
+      while (next < record.length && record[next][0] <= at) {
+        this.take(record[next][1], now + record[next][0]);
+        next += 1;
+      }
+      if (this.running && at >= total) this.end("done", now + total);
+      if (this.running) this.refresh();
+      return !this.running;
+    };
+  }
+
+  take(chunk, now) {
     const content = chunk.choices?.[0]?.delta?.content;
     const finish = chunk.choices?.[0]?.finish_reason;
     if (chunk.domino?.tokens.length) {
       if (this.state === "waiting") this.say("");
       this.state = "writing";
-      this.tally.block(chunk.domino);
+      this.tally.block(chunk.domino, now);
       this.row.add(chunk.domino);
       for (const token of chunk.domino.tokens) {
         this.ids.push(token.id);
@@ -90,15 +122,15 @@ export class Answer {
       this.node.appendData(content);
     }
     if (finish) {
-      this.tally.end(); // the usage may come a little later
+      this.tally.end(now); // the usage may come a little later
       this.say(FINISHES[finish] ?? `The server ended it: ${finish}.`);
     }
     if (chunk.usage) this.tally.usage = chunk.usage;
     this.look();
   }
 
-  end(state) {
-    this.tally.end();
+  end(state, now = performance.now()) {
+    this.tally.end(now);
     this.state = state;
     this.counters.hidden = !this.ids.length;
     setTimeout(() => this.row.settle(), SETTLED);

@@ -10,33 +10,19 @@ const times = (value) => `${fixed(value, value < 10 ? 2 : 0)}×`;
 function timing(domino, plain) {
   const [d, p] = [domino.tally.elapsed, plain.tally.elapsed];
   const took = `Domino took ${seconds(d)}, plain decoding ${seconds(p)}`;
-  if (p / d >= DRAW) return `${took}: ${times(p / d)}.`;
-  if (d / p >= DRAW) return `Plain decoding won. ${took}: Domino ran at ${times(p / d)}.`;
+  if (p / d >= DRAW) return `${took}: a speedup of ${times(p / d)}.`;
+  if (d / p >= DRAW) return `Plain decoding won. ${took}: a speedup of ${times(p / d)}.`;
   return `A draw. ${took}.`;
 }
 
-// Rates over the time in which both were writing, so that both had the same share of the machine.
+// After each one's first token: the time of the prefill is in the total above.
 function rates(domino, plain) {
-  const [a, b] = [domino.tally, plain.tally];
-  const from = Math.max(a.marks[0][0], b.marks[0][0]);
-  const to = Math.min(a.ended, b.ended);
-  const mine = a.between(from, to);
-  const theirs = b.between(from, to);
-  if (!(to > from) || !(mine + theirs)) {
-    return "They were never writing at the same time, so there are no rates to compare.";
-  }
-  const pace = (tokens) => rate((1000 * tokens) / (to - from));
-  const ratio = theirs ? `: ${times(mine / theirs)}` : "";
+  const [mine, theirs] = [domino.tally.perSecond, plain.tally.perSecond];
+  if (!mine || !theirs) return "An answer is too short for a rate.";
   return (
-    `While both were writing (${seconds(to - from)}), Domino made ${pace(mine)} tokens ` +
-    `a second and plain decoding ${pace(theirs)}${ratio}.`
+    `After the first token Domino wrote ${rate(mine)} tokens per second and plain decoding ` +
+    `${rate(theirs)}: ${times(mine / theirs)}.`
   );
-}
-
-function alone(domino, plain) {
-  const [d, p] = [domino.tally.ended, plain.tally.ended];
-  const last = d < p ? "plain decoding" : "Domino";
-  return `For the last ${seconds(Math.abs(d - p))} ${last} had the machine to itself.`;
 }
 
 function texts(domino, plain) {
@@ -46,8 +32,8 @@ function texts(domino, plain) {
     return `The texts are identical (${count(a.length, "token", "tokens")}).`;
   }
   const parted = at < 0 ? a.length : at;
-  const piece = (lane) =>
-    parted < lane.pieces.length ? JSON.stringify(lane.pieces[parted]) : "the end";
+  const piece = (answer) =>
+    parted < answer.pieces.length ? JSON.stringify(answer.pieces[parted]) : "the end";
   const uneven =
     a.length === b.length
       ? ""
@@ -60,8 +46,8 @@ function texts(domino, plain) {
 
 // Sentences; `seed` is what both were given.
 export function verdict(domino, plain, seed) {
-  for (const lane of [domino, plain]) {
-    if (lane.state === "failed") return [`No result: ${lane.name} failed.`];
+  for (const answer of [domino, plain]) {
+    if (answer.state === "failed") return [`No result: ${answer.name} failed.`];
   }
   if (domino.state === "stopped" || plain.state === "stopped") {
     return ["No result: the race was stopped."];
@@ -70,7 +56,6 @@ export function verdict(domino, plain, seed) {
   return [
     timing(domino, plain),
     rates(domino, plain),
-    alone(domino, plain),
     texts(domino, plain),
     `Both had the seed ${seed}.`,
   ];

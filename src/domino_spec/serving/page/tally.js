@@ -7,7 +7,7 @@ export class Tally {
     this.committed = 0; // in cycles
     this.accepted = 0;
     this.usage = null;
-    this.started = performance.now();
+    this.started = performance.now(); // when the request was sent
     this.ended = null;
     this.marks = []; // [milliseconds, tokens so far] of every block
   }
@@ -53,11 +53,5 @@ export class Tally {
     if (!details) return null;
     const verified = details.accepted_prediction_tokens + details.rejected_prediction_tokens;
     return verified ? details.accepted_prediction_tokens / verified : null;
-  }
-
-  // Tokens written in (from, to].
-  between(from, to) {
-    const until = (time) => this.marks.findLast(([at]) => at <= time)?.[1] ?? 0;
-    return until(to) - until(from);
   }
 }

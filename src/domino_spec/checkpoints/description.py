@@ -1,0 +1,75 @@
+"""Describing a drafter from its config and safetensors headers: no weights, no PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from domino_spec.checkpoints.headers import read_headers
+from domino_spec.checkpoints.layouts import Reading, read_config
+from domino_spec.checkpoints.locate import CheckpointFiles, locate
+from domino_spec.checkpoints.names import is_head
+from domino_spec.checkpoints.overrides import Overrides
+from domino_spec.checkpoints.packing import Packing
+from domino_spec.checkpoints.provenance import Provenance
+from domino_spec.checkpoints.tensors import TensorPlan, plan_tensors
+from domino_spec.drafter.config import DrafterConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A checkpoint as its config and headers tell it, validated like a loaded one."""
+
+    config: DrafterConfig
+    provenance: Provenance
+    layout: str
+    source: str
+    revision: str | None
+    tensor_count: int
+    backbone_parameters: int
+    head_parameters: int
+    byte_count: int
+    dtypes: tuple[str, ...]
+    packing: Packing | None
+    """How the matrices of a packed checkpoint are stored."""
+    ignored_tensors: tuple[str, ...]
+
+
+def describe(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    shift_label: bool | None = None,
+    num_target_layers: int | None = None,
+) -> Description:
+    """Check and count a checkpoint from its config and safetensors headers alone."""
+    overrides = Overrides(shift_label=shift_label, num_target_layers=num_target_layers)
+    files, reading, plan = inspect(source, revision, overrides)
+    stored = [*plan.weights.values(), *([plan.offsets] if plan.offsets else [])]
+    head = sum(h.parameters for name, h in plan.weights.items() if is_head(name))
+    return Description(
+        config=reading.config,
+        provenance=reading.provenance,
+        layout=reading.layout,
+        source=files.source,
+        revision=files.revision,
+        tensor_count=len(stored),
+        backbone_parameters=sum(h.parameters for h in plan.weights.values()) - head,
+        head_parameters=head,
+        byte_count=sum(h.byte_count for h in stored),
+        dtypes=tuple(sorted({h.dtype for h in plan.weights.values()})),
+        packing=reading.packing,
+        ignored_tensors=plan.ignored,
+    )
+
+
+def inspect(
+    source: str | Path, revision: str | None, overrides: Overrides
+) -> tuple[CheckpointFiles, Reading, TensorPlan]:
+    """Find a checkpoint, read its config and match its tensor headers with it."""
+    files = locate(source, revision=revision)
+    reading = read_config(files.read_config(), overrides)
+    plan = plan_tensors(
+        read_headers(files), reading.config, layout=reading.layout, packing=reading.packing
+    )
+    return files, reading, plan

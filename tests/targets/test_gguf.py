@@ -1,0 +1,161 @@
+"""GGUF targets: converted once, kept, and the same as what Transformers makes of the file."""
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec.errors import TargetError
+from domino_spec.targets import gguf as conversions
+from domino_spec.targets import load_config, load_target, load_tokenizer
+from tests.support.ggufs import LAYERS, write_gguf
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture
+def file(original, tmp_path, monkeypatch):
+    """A copy, and a cache of its own."""
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(conversions, "_not_kept", set())
+    return Path(shutil.copy2(original, tmp_path / "tiny.gguf"))
+
+
+@pytest.fixture
+def conversion_count(monkeypatch):
+    """How often the file was parsed for its weights."""
+    calls = []
+    load = tf.AutoModelForCausalLM.from_pretrained
+
+    def counted(place, **options):
+        calls.extend([place] if "gguf_file" in options else [])
+        return load(place, **options)
+
+    monkeypatch.setattr(tf.AutoModelForCausalLM, "from_pretrained", counted)
+    return lambda: len(calls)
+
+
+def entries(file: Path) -> list[Path]:
+    return sorted((file.parent / "cache" / "gguf").iterdir())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_model_as_transformers_reads(file, dtype):
+    own = tf.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+    with pytest.warns(conversions.ConversionNotice, match=r"tiny\.gguf .* done once"):
+        loaded = load_target(file, dtype=dtype)
+    model = loaded.target.model
+    assert list(model.state_dict()) == list(own.state_dict())
+    for name, weight in own.state_dict().items():
+        assert weight.dtype == model.state_dict()[name].dtype
+        assert torch.equal(weight, model.state_dict()[name]), name
+    tokens = torch.arange(3, 40).unsqueeze(0)
+    with torch.no_grad():
+        assert torch.equal(own(tokens).logits, model(tokens).logits)
+    assert model.generation_config.to_dict() == own.generation_config.to_dict()
+    assert loaded.source == str(file)
+    assert loaded.target.name == str(file)
+
+
+def test_the_same_tokenizer_as_transformers_reads(file):
+    own = tf.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    kept = load_tokenizer(file)
+    text = "the quick <|end|> brown fox,  falls"
+    assert kept.encode(text) == own.encode(text)
+    assert kept.get_vocab() == own.get_vocab()
+    assert kept.special_tokens_map == own.special_tokens_map
+    assert kept.chat_template == own.chat_template
+
+
+def test_converted_once_for_config_tokenizer_and_weights(file, conversion_count):
+    load_config(file)
+    load_tokenizer(file)
+    load_target(file)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", conversions.ConversionNotice)
+        load_target(file, dtype="bfloat16")
+    assert conversion_count() == 1
+    assert len(entries(file)) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "other config", "no manifest"])
+def test_a_damaged_entry_is_made_again(file, conversion_count, damage):
+    load_config(file)
+    (entry,) = entries(file)
+    if damage == "truncated":
+        os.truncate(entry / "model.safetensors", 100)
+    elif damage == "deleted":
+        (entry / "model.safetensors").unlink()
+    elif damage == "other config":
+        (entry / "config.json").write_text("{}")
+    else:
+        (entry / "conversion.json").unlink()
+    assert load_config(file).num_hidden_layers == LAYERS
+    assert conversion_count() == 2
+    assert entries(file) == [entry]
+
+
+def test_a_changed_file_gets_a_new_entry(file, conversion_count):
+    before = load_target(file).target.lm_head.weight.clone()
+    (entry,) = entries(file)
+    write_gguf(file, seed=1)
+    after = load_target(file).target.lm_head.weight
+    assert conversion_count() == 2
+    assert not torch.equal(before, after)
+    (other,) = entries(file)  # nothing can ask for the old one again
+    assert other != entry
+
+
+def test_two_processes_convert_at_once(file, conversion_count):
+    """The one that finishes second takes the other's entry."""
+    first = conversions.converted(file, lambda folder: _write(folder, "first"))
+    shutil.rmtree(first)
+
+    def convert(folder: Path) -> None:
+        _write(folder, "second")
+        conversions.converted(file, lambda inner: _write(inner, "meanwhile"))
+
+    entry = conversions.converted(file, convert)
+    assert (entry / "config.json").read_text() == "meanwhile"
+    assert entries(file) == [entry]
+
+
+def _write(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+
+
+def test_a_cache_that_cannot_be_written(file, conversion_count, monkeypatch):
+    blocked = file.parent / "blocked"
+    blocked.write_text("a file where a folder should be")
+    monkeypatch.setenv("DOMINO_CACHE", str(blocked))
+    with pytest.warns(conversions.ConversionNotice, match="cannot be kept.*DOMINO_CACHE"):
+        loaded = load_target(file)
+    assert loaded.tokenizer is not None
+    assert conversion_count() == 1
+
+
+def test_a_disk_that_is_full(file, monkeypatch):
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.warns(conversions.ConversionNotice, match="No space left on device"):
+        assert conversions.converted(file, full) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", conversions.ConversionNotice)
+        assert conversions.converted(file, full) is None, "tried once a process"
+    assert entries(file) == []
+
+
+def test_missing_weights_are_not_kept_as_random_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    broken = write_gguf(tmp_path / "broken.gguf", leave_out="blk.1.ffn_up")
+    with pytest.raises(TargetError, match=r"lacks 1 weights.*layers\.1\.mlp\.up_proj"):
+        load_target(broken)
+    assert entries(broken) == []
