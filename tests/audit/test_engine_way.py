@@ -36,22 +36,78 @@ def test_forwards_of_rows_that_come_and_go_are_told_as_they_were(ahead, monkeypa
     engine.policy = SimpleNamespace(
         choose=lambda batch: next(depths) % 6, observe=lambda *_, **__: None
     )
-    plain = engine._start
+    plain = engine._start_cycles
 
-    def start(seats):
-        plain(seats)
-        depth = engine._flights[-1].plan.depth
-        started.append(([seat.row.index for seat in seats], len(seats), depth + 1))
+    def start(sequences):
+        launched = plain(sequences)
+        for launch in launched:
+            rows = [sequence.index for sequence in launch.sequences]
+            started.append((rows, len(rows), launch.plan.depth + 1))
+        return launched
 
-    monkeypatch.setattr(engine, "_start", start)
+    monkeypatch.setattr(engine, "_start_cycles", start)
     way, params = EngineWay(engine), SamplingParams(max_new_tokens=11)
     written = way.write(random_prompts((5, 9, 4, 7)), params, eos=())
     for index, text in enumerate(written):
-        mine = [(rows, width) for seats, rows, width in started if index in seats]
-        told = [(each.rows, each.width) for each in text.passes[1:]]
+        mine = [(rows, width) for indices, rows, width in started if index in indices]
+        told = [(each.rows, each.width) for each in text.passes if each.prefill is None]
         assert told == mine[: len(told)]
         assert len(mine) - len(told) <= ahead  # one more may have started before its end was known
     assert {rows for _, rows, _ in started} == {1, 2}
+
+
+def told(passes):
+    """Of each prefill forward: tokens before it, its tokens, its rows and their width."""
+    return [(p.start, p.kept, p.rows, p.width) for p in passes if p.prefill is not None]
+
+
+def test_prompts_that_share_a_forward_are_told_with_its_shape():
+    way = EngineWay(make_engine(make_target("llama"), LookupSource(depth=3), slots=4))
+    params = SamplingParams(max_new_tokens=3)
+    written = way.write(random_prompts((9, 3, 10, 7)), params, eos=())
+    shared = [[(0, n, 3, 10)] for n in (9, 10, 7)]
+    shared.insert(1, [(0, 3, 1, 3)])  # too short to be padded to that
+    assert [told(text.passes) for text in written] == shared
+
+
+def test_a_prompt_computed_in_chunks_is_told_so():
+    engine = make_engine(make_target("llama"), LookupSource(depth=3), slots=2, chunk=6)
+    way, params = EngineWay(engine), SamplingParams(max_new_tokens=9)
+    # The third finds a slot while another row decodes, which waits for six tokens at most.
+    written = way.write(random_prompts((5, 5, 14)), params, eos=())
+    assert [step[:2] for step in told(written[2].passes)] == [(0, 6), (6, 6), (12, 2)]
+    for text, prompt in zip(written, random_prompts((5, 5, 14)), strict=True):
+        assert all(any(p.holds(place) for p in text.passes) for place in range(len(prompt) + 8))
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_own_logits_come_from_forwards_of_the_very_shapes(pad, monkeypatch):
+    """Prompts that share a forward, in chunks and padded as on a GPU, and the cycles after."""
+    engine = make_engine(make_target("llama"), LookupSource(depth=3), slots=3, chunk=6)
+    engine.prefill._pad = pad
+    way, params = EngineWay(engine), SamplingParams(max_new_tokens=6)
+    prompts = random_prompts((5, 6, 14, 13))
+    seen, plain = [], engine.target.forward
+
+    def forward(tokens, rows, *arguments, **options):
+        seen.append((tuple(tokens.shape), rows.longest))
+        return plain(tokens, rows, *arguments, **options)
+
+    written = way.write(prompts, params, eos=())
+    monkeypatch.setattr(engine.target, "forward", forward)
+    widths = set()
+    for prompt, text in zip(prompts, written, strict=True):
+        ids = [*prompt, *text.tokens[:-1]]
+        seen.clear()
+        found = list(way.own_logits(ids, text.passes))
+        used = [(p.rows, p.width) for p in text.passes]
+        assert [shape for shape, _ in seen[-len(used) :]] == used
+        for shape, each in zip(seen[-len(used) :], text.passes, strict=True):
+            assert each.prefill is None or shape[1] == each.prefill.longest
+        assert int(found[-1].argmax()) == text.tokens[-1]
+        widths |= {p.width for p in text.passes if p.prefill is not None}
+    assert any(p.rows > 1 for text in written for p in text.passes if p.prefill is not None)
+    assert (16 in widths) is pad
 
 
 def test_the_engine_is_left_as_it_was():
@@ -61,6 +117,7 @@ def test_the_engine_is_left_as_it_was():
     prompt, other = random_prompts((12, 12))
     (text,) = way.write([prompt], params, eos=())
     assert "start" not in vars(engine.runner)
+    assert "forward" not in vars(engine.prefill)
     whole = Pass(start=0, width=len(other), rows=1, kept=len(other))
     assert len(list(way.own_logits(other, [whole]))) == 1
     assert way.write([prompt], params, eos=())[0].tokens == text.tokens

@@ -8,7 +8,7 @@ from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy, judg
 from domino_spec.audit.forwards import PlainReader, float32_logits
 from domino_spec.audit.ties import judge
 from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.decoding import DominoProposer, NoDrafts, Row, SamplingParams
+from domino_spec.decoding import DominoProposer, NoDrafts, SamplingParams, loop
 from domino_spec.targets import Target, TargetCache, probe_target
 from tests.engine.runs import make_engine
 from tests.support.drafters import Adversarial, Good
@@ -90,19 +90,19 @@ def keeps_the_place_of_longer_rows(self, counts):
     self.lengths = lengths
 
 
-def accepts_one_too_many(self, logits, drafts, drawn_from=None, argmax=None):
-    before = len(self.generated)
-    accepted = REAL_COMMIT_BLOCK(self, logits, drafts, drawn_from, argmax)
-    if accepted < len(drafts) and self.finish_reason is None and accepted:
-        self.generated[before + accepted] = drafts[accepted]
+def accepts_one_too_many(sequence, logits, drafts, drawn_from, argmax):
+    before = len(sequence.output)
+    accepted = REAL_WALK(sequence, logits, drafts, drawn_from, argmax)
+    if accepted < len(drafts) and sequence.finish_reason is None and accepted:
+        sequence.output[before + accepted] = drafts[accepted]
     return accepted
 
 
-REAL_COMMIT, REAL_COMMIT_BLOCK = TargetCache.commit, Row.commit_block
+REAL_COMMIT, REAL_WALK = TargetCache.commit, loop._walk
 BROKEN = {
     "wrong roll-back": (TargetCache, "commit", keeps_what_was_rejected),
     "stale cache": (TargetCache, "commit", keeps_the_place_of_longer_rows),
-    "off-by-one acceptance": (Row, "commit_block", accepts_one_too_many),
+    "off-by-one acceptance": (loop, "_walk", accepts_one_too_many),
 }
 
 
@@ -199,15 +199,15 @@ def test_a_real_near_tie_is_told_from_a_bug(twins, monkeypatch):
         assert tie.gap < tie.bound
         assert "float32" in tie.why
     assert Audit(greedy=found, sampling=None).exit_code == 0
-    monkeypatch.setattr(Row, "commit_block", accepts_one_too_many)
+    monkeypatch.setattr(loop, "_walk", accepts_one_too_many)
     assert greedy(twins, way, prompts).count("bug") > 0
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_engines_forwards_done_again_choose_what_it_chose(twins, ahead):
-    """The same kernels in the same shapes, whatever rows came and went beside."""
-    way = EngineWay(make_engine(twins, LookupSource(depth=3), slots=2, ahead=ahead))
-    prompts, params = random_prompts((5, 9, 4)), SamplingParams(max_new_tokens=9)
+    """The same kernels in the same shapes: prompts that share a forward, rows that come and go."""
+    way = EngineWay(make_engine(twins, LookupSource(depth=3), slots=2, ahead=ahead, chunk=4))
+    prompts, params = random_prompts((5, 6, 9)), SamplingParams(max_new_tokens=9)
     otherwise = 0
     for prompt, text in zip(prompts, way.write(prompts, params, eos=()), strict=True):
         for place in (0, 3, 8):

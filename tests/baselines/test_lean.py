@@ -255,9 +255,9 @@ def test_what_does_not_fit_is_refused():
     narrow = BaselineSource(random_baseline("eagle3"))
     assert "8 wide" in narrow.why_not(torch.device("cuda"))
     assert narrow.why_not(torch.device("cpu")) is None
-    asked = {"slots": 1, "capacity": 9, "depth": None, "candidates": None, "graphs": None}
+    unset = dict.fromkeys(("slots", "capacity", "depth", "candidates", "graphs", "chunk"))
     with pytest.raises(MismatchError, match="8 wide"):
-        check_settings(narrow, torch.device("cuda"), **asked)
+        check_settings(narrow, torch.device("cuda"), **unset)
 
 
 @pytest.mark.parametrize("spare_holds", [0, 10_000])

@@ -6,7 +6,7 @@ import json
 from functools import cache
 
 from domino_spec.bench import Cell, HeadToHead, Journal, Method, Settings, plain, plan_cells
-from domino_spec.bench.paths import EnginePath, LeanPath, ReferencePath
+from domino_spec.bench.paths import EnginePath, ReferencePath
 from domino_spec.decoding import DominoProposer
 from domino_spec.evaluation import PromptSet
 from domino_spec.targets import Target
@@ -58,10 +58,9 @@ def make_run(
     if engine == "reference":
         runs_on = ReferencePath(target, methods, eos=())
     else:
-        kind = {"fast": EnginePath, "lean": LeanPath}[engine]
         longest = max(len(prompt) for found in sets for prompt in found.prompts)
         capacity = longest + how.max_new_tokens
-        runs_on = kind(target, methods, eos=(), slots=max(batches), capacity=capacity)
+        runs_on = EnginePath(target, methods, eos=(), slots=max(batches), capacity=capacity)
     return HeadToHead(
         settings=how,
         path=runs_on,

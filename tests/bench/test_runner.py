@@ -15,7 +15,7 @@ from tests.bench.helpers import DEPTH, NEW, hopeless, journal_of, knowing, make_
 from tests.engine.runs import own
 from tests.support.pair import bigram_target
 
-LOOPS = ("reference", "lean", "fast")
+LOOPS = ("reference", "fast")
 
 
 @pytest.fixture
@@ -49,12 +49,10 @@ def test_plain_decoding_is_one_forward_a_token_and_no_more(engine, forwards, mon
         monkeypatch.setattr(drafter, name, busy)
     batch = [Prompt(0, (3, 7, 11)), Prompt(1, (4, 8, 12))]
     if engine == "fast":
-        batch = batch[:1]
         assert run.path.engines["plain"].drafter is None
     forwards.clear()
     timed = run.path.run(plain(), batch, run.settings.params(0.0))
-    reads = 2 if engine == "lean" else 1  # prompts by themselves
-    assert forwards == [(3, False)] * reads + [(1, False)] * (NEW - 1)
+    assert forwards == [(3, False)] + [(1, False)] * (NEW - 1)
     assert timed.cycles == NEW - 1
     assert all(row.stats.offered == [] for row in timed.rows)
 
@@ -67,9 +65,6 @@ def test_plain_and_drafted_share_weights(engine):
         assert one.embedding.data_ptr() == other.embedding.data_ptr()
     else:
         assert run.path._proposers["knowing"].target is run.path.target
-    if engine == "lean":
-        theirs = run.path.target.embedding.weight
-        assert run.path.lean.lean.embedding.data_ptr() == theirs.data_ptr()
 
 
 @pytest.mark.parametrize("engine", LOOPS)
@@ -110,9 +105,8 @@ def test_records_hold_what_happened(engine, batch, tmp_path):
     assert all(r["environment"]["hardware"] and r["key"] == journal.key for r in journal.records)
 
 
-@pytest.mark.parametrize("engine", ["reference", "lean"])
-def test_any_proposer_takes_part_through_its_factory(engine, tmp_path):
-    run = make_run(engine, methods=[hopeless()])
+def test_any_proposer_takes_part_through_its_factory(tmp_path):
+    run = make_run("reference", methods=[hopeless()])
     journal = journal_of(run, tmp_path / "r.jsonl")
     measure(run, journal)
     (summary,) = summarise(journal.records)
@@ -121,16 +115,6 @@ def test_any_proposer_takes_part_through_its_factory(engine, tmp_path):
     assert line.tokens_per_cycle.value < 1.2
     with pytest.raises(InputError, match="cannot run hopeless"):
         make_run("fast", methods=[hopeless()])
-
-
-def test_forwards_are_captured_for_each_method_before_a_cell():
-    run = make_run("lean", methods=[hopeless(), knowing(own(bigram_target()))], batches=(1, 3))
-    asked = []
-    run.path.lean.prepare = lambda rows, *, depth, taps: asked.append((rows, depth, tuple(taps)))
-    for method in run.methods:
-        run.path.prepare(method, 3, run.settings.params(0.0))
-    assert asked == [(3, 0, ()), (3, 2, ()), (3, DEPTH, (1, 2))]
-    assert run.path.lean.depth == DEPTH
 
 
 def test_methods_take_turns():
@@ -172,7 +156,7 @@ def test_a_difference_is_found_and_placed(tmp_path):
     def lying(method, batch, params):
         timed = honest(method, batch, params)
         if method.name == "knowing" and 3 in [prompt.number for prompt in batch]:
-            timed.rows[0].generated[4] = 0
+            timed.rows[0].output[4] = 0
         calls.append(method.name)
         return timed
 
@@ -198,9 +182,8 @@ def test_texts_that_need_not_agree_are_not_compared(tmp_path):
         ({"repeats": 0}, "repeats is 0"),
         ({"max_new_tokens": 1}, "max_new_tokens is 1"),
         ({"accept": "rejection"}, "the engine does not know"),
-        ({"engine": "gpu"}, "expected fast, lean or reference"),
+        ({"engine": "gpu"}, "expected fast or reference"),
         ({"engine": "reference", "adaptive": True}, "only the engine adapts"),
-        ({"engine": "lean", "adaptive": True}, "only the engine adapts"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change, words):
@@ -225,7 +208,7 @@ def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
     params = Settings(engine="fast", max_new_tokens=NEW).params(0.0)
     for method in methods:
         path.prepare(method, 1, params)
-    answers = [path.run(m, [Prompt(0, (3, 7))], params).rows[0].generated for m in methods]
+    answers = [path.run(m, [Prompt(0, (3, 7))], params).rows[0].output for m in methods]
     assert answers[0] == answers[1]
     assert path.engines["plain"].policy is None
     assert path.engines["knowing"].policy is not None

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from domino_spec.decoding import Row
+from domino_spec.decoding import loop
 from domino_spec.records import read_records
 from tests.audit.test_greedy import accepts_one_too_many
 
@@ -29,13 +29,13 @@ def test_a_lossless_pair_exits_with_0_and_is_recorded(domino, target, draft, tmp
 
 
 def test_a_bug_exits_with_1_and_every_difference_is_listed(domino, target, draft, monkeypatch):
-    def wrong(self, logits, drafts, drawn_from=None, argmax=None):
-        accepted = accepts_one_too_many(self, logits, drafts, drawn_from, argmax)
+    def wrong(sequence, logits, drafts, drawn_from, argmax):
+        accepted = accepts_one_too_many(sequence, logits, drafts, drawn_from, argmax)
         if drafts and not accepted:
-            self.generated[-1] = drafts[0]
+            sequence.output[-1] = drafts[0]
         return accepted
 
-    monkeypatch.setattr(Row, "commit_block", wrong)
+    monkeypatch.setattr(loop, "_walk", wrong)
     greedy = ("audit", target, "--draft", draft, *QUICK, "--samples", 0, "--engine", "reference")
     people = domino(*greedy)
     assert people.exit_code == 1
@@ -54,11 +54,11 @@ def test_a_bug_exits_with_1_and_every_difference_is_listed(domino, target, draft
 def test_any_kind_of_drafter_is_audited(domino, target, medusa, tmp_path, kind):
     draft = medusa if kind == "medusa" else kind
     given = ("audit", target, "--draft", draft, *QUICK, "--tokens", 24, "--samples", 20)
-    for loop, accept in (("auto", "coupled"), ("reference", "rejection")):
-        run = domino(*given, "--engine", loop, "--json")
+    for engine, accept in (("auto", "coupled"), ("reference", "rejection")):
+        run = domino(*given, "--engine", engine, "--json")
         assert run.exit_code == 0, run.output
         values = json.loads(run.stdout)
-        ran = "fast" if loop == "auto" else loop
+        ran = "fast" if engine == "auto" else engine
         assert (values["engine"], values["drafter"]) == (ran, kind)
         assert (values["kind"], values["sampling"]["accept"]) == (kind.split(":")[0], accept)
         assert sum(values["greedy"]["offered"]) > 0, "something was drafted"

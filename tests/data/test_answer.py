@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 from domino_spec.api import DominoDecoder
 from domino_spec.data import load_corpus, read_shard
 from domino_spec.data.answer import AnswerSettings, answer_prompts, estimate
-from domino_spec.data.answerers import Answer, LocalAnswerer
+from domino_spec.data.answerers import Answer, LocalAnswerer, Request
 from domino_spec.data.prompts import PromptRow, PromptSet, read_prompts
+from domino_spec.decoding import SamplingParams
+from domino_spec.engine import sizes
 from domino_spec.errors import DataError
 from tests.data.decoders import VOCAB, contents, prompt_set, tiny_decoder
 from tests.support.families import drafter_config, random_drafter
@@ -76,14 +79,38 @@ def test_answers_are_the_targets_own_at_their_temperatures(tmp_path):
     assert not greedy
 
 
-def test_what_is_drawn_does_not_depend_on_the_batch(tmp_path):
-    prompts = prompt_set(9)
-    for size in (1, 4, 9):
-        run(tmp_path / str(size), prompts, LocalAnswerer(tiny_decoder(), batch_size=size))
-    assert rows_of(tmp_path / "1") == rows_of(tmp_path / "4") == rows_of(tmp_path / "9")
-    other = AnswerSettings(max_new_tokens=12, temperatures=(0.0, 0.7, 1.0), part_size=4, seed=1)
-    run(tmp_path / "other", prompts, settings=other)
-    assert rows_of(tmp_path / "other") != rows_of(tmp_path / "1")
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_what_is_drawn_depends_on_neither_batch_nor_slots(engine, monkeypatch, tmp_path):
+    prompts, plain = prompt_set(9), tiny_decoder()
+    settings = dataclasses.replace(SETTINGS, part_size=9)
+
+    def answerer(size):
+        monkeypatch.setitem(sizes.MOST_PLAIN, "cpu", size)
+        decoder = DominoDecoder(plain.target, None, plain.tokenizer, engine=engine)
+        return LocalAnswerer(decoder, batch_size=size)
+
+    for size in (2, 8):
+        run(tmp_path / str(size), prompts, answerer(size), settings)
+    assert rows_of(tmp_path / "2") == rows_of(tmp_path / "8")
+    run(tmp_path / "other", prompts, answerer(8), dataclasses.replace(settings, seed=1))
+    assert rows_of(tmp_path / "other") != rows_of(tmp_path / "8")
+
+
+def test_all_requests_reach_the_engine_at_once_and_answers_are_told_as_they_end():
+    answerer, told = LocalAnswerer(tiny_decoder(), batch_size=1), []
+    engine = tiny_decoder().engine
+    requests = [
+        Request([{"role": "user", "content": "the fox" + " dog" * index}],
+                SamplingParams(max_new_tokens=3 * (index + 1), ignore_eos=True))
+        for index in range(3)
+    ]  # fmt: skip
+
+    def hear(answers):
+        told.append((len(answers[0].tokens), engine.running))
+
+    found = answerer.answer(requests, hear)
+    assert [len(answer.tokens) for answer in found] == [3, 6, 9]
+    assert told == [(3, 2), (6, 1), (9, 0)]
 
 
 def test_greedy_answers_are_the_same_with_a_drafter(tmp_path):

@@ -4,13 +4,15 @@ import json
 
 import pytest
 
+from domino_spec.api import DominoDecoder
 from domino_spec.data import synth
-from domino_spec.data.generation import Finished
 from domino_spec.data.synth import SynthSettings, normalised, synthesise
 from domino_spec.data.turns import find_turn
+from domino_spec.engine import sizes
 from domino_spec.errors import DataError
 from tests.data.decoders import contents, tiny_decoder
 from tests.data.test_chat import CHATML, tokenizer_with
+from tests.support.families import make_target
 from tests.support.tokens import small_tokenizer
 
 END = 2
@@ -32,20 +34,20 @@ def drawing(monkeypatch):
     tokenizer = small_tokenizer()
     drawn: list[int] = []
 
-    def use(texts: list[str | Finished], settings: SynthSettings) -> list[int]:
+    def use(texts: list[str | tuple[list[int], str]], settings: SynthSettings) -> list[int]:
         seeds = {settings.params(index).seed: index for index in range(300)}
 
-        def finish(decoder, prompts, params, **_):
-            found = []
-            for prompt, own in zip(prompts, params, strict=True):
-                assert tokenizer.decode(prompt) == "<|user|>"
-                drawn.append(seeds[own.seed])
+        def finish(decoder, sequences):
+            """The last one ends first: the order of candidates is not that of their ends."""
+            for sequence in reversed(sequences):
+                assert tokenizer.decode(sequence.prompt) == "<|user|>"
+                drawn.append(seeds[sequence.params.seed])
                 text = texts[drawn[-1]] if drawn[-1] < len(texts) else "dog"
                 if isinstance(text, str):
                     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-                    text = Finished([*ids, END], "eos")
-                found.append(text)
-            return found
+                    text = [*ids, END], "eos"
+                sequence.output, sequence.finish_reason = text
+                yield sequence
 
         monkeypatch.setattr(synth, "finish", finish)
         return drawn
@@ -59,8 +61,8 @@ CANDIDATES = [
     "a domino falls",
     "dog",
     "fox " * 30,
-    Finished([30] * 3 + list(range(20, 60)), "length"),
-    Finished([20, 21, 22, 3, 23, END], "eos"),
+    ([30] * 3 + list(range(20, 60)), "length"),
+    ([20, 21, 22, 3, 23, END], "eos"),
     "the quick fox ",
     "over the dog",
     "over the lazy dog",
@@ -126,6 +128,24 @@ def test_a_stopped_run_goes_on_to_the_same_end(monkeypatch, tmp_path):
     with pytest.raises(DataError, match="begun with seed 0"):
         synthesise(tiny_decoder(), tmp_path / "parts", SynthSettings(
             max_tokens=40, part_size=16, seed=1), count=4)  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["fast", "reference"])
+def test_what_is_drawn_depends_on_neither_batch_nor_slots(engine, monkeypatch, tmp_path):
+    settings = SynthSettings(max_tokens=24, part_size=12)
+    for batch, slots in ((12, 12), (5, 2)):
+        monkeypatch.setitem(sizes.MOST_PLAIN, "cpu", slots)
+        decoder = DominoDecoder(make_target("llama"), None, small_tokenizer(), engine=engine)
+        told = []
+        synthesise(
+            decoder, tmp_path / str(batch), settings, count=3, batch_size=batch,
+            on_progress=lambda progress, told=told: told.append(progress.candidates),
+        )  # fmt: skip
+        assert told == list(range(len(told)))  # as each one ends
+        if engine == "fast":
+            assert decoder.engine.size.slots == slots
+            assert not decoder.engine.busy
+    assert contents(tmp_path / "12") == contents(tmp_path / "5")
 
 
 def test_a_target_that_has_nothing_to_say_is_given_up(drawing, monkeypatch, tmp_path):

@@ -25,6 +25,7 @@ from tests.support.chat_page import (
 from tests.support.chat_server import ChatServer, Scene, chatting, token_id
 
 pytestmark = needs_browser
+PACE = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,8 @@ def stage():
         "fall": FALL,
         "hold": HOLDING,
         "hold domino": Scene(FALL.blocks, hold_after=4),
+        "hold plain": Scene(FALL.blocks, hold_plain_after=2),
+        "paced": Scene(FALL.blocks, pace=PACE),
         "differ": Scene(FALL.blocks, plain=[[("When", False, 0.7)], [("ever", False, 0.2)]]),
         "busy": Scene([], refusal=(429, "The queue is full.", {"Retry-After": "3"})),
         "break": Scene(FALL.blocks, break_after=2),
@@ -94,10 +97,10 @@ def test_counters_count_what_came(tab, server):
     drafts = sum(accepted for block in cycles for _, accepted, _ in block)
     assert found["tokens"] == str(tokens + 1)
     assert found["cycles"] == str(len(cycles))
-    assert found["tokens a cycle"] == f"{tokens / len(cycles):.2f}"
+    assert found["acceptance length"] == f"{tokens / len(cycles):.2f}"
     assert found["from drafts"] == f"{100 * drafts / tokens:.0f} %"
-    assert found["acceptance"] == f"{100 * drafts / (drafts + 7):.0f} %"
-    assert float(found["tokens a second"]) > 0
+    assert found["acceptance rate"] == f"{100 * drafts / (drafts + 7):.0f} %"
+    assert float(found["tokens per second"]) > 0
 
 
 def test_counters_are_live_and_the_server_knows_who_left(tab, server):
@@ -106,7 +109,7 @@ def test_counters_are_live_and_the_server_knows_who_left(tab, server):
     tab.until(f"document.querySelectorAll('{LAST} .tile').length === 4")
     tab.until(f"document.querySelector('{LAST} .counters dd').textContent === '3.00'")
     found = counters(tab)
-    assert (found["tokens"], found["cycles"], found["acceptance"]) == ("4", "1", "–")
+    assert (found["tokens"], found["cycles"], found["acceptance rate"]) == ("4", "1", "–")
     assert tab.ask("document.getElementById('send').disabled")
     tab.press("Escape")
     tab.until(ENDED)
@@ -201,7 +204,7 @@ def test_a_tile_tells_what_it_is(tab, server, how):
 @pytest.mark.parametrize(
     ("tile", "kind", "sure"),
     [
-        (".tile.first", "first token, from reading the prompt; no drafts competed", "71.0 %"),
+        (".tile.first", "first token, from the prefill; no drafts competed", "71.0 %"),
         (".tile.own", "the target’s own token", "50.0 %"),
         (".block:nth-child(4) .tile", "an accepted draft", "over 99.9 %"),
         (".block:nth-child(4) .tile:nth-child(3)", "an accepted draft", "under 0.1 %"),
@@ -214,17 +217,22 @@ def test_kinds_have_words(tab, server, tile, kind, sure):
     assert sure in said(tab, "#tip dl")
 
 
-def test_a_race_ends_in_words(tab, server):
+COLUMNS = "[...document.querySelectorAll('.lane')].map((e) => e.querySelectorAll('.tile').length)"
+BARS = "[...document.querySelectorAll('progress')].map((e) => e.value + '/' + e.max)"
+CLOCKS = "[...document.querySelectorAll('.clock')].map((e) => e.textContent)"
+
+
+def test_a_race_runs_one_after_the_other_and_ends_in_words(tab, server):
     race(tab, "hold")
-    both = "[...document.querySelectorAll('.lane')].map((e) => e.querySelectorAll('.tile').length)"
-    tab.until(f"String({both}) === '4,2'")
-    bars = "[...document.querySelectorAll('progress')].map((e) => e.value + '/' + e.max)"
-    tab.until(f"String({bars}) === '4/512,2/512'")
+    tab.until(f"String({COLUMNS}) === '4,0'")
+    tab.until(f"String({BARS}) === '4/512,0/512'")
+    assert len(server.asked) == 1
+    assert tab.ask(CLOCKS)[1] == "0.00 s"
     server.gate.set()
     words = verdict(tab)
     assert re.search(r"Domino took [\d.]+ s, plain decoding [\d.]+ s", words[0])
-    assert "tokens a second and plain decoding" in words[1]
-    assert words[3] == "The texts are identical (11 tokens)."
+    assert re.search(r"wrote [\d.]+ tokens per second and plain decoding [\d.]+: ", words[1])
+    assert words[2] == "The texts are identical (11 tokens)."
     first, second = server.asked
     assert [b["domino"] for b in (first, second)] == [
         {"blocks": True, "speculate": True, "reuse": False},
@@ -233,35 +241,63 @@ def test_a_race_ends_in_words(tab, server):
     assert {key: first[key] for key in first if key != "domino"} == {
         key: second[key] for key in second if key != "domino"
     }
-    assert words[4] == f"Both had the seed {first['seed']}."
-    assert tab.ask(bars) == ["11/11", "11/11"]
-    assert counters(tab, ".plain")["tokens a cycle"] == "1.00"
+    assert words[3] == f"Both had the seed {first['seed']}."
+    assert tab.ask(BARS) == ["11/11", "11/11"]
+    assert counters(tab, ".plain")["acceptance length"] == "1.00"
     assert set(tab.ask(TILES)[1][0]) == {"draft", "p6", " one"}
-    assert "equal time" in said(tab, f"{LAST} .shared")
     assert tab.complaints == []
+
+
+def test_a_race_is_replayed_side_by_side_at_its_true_times(tab, server):
+    race(tab, "paced")
+    tab.until("document.getElementById('status').textContent.startsWith('Replaying')")
+    tab.until(f"(([domino, plain]) => domino > plain && plain > 0)({COLUMNS})")
+    words = verdict(tab)
+    times = [float(clock.removesuffix(" s")) for clock in tab.ask(CLOCKS)]
+    assert 5 * PACE < times[0] < times[1]
+    assert times[1] > 11 * PACE
+    assert words[0].startswith(f"Domino took {times[0]:.2f} s, plain decoding {times[1]:.2f} s: ")
+    speedup = float(re.search(r"a speedup of ([\d.]+)×", words[0])[1])
+    assert speedup == pytest.approx(times[1] / times[0], abs=0.05)
+
+
+def test_a_stop_skips_the_rest_of_a_replay(tab, server):
+    race(tab, "paced")
+    tab.until("document.getElementById('status').textContent.startsWith('Replaying')")
+    tab.press("Escape")
+    assert verdict(tab)[2] == "The texts are identical (11 tokens)."
+    assert tab.ask(COLUMNS) == [11, 11]
+    assert float(tab.ask(CLOCKS)[1].removesuffix(" s")) > 11 * PACE
 
 
 def test_plain_decoding_may_win_and_texts_may_part(tab, server):
     race(tab, "hold domino")
-    tab.until(f"document.querySelector('{LAST} .plain .clock') && "
-              f"document.querySelectorAll('{LAST} .plain .tile').length === 11")  # fmt: skip
+    tab.until(f"document.querySelectorAll('{LAST} .domino .tile').length === 9")
     tab.ask("new Promise((resolve) => setTimeout(resolve, 300))")  # it trails by far
     server.gate.set()
     assert verdict(tab)[0].startswith("Plain decoding won. Domino took ")
     race(tab, "differ")
-    assert verdict(tab)[3] == (
+    assert verdict(tab)[2] == (
         'The texts part at token 1: Domino has " one", plain decoding "ever". '
         "They wrote 11 and 2 tokens, so the rates compare better than the times."
     )
 
 
-def test_a_stopped_race_has_no_result(tab, server):
-    race(tab, "hold")
-    tab.until("document.querySelectorAll('.lane .tile').length === 4 + 2")
+@pytest.mark.parametrize("second", [False, True])
+def test_a_stopped_race_has_no_result(tab, server, second):
+    race(tab, "hold plain" if second else "hold")
+    tab.until(f"String({COLUMNS}) === '{'11,2' if second else '4,0'}'")
     tab.press("Escape")
     assert verdict(tab) == ["No result: the race was stopped."]
+    assert len(server.asked) == 1 + second
+
+
+def test_a_race_that_fails_has_no_result_and_may_be_run_again(tab, server):
     race(tab, "busy")
-    tab.until("document.querySelectorAll('.turn').length === 2")
+    assert verdict(tab) == ["No result: Domino failed."]
+    assert said(tab, f"{LAST} .plain .note") == "Not run."
+    assert len(server.asked) == 1
+    tab.click(f"{LAST} .retry")
     assert verdict(tab) == ["No result: Domino failed."]
 
 

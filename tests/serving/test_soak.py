@@ -15,12 +15,12 @@ from tests.serving.live import live
 from tests.support.families import make_target
 from tests.support.tokens import LINES, small_tokenizer
 
-REQUESTS, CONCURRENCY = 200, 24
+REQUESTS, CONCURRENCY = 120, 24
 WORDS = " ".join(LINES).replace(",", "").split()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
-MOST = 24
+MOST = 16
 
 
 class Expected:
@@ -47,7 +47,7 @@ def prompts(rng):
     system = {"role": "system", "content": " ".join(WORDS[:6])}
     return [
         [*([system] if number % 3 else []), {"role": "user", "content": " ".join(words)}]
-        for number in range(12)
+        for number in range(8)
         for words in [rng.choices(WORDS, k=rng.randint(1, 12))]
     ]
 
@@ -187,6 +187,6 @@ def test_every_request_gets_what_it_would_alone_and_leaves_nothing():
         assert 'domino_answers_ended_total{reason="failed"} 0.0' in page
     assert threading.active_count() == threads
     assert sum(counts.values()) == REQUESTS
-    assert min(counts.values()) > 5, counts
+    assert min(counts.values()) > 3, counts
     del server
     assert kept() == before

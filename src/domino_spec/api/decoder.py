@@ -47,6 +47,7 @@ from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 EngineChoice = Literal["auto", "fast", "reference"]
+_OUT_OF_MEMORY = "it ran out of memory"
 
 
 class DominoDecoder:
@@ -291,8 +292,8 @@ class DominoDecoder:
     def engine(self) -> Engine:
         """This decoder's engine, shared by all its callers; made at the first need."""
         state = _weights_state(self.target, self._drafts)
-        if self._engine is None or (state != self._weights and not self._engine.busy):
-            self._engine = None  # its caches go before new ones come
+        if self._engine is None or state != self._weights:
+            self._engine = None  # its caches go before new ones come, unless a stream has it
             self._engine = Engine(self.target, self._drafts, **self._engine_options)
             self._weights = _weights_state(self.target, self._drafts)
         return self._engine
@@ -337,12 +338,20 @@ class DominoDecoder:
             return reason
         reasons = (unsupported_params(sequence.params) for sequence in sequences)
         asked = next((f"as for the request, {reason}" for reason in reasons if reason), None)
-        found = self.unsupported_reason() or asked or self.engine.no_room_reason(sequences)
+        found = self.unsupported_reason() or asked or self._no_room_reason(sequences)
         if self._choice == "fast":
             self._refuse(found)
         elif found is not None:
             self._tell(found)
         return found
+
+    def _no_room_reason(self, sequences: Sequence[Decoded]) -> str | None:
+        try:
+            return self.engine.no_room_reason(sequences)
+        except torch.OutOfMemoryError:  # as the engine was made
+            if self._choice == "fast":
+                raise
+            return _OUT_OF_MEMORY
 
     def _refuse(self, reason: str | None) -> None:
         if reason is not None:
@@ -376,8 +385,9 @@ class DominoDecoder:
         finally:
             self._watch.end(stats)
         if failed:  # outside the except: an error holds what was made before it
+            del engine
             self._engine = None
-            stats.engine, stats.engine_reason = "reference", "it ran out of memory"
+            stats.engine, stats.engine_reason = "reference", _OUT_OF_MEMORY
             self._tell(stats.engine_reason)
             for sequence in sequences:
                 sequence.finish_reason = sequence.error = None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.runtime import on_device
-from domino_spec.engine.prefill import Part
+from domino_spec.engine.prefill import Part, Shape
 from domino_spec.engine.rows import Rows
 from domino_spec.evaluation.runs import make_sequence
 from domino_spec.targets import Target
@@ -34,6 +35,8 @@ class Pass:
     """Tokens of the longest row in the cache, where rows had different lengths: it takes a mask."""
     kept: int
     """Tokens that stayed in the cache."""
+    prefill: Shape | None = None
+    """The engine's shape of a forward over parts of prompts; None for any other forward."""
 
     def holds(self, position: int) -> bool:
         """Whether the logits behind this position were used."""
@@ -147,20 +150,22 @@ class EngineWay:
             make_sequence(index, prompt, params, eos=eos) for index, prompt in enumerate(prompts)
         ]
         passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
-        with _started(engine) as cycles:
-            first: dict[int, int] = {}  # cycle of each row: every one started since is its own too
+        with _started(engine) as started:
             for commit in engine.stream(rows):
                 row = commit.sequence
-                before = len(row.prompt) + len(row.output) - len(commit.tokens)
+                if commit.error is not None:
+                    raise commit.error
+                forwards = started[row.index]
                 if commit.cycle == 0:
-                    first[row.index] = (
-                        len(cycles) - 1
-                    )  # the step that ends a prefill starts a cycle too
-                    taken = Pass(start=0, width=before, rows=1, kept=before)
-                else:
-                    size, width = cycles[first[row.index] + commit.cycle - 1]
-                    taken = Pass(start=before - 1, width=width, rows=size, kept=commit.accepted + 1)
-                passes[row.index].append(taken)
+                    if row.cached:  # by another row's forwards
+                        passes[row.index].append(_at_once(row.cached))
+                    passes[row.index] += forwards.prefill
+                    continue
+                before = len(row.prompt) + len(row.output) - len(commit.tokens)
+                size, width = forwards.cycles[commit.cycle - 1]
+                passes[row.index].append(
+                    Pass(start=before - 1, width=width, rows=size, kept=commit.accepted + 1)
+                )
         return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in rows]
 
     @torch.no_grad()
@@ -174,10 +179,11 @@ class EngineWay:
             return
         self._engine.forget()  # slots are written over
         shape = passes[last]
-        if shape.start:
-            self._read(ids, Pass(start=0, width=shape.start, rows=1, kept=shape.start))
+        before = [_at_once(shape.start)] if shape.start else []
+        for each in before:
+            self._read(ids, each)
         yield self._read(ids, shape)
-        if last > 1:  # else the text before was read at once in any case
+        if list(passes[:last]) != before:
             for each in passes[:last]:
                 self._read(ids, each)
             yield self._read(ids, shape)
@@ -186,8 +192,11 @@ class EngineWay:
         """Behind what slot 0 holds; logits behind the forward's last token, or the text's."""
         engine, device = self._engine, self._engine.slots.device
         with on_device(device):
+            part = Part(0, shape.start, ids[shape.start : shape.start + shape.kept])
+            if shape.prefill is not None:
+                alone = replace(shape.prefill, observed=False, common=False)
+                return engine.prefill.logits(engine.prefill.forward([part], alone))[0].float()
             if shape.start == 0:
-                part = Part(0, 0, ids[: shape.width])
                 return engine.prefill.logits(engine.prefill.run([part], observed=False))[0].float()
             # Of the other rows only their number matters: no row sees another's states.
             slots = torch.arange(shape.rows, device=device).clamp(max=engine.slots.spare)
@@ -212,24 +221,64 @@ class _Forward:
     slots: int | None
 
 
+@dataclass
+class _Forwards:
+    """What the engine launched for one row."""
+
+    prefill: list[Pass] = field(default_factory=list)
+    cycles: list[tuple[int, int]] = field(default_factory=list)
+    """Rows, filled up, and tokens a row."""
+
+
+def _at_once(count: int) -> Pass:
+    """The text's beginning in one forward of its own."""
+    return Pass(start=0, width=count, rows=1, kept=count)
+
+
 @contextmanager
-def _started(engine: Engine) -> Iterator[list[tuple[int, int]]]:
-    """Writes down every cycle that starts while open: its rows, filled up, and a row's tokens."""
-    seen: list[tuple[int, int]] = []
-    runner = engine.runner
-    plain, watched = runner.start, vars(runner).get("start")
+def _started(engine: Engine) -> Iterator[dict[int, _Forwards]]:
+    """Writes down every forward that starts while open, for each row that takes part in it."""
+    seen: dict[int, _Forwards] = defaultdict(_Forwards)
+    runner, prefill = engine.runner, engine.prefill
+    start_cycle, forward_parts = runner.start, prefill.forward
+
+    def forwards_of(slots: Iterable[int]) -> Iterator[_Forwards]:
+        running = {row.slot: row.index for row in engine.scheduler.running}
+        return (seen[running[slot]] for slot in slots)
 
     def start(slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
-        seen.append((runner.size_of(len(slots)), plan.depth + 1))
-        return plain(slots, plan)
+        for each in forwards_of(slots):
+            each.cycles.append((runner.size_of(len(slots)), plan.depth + 1))
+        return start_cycle(slots, plan)
 
-    runner.start = start  # type: ignore[method-assign]
-    try:
+    def forward(parts: Sequence[Part], shape: Shape) -> Tensor:
+        for each, part in zip(forwards_of(part.slot for part in parts), parts, strict=True):
+            each.prefill.append(
+                Pass(
+                    start=part.start,
+                    width=shape.count,
+                    rows=shape.rows,
+                    kept=len(part.tokens),
+                    prefill=shape,
+                )
+            )
+        return forward_parts(parts, shape)
+
+    with _replaced(runner, "start", start), _replaced(prefill, "forward", forward):
         yield seen
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """An object with another method while open, and afterwards as it was."""
+    before = vars(owner).get(name)  # others may watch it too
+    setattr(owner, name, method)
+    try:
+        yield
     finally:
-        del runner.start
-        if watched is not None:  # somebody else watches too
-            runner.start = watched  # type: ignore[method-assign]
+        delattr(owner, name)
+        if before is not None:
+            setattr(owner, name, before)
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,9 +150,8 @@ class CandidateSource:
         system: str | None = None,
     ) -> None:
         self._decoder, self._settings = decoder, settings
-        self._batch = settings.part_size  # the engine orders them and keeps its batch full
-        if decoder.unsupported_reason() is not None:
-            self._batch = 1 if decoder.target.batch_refusal else batch_size
+        self._batch = 1 if decoder.target.batch_refusal else batch_size
+        self._on_engine = decoder.unsupported_reason() is None
         if decoder.tokenizer is None:
             raise DataError("the target came without a tokenizer, so it cannot write prompts.")
         self._tokenizer: Any = decoder.tokenizer
@@ -172,24 +172,27 @@ class CandidateSource:
         found: list[str] = []
         end = progress.candidates + self._settings.part_size
         while progress.candidates < end and progress.prompts < progress.wanted:
-            first = progress.candidates
-            for tokens, is_whole in self._draw(range(first, min(first + self._batch, end))):
-                progress.candidates += 1
-                text = self._text(tokens)
-                reason = self._fault(tokens, text, is_whole, seen)
-                if reason:
-                    progress.dropped[reason] += 1
-                    continue
-                seen.add(normalised(text))
-                found.append(text)
-                progress.prompts += 1
-                if progress.prompts == progress.wanted:
-                    break  # the rest of the batch is drawn again if more are wanted
-            tell(progress)
+            first, batch = progress.candidates, self._batch
+            if self._on_engine:  # it orders any number of them and keeps its batch full
+                batch = max(batch, progress.wanted - progress.prompts)
+            with closing(self._draw(range(first, min(first + batch, end)))) as drawn:
+                for tokens, is_whole in drawn:
+                    progress.candidates += 1
+                    text = self._text(tokens)
+                    reason = self._fault(tokens, text, is_whole, seen)
+                    if reason:
+                        progress.dropped[reason] += 1
+                    else:
+                        seen.add(normalised(text))
+                        found.append(text)
+                        progress.prompts += 1
+                    tell(progress)
+                    if progress.prompts == progress.wanted:
+                        break  # the rest of the batch is drawn again if more are wanted
         return found
 
-    def _draw(self, candidates: range) -> list[tuple[list[int], bool]]:
-        """Candidates in their order, whichever ended first."""
+    def _draw(self, candidates: range) -> Generator[tuple[list[int], bool], None, None]:
+        """Candidates in their order, each once it and all before it have ended."""
         sequences = [
             make_sequence(
                 self._decoder,
@@ -201,9 +204,11 @@ class CandidateSource:
             )
             for candidate in candidates
         ]
+        due = deque(sequences)
         for _ in finish(self._decoder, sequences):
-            pass
-        return [(_without_end(s), s.finish_reason != "length") for s in sequences]
+            while due and due[0].finished:
+                ended = due.popleft()
+                yield _without_end(ended), ended.finish_reason != "length"
 
     def _text(self, tokens: list[int]) -> str:
         text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))

@@ -145,7 +145,11 @@ class Prefill:
     def _together(self, parts: Sequence[Part], *, observed: bool) -> Tensor:
         count = max(len(part.tokens) for part in parts)
         start = max(part.start for part in parts)
-        shape = self._shape(len(parts), count, start, observed=observed)
+        return self.forward(parts, self._shape(len(parts), count, start, observed=observed))
+
+    @torch.no_grad()
+    def forward(self, parts: Sequence[Part], shape: Shape) -> Tensor:
+        """One forward of these parts in a shape that holds them: [parts, hidden]."""
         numbers = torch.tensor(_numbers(parts, shape, self._spare))
         captured = self._captured.get(shape) or self._worth_capturing(shape)
         if captured is None:

@@ -71,9 +71,13 @@ class Service:
         if decoder.adapts:
             said("measuring what cycles cost on this machine (once; it is kept)")
         engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
-        for scores in (None, 0) if settings.page else (None,):  # the page shows probabilities
+        kinds: list[tuple[int | None, bool]] = [(None, True)]
+        if settings.page:  # it shows probabilities, and times runs without drafts too
+            kinds += [(0, True), (0, False)]
+        for scores, drafts in kinds:
             for temperature in (0.0, 1.0):
-                engine.capture(1, SamplingParams(temperature=temperature, logprobs=scores))
+                params = SamplingParams(temperature=temperature, logprobs=scores)
+                engine.capture(1, params, speculate=drafts)
         said(f"{size.slots} slots of {size.capacity} tokens")
         return engine, size.capacity
 

@@ -47,7 +47,7 @@ def test_the_description_is_true(label):
 
     for mode in MODES if operation.method == "post" else MODES[:1]:
         settings(
-            max_examples=15, deadline=None, database=None, derandomize=True,
+            max_examples=10, deadline=None, database=None, derandomize=True,
             phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
         )(given(case=operation.as_strategy(generation_mode=mode))(fuzz))()  # fmt: skip
     if operation.method == "post":

@@ -5,12 +5,12 @@ import { Tally } from "./tally.js";
 import { Row } from "./tiles.js";
 
 const COUNTERS = [
-  ["tokens a cycle", (tally) => fixed(tally.perCycle, 2)],
-  ["tokens a second", (tally) => rate(tally.perSecond)],
+  ["acceptance length", (tally) => fixed(tally.perCycle, 2)],
+  ["tokens per second", (tally) => rate(tally.perSecond)],
   ["tokens", (tally) => String(tally.tokens)],
   ["cycles", (tally) => String(tally.cycles)],
   ["from drafts", (tally) => percent(tally.drafted)],
-  ["acceptance", (tally) => percent(tally.acceptance)],
+  ["acceptance rate", (tally) => percent(tally.acceptance)],
 ];
 
 const SETTLED = 1000; // milliseconds after which nothing falls any more
@@ -30,19 +30,20 @@ export class Answer {
   }
 
   // The request is sent now.
-  start() {
-    this.reset();
-    this.record = []; // of a race: [milliseconds since the request, chunk]
+  start(now = performance.now()) {
+    this.state = "waiting";
+    this.tally.start(now);
     this.say("Prefill…");
   }
 
   reset() {
-    this.state = "waiting"; // then writing, then done, stopped or failed
+    this.state = "queued"; // then waiting, writing, and done, stopped or failed
     this.error = null;
     this.text = "";
     this.ids = [];
     this.pieces = [];
     this.tally = new Tally();
+    this.record = []; // of a race: [milliseconds since the request, chunk]
     this.row = new Row(this.name);
     this.words = make("div", "words");
     const text = make("p", "text");
@@ -86,20 +87,21 @@ export class Answer {
     this.take(chunk, now);
   }
 
-  // Begin again from an empty answer; `at` gives it the chunks that are due by then.
+  // Begin anew, at `now`. Called with milliseconds since then, what is returned shows all that had
+  // come by that time of the run, and says whether that is everything.
   replay(now) {
     const { record } = this;
     const total = this.tally.elapsed;
     let next = 0;
     this.reset();
-    this.tally.started = now;
+    this.start(now);
     return (at) => {
-      while (next < record.length && record[next][0] <= at) {
-        this.take(record[next][1], now + record[next][0]);
-        next += 1;
+      for (; next < record.length && record[next][0] <= at; next += 1) {
+        const [after, chunk] = record[next];
+        this.take(chunk, now + after);
       }
-      if (this.running && at >= total) this.end("done", now + total);
-      if (this.running) this.refresh();
+      if (this.running && next === record.length && at >= total) this.end("done", now + total);
+      this.look();
       return !this.running;
     };
   }
@@ -137,6 +139,11 @@ export class Answer {
     if (state === "stopped") this.say("Stopped.");
     if (state === "done" && !this.ids.length) this.say("The answer is empty.");
     this.refresh();
+  }
+
+  skip() {
+    this.end("stopped");
+    this.say("Not run.");
   }
 
   fail(error) {

@@ -90,11 +90,12 @@ function messages(turn) {
 
 async function listen(turn, answer, body, signal) {
   const { speculate } = answer;
-  // Racers read the whole prompt: what one of them finds read already is no merit of its drafts.
+  // Racers compute the whole prompt: a prefix that one finds in the caches is no merit of drafts.
   const domino = { blocks: true, ...(speculate === null ? {} : { speculate, reuse: false }) };
+  answer.start();
   try {
     for await (const chunk of chat({ ...body, domino }, signal)) {
-      answer.take(chunk);
+      answer.hear(chunk);
       follow.keep();
     }
     answer.end("done");
@@ -102,7 +103,18 @@ async function listen(turn, answer, body, signal) {
     if (signal.aborted) answer.end("stopped");
     else answer.fail(error);
   }
-  turn.laneEnded(answer);
+  turn.ended(answer);
+}
+
+// Both runs of a race from their beginning, as they came; a stop goes to their end at once.
+async function replay(turn, signal) {
+  const begun = performance.now();
+  const shows = turn.answers.map((answer) => answer.replay(begun));
+  const due = () => (signal.aborted ? Infinity : performance.now() - begun);
+  while (!shows.map((show) => show(due())).every(Boolean)) {
+    follow.keep();
+    await new Promise((resolve) => setTimeout(resolve, 16));
+  }
 }
 
 async function run(turn, settings) {
@@ -124,8 +136,15 @@ async function run(turn, settings) {
   turn.begin(settings.max_tokens ?? server.context);
   follow.jump();
   const clock = turn.race ? setInterval(() => turn.answers.forEach((a) => a.running && a.look()), 100) : 0;
-  await Promise.all(turn.answers.map((answer) => listen(turn, answer, body, controller.signal)));
+  for (const answer of turn.answers) {
+    if (controller.signal.aborted || turn.failure) answer.skip();
+    else await listen(turn, answer, body, controller.signal);
+  }
   clearInterval(clock);
+  if (turn.comparable) {
+    tell("Replaying both…");
+    await replay(turn, controller.signal);
+  }
   const words = turn.end(seeded.seed);
   stopper = null;
   const onStop = document.activeElement === find("stop");

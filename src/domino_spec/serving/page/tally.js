@@ -7,12 +7,16 @@ export class Tally {
     this.committed = 0; // in cycles
     this.accepted = 0;
     this.usage = null;
-    this.started = performance.now(); // when the request was sent
+    this.started = null; // when the request was sent
     this.ended = null;
     this.marks = []; // [milliseconds, tokens so far] of every block
   }
 
-  block({ cycle, tokens }, now = performance.now()) {
+  start(now = performance.now()) {
+    this.started = now;
+  }
+
+  block({ cycle, tokens }, now) {
     this.tokens += tokens.length;
     if (cycle > 0) {
       this.cycles += 1;
@@ -27,14 +31,14 @@ export class Tally {
   }
 
   get elapsed() {
-    return (this.ended ?? performance.now()) - this.started;
+    return this.started === null ? 0 : (this.ended ?? performance.now()) - this.started;
   }
 
   get perCycle() {
     return this.cycles ? this.committed / this.cycles : null;
   }
 
-  // Behind the first block: reading the prompt is not writing.
+  // After the first block: the prefill is not decoding.
   get perSecond() {
     if (this.marks.length < 2) return null;
     const [[from, before]] = this.marks;

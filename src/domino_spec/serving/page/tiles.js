@@ -18,7 +18,7 @@ export const tokenOf = (tile) => tokens.get(tile);
 export const KINDS = {
   draft: "an accepted draft",
   own: "the target’s own token",
-  first: "first token, from reading the prompt; no drafts competed",
+  first: "first token, from the prefill; no drafts competed",
 };
 
 function kindOf(token, cycle) {

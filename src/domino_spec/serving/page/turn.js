@@ -1,10 +1,12 @@
-// One exchange: what was said, the answer or the two lanes of a race, and what can be done with it.
+// One exchange: what was said, the answer or the two of a race, and what can be done with it.
 
 import { Answer } from "./answer.js";
 import { button, make } from "./dom.js";
 import { verdict } from "./race.js";
 
-const SHARED = "Both lanes started together, read the whole prompt and share the machine by equal time while both run.";
+const ALONE =
+  "The runs follow each other, so that neither slows the other, and both compute the whole prompt. " +
+  "Then they are replayed side by side, at their true times.";
 
 async function copied(text) {
   try {
@@ -50,7 +52,7 @@ export class Turn {
     const you = make("div", "said");
     you.append(make("h2", "unseen", "You"), make("p", "", said));
     this.element.append(you);
-    if (race) this.element.append(make("p", "soft shared", SHARED));
+    if (race) this.element.append(make("p", "soft alone", ALONE));
     this.element.append(lanes, this.result, this.actions);
   }
 
@@ -69,16 +71,21 @@ export class Turn {
     for (const answer of this.answers) {
       answer.expected = expected;
       answer.reset();
+      if (this.race) answer.say("Its run comes next.");
     }
   }
 
-  // When one lane is through, the bars measure what it wrote, not what it might have.
-  laneEnded(answer) {
+  // When one run is through, the bars measure what it wrote, not what it might have.
+  ended(answer) {
     if (!this.race || answer.state !== "done") return;
-    for (const lane of this.answers) {
-      lane.expected = Math.min(lane.expected, answer.tally.tokens);
-      lane.refresh();
+    for (const each of this.answers) {
+      each.expected = Math.min(each.expected, answer.tally.tokens);
+      each.refresh();
     }
+  }
+
+  get comparable() {
+    return this.race && this.answers.every((answer) => answer.state === "done");
   }
 
   // Says in words how it went.

@@ -1,0 +1,57 @@
+"""Random arrivals and aborts: each sequence gets what the reference loop gives it alone."""
+
+import random
+from functools import cache
+
+import pytest
+
+from tests.engine.runs import make_engine
+from tests.engine.stress import KINDS, Alone, StressTest, disturbed_target, drafter_for, table_for
+from tests.support.families import make_target, random_drafter
+from tests.support.pair import SIZE
+
+TURNS = 110
+
+
+@cache
+def alone(kind):
+    return Alone(make_target("llama") if kind is None else disturbed_target(table_for(kind, SIZE)))
+
+
+def stress(kind, drafter, seed, **options):
+    known = alone(kind)
+    slots, chunk = 2 + seed % 3, (7, 2048, 1)[seed % 3]
+    engine = make_engine(
+        known.target, drafter, slots=slots, chunk=chunk, reuse=seed % 4 != 3, **options
+    )
+    test = StressTest(engine, random.Random(seed), known, scripted=kind is None)
+    test.run(TURNS)
+    test.check()
+    assert len(test.sequences) - len(test.aborted) > 8
+    assert len(test.aborted) > 1
+    assert (test.reused > 2) is (seed % 4 != 3)
+    drafting = [sequence.stats for sequence in test.sequences if sequence.speculate]
+    assert sum(sum(stats.accepted) for stats in drafting) > 10  # and some were rejected:
+    assert sum(sum(stats.accepted) for stats in drafting) < sum(s.drafted for s in drafting)
+    assert 0 < len(drafting) < len(test.sequences)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_drafts_that_are_mostly_right(seed):
+    stress(None, random_drafter(), seed, ahead=seed % 2 == 0)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_drafter(kind, ahead):
+    drafter = drafter_for(kind, table_for(kind, SIZE))
+    stress(kind, drafter, KINDS.index(kind) + 7 * ahead, ahead=ahead)
+
+
+def test_caches_that_grow_with_the_requests():
+    known = alone(None)
+    engine = make_engine(known.target, random_drafter(), slots=None, capacity=None)
+    test = StressTest(engine, random.Random(5), known, scripted=True)
+    test.run(60)
+    test.check()
+    assert engine.slots.count > 1
