@@ -232,7 +232,7 @@ def main() -> None:
     sets: Sets = []
     if not arguments.trials_only:
         sets = load_sets(arguments.sets, arguments.continuations, loaded, arguments.limit)
-        held_out = int(plan.base.get("held_out", TrainConfig.held_out))
+        held_out = int(plan.base.get("held_out", TrainConfig.model_fields["held_out"].default))
         sets.append(held_out_set(corpus, loaded, held_out, arguments.continuations))
     study = Study(plan=plan, arguments=arguments, loaded=loaded, corpus=corpus, sets=sets)
     rates = study.rates()

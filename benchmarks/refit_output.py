@@ -209,7 +209,7 @@ def main() -> None:
         corpus = load_corpus(
             arguments.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
         )
-        training = split_held_out(corpus, TrainConfig.held_out)[0]
+        training = split_held_out(corpus, TrainConfig.model_fields["held_out"].default)[0]
         batches = PackedBatches(training, rows=ROWS, length=LENGTH, seed=11, pad_token=0)
         features = collect(drafter, loaded.target, batches, labels=arguments.labels)
         if arguments.features:

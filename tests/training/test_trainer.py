@@ -163,7 +163,12 @@ def test_accumulated_forwards_are_one_larger_step(tmp_path, corpus, loaded):
     """Rows come in order and anchors are drawn for the step: 2 x 2 rows are 4 rows."""
     found = []
     for index, shape in enumerate(
-        ({"rows": 4}, {"rows": 2, "accumulate": 2}, {"rows": 1, "accumulate": 4}, {"rows": 2})
+        (
+            {"batch_size": 4},
+            {"batch_size": 2, "accumulate": 2},
+            {"batch_size": 1, "accumulate": 4},
+            {"batch_size": 2},
+        )
     ):
         reports = Reports()
         run = ready(
@@ -182,7 +187,7 @@ def test_accumulated_forwards_are_one_larger_step(tmp_path, corpus, loaded):
 
 def test_a_step_divides_by_the_weight_of_all_its_parts(tmp_path, corpus, loaded):
     """Parts with few labels count less: the sum of weights is the step's, not a part's."""
-    run = ready(tmp_path, corpus, loaded, rows=1, accumulate=3, **QUICK)
+    run = ready(tmp_path, corpus, loaded, batch_size=1, accumulate=3, **QUICK)
     batches = PackedBatches(
         run.corpus.split(held_out=8, seed=0)[0], rows=1, length=64, seed=0, pad_token=0
     )
@@ -320,7 +325,7 @@ def test_a_batch_without_labels_does_not_end_the_run(tmp_path, loaded):
     prompts, answers = [[1] * 9] * 30 + [[2] * 4] * 30, [[3]] * 30 + [[4, 5, 6, 7, 8]] * 30
     write_shard(path, prompts=prompts, answers=answers, vocab_size=SIZE)
     corpus = load_corpus([str(path)], tokenizer=None, vocab_size=SIZE)
-    run = ready(tmp_path / "run", corpus, loaded, rows=1, length=10, steps=20)
+    run = ready(tmp_path / "run", corpus, loaded, batch_size=1, length=10, steps=20)
     outcome, _ = train(run)
     assert outcome.finished
 

@@ -41,7 +41,7 @@ def folder(tmp_path_factory):
     settings = {
         "target": str(save_target(folder / "target", tokenizer=make_tokenizer())),
         "data": [str(conversations(folder / "data.npz"))],
-        "out": str(folder / "out"), "steps": STEPS, "length": 48, "rows": 2, "anchors": 6,
+        "out": str(folder / "out"), "steps": STEPS, "length": 48, "batch_size": 2, "anchors": 6,
         "block_size": 6, "mask_token_id": MASK, "layers": 1, "rank": 8, "gru_hidden_dim": 16,
         "learning_rate": 3e-3, "log_every": 1, "eval_every": 0, "save_every": 2, "held_out": 4,
         "device": "cpu",
@@ -56,12 +56,14 @@ def folder(tmp_path_factory):
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-4000:]
     run = str(folder / "run.yaml")
-    assert main([run, "rows=4", f"out={folder / 'one'}"]) == 0
+    assert main([run, "batch_size=4", f"out={folder / 'one'}"]) == 0
     reduced = ["draft_vocab=40", "labels=hard", "accumulate=2"]
-    assert main([run, "rows=2", *reduced, f"out={folder / 'one-reduced'}"]) == 0
+    assert main([run, "batch_size=2", *reduced, f"out={folder / 'one-reduced'}"]) == 0
     for kind, changes in KINDS.items():
-        assert main([run, "rows=4", *changes, f"out={folder / f'one-{kind}'}"]) == 0
-    assert main([run, "rows=4", "dtype=bfloat16", "steps=2", f"out={folder / 'one-half'}"]) == 0
+        assert main([run, "batch_size=4", *changes, f"out={folder / f'one-{kind}'}"]) == 0
+    assert (
+        main([run, "batch_size=4", "dtype=bfloat16", "steps=2", f"out={folder / 'one-half'}"]) == 0
+    )
     return folder
 
 

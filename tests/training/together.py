@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
     assert trained("stopped") == 128 + signal.SIGTERM
     command._Lines = lines
     assert trained("stopped", "--resume") == 0
-    assert trained("reduced", "draft_vocab=40", "labels=hard", "accumulate=2", "rows=1") == 0
+    assert trained("reduced", "draft_vocab=40", "labels=hard", "accumulate=2", "batch_size=1") == 0
     assert trained("half", "dtype=bfloat16", "steps=2") == 0
     for kind, changes in KINDS.items():
         assert trained(kind, *changes) == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from domino_spec.api.prompts import end_tokens
 from domino_spec.baselines.every import AnyDrafter
@@ -16,8 +16,10 @@ from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.targets import Target
 from domino_spec.training.acceleration import Acceleration
-from domino_spec.training.config import TrainConfig
 from domino_spec.training.world import World
+
+if TYPE_CHECKING:  # pydantic is not needed to split data
+    from domino_spec.training.config import TrainConfig
 
 _BATCH = 64
 _SPLIT_SEED = 0

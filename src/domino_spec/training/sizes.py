@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +23,16 @@ from domino_spec.training.config import BASELINES, TrainConfig
 @dataclass(frozen=True)
 class _Dial:
     layers: int
-    taps: int
+    captured_layers: int
     rank: int
     gru: int
     medusa_layers: int
 
 
 _DIALS = {
-    "small": _Dial(layers=2, taps=3, rank=64, gru=256, medusa_layers=1),
-    "base": _Dial(layers=5, taps=5, rank=256, gru=1024, medusa_layers=4),
-    "large": _Dial(layers=8, taps=7, rank=512, gru=2048, medusa_layers=8),
+    "small": _Dial(layers=2, captured_layers=3, rank=64, gru=256, medusa_layers=1),
+    "base": _Dial(layers=5, captured_layers=5, rank=256, gru=1024, medusa_layers=4),
+    "large": _Dial(layers=8, captured_layers=7, rank=512, gru=2048, medusa_layers=8),
 }
 _BLOCKS_PER_TOKEN = 1 / 8
 _DRAFT_STEPS = {"medusa": 5, "eagle3": 7}
@@ -56,7 +55,7 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
         )
     filled: dict[str, Any] = {
         "length": length,
-        "rows": config.rows or max(1, 16384 // length),
+        "batch_size": config.batch_size or max(1, 16384 // length),
         "learning_rate": config.learning_rate or _BASE_RATE * min(1.0, (576 / hidden) ** 0.5),
     }
     blocks = length * _BLOCKS_PER_TOKEN
@@ -67,20 +66,20 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
     filled["anchors"] = config.anchors or max(1, round(blocks))
     if config.variant == "medusa":
         filled["layers"] = config.layers or dial.medusa_layers
-        return dataclasses.replace(config, **filled)
+        return config.replace(**filled)
     filled |= {
         "intermediate_size": config.intermediate_size or _intermediate(text, hidden),
         "heads": heads,
         "kv_heads": kv_heads if heads % kv_heads == 0 else heads,
         "head_dim": config.head_dim or int(getattr(text, "head_dim", None) or hidden // heads),
     }
-    taps = _EAGLE3_TAPS if config.variant == "eagle3" else dial.taps
+    taps = _EAGLE3_TAPS if config.variant == "eagle3" else dial.captured_layers
     filled["target_layer_ids"] = config.target_layer_ids or _taps(
-        target.num_layers, config.taps or taps, exact=config.taps is not None
+        target.num_layers, config.captured_layers or taps, exact=config.captured_layers is not None
     )
-    filled["taps"] = len(filled["target_layer_ids"])
+    filled["captured_layers"] = len(filled["target_layer_ids"])
     if config.variant == "eagle3":
-        return dataclasses.replace(config, **filled)
+        return config.replace(**filled)
     filled["layers"] = config.layers or min(dial.layers, target.num_layers)
     if config.variant != "dflash":
         filled["rank"] = config.rank or min(dial.rank, hidden)
@@ -89,7 +88,7 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
         )
     if config.variant == "domino":
         filled["gru_hidden_dim"] = config.gru_hidden_dim or min(dial.gru, 2 * hidden)
-    return dataclasses.replace(config, **filled)
+    return config.replace(**filled)
 
 
 def baseline_config(config: TrainConfig, target: Target) -> BaselineConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def start_drafter(
         shape = baseline_config(config, target)
     else:
         mask = _mask_token(config, target, tokenizer, training)
-        config = dataclasses.replace(config, mask_token_id=mask)
+        config = config.replace(mask_token_id=mask)
         shape = drafter_config(config, target, mask_token_id=mask)
     if config.init is not None:
         return _warm_start(config, shape), config

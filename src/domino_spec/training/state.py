@@ -15,6 +15,7 @@ from torch import Tensor
 from domino_spec.baselines.every import AnyDrafter, save_any
 from domino_spec.checkpoints import Provenance
 from domino_spec.errors import TrainingError
+from domino_spec.training.config import TrainConfig, renamed
 
 FOLDER = "checkpoints"
 STATE_FILE = "trainer.pt"
@@ -99,7 +100,8 @@ _FREE = {"out", "device", "compile", "log_every", "eval_every", "eval_prompts", 
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on with a run under other settings."""
+    """Refuse to resume a run under other settings; older runs lack newer settings."""
+    saved = {**TrainConfig.model_construct().to_dict(), **renamed(saved)}
     changed = [
         f"{name} was {saved.get(name)!r} and is {now.get(name)!r}"
         for name in sorted(set(saved) | set(now))

@@ -26,7 +26,7 @@ from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Blocks, plan_blocks
 from domino_spec.training.budget import Budget
-from domino_spec.training.config import TrainConfig, save_config
+from domino_spec.training.config import CONFIG_FILE, TrainConfig, save_config
 from domino_spec.training.evaluate import held_out_evaluation, split_held_out
 from domino_spec.training.keeper import DRAFTER_FOLDER, Keeper
 from domino_spec.training.kinds import make_objective
@@ -43,7 +43,6 @@ from domino_spec.training.state import Checkpoints, check_same_run
 from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
 from domino_spec.training.world import World, shard
 
-CONFIG_FILE = "config.yaml"
 _DEFAULT_EPOCHS = 3.0
 _BYTES_A_LOGIT = 16  # logits, correction, teacher and two gradients in half precision, and slack
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -213,7 +212,7 @@ def _batches(config: TrainConfig, training: Corpus, tokenizer: Any, world: World
     pad = getattr(tokenizer, "pad_token_id", None)
     return PackedBatches(
         training,
-        rows=_known(config.rows),
+        rows=_known(config.batch_size),
         length=_known(config.length),
         seed=config.seed,
         pad_token=pad if isinstance(pad, int) else 0,
@@ -270,7 +269,7 @@ def _intervals(config: TrainConfig) -> Intervals:
 def _chunk(config: TrainConfig, drafter: DrafterConfig | BaselineConfig) -> int:
     """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
     fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
-    most = _known(config.rows) * _known(config.anchors) * drafter.trained_depth
+    most = _known(config.batch_size) * _known(config.anchors) * drafter.trained_depth
     return max(128, min(fitting, max(2048, most // 16), most) // 128 * 128)
 
 
@@ -298,7 +297,7 @@ def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
         return config
     epochs = _DEFAULT_EPOCHS if config.epochs is None else config.epochs
     steps = max(1, math.ceil(epochs * batches.batches_per_epoch / config.accumulate))
-    return dataclasses.replace(config, steps=steps, epochs=None)
+    return config.replace(steps=steps, epochs=None)
 
 
 def _schedule(config: TrainConfig, budget: Budget) -> Schedule:
