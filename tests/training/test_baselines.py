@@ -7,9 +7,9 @@ from domino_spec.baselines import Eagle3, Medusa, load_baseline, open_drafter
 from domino_spec.errors import TrainingError
 from domino_spec.targets import read
 from domino_spec.training import TrainConfig, train
-from domino_spec.training.kinds import make_objective
 from domino_spec.training.loss import Mixture
-from domino_spec.training.sizes import baseline_config, derive
+from domino_spec.training.objective import make_objective
+from domino_spec.training.start import baseline_config, derive
 from tests.support.baselines import random_baseline
 from tests.support.families import LAYERS, VOCAB, make_target
 from tests.support.runs import run as decode_run

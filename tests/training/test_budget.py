@@ -3,7 +3,7 @@
 import pytest
 
 from domino_spec.training import train
-from domino_spec.training.budget import PLACES, Budget
+from domino_spec.training.schedule import PLACES, Budget
 from domino_spec.training.state import Checkpoints
 from tests.training.helpers import Reports, ready
 

@@ -16,7 +16,7 @@ from domino_spec.training.config import (
     save_config,
     settings_table,
 )
-from domino_spec.training.sizes import _DIALS
+from domino_spec.training.start import _DIALS
 from domino_spec.training.state import check_same_run
 
 RELEASED = Path(domino_spec.__file__).parent / "released"

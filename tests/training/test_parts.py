@@ -10,7 +10,7 @@ from domino_spec.drafter import Drafter
 from domino_spec.errors import TrainingError
 from domino_spec.targets import read
 from domino_spec.training import train
-from domino_spec.training.feed import Feed
+from domino_spec.training.blocks import Feed
 from domino_spec.training.start import match_output_scale
 from domino_spec.training.trainer import Intervals
 from tests.support.families import drafter_config, make_target

@@ -13,9 +13,9 @@ from domino_spec.checkpoints import load_drafter
 from domino_spec.errors import DataError, TrainingError
 from domino_spec.training import Trainer, train
 from domino_spec.training.config import read_settings
-from domino_spec.training.meters import Watch
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import STATE_FILE, Checkpoints
+from domino_spec.training.trainer import Watch
 from tests.training.helpers import (
     Reports,
     assert_same,

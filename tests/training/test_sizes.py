@@ -8,7 +8,7 @@ from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig
 from domino_spec.errors import ConfigError
 from domino_spec.targets import Target
 from domino_spec.training import TrainConfig
-from domino_spec.training.sizes import (
+from domino_spec.training.start import (
     choose_draft_tokens,
     choose_mask_token,
     derive,

@@ -10,7 +10,7 @@ from domino_spec.errors import ConfigError, DataError, TrainingError
 from domino_spec.evaluation import continue_prompts, simulate
 from domino_spec.targets import LoadedTarget, read
 from domino_spec.training import prepare, train
-from domino_spec.training.feed import Feed, step_noise
+from domino_spec.training.blocks import Feed, step_noise
 from domino_spec.training.loss import Mixture
 from tests.support.families import VOCAB, make_target
 from tests.support.pair import SIZE

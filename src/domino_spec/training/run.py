@@ -25,22 +25,16 @@ from domino_spec.evaluation import fingerprint
 from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Blocks, plan_blocks
-from domino_spec.training.budget import Budget
 from domino_spec.training.config import CONFIG_FILE, TrainConfig, save_config
 from domino_spec.training.evaluate import held_out_evaluation, split_held_out
-from domino_spec.training.keeper import DRAFTER_FOLDER, Keeper
-from domino_spec.training.kinds import make_objective
 from domino_spec.training.loss import chunk_gradients
-from domino_spec.training.masters import Masters
-from domino_spec.training.meters import Watch
-from domino_spec.training.objective import Objective
+from domino_spec.training.objective import Objective, make_objective
 from domino_spec.training.observers import LOG_FILE, JsonlLog
-from domino_spec.training.optimiser import Optimiser
-from domino_spec.training.schedule import Schedule
-from domino_spec.training.sizes import derive
-from domino_spec.training.start import start_drafter
-from domino_spec.training.state import Checkpoints, check_same_run
-from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
+from domino_spec.training.optimiser import Masters, Optimiser
+from domino_spec.training.schedule import Budget, Schedule
+from domino_spec.training.start import derive, start_drafter
+from domino_spec.training.state import DRAFTER_FOLDER, Checkpoints, Keeper, check_same_run
+from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer, Watch
 from domino_spec.training.world import World, shard
 
 _DEFAULT_EPOCHS = 3.0
