@@ -1,6 +1,7 @@
-"""Two processes that share the drafter are one process with twice the rows."""
+"""Two processes that share the drafter are one process with twice the batch."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,11 @@ from domino_spec.checkpoints import load_drafter
 from domino_spec.data import write_shard
 from domino_spec.errors import DataError
 from domino_spec.training import World
-from domino_spec.training.__main__ import main
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import Checkpoints
 from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
 from tests.training.helpers import assert_same
-from tests.training.together import KINDS
+from tests.training.together import in_one, trained
 
 ROOT = Path(__file__).parents[2]
 STEPS = 5
@@ -48,22 +48,26 @@ def folder(tmp_path_factory):
     }  # fmt: skip
     (folder / "run.yaml").write_text(yaml.safe_dump(settings))
     path = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m tests.training.together"
-    ended = subprocess.run(
-        [sys.executable, *command.split(), str(folder)],
-        env=environment, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    run = str(folder / "run.yaml")
-    assert main([run, "batch_size=4", f"out={folder / 'one'}"]) == 0
-    reduced = ["draft_vocab=40", "labels=hard", "accumulate=2"]
-    assert main([run, "batch_size=2", *reduced, f"out={folder / 'one-reduced'}"]) == 0
-    for kind, changes in KINDS.items():
-        assert main([run, "batch_size=4", *changes, f"out={folder / f'one-{kind}'}"]) == 0
-    assert (
-        main([run, "batch_size=4", "dtype=bfloat16", "steps=2", f"out={folder / 'one-half'}"]) == 0
-    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {
+        **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.training.together", str(folder)]
+    processes = [
+        subprocess.Popen(
+            command, env={**shared, "RANK": str(rank)}, cwd=ROOT, text=True, stderr=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    in_one(folder)
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], errors
     return folder
 
 
@@ -143,10 +147,10 @@ def test_the_log_has_one_author(folder):
 
 def test_another_number_of_processes_cannot_go_on(folder):
     with pytest.raises(DataError, match="belongs to world 2, but this run has 1"):
-        main([str(folder / "run.yaml"), f"out={folder / 'whole'}", "--resume"])
+        trained(folder, "whole", resume=True)
 
 
-def test_one_process_asks_nobody():
+def test_one_process_communicates_with_no_other():
     world = World()
     assert world.leads
     assert world.alone
@@ -155,4 +159,3 @@ def test_one_process_asks_nobody():
     assert world.any(False) is False
     tensor = torch.ones(2)
     assert world.sum_tensors(tensor) is tensor
-    world.wait()

@@ -22,14 +22,14 @@ from domino_spec.data import Batch, PackedBatches
 class Blocks:
     """One step's work. Label lists are padded to whole chunks with weights of zero."""
 
-    tokens: Tensor  # [rows, n]
-    positions: Tensor  # [rows, n]
-    documents: Tensor  # [rows, n]
-    anchors: Tensor  # [rows, anchors]: indices into the row, ascending
-    slots: Tensor  # [labels]: index of the draft in [rows * anchors * depth]
-    sources: Tensor  # [labels]: index in [rows * n] of the token before the label
+    tokens: Tensor  # [batch, n]
+    positions: Tensor  # [batch, n]
+    documents: Tensor  # [batch, n]
+    anchors: Tensor  # [batch, anchors]: indices into the sequence, ascending
+    slots: Tensor  # [labels]: index of the draft in [batch * anchors * depth]
+    sources: Tensor  # [labels]: index in [batch * n] of the token before the label
     labels: Tensor  # [labels]: the token to predict
-    drafts: Tensor  # [labels]: draft index, 0 for the first behind the anchor
+    drafts: Tensor  # [labels]: draft index, 0 for the first after the anchor
     weights: Tensor  # [labels]: exp(-draft / gamma), 0 for padding
     packed: bool
     """Whether any row holds more than one document."""
@@ -57,7 +57,7 @@ def eligible(batch: Batch) -> Tensor:
     here, following = batch.supervised[:, :-1], batch.supervised[:, 1:]
     same = batch.documents[:, :-1] == batch.documents[:, 1:]
     inside = here & following & same
-    return torch.cat((inside, torch.zeros_like(inside[:, :1])), dim=1)  # [rows, n]
+    return torch.cat((inside, torch.zeros_like(inside[:, :1])), dim=1)  # [batch, n]
 
 
 def sample_anchors(allowed: Tensor, count: int, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ def sample_anchors(allowed: Tensor, count: int, noise: Tensor) -> tuple[Tensor, 
     A row with fewer places uses them all; the rest point at its start and are marked unreal.
     """
     count = min(count, allowed.shape[1])
-    scores = noise.masked_fill(~allowed, -1.0)  # [rows, n], noise in [0, 1)
+    scores = noise.masked_fill(~allowed, -1.0)  # [batch, n], noise in [0, 1)
     best = scores.topk(count, dim=1)
     places = best.indices.masked_fill(best.values < 0, 0)
     real = best.values >= 0
@@ -85,7 +85,7 @@ def plan_blocks(
     known: Tensor | None = None,  # [vocabulary] bool: tokens the drafter can propose
     history: int = 0,  # tokens of its own document that an anchor needs before it
 ) -> Blocks:
-    """Anchors and the weighted labels behind them.
+    """Anchors and the weighted labels after them.
 
     Draft j of anchor a predicts token a + 1 + j. A label counts if it is an assistant token of
     the anchor's own document; it weighs exp(-j / gamma).
@@ -94,7 +94,7 @@ def plan_blocks(
     allowed = eligible(batch) & (batch.positions >= history)
     places, real = sample_anchors(allowed, anchors, noise)
     draft = torch.arange(depth)
-    index = places.unsqueeze(-1) + 1 + draft  # [rows, anchors, depth]
+    index = places.unsqueeze(-1) + 1 + draft  # [batch, anchors, depth]
     inside = index < length
     index = index.clamp(max=length - 1)
     flat = index.flatten(1)
@@ -135,8 +135,8 @@ def plan_blocks(
     )
 
 
-Plan = Callable[[Batch, Tensor], Blocks]
-"""A batch and its noise -> the step's blocks."""
+Plan = Callable[..., Blocks]
+"""`plan_blocks` for one run: a batch and `noise` -> the step's blocks."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,6 @@ class Feed:
         blocks = []
         for part in range(self._parts):
             first = part * count + batches.rank * batches.rows
-            planned = self._plan(batches.next(), noise[first : first + batches.rows])
+            planned = self._plan(batches.next(), noise=noise[first : first + batches.rows])
             blocks.append(planned.pinned() if self._pin else planned)
         return blocks

@@ -90,7 +90,7 @@ def held_out_evaluation(
 def _decoded(
     drafter: AnyBaseline, target: Target, tokenizer: Any | None, answers: Continuations
 ) -> dict[str, Any]:
-    """The same for drafters that nobody simulates, by decoding."""
+    """The same for drafters without a simulation, by decoding."""
     total = greedy_counts(
         target,
         named_baseline(drafter.config.kind, drafter, target).make(),

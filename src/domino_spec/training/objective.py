@@ -83,7 +83,7 @@ class Objective(nn.Module, ABC, Generic[D]):
 
     @property
     def depth(self) -> int:
-        """Drafts behind each anchor."""
+        """Drafts after each anchor."""
         return self.drafter.config.trained_depth
 
     @property
@@ -160,7 +160,7 @@ class BlockObjective(Objective[Drafter]):
         """Base logits from the slots, the correction from the prefixes' states."""
         drafter = self.drafter
         with record_function("step: backbone"):
-            # [rows, anchors, depth, hidden]
+            # [batch, anchors, depth, hidden]
             hidden = drafter.block_hidden(target, **sequences(reading, blocks))
             kept = hidden.flatten(0, 2).index_select(0, blocks.slots)  # [labels, hidden]
         if drafter.head is None:
@@ -201,19 +201,19 @@ class MedusaObjective(Objective[Medusa]):
         with record_function("step: backbone"):
             before = (blocks.anchors - 1).clamp(min=0).unsqueeze(2)
             states = reading.taps.gather(1, before.expand(-1, -1, reading.taps.shape[2]))
-            hidden = self.drafter(states)  # [rows, anchors, heads, hidden]
+            hidden = self.drafter(states)  # [batch, anchors, heads, hidden]
             return Learnt(hidden.flatten(0, 2).index_select(0, blocks.slots))
 
 
 class Eagle3Objective(Objective[Eagle3]):
-    """Training-time test: a chain behind each anchor, fed with its own states."""
+    """Training-time test: a chain after each anchor, fed with its own states."""
 
     history = 1
 
     def learn(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Learnt:
         """All chains at once, over the true tokens."""
         with record_function("step: backbone"):
-            # [rows, anchors, steps, hidden]
+            # [batch, anchors, steps, hidden]
             hidden = self.drafter(target, **sequences(reading, blocks))
             return Learnt(hidden.flatten(0, 2).index_select(0, blocks.slots))
 

@@ -98,40 +98,35 @@ class Optimiser:
             hidden = parameter.dim() == 2 and not any(part in label for part in _VOCABULARY_SIDED)
             (inner if name == "muon" and hidden else outer).append(parameter)
         fused = bool(parameters) and parameters[0].device.type == "cuda"
-        self._parts: list[torch.optim.Optimizer] = []
+        self.parts: list[torch.optim.Optimizer] = []
         if outer:
-            self._parts.append(
+            self.parts.append(
                 torch.optim.AdamW(
                     outer, lr=0.0, betas=betas, weight_decay=weight_decay, fused=fused
                 )
             )
         if inner:
-            self._parts.append(
+            self.parts.append(
                 torch.optim.Muon(
                     inner, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
                 )
             )
 
-    @property
-    def parts(self) -> list[torch.optim.Optimizer]:
-        """The optimisers themselves."""
-        return self._parts
-
     def step(self, rate: float) -> None:
         """One update at this learning rate."""
-        for part in self._parts:
+        for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = rate
             part.step()
 
     def state_dict(self) -> list[dict[str, Any]]:
         """The state of each part, whole and on the CPU."""
-        states: list[dict[str, Any]] = whole([part.state_dict() for part in self._parts])
+        states: list[dict[str, Any]] = whole([part.state_dict() for part in self.parts])
         return states
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         """Take back what `state_dict` gave."""
-        for part, state in zip(self._parts, states, strict=True):
+        for part, state in zip(self.parts, states, strict=True):
             parameters = [p for group in part.param_groups for p in group["params"]]
             own = {
                 index: {

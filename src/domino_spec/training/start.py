@@ -57,7 +57,7 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
     length = config.length or min(1024, context or 1024)
     if context is not None and length > context:
         raise ConfigError(
-            f"length is {length}, the target's context {context}; pack rows of at most that."
+            f"length is {length}, the target's context {context}; pack sequences of at most that."
         )
     filled: dict[str, Any] = {
         "length": length,
@@ -158,11 +158,11 @@ def _attention(config: TrainConfig, target: Target) -> dict[str, Any]:
 
 
 def choose_mask_token(target: Target, tokenizer: Any | None, counts: np.ndarray) -> int:
-    """A token that text never holds: behind the tokenizer's last, or a special never used."""
+    """A token that text never holds: after the tokenizer's last, or a special never used."""
     if tokenizer is not None:
-        behind = max(tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
-        if behind < target.vocab_size and not counts[behind]:
-            return behind
+        unused = max(tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        if unused < target.vocab_size and not counts[unused]:
+            return unused
         named = {getattr(tokenizer, f"{n}_token_id", None) for n in ("bos", "eos", "pad", "unk")}
         own = getattr(tokenizer, "mask_token_id", None)
         if own is not None and not counts[own]:
@@ -213,7 +213,7 @@ def _intermediate(text: Any, hidden: int) -> int:
 
 
 def _taps(num_layers: int, count: int, *, exact: bool) -> tuple[int, ...]:
-    """Evenly spread taps; a shallow target has fewer unless the user asked for this many."""
+    """Evenly spread target layers; fewer of a shallow target, unless the count is `exact`."""
     while True:
         try:
             return default_target_layer_ids(num_layers, count)
@@ -224,7 +224,7 @@ def _taps(num_layers: int, count: int, *, exact: bool) -> tuple[int, ...]:
 
 
 _CONVERSATIONS = 16
-# What a drafter to start from brings along: nobody can set it, and training does not change it.
+# What a drafter to start from brings along: no setting holds it, and training does not change it.
 _ITS_OWN = {
     "causal_window", "layer_types", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
     "sliding_window",

@@ -16,9 +16,7 @@ from domino_spec.baselines.every import AnyDrafter, drafter_like, save_any
 from domino_spec.checkpoints import Provenance
 from domino_spec.errors import TrainingError
 from domino_spec.training.config import TrainConfig, renamed
-from domino_spec.training.optimiser import Masters, Optimiser
 from domino_spec.training.trainer import Trainer
-from domino_spec.training.world import World
 
 FOLDER = "checkpoints"
 STATE_FILE = "trainer.pt"
@@ -91,7 +89,7 @@ class Checkpoints:
         steps = self.steps()
         if not steps:
             raise TrainingError(
-                f"{self.folder} holds no complete checkpoint to go on from; start without resume."
+                f"{self.folder} holds no complete checkpoint to resume; start without resume."
             )
         path = self.path(steps[-1]) / STATE_FILE
         return RunState(**torch.load(path, map_location="cpu", weights_only=True))
@@ -122,22 +120,18 @@ DRAFTER_FOLDER = "drafter"
 
 @dataclass(frozen=True, kw_only=True)
 class Keeper:
-    """Knows all that is saved. Every process calls it, since each may hold a part."""
+    """Writes a run's checkpoints and its drafter. Every process calls it: each may hold a part."""
 
     out: Path
     checkpoints: Checkpoints
-    drafter: AnyDrafter
-    masters: Masters
-    optimiser: Optimiser
-    world: World
     dtype: torch.dtype
     settings: dict[str, Any]
     provenance: Provenance
 
     def save(self, trainer: Trainer) -> Path | None:
         """A checkpoint of this step; None where another process writes it."""
-        weights, optimiser = self.masters.state_dict(), self.optimiser.state_dict()
-        if not self.world.leads:
+        weights, optimiser = trainer.masters.state_dict(), trainer.optimiser.state_dict()
+        if not trainer.world.leads:
             return None
         state = RunState(
             step=trainer.step,
@@ -147,22 +141,22 @@ class Keeper:
             settings=self.settings,
             seconds=trainer.budget.seconds,
         )
-        drafter = drafter_like(self.drafter, weights)
+        drafter = drafter_like(trainer.objective.drafter, weights)
         return self.checkpoints.save(state, drafter, dtype=self.dtype, provenance=self.provenance)
 
     def finish(self, trainer: Trainer) -> Path | None:
         """The trained drafter in its own kind's layout, with what was last measured of it."""
-        weights = self.masters.state_dict()
-        if not self.world.leads:
+        weights = trainer.masters.state_dict()
+        if not trainer.world.leads:
             return None
-        drafter = drafter_like(self.drafter, weights)
+        drafter = drafter_like(trainer.objective.drafter, weights)
         folder = self.out / DRAFTER_FOLDER
         provenance = replace(self.provenance, tokens_per_cycle=trainer.tokens_per_cycle)
         return save_any(drafter, folder, provenance=provenance, dtype=self.dtype)
 
     def restore(self, state: RunState, trainer: Trainer) -> None:
-        """Go on exactly where a checkpoint was written."""
-        self.masters.load_state_dict(state.weights)
-        self.optimiser.load_state_dict(state.optimiser)
+        """Resume exactly where a checkpoint was written."""
+        trainer.masters.load_state_dict(state.weights)
+        trainer.optimiser.load_state_dict(state.optimiser)
         trainer.budget.resume(state.seconds)
         trainer.step, trainer.saved_at = state.step, self.checkpoints.path(state.step)

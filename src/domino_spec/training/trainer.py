@@ -120,7 +120,7 @@ class Watch:
 
 
 class Observer(Protocol):
-    """Whoever wants to know how a run goes."""
+    """Follows a run."""
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """A few steps were made, or an evaluation."""
@@ -346,7 +346,7 @@ class Trainer:
         kinds = (signal.SIGTERM, signal.SIGINT)
         try:
             before = {kind: signal.signal(kind, hear) for kind in kinds}
-        except ValueError:  # not the main thread: nobody can signal us here
+        except ValueError:  # not the main thread: signals never arrive here
             yield
             return
         try:
