@@ -100,13 +100,6 @@ def test_nothing_held_out_is_nothing_evaluated(tmp_path, corpus, loaded):
     assert not reports.evaluated
 
 
-def test_when_things_are_due():
-    intervals = Intervals(log=3, evaluate=0, save=5)
-    logged = [step for step in range(1, 11) if intervals.due(intervals.log, step, 10)]
-    assert logged == [3, 6, 9, 10], "and at the end"
-    assert not any(intervals.due(intervals.evaluate, step, 10) for step in range(1, 11))
-
-
 def test_a_tenth_of_the_run_unless_told_otherwise(tmp_path, corpus, loaded):
     run = ready(tmp_path, corpus, loaded, steps=50, eval_every=None, save_every=None)
     assert run.trainer._intervals == Intervals(log=4, evaluate=5, save=5)

@@ -14,7 +14,6 @@ import yaml
 from domino_spec.checkpoints import load_drafter
 from domino_spec.data import write_shard
 from domino_spec.errors import DataError
-from domino_spec.training import World
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import Checkpoints
 from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
@@ -148,14 +147,3 @@ def test_the_log_has_one_author(folder):
 def test_another_number_of_processes_cannot_go_on(folder):
     with pytest.raises(DataError, match="belongs to world 2, but this run has 1"):
         trained(folder, "whole", resume=True)
-
-
-def test_one_process_communicates_with_no_other():
-    world = World()
-    assert world.leads
-    assert world.alone
-    assert world.sum(2.5) == 2.5
-    assert world.any(True) is True
-    assert world.any(False) is False
-    tensor = torch.ones(2)
-    assert world.sum_tensors(tensor) is tensor
