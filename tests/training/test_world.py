@@ -6,46 +6,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import yaml
 
 from domino_spec.checkpoints import load_drafter
-from domino_spec.data import write_shard
 from domino_spec.errors import DataError
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import Checkpoints
-from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
 from tests.training.helpers import assert_same
-from tests.training.together import in_one, trained
+from tests.training.together import STEPS, in_one, trained
 
 ROOT = Path(__file__).parents[2]
-STEPS = 5
-
-
-def conversations(path):
-    generator = np.random.default_rng(0)
-    lengths = generator.integers((2, 8), (6, 30), size=(60, 2)).tolist()
-    prompts, answers = (
-        [generator.integers(5, VOCAB, pair[part]).tolist() for pair in lengths] for part in (0, 1)
-    )
-    return write_shard(path, prompts=prompts, answers=answers, vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The runs of two processes (`together.py`) and the same of one."""
     folder = tmp_path_factory.mktemp("world")
-    settings = {
-        "target": str(save_target(folder / "target", tokenizer=make_tokenizer())),
-        "data": [str(conversations(folder / "data.npz"))],
-        "out": str(folder / "out"), "steps": STEPS, "length": 48, "batch_size": 2, "anchors": 6,
-        "block_size": 6, "mask_token_id": MASK, "layers": 1, "rank": 8, "gru_hidden_dim": 16,
-        "learning_rate": 3e-3, "log_every": 1, "eval_every": 0, "save_every": 2, "held_out": 4,
-        "device": "cpu",
-    }  # fmt: skip
-    (folder / "run.yaml").write_text(yaml.safe_dump(settings))
     path = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
