@@ -30,8 +30,7 @@ from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Protocol, measure_simulated
 from domino_spec.records import append_record, environment, read_records
 from domino_spec.targets import LoadedTarget, default_device, load_target
-from domino_spec.training import TrainConfig, World, train
-from domino_spec.training.prepare import prepare
+from domino_spec.training import TrainConfig, World, prepare, train
 
 TRIAL_STEPS = 30
 PART_BYTES = 15 * 10**6
@@ -233,7 +232,7 @@ def main() -> None:
     sets: Sets = []
     if not arguments.trials_only:
         sets = load_sets(arguments.sets, arguments.continuations, loaded, arguments.limit)
-        held_out = int(plan.base.get("held_out", TrainConfig.held_out))
+        held_out = int(plan.base.get("held_out", TrainConfig.model_fields["held_out"].default))
         sets.append(held_out_set(corpus, loaded, held_out, arguments.continuations))
     study = Study(plan=plan, arguments=arguments, loaded=loaded, corpus=corpus, sets=sets)
     rates = study.rates()

@@ -37,9 +37,13 @@ from domino_spec.evaluation import Continuations, Protocol, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
-from domino_spec.training.config import BASELINES, TrainConfig, parse_assignments
+from domino_spec.training.config import (
+    BASELINES,
+    CONFIG_FILE,
+    TrainConfig,
+    parse_assignments,
+)
 from domino_spec.training.observers import LOG_FILE
-from domino_spec.training.prepare import CONFIG_FILE
 
 KINDS = ("domino", "dflash", "markov", "medusa", "eagle3", "lookup")
 RATES = {
@@ -290,7 +294,7 @@ def _held_out(
     arguments: argparse.Namespace, loaded: LoadedTarget, corpus: Corpus
 ) -> tuple[Continuations, Continuations]:
     stated = parse_assignments(s for s in arguments.set if ":" not in s)
-    held_out = int(stated.get("held_out", TrainConfig.held_out))
+    held_out = int(stated.get("held_out", TrainConfig.model_fields["held_out"].default))
     _, answers = held_out_set(
         corpus, loaded, held_out, arguments.continuations, max_new_tokens=arguments.tokens
     )

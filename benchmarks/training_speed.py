@@ -22,8 +22,7 @@ from domino_spec.data import Corpus, load_corpus, write_shard
 from domino_spec.engine.shapes import SHAPES, random_target
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
-from domino_spec.training import Run, TrainConfig, World, train
-from domino_spec.training.prepare import prepare
+from domino_spec.training import Run, TrainConfig, World, prepare, train
 
 STAGES = ("target", "backbone", "head", "loss", "backward", "optimiser")
 
@@ -89,24 +88,24 @@ def measure(
         for name in ("conversations_per_second", "answer_tokens_per_second", "seconds_per_step",
                      "labels_per_second")
     }  # fmt: skip
-    assert config.rows is not None
+    assert config.batch_size is not None
     assert config.length is not None
     assert config.anchors is not None
     flops = step_flops(
         run.trainer.target,
         drafter,
-        tokens=config.rows * config.length,
-        slots=config.rows * config.anchors * config.block_size,
+        tokens=config.batch_size * config.length,
+        slots=config.batch_size * config.anchors * config.block_size,
         labels=int(mean["labels_per_second"] * mean["seconds_per_step"]),
         soft=soft,
     )
     result = {
         **prefetched,
         **mean,
-        "tokens_per_second": config.rows * config.length / mean["seconds_per_step"],
+        "tokens_per_second": config.batch_size * config.length / mean["seconds_per_step"],
         "tera_operations_per_step": flops / 1e12,
         "stage_share": _stages(watcher.profiler),
-        "rows": config.rows,
+        "rows": config.batch_size,
         "length": config.length,
         "anchors": config.anchors,
         "labels": config.labels,

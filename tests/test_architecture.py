@@ -64,12 +64,6 @@ def test_imports_are_those_on_the_page(room):
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
-def test_files_stay_small_enough_to_hold_in_mind():
-    for path in [*ROOT.rglob("*.py"), *(ROOT.parent.parent / "tests").rglob("*.py")]:
-        lines = len(path.read_text(encoding="utf-8").splitlines())
-        assert lines <= 400, f"{path.name} has {lines} lines"
-
-
 def test_the_core_does_not_need_the_command_lines_packages():
     """A machine without typer and rich can still import and decode."""
     for path in ROOT.rglob("*.py"):

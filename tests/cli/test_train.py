@@ -6,21 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from typing import get_args
 
 import pytest
 import torch
 import yaml
 
 from domino_spec.cli import train as train_module
-from domino_spec.cli import training_options, training_settings
-from domino_spec.cli.training_options import LearningOptions, ShapeOptions
 from domino_spec.cli.training_view import LineView
-from domino_spec.training import config as training_config
+from domino_spec.errors import TrainingError
 from domino_spec.training.observers import read_log
 from tests.cli import tiny
 
-TINY = ("--length", 64, "--rows", 2, "--anchors", 4, "--size", "small")
+TINY = ("--length", 64, "--batch-size", 2, "--anchors", 4, "--size", "small")
 FAST = (*TINY, "--eval-every", 0, "--no-tensorboard")
 
 
@@ -60,19 +57,21 @@ def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, tal
     result = train(*TINY, "--steps", 4, "--log-every", 2, "--eval-every", 2)
     assert result.exit_code == 0, result.output
     drafter = tmp_path / "run" / "drafter"
-    assert result.stdout.startswith(f"the drafter is in {drafter}; tokens a cycle, held out: 1.")
+    told = f"the drafter is in {drafter}; acceptance length, held out: 1."
+    assert result.stdout.startswith(told)
     assert "with the head off" in result.stdout
     for part in (
-        "domino drafter: 0.1M parameters, 2 layers, taps 1, 2, 3, blocks of 16",
+        "domino drafter: 0.1M parameters, 2 layers, ",
+        "hidden states of target layers 1, 2, 3, blocks of 16",
         "30 conversations, ",
         f"warning: 1 left out: it is not valid JSON (first: {talks}, line 31)",
-        "4 steps of 2 rows × 64 tokens, 4 blocks a row, soft labels, learning rate 0.001",
+        "4 steps of 2 sequences × 64 tokens, 4 blocks a sequence, soft labels, learning rate 0.001",
         f"all settings: {tmp_path / 'run' / 'config.yaml'}",
         "step 2/4: loss ",
         "accuracy by draft |",
         "conversations a second",
         " left\n",
-        "step 4/4: tokens a cycle, held out 1.",
+        "step 4/4: acceptance length, held out 1.",
         "learnt next to nothing",
         f"try it: domino chat {target} --draft {drafter}",
     ):
@@ -139,7 +138,7 @@ def test_a_signal_stops_it_and_resuming_needs_no_settings(train, signalled, tmp_
     assert stopped.exit_code == 128 + number, stopped.output
     again = f"domino train --out {tmp_path / 'run'} --resume"
     assert stopped.stdout.startswith("stopped at step 1 of ")
-    assert stopped.stdout.endswith(f"; go on with: {again}\n")
+    assert stopped.stdout.endswith(f"; resume with: {again}\n")
     assert not (tmp_path / "run" / "drafter").exists()
 
     refused = train("--resume", "--lr", 0.5, basics=())
@@ -177,24 +176,36 @@ def test_quiet_says_where_the_drafter_is(train, tmp_path):
 def test_nothing_held_out_is_said(train):
     result = train(*TINY, "--no-tensorboard", "--steps", 1, "--limit", 9)
     assert result.exit_code == 0, result.output
-    assert "tokens a cycle are not measured: nothing could be held out" in result.stderr
+    assert "the acceptance length is not measured: nothing could be held out" in result.stderr
 
 
 CASES = {
-    "nothing": ([], "needs the TARGET, --data and --out; give the TARGET, --data and --out"),
-    "no data": (["{target}", "--out", "{out}"], "give --data"),
-    "no folder": (["{target}", "--data", "{talks}"], "give --out"),
-    "unknown setting": (["{all}", "--set", "colour=red"], "no setting 'colour'"),
+    "nothing": ([], "needs TARGET, --data and --out; give them"),
+    "no data": (["{target}", "--out", "{out}"], "needs --data; give it"),
+    "no folder": (["{target}", "--data", "{talks}"], "needs --out; give it"),
+    "unknown setting": (
+        ["{all}", "--set", "colour=red"],
+        "no setting --set colour; docs/training.md",
+    ),
     "no setting": (["{all}", "--set", "colour"], "expected name=value"),
     "no file": (["{all}", "--config", "gone.yaml"], "gone.yaml cannot be read"),
     "no target": (["gone", "--data", "{talks}", "--out", "{out}"], "no model at gone"),
     "data gone": (["{target}", "--data", "gone.jsonl", "--out", "{out}"], "there is no gone.jsonl"),
-    "no number": (["{all}", "--set", "steps=many"], "steps is 'many'"),
-    "negative": (["{all}", "--steps", "-1"], "steps is -1; expected more than 0"),
-    "both": (["{all}", "--steps", "3", "--epochs", "1"], "contradict"),
-    "headless rank": (["{all}", "--variant", "dflash", "--rank", "8"], "has no head"),
+    "no number": (
+        ["{all}", "--set", "steps=many"],
+        "--set steps is 'many'; it should be a valid number",
+    ),
+    "negative": (
+        ["{all}", "--steps", "-1"],
+        "--steps is -1; it should be greater than or equal to 1",
+    ),
+    "both": (["{all}", "--steps", "3", "--epochs", "1"], "--steps and --epochs contradict"),
+    "headless rank": (
+        ["{all}", "--variant", "dflash", "--rank", "8"],
+        "dflash drafters have no --rank",
+    ),
     "device": (["{all}", "--device", "gpu"], "device is 'gpu'"),
-    "no run": (["--out", "{out}", "--resume"], "holds no run to go on with"),
+    "no run": (["--out", "{out}", "--resume"], "holds no run to resume"),
     "no folder of a run": (["--resume"], "give --out"),
 }
 
@@ -222,13 +233,17 @@ def test_a_folder_with_a_run_is_not_trained_into(train):
 
 @pytest.mark.parametrize(
     ("missing", "expected"),
-    [("tensorboard", "or train with --no-tensorboard"), ("yaml", "PyYAML is not installed")],
+    [
+        ("tensorboard", "or train with --no-tensorboard"),
+        ("yaml", "PyYAML is not installed"),
+        ("pydantic", "pydantic is not"),
+    ],
 )
 def test_what_is_not_installed_is_named_first(train, monkeypatch, missing, expected):
     def found(name):
         return None if name == missing else importlib.util.find_spec(name)
 
-    monkeypatch.setattr(training_settings, "find_spec", found)
+    monkeypatch.setattr(train_module, "find_spec", found)
     line = one_error(train("--steps", 1))
     assert expected in line
     assert "pip install 'domino-spec[train]'" in line
@@ -236,57 +251,54 @@ def test_what_is_not_installed_is_named_first(train, monkeypatch, missing, expec
 
 def test_full_memory_is_explained():
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-    expected = pytest.raises(train_module.TrainingError, match="CUDA out of memory.*Halve rows")
+    expected = pytest.raises(TrainingError, match="CUDA out of memory.*Halve --batch-size")
     with expected, train_module._explaining_memory():
         raise full
 
 
-def gathered(tmp_path, flags=None, shape=None, learning=None, assignments=(), file=None):
+def gathered(tmp_path, assignments=(), file=None, **flags):
     path = None
     if file is not None:
         path = tmp_path / "settings.yaml"
         path.write_text(yaml.safe_dump(file))
-    return training_settings.gather(
-        {"target": "t", "data": ["d"], "out": "o"} | (flags or {}),
-        (ShapeOptions(**(shape or {})), LearningOptions(**(learning or {}))),
-        config=path,
-        assignments=assignments,
-        resume=False,
+    basics = {"target": "t", "data": ["d"], "out": "o"}
+    return train_module.gather(
+        {**basics, **flags}, config=path, assignments=assignments, resume=False
     )
 
 
 def test_flags_win_over_files_and_set_over_flags(tmp_path):
     file = {"target": "other", "steps": 5, "gamma": 3.0, "target_layer_ids": [1, 2], "clip": 2.0}
-    found = gathered(
+    values, given_as = gathered(
         tmp_path,
-        file=file,
-        shape={"taps": 3, "size": training_options.Size.LARGE},
-        learning={"epochs": 2.0, "gamma": 4.0},
+        file={**file, "rows": 8},  # as older runs wrote it
+        **{"captured_layers": 3, "size": "large", "epochs": 2.0, "gamma": 4.0, "batch_size": 2},
         assignments=["gamma=5", "betas=[0.9, 0.99]"],
     )
-    basics = {"target": "t", "data": ["d"], "out": "o"}
-    chosen = {"taps": 3, "size": "large", "epochs": 2.0, "gamma": 5, "betas": [0.9, 0.99]}
-    assert found == {**basics, **chosen, "clip": 2.0}
-    assert type(found["size"]) is str
+    assert values == {
+        "target": "t", "data": ["d"], "out": "o", "captured_layers": 3, "size": "large",
+        "epochs": 2.0, "gamma": 5, "betas": [0.9, 0.99], "clip": 2.0, "batch_size": 2,
+    }  # fmt: skip
+    named = [given_as[name] for name in ("target", "clip", "epochs", "gamma")]
+    assert named == ["TARGET", f"clip in {tmp_path / 'settings.yaml'}", "--epochs", "--set gamma"]
 
 
 def test_unset_flags_say_nothing(tmp_path):
-    assert gathered(tmp_path, file={"steps": 5, "epochs": None})["steps"] == 5
-    assert set(gathered(tmp_path)) == {"target", "data", "out"}
+    assert gathered(tmp_path, file={"steps": 5, "epochs": None})[0]["steps"] == 5
+    assert set(gathered(tmp_path)[0]) == {"target", "data", "out"}
 
 
-@pytest.mark.parametrize(
-    ("choices", "known"),
-    [
-        (training_options.Size, get_args(training_config.Size)),
-        (training_options.Variant, get_args(training_config.Variant)),
-        (training_options.Precision, get_args(training_config.Precision)),
-        (training_options.Labels, training_config._CHOICES["labels"]),
-        (training_options.OptimizerName, training_config._CHOICES["optimizer"]),
-    ],
-)
-def test_the_choices_are_trainings_own(choices, known):
-    assert tuple(choices) == known
+def test_every_setting_is_a_flag_of_its_type(train, target, talks, tmp_path):
+    result = train(
+        *FAST, "--steps", 1, "--json", "--betas", 0.8, 0.9, "--no-shift-label", "--no-curriculum",
+        "--target-layer-ids", 1, "--target-layer-ids", 3, "--compile", "off",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    config = lines(result)[0]["config"]
+    assert config["betas"] == [0.8, 0.9]
+    assert config["target_layer_ids"] == [1, 3]
+    assert (config["shift_label"], config["curriculum"], config["compile"]) == (False, False, "off")
+    assert config["data"] == [str(talks)]
 
 
 def test_help_explains_every_option_without_torch():

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from domino_spec.cli.training_view import LineView, LiveView, Pace, clock, finite, rows
+from domino_spec.cli.training_view import LineView, LiveView, Pace, clock, finite, report_lines
 from domino_spec.cli.voice import Voice
 from domino_spec.training import TrainConfig
 
@@ -48,8 +48,8 @@ def test_the_panel_shows_the_numbers_that_matter():
     view.report(20, {**REPORT, "loss": 2.0})
     text = shown(view)
     for part in (
-        "20/40", " left", "loss                      2.0000", "0.750", "9.00e-04",
-        "|▇▅▁| 75% … 2%", "right in a row            1.50", "1,234.5", "12.3 GB",
+        "20/40", " left", "loss                         2.0000", "0.750", "9.00e-04",
+        "|▇▅▁| 75% … 2%", "right in a row               1.50", "1,234.5", "12.3 GB",
         "2.50 (1.88 with the head off, at step 10)",
     ):  # fmt: skip
         assert part in text, part
@@ -72,7 +72,7 @@ def test_lines(capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("step 10/40: loss 3.1416 · λ 0.750 · learning rate 9.00e-04 · ")
     assert first.endswith(" · 1:00 left")
-    assert second == "step 10/40: tokens a cycle, held out 2.50 (1.88 with the head off)"
+    assert second == "step 10/40: acceptance length, held out 2.50 (1.88 with the head off)"
 
 
 def test_json_has_no_nan(capsys):
@@ -114,6 +114,6 @@ def test_an_evaluation_before_any_report_tells_no_time():
     assert pace.left() is None
 
 
-def test_clock_and_empty_rows():
+def test_clock_and_empty_reports():
     assert [clock(seconds) for seconds in (0.4, 65, 3661)] == ["0:00", "1:05", "1:01:01"]
-    assert rows({}) == []
+    assert report_lines({}) == []

@@ -10,9 +10,8 @@ import torch
 
 from domino_spec.data import Batch, Corpus, load_corpus, write_shard
 from domino_spec.targets import LoadedTarget
-from domino_spec.training import Observer, Run, TrainConfig, World
+from domino_spec.training import Observer, Run, TrainConfig, World, prepare
 from domino_spec.training.blocks import Blocks, plan_blocks
-from domino_spec.training.prepare import prepare
 from tests.support.pair import MASK, SIZE, bigram_target, successor
 
 
@@ -69,8 +68,8 @@ _NOT_OF = {
 def bigram_config(out: Path, **changes: Any) -> TrainConfig:
     values: dict[str, Any] = {
         "target": "bigram", "data": ["bigrams.npz"], "out": str(out), "steps": 12, "length": 64,
-        "rows": 2, "anchors": 8, "block_size": 6, "mask_token_id": MASK, "layers": 1, "rank": 8,
-        "gru_hidden_dim": 16, "learning_rate": 3e-3, "log_every": 4, "eval_every": 0,
+        "batch_size": 2, "anchors": 8, "block_size": 6, "mask_token_id": MASK, "layers": 1,
+        "rank": 8, "gru_hidden_dim": 16, "learning_rate": 3e-3, "log_every": 4, "eval_every": 0,
         "save_every": 4, "held_out": 8, "eval_prompts": 4, "eval_tokens": 20,
     }  # fmt: skip
     variant = changes.get("variant")

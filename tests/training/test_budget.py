@@ -2,9 +2,8 @@
 
 import pytest
 
-from domino_spec.errors import ConfigError
-from domino_spec.training import TrainConfig, train
-from domino_spec.training.budget import PLACES, Budget
+from domino_spec.training import train
+from domino_spec.training.schedule import PLACES, Budget
 from domino_spec.training.state import Checkpoints
 from tests.training.helpers import Reports, ready
 
@@ -122,9 +121,3 @@ def test_a_resumed_run_has_only_the_rest(tmp_path, corpus, loaded, clocked):
     assert again.trainer.budget.seconds == pytest.approx(5.0)
     outcome, _ = train(again)
     assert outcome.step == 12
-
-
-@pytest.mark.parametrize("other", [{"steps": 3}, {"epochs": 1.0}])
-def test_one_budget_at_a_time(other):
-    with pytest.raises(ConfigError, match="max_seconds are given; they contradict"):
-        TrainConfig(target="t", data=("d",), out="o", max_seconds=3.0, **other)

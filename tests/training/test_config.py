@@ -1,12 +1,26 @@
-"""Settings: unknown names, wrong types, contradictions, YAML."""
+"""Settings: unknown names, wrong types, contradictions, YAML, docs/training.md."""
 
-import dataclasses
+import re
+from pathlib import Path
 
 import pytest
+import typer
 
+import domino_spec
+from domino_spec.cli.main import app
 from domino_spec.errors import ConfigError
 from domino_spec.training import TrainConfig
-from domino_spec.training.config import parse_assignments, read_settings, save_config
+from domino_spec.training.config import (
+    parse_assignments,
+    read_settings,
+    save_config,
+    settings_table,
+)
+from domino_spec.training.start import _DIALS
+from domino_spec.training.state import check_same_run
+
+RELEASED = Path(domino_spec.__file__).parent / "released"
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 
 NEEDED = {"target": "t", "data": ["d.jsonl"], "out": "o"}
 
@@ -16,7 +30,9 @@ def built(**values):
 
 
 def test_unknown_settings_are_rejected_by_name():
-    with pytest.raises(ConfigError, match="'laerning_rate', 'wings'.*learning_rate"):
+    with pytest.raises(
+        ConfigError, match="laerning_rate; did you mean learning_rate.*setting wings; docs"
+    ):
         built(laerning_rate=1e-3, wings=2)
 
 
@@ -69,6 +85,8 @@ def test_what_is_meant_is_taken(name, value, wanted):
         ("out", 5),
         ("data", [1, 2]),
         ("data", {"a": 1}),
+        ("data", []),
+        ("out", ""),
         ("target_layer_ids", "19"),  # text, not the layers 1 and 9
         ("target_layer_ids", [1.5]),
         ("target_layer_ids", 5),
@@ -81,7 +99,7 @@ def test_what_is_meant_is_taken(name, value, wanted):
         ("dtype", "float16"),
         ("compile", "yes"),
         ("steps", 0),
-        ("rows", -1),
+        ("batch_size", -1),
         ("gamma", 0.0),
         ("keep", 0),
         ("learning_rate", 0),
@@ -97,18 +115,19 @@ def test_what_cannot_be_meant_is_refused_by_name(name, value):
     ("values", "words"),
     [
         ({"steps": 10, "epochs": 1}, "steps and epochs"),
-        ({"variant": "dflash", "rank": 8}, "no head"),
-        ({"labels": "hard", "sharpness": 2.0}, "sharpness"),
+        ({"variant": "dflash", "rank": 8}, "dflash drafters have no rank"),
+        ({"labels": "hard", "sharpness": 2.0}, "sharpness is 2, but hard labels"),
+        ({"variant": "medusa", "rank": 4}, "medusa drafters have no rank"),
+        ({"variant": "medusa", "captured_layers": 3}, "no captured_layers"),
+        ({"variant": "eagle3", "layers": 2}, "no layers"),
+        ({"variant": "eagle3", "mask_token_id": 3}, "no mask_token_id"),
+        ({"variant": "domino", "draft_steps": 3}, "domino drafters have no draft_steps"),
+        ({"max_seconds": 3.0, "steps": 3}, "steps and max_seconds contradict"),
     ],
 )
 def test_contradictions_are_errors(values, words):
     with pytest.raises(ConfigError, match=words):
         built(**values)
-
-
-def test_no_data_is_an_error():
-    with pytest.raises(ConfigError, match="no training data"):
-        TrainConfig(target="t", data=(), out="o")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +145,7 @@ def test_settings_survive_a_file(tmp_path, values):
     save_config(config, tmp_path / "config.yaml")
     read = read_settings(tmp_path / "config.yaml")
     assert TrainConfig.from_dict(read) == config
-    assert set(read) == {field.name for field in dataclasses.fields(TrainConfig)}, "every setting"
+    assert set(read) == set(TrainConfig.model_fields), "every setting"
 
 
 @pytest.mark.parametrize(
@@ -167,5 +186,49 @@ def test_assignments_that_are_none(text, words):
      ("weight_decay", -1), ("tv_start", 2)],
 )  # fmt: skip
 def test_values_that_would_ruin_a_run_are_refused(name, value):
-    with pytest.raises(ConfigError, match=f"{name} is"):
-        TrainConfig(target="t", data=("d",), out="o", **{name: value})
+    with pytest.raises(ConfigError, match=f"{name} is {value}; it should be .* default"):
+        built(**{name: value})
+
+
+def test_errors_name_settings_as_they_were_given():
+    given_as = {"steps": "--steps", "gama": "gama in run.yaml", "epochs": "--set epochs"}
+    wrong = {**NEEDED, "steps": 0, "gama": 3}
+    with pytest.raises(ConfigError) as found:
+        TrainConfig.from_dict(wrong, given_as=given_as)
+    assert str(found.value) == (
+        "--steps is 0; it should be greater than or equal to 1. Leave it out for the default "
+        "(3 epochs). there is no setting gama in run.yaml; did you mean gamma?"
+    )
+    with pytest.raises(ConfigError, match="--steps and --set epochs contradict each other"):
+        TrainConfig.from_dict({**NEEDED, "steps": 1, "epochs": 1}, given_as=given_as)
+
+
+def test_older_names_are_read():
+    config = built(rows=3, taps=2)
+    assert (config.batch_size, config.captured_layers) == (3, 2)
+
+
+@pytest.mark.parametrize("path", sorted(RELEASED.rglob("config.yaml")), ids=str)
+def test_settings_of_older_runs_are_read(path):
+    saved = read_settings(path)
+    config = TrainConfig.from_dict(saved)
+    assert config.batch_size == saved["rows"]
+    check_same_run({**saved, "drafter": {}}, {**config.to_dict(), "drafter": {}})
+
+
+def test_the_page_holds_the_table_and_the_dial():
+    assert settings_table() in PAGE, f"put this into docs/training.md:\n{settings_table()}"
+    for name, dial in _DIALS.items():
+        line = f"| `{name}` | {dial.layers} | {dial.captured_layers} | {dial.rank} | {dial.gru} |"
+        assert line in PAGE
+
+
+def test_every_flag_on_the_page_exists():
+    known = {"--nproc-per-node"}  # torchrun's
+    groups = [typer.main.get_command(app)]
+    while groups:
+        command = groups.pop()
+        groups += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            known |= {*parameter.opts, *parameter.secondary_opts}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGE)) <= known

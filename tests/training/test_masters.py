@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from domino_spec.training.masters import Masters
-from domino_spec.training.optimiser import Optimiser
+from domino_spec.training.optimiser import Masters, Optimiser
 
 
 def weights(values, dtype=torch.bfloat16):

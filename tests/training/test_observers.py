@@ -84,8 +84,8 @@ def assert_picture(path):
     pixels = image.imread(path)
     assert pixels.shape[0] > 300
     assert pixels.shape[1] > 1000
-    colours = np.unique((pixels[..., :3] * 255).astype(int).reshape(-1, 3), axis=0)
-    assert len(colours) > 50
+    colours = (pixels[..., :3] * 255).astype(int) @ [1, 256, 65536]
+    assert len(np.unique(colours)) > 50
     columns = (pixels[..., :3] < 0.9).any(axis=(0, 2)).reshape(-1)
     third = len(columns) // 3
     assert all(columns[part : part + third].mean() > 0.5 for part in (0, third, 2 * third))

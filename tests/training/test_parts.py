@@ -10,7 +10,7 @@ from domino_spec.drafter import Drafter
 from domino_spec.errors import TrainingError
 from domino_spec.targets import read
 from domino_spec.training import train
-from domino_spec.training.feed import Feed
+from domino_spec.training.blocks import Feed
 from domino_spec.training.start import match_output_scale
 from domino_spec.training.trainer import Intervals
 from tests.support.families import drafter_config, make_target
@@ -33,21 +33,21 @@ def test_a_feed_gives_every_step_with_its_position(tmp_path, corpus, loaded):
     assert len(works) == 5
     positions = [(work.position["epoch"], work.position["row"]) for work in works]
     assert positions == sorted(set(positions)), "each step ends further on"
-    assert positions[0] == (0, 4), "two parts of two rows"
+    assert positions[0] == (0, 4), "two parts of two sequences"
 
 
 def test_an_error_while_feeding_ends_the_run(tmp_path, corpus, loaded):
     run = ready(tmp_path, corpus, loaded, log_every=1)
     plan, calls = run.trainer._plan, []
 
-    def fails(*arguments):
+    def fails(batch, **options):
         calls.append(1)
         if len(calls) == 3:
-            raise RuntimeError("bad row")
-        return plan(*arguments)
+            raise RuntimeError("bad batch")
+        return plan(batch, **options)
 
     run.trainer._plan = fails
-    with pytest.raises(RuntimeError, match="bad row"):
+    with pytest.raises(RuntimeError, match="bad batch"):
         train(run)
     assert run.trainer.step == 2
 
@@ -62,7 +62,7 @@ def test_a_feed_that_is_closed_stops_working(tmp_path, corpus, loaded):
 
 
 def test_a_run_outside_the_main_thread(tmp_path, corpus, loaded):
-    """Nobody can signal it there; it trains the same."""
+    """Signals never arrive there; it trains the same."""
     runs = [ready(tmp_path / name, corpus, loaded, steps=3) for name in ("here", "there")]
     train(runs[0])
     thread = threading.Thread(target=train, args=(runs[1],))
@@ -98,13 +98,6 @@ def test_nothing_held_out_is_nothing_evaluated(tmp_path, corpus, loaded):
     assert run.evaluate is None
     train(run)
     assert not reports.evaluated
-
-
-def test_when_things_are_due():
-    intervals = Intervals(log=3, evaluate=0, save=5)
-    logged = [step for step in range(1, 11) if intervals.due(intervals.log, step, 10)]
-    assert logged == [3, 6, 9, 10], "and at the end"
-    assert not any(intervals.due(intervals.evaluate, step, 10) for step in range(1, 11))
 
 
 def test_a_tenth_of_the_run_unless_told_otherwise(tmp_path, corpus, loaded):

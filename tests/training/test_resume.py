@@ -13,9 +13,9 @@ from domino_spec.checkpoints import load_drafter
 from domino_spec.errors import DataError, TrainingError
 from domino_spec.training import Trainer, train
 from domino_spec.training.config import read_settings
-from domino_spec.training.meters import Watch
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import STATE_FILE, Checkpoints
+from domino_spec.training.trainer import Watch
 from tests.training.helpers import (
     Reports,
     assert_same,
@@ -67,7 +67,7 @@ def resumed(out, corpus, loaded, **changes):
     started = run.trainer.step
     outcome, folder = train(run)
     assert outcome.finished
-    assert outcome.step == STEPS
+    assert outcome.step == run.config.steps
     return run, started, folder
 
 
@@ -131,31 +131,20 @@ def test_a_stop_between_reports_tells_what_was_done(tmp_path, corpus, loaded, wh
     assert values["loss"] == pytest.approx(sum(whole[2][s] for s in (1, 2, 3)) / 3, rel=1e-4)
 
 
-def test_half_precision_goes_on_exactly_too(tmp_path, corpus, loaded):
-    states = []
-    for name in ("whole", "stopped"):
-        observers = [At(5, terminate)] if name == "stopped" else []
-        run = ready(tmp_path / name, corpus, loaded, *observers, log_every=1, dtype="bfloat16")
-        train(run)
-        if name == "stopped":
-            run, started, _ = resumed(tmp_path / name, corpus, loaded, dtype="bfloat16")
-            assert started == 5
-        states.append(state_of(run))
-    assert_same(states[0], states[1])
-    assert states[0]["weights"]["backbone.fc.weight"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("options", [{"optimizer": "muon"}, {"draft_vocab": 30, "accumulate": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"optimizer": "muon"}, {"draft_vocab": 30, "accumulate": 2}],
+    ids=str,
+)
 def test_other_runs_go_on_exactly_too(tmp_path, corpus, loaded, options):
-    states = []
-    for name in ("whole", "stopped"):
-        observers = [At(5, terminate)] if name == "stopped" else []
-        run = ready(tmp_path / name, corpus, loaded, *observers, log_every=1, **options)
-        train(run)
-        if name == "stopped":
-            run, _, _ = resumed(tmp_path / name, corpus, loaded, **options)
-        states.append(state_of(run))
-    assert_same(states[0], states[1])
+    options = {**options, "steps": 6}
+    whole = ready(tmp_path / "whole", corpus, loaded, log_every=1, **options)
+    train(whole)
+    train(ready(tmp_path / "stopped", corpus, loaded, At(3, terminate), log_every=1, **options))
+    again, started, _ = resumed(tmp_path / "stopped", corpus, loaded, **options)
+    assert started == 3
+    assert_same(state_of(again), state_of(whole))
+    assert all(weight.dtype == torch.float32 for weight in weights_of(again).values())
 
 
 def test_a_finished_run_is_finished(tmp_path, corpus, loaded, whole):

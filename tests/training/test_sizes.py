@@ -8,7 +8,7 @@ from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig
 from domino_spec.errors import ConfigError
 from domino_spec.targets import Target
 from domino_spec.training import TrainConfig
-from domino_spec.training.sizes import (
+from domino_spec.training.start import (
     choose_draft_tokens,
     choose_mask_token,
     derive,
@@ -50,13 +50,13 @@ def deep():
 )
 def test_the_dial_and_the_targets_shape(deep, size, layers, taps, rank, gru):
     config = derived(deep, size=size)
-    assert (config.layers, config.taps, config.rank, config.gru_hidden_dim) == (
+    assert (config.layers, config.captured_layers, config.rank, config.gru_hidden_dim) == (
         layers, taps, rank, gru,
     )  # fmt: skip
     assert len(config.target_layer_ids) == taps
     assert (config.heads, config.kv_heads, config.head_dim) == (32, 8, 128)
     assert config.intermediate_size == 9728
-    assert (config.length, config.rows, config.anchors) == (1024, 16, 128)
+    assert (config.length, config.batch_size, config.anchors) == (1024, 16, 128)
     assert config.learning_rate == pytest.approx(1e-3 * (576 / 2560) ** 0.5)
     assert config.prefix_len == 1
 
@@ -76,7 +76,7 @@ def test_base_on_a_deep_target_is_the_published_shape(deep):
 def test_a_small_target_gets_a_small_drafter():
     config = derived(size="large")
     assert config.layers == LAYERS, "not deeper than its target"
-    assert config.taps == len(set(config.target_layer_ids)) <= LAYERS
+    assert config.captured_layers == len(set(config.target_layer_ids)) <= LAYERS
     assert config.rank == HIDDEN
     assert config.gru_hidden_dim == 2 * HIDDEN
     assert config.length == CONTEXT
@@ -86,16 +86,17 @@ def test_a_small_target_gets_a_small_drafter():
 def test_shallow_targets_get_fewer_taps_unless_asked_for_more():
     shallow = deep_target(layers=4, hidden=64)
     config = derived(shallow, size="large")
-    assert 1 <= config.taps < 7
+    assert 1 <= config.captured_layers < 7
     assert all(0 <= layer < 4 for layer in config.target_layer_ids)
     with pytest.raises(ConfigError, match="7"):
-        derived(shallow, taps=7)
+        derived(shallow, captured_layers=7)
 
 
 def test_everything_can_be_set_by_hand():
     values = {
         "layers": 3, "intermediate_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 4,
-        "target_layer_ids": (0, 5), "length": 64, "rows": 3, "anchors": 5, "learning_rate": 0.1,
+        "target_layer_ids": (0, 5), "length": 64, "batch_size": 3,
+        "anchors": 5, "learning_rate": 0.1,
         "rank": 7, "gru_hidden_dim": 9, "prefix_len": 0,
     }  # fmt: skip
     config = derived(**values)

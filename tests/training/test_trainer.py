@@ -5,14 +5,13 @@ import torch
 
 from domino_spec import DominoDecoder
 from domino_spec.checkpoints import load_drafter, save_drafter
-from domino_spec.data import PackedBatches, load_corpus, write_shard
+from domino_spec.data import load_corpus, write_shard
 from domino_spec.errors import ConfigError, DataError, TrainingError
 from domino_spec.evaluation import continue_prompts, simulate
 from domino_spec.targets import LoadedTarget, read
-from domino_spec.training import train
-from domino_spec.training.feed import Feed, step_noise
+from domino_spec.training import prepare, train
+from domino_spec.training.blocks import Feed, step_noise
 from domino_spec.training.loss import Mixture
-from domino_spec.training.prepare import prepare
 from tests.support.families import VOCAB, make_target
 from tests.support.pair import SIZE
 from tests.support.tokens import small_tokenizer
@@ -164,7 +163,12 @@ def test_accumulated_forwards_are_one_larger_step(tmp_path, corpus, loaded):
     """Rows come in order and anchors are drawn for the step: 2 x 2 rows are 4 rows."""
     found = []
     for index, shape in enumerate(
-        ({"rows": 4}, {"rows": 2, "accumulate": 2}, {"rows": 1, "accumulate": 4}, {"rows": 2})
+        (
+            {"batch_size": 4},
+            {"batch_size": 2, "accumulate": 2},
+            {"batch_size": 1, "accumulate": 4},
+            {"batch_size": 2},
+        )
     ):
         reports = Reports()
         run = ready(
@@ -179,23 +183,6 @@ def test_accumulated_forwards_are_one_larger_step(tmp_path, corpus, loaded):
         for name, weight in weights.items():
             torch.testing.assert_close(weight, whole[1][name], atol=2e-4, rtol=1e-3, msg=name)
     assert (found[3][0] - whole[0]).abs().max() > 1e-3, "the test is blind"
-
-
-def test_a_step_divides_by_the_weight_of_all_its_parts(tmp_path, corpus, loaded):
-    """Parts with few labels count less: the sum of weights is the step's, not a part's."""
-    run = ready(tmp_path, corpus, loaded, rows=1, accumulate=3, **QUICK)
-    batches = PackedBatches(
-        run.corpus.split(held_out=8, seed=0)[0], rows=1, length=64, seed=0, pad_token=0
-    )
-    feed = Feed(
-        batches, run.trainer._plan, first_step=0, last_step=1, parts=3, seed=0, pin=False
-    )  # fmt: skip
-    (work,) = list(feed)
-    weights = {round(part.total_weight, 3) for part in work.parts}
-    assert len(work.parts) == 3
-    assert len(weights) > 1
-    anchors = [part.anchors.tolist() for part in work.parts]
-    assert anchors[0] != anchors[1]
 
 
 def test_the_loop_is_the_textbooks(tmp_path, corpus, loaded):
@@ -321,7 +308,7 @@ def test_a_batch_without_labels_does_not_end_the_run(tmp_path, loaded):
     prompts, answers = [[1] * 9] * 30 + [[2] * 4] * 30, [[3]] * 30 + [[4, 5, 6, 7, 8]] * 30
     write_shard(path, prompts=prompts, answers=answers, vocab_size=SIZE)
     corpus = load_corpus([str(path)], tokenizer=None, vocab_size=SIZE)
-    run = ready(tmp_path / "run", corpus, loaded, rows=1, length=10, steps=20)
+    run = ready(tmp_path / "run", corpus, loaded, batch_size=1, length=10, steps=20)
     outcome, _ = train(run)
     assert outcome.finished
 

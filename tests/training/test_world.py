@@ -1,68 +1,49 @@
-"""Two processes that share the drafter are one process with twice the rows."""
+"""Two processes that share the drafter are one process with twice the batch."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import yaml
 
 from domino_spec.checkpoints import load_drafter
-from domino_spec.data import write_shard
-from domino_spec.training import World
+from domino_spec.errors import DataError
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import Checkpoints
-from tests.cli.tiny import MASK, VOCAB, make_tokenizer, save_target
 from tests.training.helpers import assert_same
-from tests.training.together import KINDS, trained
+from tests.training.together import STEPS, in_one, trained
 
 ROOT = Path(__file__).parents[2]
-STEPS = 5
-
-
-def conversations(path):
-    generator = np.random.default_rng(0)
-    lengths = generator.integers((2, 8), (6, 30), size=(60, 2)).tolist()
-    prompts, answers = (
-        [generator.integers(5, VOCAB, pair[part]).tolist() for pair in lengths] for part in (0, 1)
-    )
-    return write_shard(path, prompts=prompts, answers=answers, vocab_size=VOCAB)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The runs of two processes (`together.py`) and the same of one."""
     folder = tmp_path_factory.mktemp("world")
-    settings = {
-        "target": str(save_target(folder / "target", tokenizer=make_tokenizer())),
-        "data": [str(conversations(folder / "data.npz"))],
-        "out": str(folder / "out"), "steps": STEPS, "length": 48, "rows": 2, "anchors": 6,
-        "block_size": 6, "mask_token_id": MASK, "layers": 1, "rank": 8, "gru_hidden_dim": 16,
-        "learning_rate": 3e-3, "log_every": 1, "eval_every": 0, "save_every": 2, "held_out": 4,
-        "device": "cpu",
-    }  # fmt: skip
-    (folder / "run.yaml").write_text(yaml.safe_dump(settings))
     path = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = "-m torch.distributed.run --standalone --nproc-per-node 2 -m tests.training.together"
-    ended = subprocess.run(
-        [sys.executable, *command.split(), str(folder)],
-        env=environment, cwd=ROOT, timeout=300, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    reduced = ("draft_vocab=40", "labels=hard", "accumulate=2")
-    runs = {
-        "one": ("rows=4",),
-        "one-reduced": ("rows=2", *reduced),
-        "one-half": ("rows=4", "dtype=bfloat16", "steps=2"),
-        **{f"one-{kind}": ("rows=4", *changes) for kind, changes in KINDS.items()},
-    }
-    for name, changes in runs.items():
-        result = trained(folder, name, *changes)
-        assert result.exit_code == 0, result.output
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    shared = {
+        **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.training.together", str(folder)]
+    processes = [
+        subprocess.Popen(
+            command, env={**shared, "RANK": str(rank)}, cwd=ROOT, text=True, stderr=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    in_one(folder)
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], errors
     return folder
 
 
@@ -141,18 +122,5 @@ def test_the_log_has_one_author(folder):
 
 
 def test_another_number_of_processes_cannot_go_on(folder):
-    result = trained(folder, "whole", resume=True)
-    assert result.exit_code == 1
-    assert "belongs to world 2, but this run has 1" in result.stderr
-
-
-def test_one_process_asks_nobody():
-    world = World()
-    assert world.leads
-    assert world.alone
-    assert world.sum(2.5) == 2.5
-    assert world.any(True) is True
-    assert world.any(False) is False
-    tensor = torch.ones(2)
-    assert world.sum_tensors(tensor) is tensor
-    world.wait()
+    with pytest.raises(DataError, match="belongs to world 2, but this run has 1"):
+        trained(folder, "whole", resume=True)

@@ -21,7 +21,7 @@ from domino_spec.cli.groups import grouped
 from domino_spec.cli.info import info
 from domino_spec.cli.report import report
 from domino_spec.cli.serve import serve
-from domino_spec.cli.train import train
+from domino_spec.cli.train import TRAIN_CONTEXT, train
 
 # Torch and Transformers are imported inside the commands, so that help comes at once.
 app = typer.Typer(
@@ -48,8 +48,9 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, serve, info, doctor, audit, train, export, report, demo):
+for _command in (generate, chat, serve, info, doctor, audit, export, report, demo):
     app.command()(grouped(_command))
+app.command(context_settings=TRAIN_CONTEXT)(train)
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")

@@ -3,47 +3,54 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shlex
 import time
+import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, StrEnum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
 from domino_spec.cli.options import checked_device
 from domino_spec.cli.places import checkpoints_among, require_places
-from domino_spec.cli.training_options import LearningOptions, ShapeOptions
-from domino_spec.cli.training_settings import check_installed, gather
-from domino_spec.cli.training_view import LineView, LiveView, finite, tokens_a_cycle
+from domino_spec.cli.training_view import LineView, LiveView, acceptance_length, finite
 from domino_spec.cli.voice import Voice, speaking
-from domino_spec.errors import DominoError, TrainingError
+from domino_spec.errors import DominoError, InputError, TrainingError
 
 if TYPE_CHECKING:
     from domino_spec.training import Observer, Outcome, Run
-    from domino_spec.training.observers import TensorBoard
 
-_LITTLE = 1.1  # tokens a cycle; 1 is what an untrained drafter gives
+_HAS_SETTINGS = find_spec("pydantic") is not None
+# Without pydantic there are no options to parse: take any, and say what to install.
+TRAIN_CONTEXT = {} if _HAS_SETTINGS else {"ignore_unknown_options": True, "allow_extra_args": True}
+_LITTLE = 1.1  # acceptance length; 1 is what an untrained drafter gives
 _A_MOMENT = 3.0  # torchrun ends all at the first failure: the one that speaks must come first
+# A setting leaves no room for what an earlier source said of these.
+_REPLACES = {
+    "epochs": ("steps", "max_seconds"),
+    "steps": ("epochs", "max_seconds"),
+    "max_seconds": ("steps", "epochs"),
+    "captured_layers": ("target_layer_ids",),
+}
 
 
-def train(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="The target model: a folder, a GGUF file or a hub id.",
-            show_default=False,
-        ),
-    ] = None,
+def _train(
     *,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="Conversations: files, folders, globs or hf:name[:split]; repeatable."),
-    ] = None,
-    out: Annotated[str | None, typer.Option("--out", "-o", help="The run's folder.")] = None,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file of settings; flags win over it.")
     ] = None,
@@ -52,25 +59,24 @@ def train(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Any setting, also one without a flag; wins over all; repeatable.",
+            help="A setting by its YAML key; wins over all; repeatable.",
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the run in --out; its settings are known there."),
+        typer.Option("--resume", help="Continue the run in --out; its settings are known there."),
     ] = False,
     tensorboard: Annotated[
         bool,
         typer.Option("--tensorboard/--no-tensorboard", help="Write TensorBoard's files as well."),
     ] = True,
-    shape: ShapeOptions,
-    learning: LearningOptions,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON lines on stdout: settings, reports, the result.")
     ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="The drafter's folder alone: no progress.")
     ] = False,
+    settings: dict[str, Any],
 ) -> None:
     """Train a drafter for a frozen target; it stops cleanly and resumes exactly.
 
@@ -82,20 +88,155 @@ def train(
         _only_the_first_speaks(leads),
     ):
         check_installed(tensorboard=tensorboard and leads)
-        settings = gather(
-            {"target": target, "data": data or None, "out": out},
-            (shape, learning),
-            config=config,
-            assignments=set_ or [],
-            resume=resume,
+        values, given_as = gather(settings, config=config, assignments=set_ or [], resume=resume)
+        _run(voice, values, given_as, resume=resume, tensorboard=tensorboard)
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Every setting of a training run as an option; the command gets those that were given."""
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[name])
+        for name, parameter in inspect.signature(command).parameters.items()
+        if name != "settings"
+    ]
+    options = list(_settings_options()) if _HAS_SETTINGS else []
+    names = {option.name for option in options}
+
+    def flat(**values: Any) -> None:
+        settings = {name: _plain(values.pop(name)) for name in names}
+        command(**values, settings={n: v for n, v in settings.items() if v not in (None, [])})
+
+    parameters = [*options[:3], *own, *options[3:]]
+    flat.__name__, flat.__doc__ = "train", command.__doc__
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return flat
+
+
+def _settings_options() -> Iterator[inspect.Parameter]:
+    from domino_spec.training.config import TrainConfig, default_text, presentation
+
+    hints = get_type_hints(TrainConfig)
+    for name, field in TrainConfig.model_fields.items():
+        shown = presentation(name)
+        kind = _option_type(name, hints[name])
+        words = str(field.description).replace("`", "")
+        help_text = f"{words[0].upper()}{words[1:]}."
+        if name == "target":
+            option = typer.Argument(metavar="TARGET", help=help_text, show_default=False)
+        else:
+            switch = f"/--no-{name.replace('_', '-')}" if kind is bool else ""
+            required = field.is_required()
+            option = typer.Option(
+                f"{_flag(name)}{switch}",
+                *shown["flags"],
+                help=help_text,
+                rich_help_panel=shown["group"],
+                show_default=False if required else default_text(name).replace("`", ""),
+            )
+        annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
         )
-        _run(voice, settings, resume=resume, tensorboard=tensorboard)
 
 
-def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: bool) -> None:
+def _option_type(name: str, hint: Any) -> Any:
+    """A setting's type as the command line reads it."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is Literal:
+        return StrEnum(name, {choice: choice for choice in get_args(hint)})
+    if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
+        return list[get_args(hint)[0]]  # type: ignore[misc]
+    return hint
+
+
+def _flag(name: str) -> str:
+    return "TARGET" if name == "target" else f"--{name.replace('_', '-')}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return list(value) if isinstance(value, tuple) else value
+
+
+def gather(
+    flags: Mapping[str, Any], *, config: Path | None, assignments: Iterable[str], resume: bool
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """All settings, and how each was given: saved, in a file, by flag, by --set; the later wins."""
+    from domino_spec.training.config import (
+        TrainConfig,
+        parse_assignments,
+        read_settings,
+        renamed,
+    )
+
+    given_as = {name: _flag(name) for name in TrainConfig.model_fields}
+    values: dict[str, Any] = {}
+
+    def layer(stated: Mapping[str, Any], called: Callable[[str], str]) -> None:
+        nonlocal values
+        stated = renamed(stated)
+        replaced = {n for name in stated if stated[name] for n in _REPLACES.get(name, ())}
+        values = {k: v for k, v in values.items() if k not in replaced} | stated
+        given_as.update({name: called(name) for name in stated})
+
+    file = read_settings(config) if config else {}
+    assigned = parse_assignments(assignments)
+    if resume:
+        out = {**file, **flags, **assigned}.get("out")
+        layer(_saved(out), lambda name: f"{name} in the saved run")
+    layer(file, lambda name: f"{name} in {config}")
+    layer(flags, _flag)
+    layer(assigned, lambda name: f"--set {name}")
+    return values, given_as
+
+
+def _saved(out: str | None) -> dict[str, Any]:
+    from domino_spec.training.config import CONFIG_FILE, read_settings
+    from domino_spec.training.state import Checkpoints
+
+    if not out:
+        raise InputError("there is no folder of a run to resume; give --out.")
+    saved = Path(out) / CONFIG_FILE
+    if not saved.is_file() or not Checkpoints(Path(out), keep=1).steps():
+        raise TrainingError(
+            f"{out} holds no run to resume (expected {CONFIG_FILE} and a checkpoint there); "
+            "name the run's folder with --out, or start it without --resume."
+        )
+    return read_settings(saved)
+
+
+def check_installed(*, tensorboard: bool) -> None:
+    """Refuse before anything is loaded what would fail later."""
+    advice = "pip install 'domino-spec[train]'"
+    for module, name in (("pydantic", "pydantic"), ("yaml", "PyYAML")):
+        if find_spec(module) is None:
+            raise TrainingError(
+                f"{name} is not installed, and training reads its settings with it; {advice}."
+            )
+    if tensorboard and find_spec("tensorboard") is None:
+        raise TrainingError(
+            f"TensorBoard is not installed; {advice}, or train with --no-tensorboard."
+        )
+
+
+train = _with_settings(_train)
+
+
+def _run(
+    voice: Voice,
+    settings: dict[str, Any],
+    given_as: dict[str, str],
+    *,
+    resume: bool,
+    tensorboard: bool,
+) -> None:
     from domino_spec.training import TrainConfig
 
-    config = TrainConfig.from_dict(settings)
+    config = TrainConfig.from_dict(settings, given_as=given_as)
     require_places(
         voice,
         config.target,
@@ -106,8 +247,9 @@ def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: b
     import torch
 
     from domino_spec.targets import default_device
-    from domino_spec.training import open_world, train
-    from domino_spec.training.prepare import prepare
+    from domino_spec.training import open_world, prepare
+    from domino_spec.training import train as run_training
+    from domino_spec.training.observers import TensorBoard
 
     named = checked_device(config.device)
     with open_world(torch.device(named) if named else default_device()) as world:
@@ -115,7 +257,7 @@ def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: b
         view = LiveView(voice) if voice.shows_bars else LineView(voice)
         observers: list[Observer] = [view]
         if tensorboard:
-            observers.append(_LateTensorBoard(Path(config.out) / "tensorboard"))
+            observers.append(TensorBoard(Path(config.out) / "tensorboard"))
         with _explaining_memory():
             run = prepare(
                 config, world=world, observers=observers, resume=resume, notice=voice.status
@@ -124,29 +266,11 @@ def _run(voice: Voice, settings: dict[str, Any], *, resume: bool, tensorboard: b
                 _introduce(voice, run, alone=world.alone)
             view.begin(run.config, run.trainer.step)
             with view:
-                outcome, folder = train(run)
+                outcome, folder = run_training(run)
         if world.leads:
             _conclude(voice, run, outcome, folder)
     if outcome.signal and not outcome.finished:
         raise typer.Exit(128 + outcome.signal)
-
-
-class _LateTensorBoard:
-    """TensorBoard's files, from the first report on: a run that never began leaves none."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._board: TensorBoard | None = None
-
-    def report(self, step: int, values: dict[str, Any]) -> None:
-        from domino_spec.training.observers import TensorBoard
-
-        self._board = self._board or TensorBoard(self._folder)
-        self._board.report(step, values)
-
-    def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
 
 
 @contextlib.contextmanager
@@ -172,14 +296,15 @@ def _explaining_memory() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise TrainingError(
-            f"the GPU's memory is full ({str(error).split('. ')[0]}). Halve rows and double "
-            "accumulate, which learns the same; or take fewer anchors, or a smaller chunk_bytes."
+            f"the GPU's memory is full ({str(error).split('. ')[0]}). Halve "
+            "--batch-size and double --accumulate, which learns the same; or take fewer --anchors, "
+            "or a smaller --chunk-bytes."
         ) from error
 
 
 def _introduce(voice: Voice, run: Run, *, alone: bool) -> None:
     from domino_spec.data.report import bad_lines
-    from domino_spec.training.prepare import CONFIG_FILE
+    from domino_spec.training.config import CONFIG_FILE
 
     config, report = run.config, run.corpus.report
     parameters = sum(p.numel() for p in run.drafter.parameters())
@@ -192,12 +317,12 @@ def _introduce(voice: Voice, run: Run, *, alone: bool) -> None:
         voice.warn(line)
     length = f"{config.steps:,} steps" if config.steps else f"{config.max_seconds:g} s of steps"
     voice.status(
-        f"{length} of {config.rows} rows × {config.length} tokens, {config.anchors} "
-        f"blocks a row, {config.labels} labels, learning rate {config.learning_rate:.3g}"
+        f"{length} of {config.batch_size} sequences × {config.length} tokens, {config.anchors} "
+        f"blocks a sequence, {config.labels} labels, learning rate {config.learning_rate:.3g}"
     )
     if run.evaluate is None and config.eval_every != 0:
         why = "nothing could be held out" if alone else "several processes share the drafter"
-        voice.status(f"tokens a cycle are not measured: {why}; use domino eval afterwards")
+        voice.status(f"the acceptance length is not measured: {why}; use domino eval afterwards")
     voice.status(f"all settings: {Path(config.out) / CONFIG_FILE}")
     if voice.as_json:
         voice.document(
@@ -214,10 +339,11 @@ def _shape(run: Run) -> str:
     config = run.config
     if config.variant == "medusa":
         return f"{config.draft_steps} heads of {config.layers} blocks"
-    taps = f"taps {', '.join(map(str, run.drafter.config.target_layer_ids))}"
+    ids = ", ".join(map(str, run.drafter.config.target_layer_ids))
+    captured = f"hidden states of target layers {ids}"
     if config.variant == "eagle3":
-        return f"{taps}, unrolled for {config.draft_steps} steps"
-    return f"{config.layers} layers, {taps}, blocks of {config.block_size}"
+        return f"{captured}, unrolled for {config.draft_steps} steps"
+    return f"{config.layers} layers, {captured}, blocks of {config.block_size}"
 
 
 def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> None:
@@ -231,7 +357,8 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
     rate = outcome.last.get("tokens_per_cycle")
     if folder is not None and rate is not None and rate < _LITTLE:
         voice.warn(
-            f"only {rate:.2f} tokens a cycle held out: the drafter has learnt next to nothing. "
+            f"the acceptance length, held out, is only {rate:.2f}: the drafter has learnt next to "
+            "nothing. "
             "Train longer or on more data; docs/training.md says what else goes wrong."
         )
     if voice.as_json:
@@ -249,9 +376,13 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
         )
     elif folder is None:
         of = f" of {run.config.steps}" if run.config.steps else ""
-        _say(voice, f"stopped at step {outcome.step}{of}; go on with: {again}")
+        _say(voice, f"stopped at step {outcome.step}{of}; resume with: {again}")
     else:
-        told = "" if rate is None else f"; tokens a cycle, held out: {tokens_a_cycle(outcome.last)}"
+        told = (
+            ""
+            if rate is None
+            else f"; acceptance length, held out: {acceptance_length(outcome.last)}"
+        )
         _say(voice, f"the drafter is in {folder}{told}")
         target, draft = shlex.quote(run.config.target), shlex.quote(str(folder))
         if run.config.variant in BASELINES:

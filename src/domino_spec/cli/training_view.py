@@ -43,7 +43,7 @@ class LineView:
             self._voice.document({"step": step, **finite(values)})
             return
         self._pace.see(step, values.get("seconds_per_step"))
-        told = [f"{label} {value}" for label, value in rows(values)]
+        told = [f"{label} {value}" for label, value in report_lines(values)]
         if "loss" in values and (left := self._pace.left()) is not None:
             told.append(f"{clock(left)} left")
         of = f"/{self._pace.total}" if self._pace.total else ""  # a run over seconds cannot know
@@ -54,7 +54,7 @@ class LineView:
 
 
 class LiveView:
-    """A bar, the numbers that matter, and accuracy by draft as a row of bars."""
+    """A bar, the numbers that matter, and accuracy by draft as bars."""
 
     def __init__(self, voice: Voice) -> None:
         self._bar = Progress(
@@ -98,7 +98,7 @@ class LiveView:
         ahead = "" if left is None else f", {clock(left)} left"
         self._bar.update(self._task, times=f"{clock(self._pace.elapsed())}{ahead}")
         table = Table.grid(padding=(0, 2))
-        for name, value in rows(self._values) or [("", "the first report is to come")]:
+        for name, value in report_lines(self._values) or [("", "the first report is to come")]:
             table.add_row(Text(name, style="dim"), Text(value))
         return Group(self._bar, table)
 
@@ -128,11 +128,11 @@ class Pace:
         return self._now() - self._began
 
     def left(self) -> float | None:
-        """Seconds to go, or None if nobody knows yet."""
+        """Seconds to go, or None before the first report."""
         return None if self._due is None else max(0.0, self._due - self._now())
 
 
-def rows(values: dict[str, Any]) -> list[tuple[str, str]]:
+def report_lines(values: dict[str, Any]) -> list[tuple[str, str]]:
     """What is shown of a report, in words."""
     shown = [
         ("loss", "loss", "{:.4f}"),
@@ -149,12 +149,12 @@ def rows(values: dict[str, Any]) -> list[tuple[str, str]]:
     if "peak_memory_bytes" in values:
         lines.append(("peak memory", f"{values['peak_memory_bytes'] / 1e9:.1f} GB"))
     if "tokens_per_cycle" in values:
-        lines.append(("tokens a cycle, held out", tokens_a_cycle(values)))
+        lines.append(("acceptance length, held out", acceptance_length(values)))
     return lines
 
 
-def tokens_a_cycle(values: dict[str, Any]) -> str:
-    """The held-out measure, and what the backbone reaches alone."""
+def acceptance_length(values: dict[str, Any]) -> str:
+    """The held-out acceptance length, and what the backbone reaches alone."""
     notes = []
     if "tokens_per_cycle_head_off" in values:
         notes.append(f"{values['tokens_per_cycle_head_off']:.2f} with the head off")

@@ -6,8 +6,9 @@ from domino_spec.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from domino_spec.training.config import TrainConfig as TrainConfig
-    from domino_spec.training.prepare import Run as Run
-    from domino_spec.training.prepare import train as train
+    from domino_spec.training.run import Run as Run
+    from domino_spec.training.run import prepare as prepare
+    from domino_spec.training.run import train as train
     from domino_spec.training.trainer import Observer as Observer
     from domino_spec.training.trainer import Outcome as Outcome
     from domino_spec.training.trainer import Trainer as Trainer
@@ -18,7 +19,7 @@ else:
         __name__,
         {
             "config": "TrainConfig",
-            "prepare": "Run train",
+            "run": "Run prepare train",
             "trainer": "Observer Outcome Trainer",
             "world": "World open_world",
         },

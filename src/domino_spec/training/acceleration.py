@@ -21,8 +21,9 @@ _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 class Acceleration:
     """Compiled forms of a drafter's and a target's layers, for the one shape that training has.
 
-    Layers of one kind share what is compiled. Hooks stay outside, so taps still work. The forms
-    are in place only while `active`; decoding in between, with its many shapes, runs `suspended`.
+    Layers of one kind share what is compiled. Hooks stay outside, so hidden states are still
+    captured. The forms are in place only while `active`; decoding in between, with its many
+    shapes, runs `suspended`.
     """
 
     def __init__(self, drafter: AnyDrafter, target: Target) -> None:

@@ -1,278 +1,380 @@
-"""Everything a training run is told, from a YAML file or from flags; unknown names are errors."""
+"""The settings of a training run, each written once.
+
+Names, types, bounds, defaults and descriptions are here; the flags of `domino train`, the keys of
+a YAML file and the table in docs/training.md follow from them. The command line imports this
+module for its help: it must import neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import difflib
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticKnownError
 
 from domino_spec.errors import ConfigError
 
 Size = Literal["small", "base", "large"]
 Variant = Literal["domino", "dflash", "markov", "medusa", "eagle3"]
 BASELINES: tuple[Variant, ...] = ("medusa", "eagle3")
-Precision = Literal["auto", "float32", "bfloat16"]
-Switch = Literal["auto", "on", "off"]
+CONFIG_FILE = "config.yaml"
+"""In the folder of a run."""
+RENAMED = {"rows": "batch_size", "taps": "captured_layers"}
+"""Settings by the names that older runs wrote."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """One run. `None` means: derived from the target's own shape and the size."""
+def _number(value: Any) -> Any:
+    """YAML reads 1e3 as text, and Python takes true for 1."""
+    if isinstance(value, bool):
+        raise PydanticKnownError("float_type")
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        raise PydanticKnownError("float_parsing") from None
 
-    target: str
-    data: tuple[str, ...]
-    out: str
-    revision: str | None = None
-    """The target's revision on the hub."""
-    trust_remote_code: bool = False
-    """Whether the target's own code may run."""
-    thinking: bool | None = None
-    """Whether the chat template is told to think; unset: its own default."""
 
-    # The drafter.
-    size: Size = "base"
-    variant: Variant = "domino"
-    layers: int | None = None
-    """Of the backbone, or residual blocks in each of Medusa's heads."""
-    intermediate_size: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    taps: int | None = None
-    """How many target layers are tapped, evenly spread."""
-    target_layer_ids: tuple[int, ...] | None = None
-    """Exactly these layers instead."""
-    block_size: int = 16
-    shift_label: bool = True
-    prefix_len: int | None = None
-    """Leading drafts that the head leaves alone (1 with a Domino head, 0 with a Markov head)."""
-    gru_hidden_dim: int | None = None
-    rank: int | None = None
-    draft_vocab: int | None = None
-    """A reduced vocabulary: the tokens the data's answers use most."""
-    mask_token_id: int | None = None
-    draft_steps: int | None = None
-    """Medusa's heads, or the steps that EAGLE-3 is unrolled; block drafters have blocks."""
-    init: str | None = None
-    """A drafter to start from instead of random weights (a warm start: no optimiser state)."""
+def _list(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
 
-    # Data and blocks.
-    messages_field: str | None = None
-    """The column of conversations that are not called as usual."""
-    text_field: str | None = None
-    """The same for texts."""
-    length: int | None = None
-    """Tokens in a packed row."""
-    rows: int | None = None
-    """Rows in a forward, on each GPU."""
-    accumulate: int = 1
-    """Forwards in a step."""
-    anchors: int | None = None
-    """Blocks in a row."""
-    gamma: float = 7.0
-    held_out: int = 64
-    limit: int | None = None
-    """Use only this many conversations."""
-    seed: int = 0
 
-    # Loss.
-    labels: Literal["soft", "hard"] = "soft"
-    sharpness: float = 1.0
-    """The target's distribution raised to this power (soft labels)."""
-    curriculum: bool = True
-    curriculum_ratio: float = 1.0
-    tv_weight: float = 0.0
-    tv_start: float = 0.5
+Text = Annotated[str, Field(min_length=1)]
+Whole = Annotated[int, BeforeValidator(_number)]
+Count = Annotated[Whole, Ge(1)]
+CountOrZero = Annotated[Whole, Ge(0)]
+Number = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[Number, Gt(0)]
+Share = Annotated[Number, Ge(0), Le(1)]
+Beta = Annotated[Number, Ge(0), Lt(1)]
 
-    # Optimisation.
-    steps: int | None = None
-    epochs: float | None = None
-    max_seconds: float | None = None
-    """Seconds of training instead, evaluations and checkpoints not counted."""
-    learning_rate: float | None = None
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    clip: float = 1.0
-    warmup_ratio: float = 0.04
-    min_lr_ratio: float = 0.0
 
-    # Running.
-    device: str | None = None
-    dtype: Precision = "auto"
-    compile: Switch = "auto"
-    chunk_bytes: int = 2 * 1024**3
-    """Memory that one chunk of logits and their gradients may take."""
-    log_every: int = 20
-    eval_every: int | None = None
-    """Steps between acceptance lengths; a tenth of the run by default, 0 = never.
+def _setting(
+    default: Any,
+    description: str,
+    *,
+    group: str | None = None,
+    unset: str | None = None,
+    flags: tuple[str, ...] = (),
+) -> Any:
+    """A field: `unset` says what None stands for, `flags` are further names on the command line."""
+    shown: dict[str, Any] = {"group": group, "unset": unset, "flags": list(flags)}
+    return Field(default, description=description, json_schema_extra=shown)
 
-    A run over seconds does not know its steps: by default it evaluates and saves at its end.
-    """
-    eval_prompts: int = 32
-    eval_tokens: int = 128
-    save_every: int | None = None
-    """Steps between checkpoints; a tenth of the run by default, 0 = only at the end."""
-    keep: int = 2
-    """Checkpoints kept."""
-    diverge_factor: float = 3.0
-    """Stop when the smoothed loss is this many times its best."""
 
-    def __post_init__(self) -> None:
-        data = (self.data,) if isinstance(self.data, str) else tuple(self.data)
-        object.__setattr__(self, "data", data)
-        object.__setattr__(self, "betas", tuple(self.betas))
-        if self.target_layer_ids is not None:
-            object.__setattr__(self, "target_layer_ids", tuple(self.target_layer_ids))
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}; expected one of {', '.join(allowed)}."
-                )
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(f"{name} is {value}; expected more than 0.")
-        for name, (least, most) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                upper = "or more" if most == math.inf else f"to {most:g}"
-                raise ConfigError(f"{name} is {value}; expected {least:g} {upper}.")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas are {list(self.betas)}; expected two from 0 to below 1.")
-        if not self.data:
-            raise ConfigError("no training data: name files, folders or hf:DATASET.")
-        budgets = [n for n in ("steps", "epochs", "max_seconds") if getattr(self, n) is not None]
-        if len(budgets) > 1:
-            raise ConfigError(
-                f"both {' and '.join(budgets)} are given; they contradict each other."
-            )
-        if self.variant == "dflash" and (self.rank or self.gru_hidden_dim or self.prefix_len):
-            raise ConfigError("a DFlash drafter has no head; leave rank, gru and prefix out.")
-        foreign = [name for name in _foreign(self.variant) if getattr(self, name) is not None]
+_target = partial(_setting, group="Target")
+_drafter = partial(_setting, group="Drafter (unset: from the target's shape and --size)")
+_data = partial(_setting, group="Data")
+_loss = partial(_setting, group="Loss")
+_optimisation = partial(_setting, group="Optimisation")
+_run = partial(_setting, group="Run")
+
+
+class TrainConfig(BaseModel):
+    """One run. `None` means: derived from the target's shape, the size and the data."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    target: Text = _setting(..., "the target model: a folder, a GGUF file or a hub id")
+    data: Annotated[tuple[Text, ...], BeforeValidator(_list), Field(min_length=1)] = _setting(
+        ..., "conversations: files, folders, globs, `hf:name[:split]`"
+    )
+    out: Text = _setting(..., "the run's folder", flags=("-o",))
+
+    revision: str | None = _target(None, "the target's revision on the hub", unset="the newest")
+    trust_remote_code: StrictBool = _target(False, "whether the target's own code may run")
+    thinking: StrictBool | None = _target(
+        None,
+        "whether the chat template is told to think; recorded with the drafter",
+        unset="the template's own",
+    )
+
+    size: Size = _drafter("base", "how large a drafter: the one dial")
+    variant: Variant = _drafter(
+        "domino",
+        "the kind of drafter: Domino's causal head, no head, a bigram head, or another method's "
+        "drafter to compare with",
+        flags=("--kind",),
+    )
+    layers: Count | None = _drafter(
+        None,
+        "layers of the backbone, or residual blocks in each of Medusa's heads",
+        unset="by size",
+    )
+    intermediate_size: Count | None = _drafter(None, "width of its MLPs", unset="the target's")
+    heads: Count | None = _drafter(None, "attention heads", unset="the target's")
+    kv_heads: Count | None = _drafter(None, "key and value heads", unset="the target's")
+    head_dim: Count | None = _drafter(None, "size of a head", unset="the target's")
+    captured_layers: Count | None = _drafter(
+        None,
+        "how many target layers' hidden states are captured, evenly spread",
+        unset="by size",
+        flags=("--taps",),
+    )
+    target_layer_ids: tuple[CountOrZero, ...] | None = _drafter(
+        None, "exactly these layers instead", unset="from `captured_layers`"
+    )
+    block_size: Count = _drafter(16, "slots of a block")
+    shift_label: StrictBool = _drafter(
+        True,
+        "slot 0, the anchor's, predicts the first draft; without it slot 1 does, and a block "
+        "holds one draft less",
+    )
+    prefix_len: CountOrZero | None = _drafter(
+        None, "leading drafts that the head leaves alone", unset="1, Markov 0"
+    )
+    gru_hidden_dim: Count | None = _drafter(None, "width of Domino's GRU", unset="by size")
+    rank: Count | None = _drafter(None, "rank of the head's correction", unset="by size")
+    draft_vocab: Count | None = _drafter(
+        None,
+        "draft only this many tokens, those that answers use most: faster, and never right about "
+        "the others",
+        unset="all tokens",
+    )
+    mask_token_id: CountOrZero | None = _drafter(
+        None, "the token in empty slots; text must never hold it", unset="found"
+    )
+    draft_steps: Count | None = _drafter(
+        None,
+        "Medusa's heads, or the steps that EAGLE-3 is unrolled; block drafters have `block_size`",
+        unset="5 heads, 7 steps",
+    )
+    init: Text | None = _drafter(
+        None, "a drafter to start from: the same shape, no optimiser state", unset="random weights"
+    )
+
+    messages_field: Text | None = _data(
+        None, "the column that holds conversations", unset="the usual names"
+    )
+    text_field: Text | None = _data(None, "the column that holds texts", unset="the usual names")
+    length: Count | None = _data(
+        None,
+        "tokens of a packed sequence; longer conversations are cut",
+        unset="1024 or the context",
+    )
+    batch_size: Count | None = _data(
+        None,
+        "packed sequences of a forward, on each GPU",
+        unset="16384 / `length`",
+        flags=("--rows",),
+    )
+    accumulate: Count = _data(1, "forwards of a step")
+    anchors: Count | None = _data(
+        None,
+        "blocks of a sequence, drawn anew each step; of `medusa` and `eagle3` so many more that a "
+        "step has as many labels",
+        unset="`length` / 8",
+    )
+    held_out: CountOrZero = _data(64, "conversations kept for evaluation, at most a tenth")
+    limit: Count | None = _data(None, "use only this many conversations", unset="all")
+
+    labels: Literal["soft", "hard"] = _loss(
+        "soft", "what a draft is compared with: the target's distribution, or the data's tokens"
+    )
+    gamma: Positive = _loss(7.0, "draft j, counted from 0, weighs exp(−j/γ)")
+    sharpness: Positive = _loss(
+        1.0,
+        "the target's distribution to this power, for soft labels; more looks only at its "
+        "favourites",
+    )
+    curriculum: StrictBool = _loss(
+        True, "let λ fall; without it only the loss after the head's correction counts"
+    )
+    curriculum_ratio: Annotated[Number, Gt(0), Le(1)] = _loss(
+        1.0, "the part of the run over which λ falls"
+    )
+    tv_weight: Share = _loss(0.0, "the share that total variation reaches late in the run")
+    tv_start: Share = _loss(0.5, "the part of the run before total variation comes in")
+
+    steps: Count | None = _optimisation(None, "optimiser steps", unset="3 epochs")
+    epochs: Positive | None = _optimisation(None, "passes over the data instead", unset="3")
+    max_seconds: Positive | None = _optimisation(
+        None,
+        "seconds of training instead: learning rate and λ go by the share that has passed; the "
+        "compiler, evaluations and checkpoints are not counted",
+        unset="no limit",
+    )
+    learning_rate: Positive | None = _optimisation(
+        None,
+        "the learning rate's peak; smaller for targets wider than 576",
+        unset="0.001",
+        flags=("--lr",),
+    )
+    optimizer: Literal["adamw", "muon"] = _optimisation(
+        "adamw", "Muon is for the inner matrices, with AdamW for the rest; one process only"
+    )
+    betas: tuple[Beta, Beta] = _optimisation((0.9, 0.95), "AdamW's two betas")
+    weight_decay: Annotated[Number, Ge(0)] = _optimisation(0.0, "AdamW's and Muon's")
+    clip: Positive = _optimisation(1.0, "largest norm of the gradient")
+    warmup_ratio: Share = _optimisation(
+        0.04, "part of the run in which the learning rate rises; a cosine follows"
+    )
+    min_lr_ratio: Share = _optimisation(0.0, "where the cosine ends, as a share of the peak")
+
+    device: Text | None = _run(
+        None, "where to train: `cpu`, `cuda`, `cuda:1` …", unset="a GPU if any"
+    )
+    seed: Whole = _run(0, "decides every draw")
+    dtype: Literal["auto", "float32", "bfloat16"] = _run(
+        "auto",
+        "the drafter's type; auto: bfloat16 on a GPU, with float32 masters, float32 elsewhere",
+    )
+    compile: Literal["auto", "on", "off"] = _run(
+        "auto", "compiled layers and loss; auto: on a GPU. The first steps then take longer"
+    )
+    chunk_bytes: Count = _run(
+        2 * 1024**3, "memory that one chunk of logits and their gradients may take"
+    )
+    log_every: Count = _run(20, "steps between reports")
+    eval_every: CountOrZero | None = _run(
+        None,
+        "steps between evaluations; 0: never; of a run over seconds only at the end",
+        unset="a tenth of the run",
+    )
+    eval_prompts: CountOrZero = _run(32, "held-out conversations whose prompts are continued")
+    eval_tokens: Count = _run(128, "longest answer of an evaluation")
+    save_every: CountOrZero | None = _run(
+        None,
+        "steps between checkpoints; 0, or a run over seconds: at the end only",
+        unset="a tenth of the run",
+    )
+    keep: Count = _run(2, "checkpoints that stay")
+    diverge_factor: Annotated[Number, Ge(1)] = _run(
+        3.0, "stop when the smoothed loss is this many times its best"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> TrainConfig:
+        """Refuse contradictions; `name` becomes the flag or the key that was given."""
+        given = [f"`{n}`" for n in ("steps", "epochs", "max_seconds") if getattr(self, n)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} contradict each other; give one of them.")
+        foreign = [f"`{n}`" for n in _FOREIGN[self.variant] if getattr(self, n) is not None]
         if foreign:
-            raise ConfigError(
-                f"a {self.variant} drafter has no {', '.join(foreign)}; leave it out."
+            raise ValueError(
+                f"{self.variant} drafters have no {', '.join(foreign)}; leave it out, or choose "
+                "another `variant`."
             )
         if self.labels == "hard" and self.sharpness != 1.0:
-            raise ConfigError("sharpness is for soft labels; hard ones have nothing to sharpen.")
+            raise ValueError(
+                f"`sharpness` is {self.sharpness:g}, but hard labels have nothing to sharpen; "
+                "leave it out, or choose soft `labels`."
+            )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for YAML and JSON."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        return self.model_dump(mode="json")
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        """Build from plain values; unknown or missing names are errors."""
-        names = {f.name: f for f in dataclasses.fields(cls)}
-        unknown = sorted(set(values) - set(names))
-        if unknown:
-            raise ConfigError(
-                f"training knows no setting {', '.join(map(repr, unknown))}; known settings are "
-                f"{', '.join(sorted(names))}."
-            )
-        missing = [name for name in ("target", "data", "out") if not values.get(name)]
-        if missing:
-            raise ConfigError(
-                f"training needs {', '.join(missing)}; give it in the file or as a flag."
-            )
-        return cls(**{name: _typed(names[name], value) for name, value in values.items()})
+    def from_dict(
+        cls, values: Mapping[str, Any], *, given_as: Mapping[str, str] | None = None
+    ) -> TrainConfig:
+        """Build from plain values; errors call a setting as `given_as` says, else by its name."""
+        try:
+            return cls.model_validate(renamed(values))
+        except ValidationError as error:
+            raise ConfigError(_explained(error, given_as or {})) from None
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """The same run with other settings."""
+        return self.from_dict({**dict(self), **changes})
 
 
-_CHOICES = {
-    "size": get_args(Size),
-    "variant": get_args(Variant),
-    "labels": ("soft", "hard"),
-    "optimizer": ("adamw", "muon"),
-    "dtype": get_args(Precision),
-    "compile": get_args(Switch),
-}
-_POSITIVE = (
-    "accumulate", "anchors", "block_size", "chunk_bytes", "clip", "draft_steps", "draft_vocab",
-    "epochs", "gamma", "keep", "layers", "learning_rate", "length", "log_every", "max_seconds",
-    "rows", "sharpness", "steps",
-)  # fmt: skip
-_HEAD_SETTINGS = ("rank", "gru_hidden_dim", "prefix_len", "mask_token_id")
-_ATTENTION_SETTINGS = (
-    "intermediate_size", "heads", "kv_heads", "head_dim", "taps", "target_layer_ids",
-)  # fmt: skip
+_NO_BLOCKS = ("rank", "gru_hidden_dim", "prefix_len", "mask_token_id")
+_FOREIGN: Mapping[Variant, tuple[str, ...]] = {
+    "domino": ("draft_steps",),
+    "markov": ("draft_steps",),
+    "dflash": ("draft_steps", "rank", "gru_hidden_dim", "prefix_len"),
+    "eagle3": (*_NO_BLOCKS, "layers"),
+    "medusa": (
+        *_NO_BLOCKS, "intermediate_size", "heads", "kv_heads", "head_dim", "captured_layers",
+        "target_layer_ids",
+    ),
+}  # fmt: skip
+"""Settings that mean nothing for a kind of drafter."""
 
 
-def _foreign(variant: Variant) -> tuple[str, ...]:
-    """Settings that mean nothing for a kind of drafter."""
-    if variant == "medusa":
-        return (*_HEAD_SETTINGS, *_ATTENTION_SETTINGS)
-    return (*_HEAD_SETTINGS, "layers") if variant == "eagle3" else ("draft_steps",)
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings under today's names."""
+    return {RENAMED.get(str(name), str(name)): value for name, value in values.items()}
 
 
-_RANGES: Mapping[str, tuple[float, float]] = {
-    "curriculum_ratio": (0.0, 1.0),
-    "diverge_factor": (1.0, math.inf),
-    "eval_every": (0, math.inf),
-    "eval_prompts": (0, math.inf),
-    "eval_tokens": (1, math.inf),
-    "held_out": (0, math.inf),
-    "min_lr_ratio": (0.0, 1.0),
-    "save_every": (0, math.inf),
-    "tv_start": (0.0, 1.0),
-    "tv_weight": (0.0, 1.0),
-    "warmup_ratio": (0.0, 1.0),
-    "weight_decay": (0.0, math.inf),
-}
+def presentation(name: str) -> dict[str, Any]:
+    """A setting's group, what it is when unset, and its further flags."""
+    shown = TrainConfig.model_fields[name].json_schema_extra
+    assert isinstance(shown, dict)
+    return shown
 
 
-def _typed(field: dataclasses.Field[Any], value: Any) -> Any:
-    """YAML reads 1e-3 as text and users write 3 for 3.0: accept what is meant, refuse the rest."""
-    wanted = str(field.type)
-    if value is None:
-        if "None" not in wanted:
-            raise ConfigError(f"{field.name} is empty; expected {wanted}.")
-        return None
-    try:
-        if wanted.startswith("float"):
-            return _number(value)
-        if wanted.startswith("int"):
-            return _whole_number(value)
-        if wanted.startswith("bool") and not isinstance(value, bool):
-            raise ValueError
-        if wanted.startswith("tuple[float"):
-            return tuple(_number(v) for v in _several(value))
-        if wanted.startswith("tuple[int"):
-            return tuple(_whole_number(v) for v in _several(value))
-        if wanted.startswith("tuple[str"):
-            sources = (value,) if isinstance(value, str) else tuple(_several(value))
-            if not all(isinstance(source, str) for source in sources):
-                raise ValueError
-            return sources
-        if wanted.startswith("str") and not isinstance(value, str):
-            raise ValueError
-    except (TypeError, ValueError):
-        raise ConfigError(f"{field.name} is {value!r}; expected {wanted}.") from None
-    return value
+def default_text(name: str) -> str:
+    """What an unset setting is, in words."""
+    field = TrainConfig.model_fields[name]
+    if field.is_required():
+        return "needed"
+    if field.default is None:
+        return str(presentation(name)["unset"])
+    value = TrainConfig.model_construct(**{name: field.default}).to_dict()[name]
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not math.isfinite(float(value)):
-        raise ValueError
-    return float(value)
+def settings_table() -> str:
+    """The table of docs/training.md."""
+    lines = ["| setting | default | what |", "|---|---|---|"]
+    for name, field in TrainConfig.model_fields.items():
+        choices = get_args(field.annotation) if "Literal" in str(field.annotation) else ()
+        named = f"; {', '.join(f'`{choice}`' for choice in choices)}" if choices else ""
+        lines.append(f"| `{name}` | {default_text(name)} | {field.description}{named} |")
+    return "\n".join(lines)
 
 
-def _whole_number(value: Any) -> int:
-    if _number(value) != int(float(value)):
-        raise ValueError
-    return int(float(value)) if isinstance(value, str) else int(value)
+def _explained(error: ValidationError, given_as: Mapping[str, str]) -> str:
+    """What was found, what was expected and what to do, for each setting that is wrong."""
+    sentences: dict[str, str] = {}
+    missing: list[str] = []
+    for detail in error.errors():
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        if detail["type"] == "missing" and len(detail["loc"]) == 1:
+            missing.append(given_as.get(name, name))
+        else:
+            sentences.setdefault(name, _sentence(detail, name, given_as))
+    if missing:
+        listed = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
+        needed = f"training needs {listed}; give {'it' if len(missing) == 1 else 'them'}"
+        sentences["missing"] = f"{needed} as an argument or in a file of settings."
+    return " ".join(sentences.values())
 
 
-def _several(value: Any) -> Iterable[Any]:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError
-    return value
+def _sentence(detail: ErrorDetails, name: str, given_as: Mapping[str, str]) -> str:
+    called = given_as.get(name, name)
+    if detail["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(name, TrainConfig.model_fields, n=1)
+        advice = f"did you mean {near[0]}?" if near else "docs/training.md lists the settings."
+        return f"there is no setting {called}; {advice}"
+    if not detail["loc"]:  # a contradiction, which names its settings
+        text = str(detail["ctx"]["error"])
+        return re.sub(r"`(\w+)`", lambda match: given_as.get(match[1], match[1]), text)
+    if detail["type"] == "missing":
+        expected = "it should hold two values"
+    else:
+        called += "".join(f"[{index}]" for index in detail["loc"][1:])
+        expected = re.sub(r"^\w+ should", "it should", detail["msg"])
+        expected = expected.replace("valid tuple", "list").replace(" after validation", "")
+    default = default_text(name).replace("`", "")
+    advice = "" if default == "needed" else f" Leave it out for the default ({default})."
+    return f"{called} is {detail['input']!r}; {expected}.{advice}"
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from domino_spec.api.prompts import end_tokens
 from domino_spec.baselines.every import AnyDrafter
@@ -16,8 +16,10 @@ from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.targets import Target
 from domino_spec.training.acceleration import Acceleration
-from domino_spec.training.config import TrainConfig
 from domino_spec.training.world import World
+
+if TYPE_CHECKING:  # pydantic is not needed to split data
+    from domino_spec.training.config import TrainConfig
 
 _BATCH = 64
 _SPLIT_SEED = 0
@@ -88,7 +90,7 @@ def held_out_evaluation(
 def _decoded(
     drafter: AnyBaseline, target: Target, tokenizer: Any | None, answers: Continuations
 ) -> dict[str, Any]:
-    """The same for drafters that nobody simulates, by decoding."""
+    """The same for drafters without a simulation, by decoding."""
     total = greedy_counts(
         target,
         named_baseline(drafter.config.kind, drafter, target).make(),

@@ -41,7 +41,7 @@ def chunk_gradients(
     correction: Tensor | None,  # [n, vocabulary]: what the head adds
     teacher: Tensor | None,  # [n, vocabulary]: the target's logits, or None for hard labels
     best: Tensor,  # [n]: the column of the label, or of the target's own choice
-    corrected: Tensor,  # [n] bool: labels behind the head's pure prefix
+    corrected: Tensor,  # [n] bool: labels after the head's pure prefix
     weights: Tensor,  # [n]: already divided by the step's total weight
     lam: Tensor,
     variation: Tensor | None,

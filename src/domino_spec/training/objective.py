@@ -1,7 +1,7 @@
 """The training loss of a drafter over one batch of blocks.
 
-What is learnt is the same for every kind: behind each anchor the target's own distribution (or
-the data's token), weighted by the draft's place. How a kind comes to its hidden states is its
+What is learnt is the same for every kind: after each anchor the target's own distribution (or
+the data's token), weighted by the draft's position. How a kind comes to its hidden states is its
 own; `Objective.learn` is all that differs.
 """
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from domino_spec.baselines import Eagle3, Medusa
 from domino_spec.baselines.every import AnyDrafter
 from domino_spec.drafter import Drafter, TargetVocabulary
 from domino_spec.targets import Reading
@@ -82,7 +83,7 @@ class Objective(nn.Module, ABC, Generic[D]):
 
     @property
     def depth(self) -> int:
-        """Drafts behind each anchor."""
+        """Drafts after each anchor."""
         return self.drafter.config.trained_depth
 
     @property
@@ -159,7 +160,7 @@ class BlockObjective(Objective[Drafter]):
         """Base logits from the slots, the correction from the prefixes' states."""
         drafter = self.drafter
         with record_function("step: backbone"):
-            # [rows, anchors, depth, hidden]
+            # [batch, anchors, depth, hidden]
             hidden = drafter.block_hidden(target, **sequences(reading, blocks))
             kept = hidden.flatten(0, 2).index_select(0, blocks.slots)  # [labels, hidden]
         if drafter.head is None:
@@ -188,3 +189,40 @@ def _accuracy(
         "counts": by_draft[2],
         "run_length": runs / first.view(-1, depth)[:, 0].sum().clamp(min=1),
     }
+
+
+class MedusaObjective(Objective[Medusa]):
+    """All heads on the state before each anchor."""
+
+    history = 1
+
+    def learn(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Learnt:  # noqa: ARG002
+        """Head k at anchor a: the state of token a - 1, the label token a + k."""
+        with record_function("step: backbone"):
+            before = (blocks.anchors - 1).clamp(min=0).unsqueeze(2)
+            states = reading.taps.gather(1, before.expand(-1, -1, reading.taps.shape[2]))
+            hidden = self.drafter(states)  # [batch, anchors, heads, hidden]
+            return Learnt(hidden.flatten(0, 2).index_select(0, blocks.slots))
+
+
+class Eagle3Objective(Objective[Eagle3]):
+    """Training-time test: a chain after each anchor, fed with its own states."""
+
+    history = 1
+
+    def learn(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Learnt:
+        """All chains at once, over the true tokens."""
+        with record_function("step: backbone"):
+            # [batch, anchors, steps, hidden]
+            hidden = self.drafter(target, **sequences(reading, blocks))
+            return Learnt(hidden.flatten(0, 2).index_select(0, blocks.slots))
+
+
+def make_objective(drafter: AnyDrafter, **options: Any) -> Objective[Any]:
+    """The objective of a drafter's kind."""
+    if isinstance(drafter, Drafter):
+        return BlockObjective(drafter, **options)
+    if isinstance(drafter, Medusa):
+        return MedusaObjective(drafter, **options)
+    assert isinstance(drafter, Eagle3)
+    return Eagle3Objective(drafter, **options)

@@ -34,20 +34,18 @@ class JsonlLog:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard."""
+    """Scalars for TensorBoard, from the first report on: a run that never began leaves no files."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise TrainingError(
-                "TensorBoard is not installed; pip install 'domino-spec[train]', or train with "
-                "--no-tensorboard."
-            ) from error
-        self._writer = SummaryWriter(str(folder))
+        self._folder = folder
+        self._writer: Any = None
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """One point on every curve."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
         for name, value in values.items():
             if isinstance(value, list):
                 for index, item in enumerate(value):
@@ -57,7 +55,8 @@ class TensorBoard:
 
     def close(self) -> None:
         """The run is over."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -1,11 +1,15 @@
-"""What changes over a run: the learning rate, the curriculum's λ, the late loss's share."""
+"""How long a run goes on, and what changes over it: learning rate, λ, the late loss's share."""
 
 from __future__ import annotations
 
 import math
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from domino_spec.errors import ConfigError
+from domino_spec.training.world import World
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,3 +61,89 @@ class Schedule:
         if done <= self.tv_start:
             return 0.0
         return self.tv_weight * (done - self.tv_start) / (1 - self.tv_start)
+
+
+PLACES = 10_000
+"""How finely a schedule over seconds is divided."""
+_SETTLING = 3
+"""First steps, which wait for the compiler, are counted at the pace of those that follow."""
+
+
+class Budget:
+    """Counts steps and the seconds they took; evaluating and saving cost nothing.
+
+    A schedule over steps is at the step itself. A schedule over seconds is at the share of the
+    seconds that has passed: learning rate and λ end where they should, however many steps that
+    takes. All processes go by their mean, so that they agree.
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int | None = None,
+        seconds: float | None = None,
+        world: World | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        assert (steps is None) != (seconds is None), "one of the two"
+        self._steps, self._limit = steps, seconds
+        self._world = world or World()
+        self._clock = clock
+        self._before = 0.0  # of runs that this one goes on with
+        self._made = 0
+        self._timed = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the steps made so far."""
+        timed = self._made - _SETTLING
+        return self._before + (self._timed * self._made / timed if timed > 0 else 0.0)
+
+    @property
+    def places(self) -> int:
+        """How many places the schedule has."""
+        return PLACES if self._steps is None else self._steps
+
+    def place(self, step: int) -> int:
+        """Where the schedule is before this step."""
+        if self._limit is None:
+            return step
+        return min(PLACES, int(PLACES * self.seconds / self._limit))
+
+    def over(self, step: int) -> bool:
+        """Whether the run is over after this many steps."""
+        if self._limit is None:
+            assert self._steps is not None
+            return step >= self._steps
+        return self.seconds >= self._limit
+
+    def last_step(self, step: int) -> int:
+        """The most steps there can be, seen from this one."""
+        if self._steps is not None:
+            return self._steps
+        return step if self.over(step) else sys.maxsize
+
+    def resume(self, seconds: float) -> None:
+        """Go on where so much had been spent."""
+        self._before = seconds
+
+    def begin(self) -> None:
+        """The first step starts now."""
+        self._since = self._clock()
+
+    def count(self) -> None:
+        """A step was made."""
+        now = self._clock()
+        assert self._since is not None, "begin comes first"
+        took, self._since = now - self._since, now
+        if self._limit is not None and not self._world.alone:
+            took = self._world.sum(took) / self._world.size
+        self._made += 1
+        if self._made > _SETTLING:
+            self._timed += took
+
+    def pause(self, seconds: float) -> None:
+        """So much passed that was not training."""
+        if self._since is not None:
+            self._since += seconds

@@ -1,30 +1,230 @@
-"""Where a drafter starts: from another's weights, or at random, at the target's own scale."""
+"""The drafter a run starts with: its shape from the target and one dial, its first weights."""
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from domino_spec.baselines import BaselineConfig
+from domino_spec.baselines import BaselineConfig, Eagle3Config, MedusaConfig
 from domino_spec.baselines.every import AnyDrafter, load_any
 from domino_spec.baselines.files import MODELS
 from domino_spec.data import Corpus
-from domino_spec.drafter import Drafter, DrafterConfig
-from domino_spec.errors import TrainingError
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    Drafter,
+    DrafterConfig,
+    HeadConfig,
+    MarkovHeadConfig,
+    default_target_layer_ids,
+)
+from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.training.config import BASELINES, TrainConfig
-from domino_spec.training.sizes import (
-    baseline_config,
-    choose_draft_tokens,
-    choose_mask_token,
-    drafter_config,
-)
+
+
+@dataclass(frozen=True)
+class _Dial:
+    layers: int
+    captured_layers: int
+    rank: int
+    gru: int
+    medusa_layers: int
+
+
+_DIALS = {
+    "small": _Dial(layers=2, captured_layers=3, rank=64, gru=256, medusa_layers=1),
+    "base": _Dial(layers=5, captured_layers=5, rank=256, gru=1024, medusa_layers=4),
+    "large": _Dial(layers=8, captured_layers=7, rank=512, gru=2048, medusa_layers=8),
+}
+_BLOCKS_PER_TOKEN = 1 / 8
+_DRAFT_STEPS = {"medusa": 5, "eagle3": 7}
+_EAGLE3_TAPS = 3  # low, middle, high
+_BASE_RATE = 1e-3  # at a hidden size of 576; wider drafters take smaller steps
+
+
+def derive(config: TrainConfig, target: Target) -> TrainConfig:
+    """Fill in what the user left open."""
+    dial = _DIALS[config.size]
+    text = target.config
+    hidden = target.hidden_size
+    heads = config.heads or int(text.num_attention_heads)
+    kv_heads = config.kv_heads or int(getattr(text, "num_key_value_heads", None) or heads)
+    context = target.context_length
+    length = config.length or min(1024, context or 1024)
+    if context is not None and length > context:
+        raise ConfigError(
+            f"length is {length}, the target's context {context}; pack sequences of at most that."
+        )
+    filled: dict[str, Any] = {
+        "length": length,
+        "batch_size": config.batch_size or max(1, 16384 // length),
+        "learning_rate": config.learning_rate or _BASE_RATE * min(1.0, (576 / hidden) ** 0.5),
+    }
+    blocks = length * _BLOCKS_PER_TOKEN
+    if config.variant in BASELINES:
+        filled["draft_steps"] = config.draft_steps or _DRAFT_STEPS[config.variant]
+        # As many labels a step as block drafters have: shorter blocks, more of them.
+        blocks *= config.block_size / filled["draft_steps"]
+    filled["anchors"] = config.anchors or max(1, round(blocks))
+    if config.variant == "medusa":
+        filled["layers"] = config.layers or dial.medusa_layers
+        return config.replace(**filled)
+    filled |= {
+        "intermediate_size": config.intermediate_size or _intermediate(text, hidden),
+        "heads": heads,
+        "kv_heads": kv_heads if heads % kv_heads == 0 else heads,
+        "head_dim": config.head_dim or int(getattr(text, "head_dim", None) or hidden // heads),
+    }
+    taps = _EAGLE3_TAPS if config.variant == "eagle3" else dial.captured_layers
+    filled["target_layer_ids"] = config.target_layer_ids or _taps(
+        target.num_layers, config.captured_layers or taps, exact=config.captured_layers is not None
+    )
+    filled["captured_layers"] = len(filled["target_layer_ids"])
+    if config.variant == "eagle3":
+        return config.replace(**filled)
+    filled["layers"] = config.layers or min(dial.layers, target.num_layers)
+    if config.variant != "dflash":
+        filled["rank"] = config.rank or min(dial.rank, hidden)
+        filled["prefix_len"] = (
+            config.prefix_len if config.prefix_len is not None else int(config.variant == "domino")
+        )
+    if config.variant == "domino":
+        filled["gru_hidden_dim"] = config.gru_hidden_dim or min(dial.gru, 2 * hidden)
+    return config.replace(**filled)
+
+
+def baseline_config(config: TrainConfig, target: Target) -> BaselineConfig:
+    """The same for a drafter that is no block drafter."""
+    assert config.draft_steps is not None, "derive comes first"
+    shared: dict[str, Any] = {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": config.draft_vocab,
+        "num_target_layers": target.num_layers,
+    }
+    if config.variant == "medusa":
+        assert config.layers is not None
+        return MedusaConfig(**shared, num_heads=config.draft_steps, num_layers=config.layers)
+    return Eagle3Config(
+        **shared,
+        **_attention(config, target),
+        tapped_layers=config.target_layer_ids or (),
+        unrolled=config.draft_steps,
+    )
+
+
+def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -> DrafterConfig:
+    """The drafter that a derived configuration describes."""
+    assert config.layers is not None, "derive comes first"
+    assert config.target_layer_ids is not None
+    return DrafterConfig(
+        hidden_size=target.hidden_size,
+        num_layers=config.layers,
+        **_attention(config, target),
+        vocab_size=target.vocab_size,
+        draft_vocab_size=config.draft_vocab,
+        num_target_layers=target.num_layers,
+        target_layer_ids=config.target_layer_ids,
+        mask_token_id=mask_token_id,
+        block_size=config.block_size,
+        shift_label=config.shift_label,
+        head=_head(config),
+    )
+
+
+def _attention(config: TrainConfig, target: Target) -> dict[str, Any]:
+    """What a drafter's layers are like, in its configuration's names."""
+    text = target.config
+    names = {
+        "intermediate_size": "intermediate_size",
+        "num_heads": "heads",
+        "num_kv_heads": "kv_heads",
+        "head_dim": "head_dim",
+    }
+    shape = {name: getattr(config, setting) for name, setting in names.items()}
+    assert None not in shape.values(), "derive comes first"
+    rope = dict(getattr(text, "rope_parameters", None) or {})
+    theta = rope.get("rope_theta", getattr(text, "rope_theta", 10000.0))
+    return {
+        **shape,
+        "rms_norm_eps": float(getattr(text, "rms_norm_eps", 1e-6)),
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(theta or 10000.0)},
+        "max_position_embeddings": target.context_length or 40960,
+    }
+
+
+def choose_mask_token(target: Target, tokenizer: Any | None, counts: np.ndarray) -> int:
+    """A token that text never holds: after the tokenizer's last, or a special never used."""
+    if tokenizer is not None:
+        unused = max(tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        if unused < target.vocab_size and not counts[unused]:
+            return unused
+        named = {getattr(tokenizer, f"{n}_token_id", None) for n in ("bos", "eos", "pad", "unk")}
+        own = getattr(tokenizer, "mask_token_id", None)
+        if own is not None and not counts[own]:
+            return int(own)
+        template = str(getattr(tokenizer, "chat_template", None) or "")
+        for token in sorted(tokenizer.all_special_ids, reverse=True):
+            text = tokenizer.convert_ids_to_tokens(token)
+            if token not in named and not counts[token] and text not in template:
+                return int(token)
+        for token, added in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):
+            usable = added.special and token not in named and not counts[token]
+            if usable and added.content not in template:
+                return int(token)
+    raise ConfigError(
+        "no unused token can serve as the mask: every id belongs to text. Name one that your "
+        "text never holds with mask_token_id."
+    )
+
+
+def choose_draft_tokens(counts: np.ndarray, size: int) -> np.ndarray:
+    """The `size` tokens used most, in the target's order; ties go to the lower id."""
+    if size >= len(counts):
+        raise ConfigError(
+            f"draft_vocab is {size}, the target's vocabulary {len(counts)}; leave it out for all."
+        )
+    order = np.lexsort((np.arange(len(counts)), -counts))
+    return np.sort(order[:size])
+
+
+def _head(config: TrainConfig) -> HeadConfig | None:
+    if config.variant == "dflash":
+        return None
+    assert config.rank is not None
+    assert config.prefix_len is not None
+    if config.variant == "markov":
+        return MarkovHeadConfig(emb_dim=config.rank, pure_draft_prefix_len=config.prefix_len)
+    assert config.gru_hidden_dim is not None
+    return DominoHeadConfig(
+        gru_hidden_dim=config.gru_hidden_dim,
+        emb_dim=config.rank,
+        pure_draft_prefix_len=config.prefix_len,
+    )
+
+
+def _intermediate(text: Any, hidden: int) -> int:
+    stated = getattr(text, "intermediate_size", None)
+    return int(stated) if isinstance(stated, int) and stated else 4 * hidden
+
+
+def _taps(num_layers: int, count: int, *, exact: bool) -> tuple[int, ...]:
+    """Evenly spread target layers; fewer of a shallow target, unless the count is `exact`."""
+    while True:
+        try:
+            return default_target_layer_ids(num_layers, count)
+        except ConfigError:
+            if exact or count == 1:
+                raise
+            count -= 1
+
 
 _CONVERSATIONS = 16
-# What a drafter to start from brings along: nobody can set it, and training does not change it.
+# What a drafter to start from brings along: no setting holds it, and training does not change it.
 _ITS_OWN = {
     "causal_window", "layer_types", "max_position_embeddings", "rms_norm_eps", "rope_parameters",
     "sliding_window",
@@ -40,7 +240,7 @@ def start_drafter(
         shape = baseline_config(config, target)
     else:
         mask = _mask_token(config, target, tokenizer, training)
-        config = dataclasses.replace(config, mask_token_id=mask)
+        config = config.replace(mask_token_id=mask)
         shape = drafter_config(config, target, mask_token_id=mask)
     if config.init is not None:
         return _warm_start(config, shape), config

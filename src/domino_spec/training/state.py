@@ -1,20 +1,22 @@
-"""Checkpoints of a run: a drafter anyone can load and what it takes to go on exactly."""
+"""Checkpoints of a run: a drafter that loads as it is and what it takes to resume exactly."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from domino_spec.baselines.every import AnyDrafter, save_any
+from domino_spec.baselines.every import AnyDrafter, drafter_like, save_any
 from domino_spec.checkpoints import Provenance
 from domino_spec.errors import TrainingError
+from domino_spec.training.config import TrainConfig, renamed
+from domino_spec.training.trainer import Trainer
 
 FOLDER = "checkpoints"
 STATE_FILE = "trainer.pt"
@@ -87,7 +89,7 @@ class Checkpoints:
         steps = self.steps()
         if not steps:
             raise TrainingError(
-                f"{self.folder} holds no complete checkpoint to go on from; start without resume."
+                f"{self.folder} holds no complete checkpoint to resume; start without resume."
             )
         path = self.path(steps[-1]) / STATE_FILE
         return RunState(**torch.load(path, map_location="cpu", weights_only=True))
@@ -99,7 +101,8 @@ _FREE = {"out", "device", "compile", "log_every", "eval_every", "eval_prompts", 
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse to go on with a run under other settings."""
+    """Refuse to resume a run under other settings; older runs lack newer settings."""
+    saved = {**TrainConfig.model_construct().to_dict(), **renamed(saved)}
     changed = [
         f"{name} was {saved.get(name)!r} and is {now.get(name)!r}"
         for name in sorted(set(saved) | set(now))
@@ -110,3 +113,50 @@ def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
             f"this run cannot be resumed with other settings: {'; '.join(changed)}. Use the saved "
             "configuration, or start another run (init takes the weights along)."
         )
+
+
+DRAFTER_FOLDER = "drafter"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeper:
+    """Writes a run's checkpoints and its drafter. Every process calls it: each may hold a part."""
+
+    out: Path
+    checkpoints: Checkpoints
+    dtype: torch.dtype
+    settings: dict[str, Any]
+    provenance: Provenance
+
+    def save(self, trainer: Trainer) -> Path | None:
+        """A checkpoint of this step; None where another process writes it."""
+        weights, optimiser = trainer.masters.state_dict(), trainer.optimiser.state_dict()
+        if not trainer.world.leads:
+            return None
+        state = RunState(
+            step=trainer.step,
+            weights=weights,
+            optimiser=optimiser,
+            data=trainer.position,
+            settings=self.settings,
+            seconds=trainer.budget.seconds,
+        )
+        drafter = drafter_like(trainer.objective.drafter, weights)
+        return self.checkpoints.save(state, drafter, dtype=self.dtype, provenance=self.provenance)
+
+    def finish(self, trainer: Trainer) -> Path | None:
+        """The trained drafter in its own kind's layout, with what was last measured of it."""
+        weights = trainer.masters.state_dict()
+        if not trainer.world.leads:
+            return None
+        drafter = drafter_like(trainer.objective.drafter, weights)
+        folder = self.out / DRAFTER_FOLDER
+        provenance = replace(self.provenance, tokens_per_cycle=trainer.tokens_per_cycle)
+        return save_any(drafter, folder, provenance=provenance, dtype=self.dtype)
+
+    def restore(self, state: RunState, trainer: Trainer) -> None:
+        """Resume exactly where a checkpoint was written."""
+        trainer.masters.load_state_dict(state.weights)
+        trainer.optimiser.load_state_dict(state.optimiser)
+        trainer.budget.resume(state.seconds)
+        trainer.step, trainer.saved_at = state.step, self.checkpoints.path(state.step)

@@ -54,11 +54,6 @@ class World:
         """Whether any process says so: all then act alike."""
         return flag if self.alone else self.sum(float(flag)) > 0
 
-    def wait(self) -> None:
-        """Until all are here."""
-        if not self.alone:
-            dist.barrier()
-
 
 @contextmanager
 def open_world(device: torch.device) -> Iterator[World]:

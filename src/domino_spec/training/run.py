@@ -12,38 +12,30 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from domino_spec.api.facts import target_facts
 from domino_spec.baselines import BaselineConfig
 from domino_spec.baselines.every import AnyDrafter
 from domino_spec.checkpoints import Provenance
-from domino_spec.data import Batch, Corpus, PackedBatches, load_corpus
+from domino_spec.data import Corpus, PackedBatches, load_corpus
 from domino_spec.drafter import DrafterConfig
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import fingerprint
 from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
-from domino_spec.training.blocks import Blocks, plan_blocks
-from domino_spec.training.budget import Budget
-from domino_spec.training.config import TrainConfig, save_config
+from domino_spec.training.blocks import Plan, plan_blocks
+from domino_spec.training.config import CONFIG_FILE, TrainConfig, save_config
 from domino_spec.training.evaluate import held_out_evaluation, split_held_out
-from domino_spec.training.keeper import DRAFTER_FOLDER, Keeper
-from domino_spec.training.kinds import make_objective
 from domino_spec.training.loss import chunk_gradients
-from domino_spec.training.masters import Masters
-from domino_spec.training.meters import Watch
-from domino_spec.training.objective import Objective
+from domino_spec.training.objective import Objective, make_objective
 from domino_spec.training.observers import LOG_FILE, JsonlLog
-from domino_spec.training.optimiser import Optimiser
-from domino_spec.training.schedule import Schedule
-from domino_spec.training.sizes import derive
-from domino_spec.training.start import start_drafter
-from domino_spec.training.state import Checkpoints, check_same_run
-from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer
+from domino_spec.training.optimiser import Masters, Optimiser
+from domino_spec.training.schedule import Budget, Schedule
+from domino_spec.training.start import derive, start_drafter
+from domino_spec.training.state import DRAFTER_FOLDER, Checkpoints, Keeper, check_same_run
+from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer, Watch
 from domino_spec.training.world import World, shard
 
-CONFIG_FILE = "config.yaml"
 _DEFAULT_EPOCHS = 3.0
 _BYTES_A_LOGIT = 16  # logits, correction, teacher and two gradients in half precision, and slack
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -102,10 +94,6 @@ def prepare(
     keeper = Keeper(
         out=out,
         checkpoints=checkpoints,
-        drafter=drafter,
-        masters=masters,
-        optimiser=optimiser,
-        world=world,
         dtype=dtype,
         settings={
             **config.to_dict(),
@@ -149,7 +137,7 @@ def prepare(
     if state is not None:
         keeper.restore(state, trainer)
         known = f" of {config.steps}" if config.steps else f", {budget.seconds:.0f} s of training"
-        notice(f"going on from step {state.step}{known}")
+        notice(f"resumed at step {state.step}{known}")
     return Run(
         config=config,
         trainer=trainer,
@@ -162,7 +150,7 @@ def prepare(
 
 
 def train(run: Run) -> tuple[Outcome, Path | None]:
-    """Run to the end; a finished run leaves its drafter behind."""
+    """Run to the end; a finished run writes its drafter."""
     with run.acceleration.active() if run.acceleration else nullcontext():
         outcome = run.trainer.run()
     return outcome, run.finish() if outcome.finished else None
@@ -213,7 +201,7 @@ def _batches(config: TrainConfig, training: Corpus, tokenizer: Any, world: World
     pad = getattr(tokenizer, "pad_token_id", None)
     return PackedBatches(
         training,
-        rows=_known(config.rows),
+        rows=_known(config.batch_size),
         length=_known(config.length),
         seed=config.seed,
         pad_token=pad if isinstance(pad, int) else 0,
@@ -258,39 +246,32 @@ def _learner(
 
 
 def _intervals(config: TrainConfig) -> Intervals:
-    steps = config.steps or sys.maxsize  # unknown: never but at the end
-    whole = 10 if config.steps else 1
-    return Intervals(
-        log=config.log_every,
-        evaluate=_part(config.eval_every, steps, whole),
-        save=_part(config.save_every, steps, whole) or steps,
+    """A tenth of the run where nothing is said; a run over seconds knows only its end."""
+    steps = config.steps or sys.maxsize
+    part = max(1, steps // 10) if config.steps else steps
+    evaluate, save = (
+        part if every is None else every for every in (config.eval_every, config.save_every)
     )
+    return Intervals(log=config.log_every, evaluate=evaluate, save=save or steps)
 
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig | BaselineConfig) -> int:
     """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
     fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
-    most = _known(config.rows) * _known(config.anchors) * drafter.trained_depth
+    most = _known(config.batch_size) * _known(config.anchors) * drafter.trained_depth
     return max(128, min(fitting, max(2048, most // 16), most) // 128 * 128)
 
 
-def _planner(config: TrainConfig, objective: Objective[Any]) -> Callable[[Batch, Tensor], Blocks]:
-    known, chunk, history = objective.known, objective.chunk, objective.history
-    anchors, gamma, depth = _known(config.anchors), config.gamma, objective.depth
-
-    def plan(batch: Batch, noise: Tensor) -> Blocks:
-        return plan_blocks(
-            batch,
-            anchors=anchors,
-            depth=depth,
-            gamma=gamma,
-            noise=noise,
-            chunk=chunk,
-            known=known,
-            history=history,
-        )
-
-    return plan
+def _planner(config: TrainConfig, objective: Objective[Any]) -> Plan:
+    return partial(
+        plan_blocks,
+        anchors=_known(config.anchors),
+        depth=objective.depth,
+        gamma=config.gamma,
+        chunk=objective.chunk,
+        known=objective.known,
+        history=objective.history,
+    )
 
 
 def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
@@ -298,24 +279,12 @@ def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
         return config
     epochs = _DEFAULT_EPOCHS if config.epochs is None else config.epochs
     steps = max(1, math.ceil(epochs * batches.batches_per_epoch / config.accumulate))
-    return dataclasses.replace(config, steps=steps, epochs=None)
+    return config.replace(steps=steps, epochs=None)
 
 
 def _schedule(config: TrainConfig, budget: Budget) -> Schedule:
-    return Schedule(
-        total_steps=budget.places,
-        learning_rate=_known(config.learning_rate),
-        warmup_ratio=config.warmup_ratio,
-        min_lr_ratio=config.min_lr_ratio,
-        curriculum=config.curriculum,
-        curriculum_ratio=config.curriculum_ratio,
-        tv_weight=config.tv_weight,
-        tv_start=config.tv_start,
-    )
-
-
-def _part(stated: int | None, steps: int, parts: int) -> int:
-    return max(1, steps // parts) if stated is None else stated
+    own = {field.name for field in dataclasses.fields(Schedule)}
+    return Schedule(total_steps=budget.places, **config.model_dump(include=own))
 
 
 def _provenance(config: TrainConfig, loaded: LoadedTarget) -> Provenance:
