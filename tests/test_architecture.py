@@ -27,7 +27,7 @@ def allowed_by_the_page(room: str) -> set[str]:
     words, _, left_out = COLUMN[room].partition(" but ")
     if words == "all above":
         named = above - set(left_out.split(", "))
-        return {*named, room} - ({"engines"} - {room})  # never imported by the rest
+        return {*named, room} - ({"plugins"} - {room})  # never imported by the rest
     named = set() if words == "–" else set(words.split(", "))
     assert named <= above, f"{room}: {named - above} is no room above it"
     return {*named, room}

@@ -10,7 +10,7 @@ from domino_spec.audit.forwards import PlainReader
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import SamplingParams
 from tests.engine.runs import make_engine
-from tests.support.families import make_target, random_drafter, random_prompts
+from tests.support.families import make_target, plain_greedy, random_drafter, random_prompts
 
 
 def test_the_engines_own_logits_are_those_of_known_text():
@@ -71,13 +71,16 @@ def test_prompts_that_share_a_forward_are_told_with_its_shape():
 
 
 def test_a_prompt_computed_in_chunks_is_told_so():
-    engine = make_engine(make_target("llama"), LookupSource(depth=3), slots=2, chunk=6)
-    way, params = EngineWay(engine), SamplingParams(max_new_tokens=9)
-    # The third finds a slot while another row decodes, which waits for six tokens at most.
-    written = way.write(random_prompts((5, 5, 14)), params, eos=())
+    target, prompts = make_target("llama"), random_prompts((5, 6, 14))
+    engine = make_engine(target, LookupSource(depth=3), slots=2, chunk=6)
+    way, params = EngineWay(engine), SamplingParams(max_new_tokens=16)
+    # The first ends at once: the third comes in while the second decodes.
+    eos = set(plain_greedy(target.model, prompts[0], 1))
+    written = way.write(prompts, params, eos=eos)
     assert [step[:2] for step in told(written[2].passes)] == [(0, 6), (6, 6), (12, 2)]
-    for text, prompt in zip(written, random_prompts((5, 5, 14)), strict=True):
-        assert all(any(p.holds(place) for p in text.passes) for place in range(len(prompt) + 8))
+    for text, prompt in zip(written, prompts, strict=True):
+        places = range(len(prompt) + len(text.tokens) - 1)
+        assert all(any(p.holds(place) for p in text.passes) for place in places)
 
 
 @pytest.mark.parametrize("pad", [False, True])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from domino_spec.baselines import Eagle3, Eagle3Proposer
-from domino_spec.decoding import DraftChoices, SamplingParams
+from domino_spec.decoding import DraftChoices, SamplingParams, make_sampler
 from tests.support.baselines import eagle3_config, random_baseline
 from tests.support.families import VOCAB, make_target
 from tests.support.runs import make_sequences
@@ -53,6 +53,7 @@ def test_chains_of_training_are_those_of_decoding(family, reduced, monkeypatch):
         prompts = [tokens[row, : done[row]].tolist() for row in range(3)]
         rows = make_sequences(prompts, SamplingParams(max_new_tokens=20))
         for row in rows:
+            row.sampler = make_sampler(row, target.device)
             row.take([int(tokens[row.index, done[row.index]])])
 
         def follow(self, index, logits, draft_tokens, done=tuple(done)):

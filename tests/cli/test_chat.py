@@ -11,7 +11,7 @@ from tests.cli import tiny
 def test_two_turns_are_one_conversation(domino, target, draft):
     result = domino("chat", target, "--draft", draft, "-n", 8, stdin="hello\nmore\n/stats\n/exit\n")
     assert result.exit_code == 0, result.output
-    speeds = [line for line in result.stderr.splitlines() if "tokens a cycle" in line]
+    speeds = [line for line in result.stderr.splitlines() if "acceptance length" in line]
     assert len(speeds) == 3  # two answers and /stats
     assert speeds[2].startswith("16 tokens")
     assert "accepted by position" in result.stderr

@@ -20,7 +20,7 @@ def test_text_goes_to_stdout_and_statistics_to_stderr(domino, target, draft):
     assert result.exit_code == 0
     assert result.stdout.rstrip("\n") == expected["generations"][0]["text"].rstrip("\n")
     assert "12 tokens in" in result.stderr
-    assert "tokens a cycle" in result.stderr
+    assert "acceptance length" in result.stderr
     assert "accepted by position" in result.stderr
     assert "prefill" in result.stderr
     assert "loading target" in result.stderr
@@ -47,7 +47,7 @@ def test_speculation_gives_the_tokens_of_plain_decoding(domino, target, draft):
 def test_without_a_drafter_it_says_that_it_decodes_plainly(domino, target):
     result = domino("generate", target, PROMPT, "-n", 3)
     assert "decoded plainly: no --draft was given" in result.stderr
-    assert "1.00 tokens a cycle" in result.stderr
+    assert "acceptance length 1.00" in result.stderr
 
 
 def test_several_prompts_are_a_batch(domino, target, draft):

@@ -47,7 +47,7 @@ def test_statistics_are_a_few_lines():
     rows.record(drafts=4, accepted=1, committed=2)
     stats = RunStats(rows, 0.5, 0.25, 1.0, 0.25)
     assert statistics_lines(stats, 8) == [
-        "8 tokens in 2.00 s (4.0 tok/s) · 3.50 tokens a cycle over 2 cycles",
+        "8 tokens in 2.00 s (4.0 tok/s) · acceptance length 3.50 over 2 cycles",
         "accepted by position |█▅▅▅| 100% 50% 50% 50%",
         "time prefill 0.50 s · draft 0.25 s · verify 1.00 s · other 0.25 s",
     ]

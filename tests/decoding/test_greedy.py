@@ -1,6 +1,7 @@
 """Greedy output is plain decoding's, token for token, whatever the drafter proposes."""
 
 import dataclasses
+from functools import cache
 
 import pytest
 import torch
@@ -22,22 +23,30 @@ from tests.support.families import (
 from tests.support.pair import bigram_target, knowing_drafter, knowing_markov_drafter
 from tests.support.runs import run
 
-LENGTHS = (5, 9, 3, 12, 1, 7, 20)
-NEW = 33  # not a multiple of a block, so that the last block is cut
+LENGTHS = (5, 9, 1, 14)
+NEW = 25  # not a multiple of a block, so that the last block is cut
 DEPTH = 7
+KINDS = ("oracle", "good", "adversarial", "random", "dflash", "plain")
+# Every kind of drafts and one row alone where layers slide; for the others the hardest ones.
+CASES = [("gemma3", kind, rows) for kind in KINDS for rows in (1, len(LENGTHS))]
+CASES += [
+    (family, kind, len(LENGTHS))
+    for family in CONFIGS
+    for kind in ("adversarial", "random")
+    if family != "gemma3"
+]
 
 
-@pytest.fixture(scope="module", params=CONFIGS)
-def case(request):
-    target = make_target(request.param)
+@cache
+def case(family):
+    target = make_target(family)
     prompts = random_prompts(LENGTHS)
     return target, prompts, [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
 
 
-@pytest.mark.parametrize("rows", [1, 7])
-@pytest.mark.parametrize("kind", ["oracle", "good", "adversarial", "random", "dflash", "plain"])
-def test_equal_to_plain_decoding(case, kind, rows):
-    target, prompts, answers = case
+@pytest.mark.parametrize(("family", "kind", "rows"), CASES)
+def test_equal_to_plain_decoding(family, kind, rows):
+    target, prompts, answers = case(family)
     scripted = {"oracle": Oracle, "good": Good, "adversarial": Adversarial}
     if kind in scripted:
         proposer = scripted[kind](answers, depth=DEPTH, vocab=VOCAB)
@@ -49,7 +58,7 @@ def test_equal_to_plain_decoding(case, kind, rows):
     found, stats = run(target, proposer, prompts[:rows], max_new_tokens=NEW)
     assert found == answers[:rows]
     if kind == "oracle":
-        assert stats.tokens_per_cycle == pytest.approx((NEW - 1) / 4)  # 8 + 8 + 8 + 8
+        assert stats.tokens_per_cycle == pytest.approx((NEW - 1) / 3)  # 8 + 8 + 8
         assert stats.rows.acceptance_by_position == [1.0] * DEPTH
     if kind == "good":
         assert 1.5 < stats.tokens_per_cycle < 6
@@ -111,16 +120,14 @@ def test_all_drafts_of_a_shifted_block_can_be_verified():
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_shallower_verification(case, depth):
-    target, prompts, answers = case
+def test_shallower_verification(depth):
+    target, prompts, answers = case("llama")
     proposer = Good(answers, depth=depth, vocab=VOCAB)
     assert run(target, proposer, prompts[:3], max_new_tokens=NEW)[0] == answers[:3]
 
 
 def test_candidates_and_reduced_vocabulary_stay_exact():
-    target = make_target("llama")
-    prompts = random_prompts(LENGTHS)
-    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    target, prompts, answers = case("llama")
     reduced = random_drafter(drafter_config(draft_vocab_size=20))
     reduced.draft_tokens = torch.arange(10, 30)
     for drafter, candidates in ((random_drafter(), 8), (reduced, None), (reduced, 4)):
@@ -131,8 +138,8 @@ def test_candidates_and_reduced_vocabulary_stay_exact():
 def test_long_context_to_the_last_position():
     """Learned positions would fail on one index too many."""
     target = make_target("gpt2")
-    prompts = random_prompts((200, 150))
-    new = target.context_length - 200
+    prompts = random_prompts((236, 190))
+    new = target.context_length - 236
     answers = [plain_greedy(target.model, prompt, new) for prompt in prompts]
     found, _ = run(target, Good(answers, depth=DEPTH, vocab=VOCAB), prompts, max_new_tokens=new)
     assert found == answers

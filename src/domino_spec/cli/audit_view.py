@@ -36,7 +36,7 @@ def _print_greedy(voice: Voice, greedy: GreedyAudit) -> None:
         f"greedy: {greedy.tokens} tokens of {greedy.prompts} prompts compared with plain decoding, "
         f"{len(greedy.differences)} differ ({greedy.count('tie')} near-ties, "
         f"{greedy.count('bug')} bugs, {greedy.count('unclear')} unclear) · "
-        f"{greedy.stats.tokens_per_cycle:.2f} tokens a cycle",
+        f"acceptance length {greedy.stats.tokens_per_cycle:.2f}",
         soft_wrap=True,
     )
     if not greedy.differences:

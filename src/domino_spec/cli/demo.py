@@ -132,7 +132,7 @@ def _print_table(
 ) -> None:
     table = Table(box=None)
     table.add_column("prompt", no_wrap=True)
-    for heading in ("tokens", "tokens a cycle", "plain s", "Domino s", "ratio"):
+    for heading in ("tokens", "acceptance length", "plain s", "Domino s", "ratio"):
         table.add_column(heading, justify="right")
     table.add_column("identical")
     for text, comparison in zip(texts, comparisons, strict=True):

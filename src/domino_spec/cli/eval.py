@@ -1,4 +1,4 @@
-"""`domino eval`: how many tokens a cycle a drafter gives, under the standard measurement."""
+"""`domino eval`: the acceptance length a drafter gives, under the standard measurement."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def evaluate(
     target_options: TargetOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure tokens a cycle: all committed tokens over all cycles, without the prefill's.
+    """Measure the acceptance length: committed tokens per cycle, without the prefill's.
 
     Prompts of 400 tokens or more, answers under 32 tokens and answers that loop are left out.
     """
@@ -196,6 +196,10 @@ def evaluate(
             documents.append({**names, **measurement.to_dict()})
             if out is not None:
                 append_record(out, {**documents[-1], "environment": environment()})
+            voice.status(
+                f"{names['drafter']} on {measurement.prompts.name}: acceptance length "
+                f"{measurement.total.tokens_per_cycle:.2f}"
+            )
             _add_row(table, short_name(draft) if len(drafters) > 1 else None, measurement)
         if as_json:
             voice.document({"measurements": documents, "warnings": voice.warnings})
@@ -262,7 +266,7 @@ def _measure(
         count = f"{len(prompts.prompts)} prompts of {prompts.name}"
         if how.decode:
             for drafter in drafters:
-                with voice.working(f"decoding {count}"):
+                with voice.progress(f"decoding {count}") as on_progress:
                     if isinstance(drafter, NamedProposer):
                         decoded = measure_proposer(
                             plain.target,
@@ -271,20 +275,27 @@ def _measure(
                             protocol,
                             eos=plain.eos_token_ids,
                             batch_size=how.batch_size,
+                            on_progress=on_progress,
                         )
                     else:
                         decoded = measure_decoded(
-                            drafter, prompts, protocol, head=head, batch_size=how.batch_size
+                            drafter,
+                            prompts,
+                            protocol,
+                            head=head,
+                            batch_size=how.batch_size,
+                            on_progress=on_progress,
                         )
                 yield decoded
             continue
-        with voice.working(f"the target answers {count}"):
+        with voice.progress(f"the target answers {count}") as on_progress:
             continuations = continuations_for(
                 plain,
                 prompts,
                 protocol,
                 batch_size=how.batch_size,
                 folder=how.continuations,
+                on_progress=on_progress,
             )
         for drafter in drafters:
             assert not isinstance(drafter, NamedProposer), "refused before"
@@ -297,7 +308,7 @@ def _table(*, several: bool) -> Table:
     table = Table(box=None)
     for heading in [*(["drafter"] if several else []), "set"]:
         table.add_column(heading, overflow="fold")
-    for heading in ("tokens a cycle", "first draft"):
+    for heading in ("acceptance length", "first draft"):
         table.add_column(heading, justify="right")
     table.add_column("by position", no_wrap=True)
     for heading in ("used", "loops", "short", "too long"):

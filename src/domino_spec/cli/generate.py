@@ -54,7 +54,7 @@ def generate(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Finish a prompt, several tokens a cycle, exactly as the target alone would.
+    """Finish a prompt, several tokens per forward pass, exactly as the target alone would.
 
     A prompt is a user message if the target's tokenizer has a chat template, else plain text.
     """

@@ -59,11 +59,11 @@ def write_plain(console: Console, text: str, style: Style | None = None) -> None
 
 
 def speed_line(stats: RunStats, tokens: int) -> str:
-    """Tokens, tokens a cycle and speed."""
+    """Tokens, acceptance length and speed."""
     rate = tokens / stats.seconds if stats.seconds else 0.0
     return (
         f"{tokens} tokens in {stats.seconds:.2f} s ({rate:.1f} tok/s) · "
-        f"{stats.tokens_per_cycle:.2f} tokens a cycle over {stats.rows.cycles} cycles"
+        f"acceptance length {stats.tokens_per_cycle:.2f} over {stats.rows.cycles} cycles"
     )
 
 

@@ -6,20 +6,23 @@ import json
 import os
 import re
 import sys
+import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TextIO
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.text import Text
 
 from domino_spec.errors import DominoError, Notice
 
 DEBUG_VARIABLE = "DOMINO_DEBUG"
 _PIPED_WIDTH = 120
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 class Voice:
@@ -58,6 +61,24 @@ class Voice:
         if not self.shows_bars:
             return nullcontext()
         return self.err.status(Text(message, style="dim"))
+
+    @contextmanager
+    def progress(self, message: str) -> Iterator[Callable[[int, int], None]]:
+        """A bar on a terminal, a line every half minute elsewhere; told how much is done."""
+        if self.shows_bars:
+            with Progress(console=self.err, transient=True) as bar:
+                task = bar.add_task(message, total=None)
+                yield lambda done, total: bar.update(task, completed=done, total=total)
+            return
+        said = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal said
+            if time.monotonic() - said >= _SECONDS_BETWEEN_LINES:
+                said = time.monotonic()
+                self.status(f"{message}: {done} of {total}")
+
+        yield tell
 
     def note(self, message: str) -> None:
         """Something worth knowing about a result; not said when quiet or to machines."""

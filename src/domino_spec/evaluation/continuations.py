@@ -15,7 +15,7 @@ from torch import nn
 
 from domino_spec.decoding import NoDrafts, SamplingParams
 from domino_spec.errors import InputError
-from domino_spec.evaluation.runs import decode_prompts
+from domino_spec.evaluation.runs import Progress, decode_prompts
 from domino_spec.targets import Target
 
 _VALUES_A_WEIGHT = 16
@@ -104,6 +104,7 @@ def continue_prompts(
     batch_size: int = 16,
     folder: str | Path | None = None,
     name: str = "continuations",
+    on_progress: Progress | None = None,
 ) -> Continuations:
     """Let the target answer plainly; with a folder, only if it has not done so before.
 
@@ -118,7 +119,15 @@ def continue_prompts(
         kept = Continuations.load(path)
         if kept.key == key:
             return kept
-    answers = decode_prompts(target, NoDrafts(), prompts, params, eos=eos, batch_size=batch_size)
+    answers = decode_prompts(
+        target,
+        NoDrafts(),
+        prompts,
+        params,
+        eos=eos,
+        batch_size=batch_size,
+        on_progress=on_progress,
+    )
     made = Continuations(
         prompts=tuple(tuple(prompt) for prompt in prompts),
         answers=tuple(answer.tokens for answer in answers),

@@ -16,7 +16,7 @@ from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations, continue_prompts
 from domino_spec.evaluation.prompts import PromptSet
-from domino_spec.evaluation.runs import decode_prompts
+from domino_spec.evaluation.runs import Progress, decode_prompts
 from domino_spec.evaluation.simulate import simulate, without_head
 from domino_spec.targets import Target
 
@@ -177,6 +177,7 @@ def measure_decoded(
     head: bool = True,
     batch_size: int = 16,
     accept: AcceptRule = "rejection",
+    on_progress: Progress | None = None,
 ) -> Measurement:
     """Decode for real, in batches."""
     drafter = _drafter(decoder)
@@ -194,6 +195,7 @@ def measure_decoded(
         eos=decoder.eos_token_ids,
         batch_size=batch_size,
         accept=accept,
+        on_progress=on_progress,
     )
     return replace(measured, head=head, candidates=decoder.candidates)
 
@@ -207,6 +209,7 @@ def measure_proposer(
     eos: Collection[int],
     batch_size: int = 16,
     accept: AcceptRule = "rejection",
+    on_progress: Progress | None = None,
 ) -> Measurement:
     """The same for any source of drafts."""
     start = time.perf_counter()
@@ -217,7 +220,13 @@ def measure_proposer(
         accept=accept,
     )
     answers = decode_prompts(
-        target, proposer, prompts.prompts, params, eos=eos, batch_size=batch_size
+        target,
+        proposer,
+        prompts.prompts,
+        params,
+        eos=eos,
+        batch_size=batch_size,
+        on_progress=on_progress,
     )
     return Measurement(
         prompts=prompts,

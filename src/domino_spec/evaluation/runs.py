@@ -1,14 +1,24 @@
-"""Decodes many prompts in batches through the reference loop."""
+"""Decodes many prompts: on the engine where nothing drafts, else in the reference loop."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from domino_spec.api.prompts import check_prompt
-from domino_spec.decoding import Proposer, RowStats, SamplingParams, decode
+from domino_spec.decoding import (
+    NoDrafts,
+    Proposer,
+    RowStats,
+    SamplingParams,
+    SequenceOutput,
+    decode,
+)
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.families import unsupported_reason
+from domino_spec.engine.sampling import unsupported_reason as unsupported_params
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
@@ -21,6 +31,10 @@ class Answer:
     stats: RowStats
 
 
+Progress = Callable[[int, int], None]
+"""Told how many answers of how many are done."""
+
+
 def decode_prompts(
     target: Target,
     proposer: Proposer,
@@ -29,17 +43,34 @@ def decode_prompts(
     *,
     eos: Collection[int],
     batch_size: int,
+    on_progress: Progress | None = None,
 ) -> list[Answer]:
-    """Every prompt's answer, in order. Prompt i draws from seed + i whatever its batch."""
+    """Every prompt's answer, in order. Prompt i draws from seed + i whatever its batch.
+
+    Without drafts the engine runs all at once, where it can run the target.
+    """
     for prompt in prompts:
         check_prompt(prompt, params.max_new_tokens, target)
-    answers: dict[int, Answer] = {}
-    for batch in batches([len(prompt) for prompt in prompts], target, batch_size):
-        sequences = [make_sequence(index, prompts[index], params, eos=eos) for index in batch]
-        for _ in decode(target, proposer, sequences):
-            pass
-        answers.update({s.index: Answer(tuple(s.output), s.stats) for s in sequences})
-    return [answers[index] for index in range(len(prompts))]
+    sequences = [make_sequence(i, prompt, params, eos=eos) for i, prompt in enumerate(prompts)]
+    done = 0
+    for output in _outputs(target, proposer, sequences, batch_size):
+        if output.error is not None:
+            raise output.error
+        done += output.finish_reason is not None
+        if on_progress is not None and output.finish_reason is not None:
+            on_progress(done, len(sequences))
+    return [Answer(tuple(sequence.output), sequence.stats) for sequence in sequences]
+
+
+def _outputs(
+    target: Target, proposer: Proposer, sequences: Sequence[Decoded], batch_size: int
+) -> Iterator[SequenceOutput]:
+    plain = isinstance(proposer, NoDrafts) and unsupported_reason(target) is None
+    if plain and all(unsupported_params(sequence.params) is None for sequence in sequences):
+        yield from Engine(target).stream(sequences)
+        return
+    for batch in batches([len(sequence.prompt) for sequence in sequences], target, batch_size):
+        yield from decode(target, proposer, [sequences[index] for index in batch])
 
 
 def greedy_counts(

@@ -54,7 +54,7 @@ def expected(name: str, ours: dict[str, Tensor]) -> Tensor:
     "changes", [{}, {"shift_label": False}, {"head": None, "shift_label": False}]
 )
 def test_every_weight_arrives(changes: dict[str, Any], tmp_path: Path) -> None:
-    from domino_spec.engines.sglang.models.domino import DominoDraftModel
+    from domino_spec.plugins.sglang.models.domino import DominoDraftModel
 
     drafter = with_parameters_as(tiny_drafter(**changes), torch.bfloat16)
     folder = export_drafter(drafter, tmp_path / "out", to="sglang")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from domino_spec.checkpoints import export_drafter
-from domino_spec.engines import sglang as plugin
+from domino_spec.plugins import sglang as plugin
 from tests.checkpoints.helpers import tiny_drafter, with_parameters_as
 
 pytest.importorskip(
@@ -29,7 +29,7 @@ SLIDING = {"layer_types": ("full_attention", "sliding_attention"), "sliding_wind
 def registry() -> Any:
     """The real registry, imported after SGLang's loader ran the plugin as an entry point."""
     assert "sglang.srt.models.registry" not in sys.modules
-    entry = EntryPoint("domino", "domino_spec.engines.sglang:register", "sglang.srt.plugins")
+    entry = EntryPoint("domino", "domino_spec.plugins.sglang:register", "sglang.srt.plugins")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(plugin.VARIABLE, raising=False)
         patch.setattr(plugins, "entry_points", lambda *, group: [entry] * (group == entry.group))

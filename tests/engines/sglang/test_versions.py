@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from domino_spec.engines import sglang as plugin
-from domino_spec.engines.sglang.versions import SUPPORTED, is_too_old, problem
+from domino_spec.plugins import sglang as plugin
+from domino_spec.plugins.sglang.versions import SUPPORTED, is_too_old, problem
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_the_span_is_in_order():
 
 def test_importing_the_plugin_does_not_import_sglang():
     code = (
-        "import sys, domino_spec.engines.sglang; "
+        "import sys, domino_spec.plugins.sglang; "
         "sys.exit(bool({'sglang', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any
 
-from domino_spec.engines.vllm import versions
+from domino_spec.plugins.vllm import versions
 
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -75,7 +75,7 @@ def main() -> None:
 
 def _record(worker: Any) -> None:
     """Keep each block that a worker drafts: its anchor, then its drafts."""
-    from domino_spec.engines.vllm.dflash import DominoForDFlash
+    from domino_spec.plugins.vllm.dflash import DominoForDFlash
 
     compute = DominoForDFlash.compute_logits
     blocks: list[list[int]] = []

@@ -8,10 +8,10 @@ import torch
 from domino_spec.checkpoints.public import write_public
 from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig
 from domino_spec.drafter.rollout import rollout
-from domino_spec.engines.vllm.served import ServedHead
-from domino_spec.engines.vllm.settings import Settings, read_settings, refuse_unserved
-from domino_spec.engines.vllm.versions import problem
 from domino_spec.errors import CheckpointError, ConfigError
+from domino_spec.plugins.vllm.served import ServedHead
+from domino_spec.plugins.vllm.settings import Settings, read_settings, refuse_unserved
+from domino_spec.plugins.vllm.versions import problem
 from tests.engines.vllm.pairs import HIDDEN, VOCAB, knowing_drafter
 
 

@@ -67,7 +67,7 @@ def config_of(section: object) -> SimpleNamespace:
 def test_vllms_entries_for_both_shared_names_can_be_guarded(monkeypatch, name):
     from vllm import ModelRegistry
 
-    from domino_spec.engines.vllm import refusal, versions
+    from domino_spec.plugins.vllm import refusal, versions
 
     monkeypatch.setattr(versions, "SUPPORTED", OTHERS)
     monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
@@ -80,7 +80,7 @@ def test_vllms_entries_for_both_shared_names_can_be_guarded(monkeypatch, name):
 
 
 def test_only_entries_that_vllm_has_are_guarded():
-    from domino_spec.engines.vllm.refusal import Guard, guard
+    from domino_spec.plugins.vllm.refusal import Guard, guard
 
     registry = SimpleNamespace(models={"Shared": Entry(), "Other": Entry(), "Odd": 1})
     guard(registry, ["Shared", "Missing", "Odd"])
@@ -92,7 +92,7 @@ def test_only_entries_that_vllm_has_are_guarded():
 
 @pytest.fixture
 def guarded(monkeypatch):
-    from domino_spec.engines.vllm import refusal, versions
+    from domino_spec.plugins.vllm import refusal, versions
 
     monkeypatch.setattr(versions, "SUPPORTED", OTHERS)
     return refusal.Guard(Entry()).load_model_cls()

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from domino_spec.checkpoints.exports.sglang import HEAD_DTYPE, served_config
 from domino_spec.checkpoints.public import DFLASH_ARCHITECTURE
-from domino_spec.engines.sglang.versions import SUPPORTED, is_too_old, problem
 from domino_spec.errors import InputError
+from domino_spec.plugins.sglang.versions import SUPPORTED, is_too_old, problem
 from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
 from domino_spec.serving.backends.installed import Engine, Installed
 from domino_spec.serving.backends.launch import Launch

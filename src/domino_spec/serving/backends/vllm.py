@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from domino_spec.checkpoints.exports.vllm import served_config
 from domino_spec.checkpoints.public import ARCHITECTURES
-from domino_spec.engines.vllm.versions import SUPPORTED, problem
 from domino_spec.errors import InputError
+from domino_spec.plugins.vllm.versions import SUPPORTED, problem
 from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
 from domino_spec.serving.backends.installed import Engine, Installed
 from domino_spec.serving.backends.launch import Launch

@@ -13,8 +13,8 @@ from typing import Any
 import vllm
 from torch import nn
 
-from domino_spec.engines.vllm.versions import problem
 from domino_spec.errors import CheckpointError
+from domino_spec.plugins.vllm.versions import problem
 
 HEADS = ("domino", "causal_v5", "markov")
 """Every `projector_type` of a head that vLLM would leave out, or fail to find a place for."""

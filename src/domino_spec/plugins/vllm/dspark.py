@@ -15,9 +15,9 @@ from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen3_dspark import Qwen3DSparkForCausalLM
 
 from domino_spec.drafter.heads import Head
-from domino_spec.engines.vllm.dflash import ServedDomino
-from domino_spec.engines.vllm.settings import Settings
 from domino_spec.errors import ConfigError
+from domino_spec.plugins.vllm.dflash import ServedDomino
+from domino_spec.plugins.vllm.settings import Settings
 
 _ANCHOR_FIELDS = ("sample_from_anchor", "dspark_bonus_anchor")
 

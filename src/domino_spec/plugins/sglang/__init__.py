@@ -13,11 +13,11 @@ import os
 import sys
 from importlib.metadata import version
 
-from domino_spec.engines.sglang.versions import SUPPORTED, is_too_old, problem
+from domino_spec.plugins.sglang.versions import SUPPORTED, is_too_old, problem
 
 __all__ = ["MODELS", "SUPPORTED", "VARIABLE", "register"]
 
-MODELS = "domino_spec.engines.sglang.models"
+MODELS = "domino_spec.plugins.sglang.models"
 """A package of models in the form that SGLang's registry takes."""
 VARIABLE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 """Names one package of models that SGLang adds to its own; child processes inherit it."""

@@ -8,13 +8,13 @@ drafter without a Domino head straight to vLLM's own.
 
 from __future__ import annotations
 
-from domino_spec.engines.vllm.versions import SUPPORTED, problem
+from domino_spec.plugins.vllm.versions import SUPPORTED, problem
 
 __all__ = ["SUPPORTED", "register"]
 
-_DFLASH = "domino_spec.engines.vllm.dflash:DominoForDFlash"
-_DSPARK = "domino_spec.engines.vllm.dspark:DominoForDSpark"
-_REFUSAL = "domino_spec.engines.vllm.refusal:UnsupportedVersion"
+_DFLASH = "domino_spec.plugins.vllm.dflash:DominoForDFlash"
+_DSPARK = "domino_spec.plugins.vllm.dspark:DominoForDSpark"
+_REFUSAL = "domino_spec.plugins.vllm.refusal:UnsupportedVersion"
 
 # vLLM puts "DFlash" before a draft architecture's name when method is "dflash" and it lacks it.
 _OURS = {
@@ -34,7 +34,7 @@ def register() -> None:
     if problem(vllm.__version__) is None:
         models = _OURS | _SHARED
     else:
-        from domino_spec.engines.vllm.refusal import guard
+        from domino_spec.plugins.vllm.refusal import guard
 
         models = dict.fromkeys(_OURS, _REFUSAL)
         guard(ModelRegistry, _SHARED)

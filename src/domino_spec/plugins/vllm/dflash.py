@@ -21,9 +21,9 @@ from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM, DFla
 from vllm.platforms import current_platform
 
 from domino_spec.drafter.rollout import rollout
-from domino_spec.engines.vllm.served import ServedHead, Weights
-from domino_spec.engines.vllm.settings import Settings, read_settings, refuse_unserved
 from domino_spec.errors import ConfigError
+from domino_spec.plugins.vllm.served import ServedHead, Weights
+from domino_spec.plugins.vllm.settings import Settings, read_settings, refuse_unserved
 
 logger = init_logger(__name__)
 
