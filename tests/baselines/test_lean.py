@@ -62,7 +62,7 @@ def watched(proposer):
     return proposer, blocks
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_tokens_and_drafts_are_the_reference_loops(family, kind):
     target = make_target(family)
@@ -100,7 +100,7 @@ def test_lookup_finds_what_the_reference_finds(longest):
 
 
 @pytest.mark.parametrize("options", [
-    {"slots": 1}, {"slots": 2, "ahead": True}, {"depth": 2}, {"depth": 0}, {"pack": False},
+    {"slots": 2, "ahead": True}, {"depth": 2, "pack": False}, {"depth": 0},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 def test_slots_depths_and_cycles_ahead_change_nothing(kind, options):
@@ -138,8 +138,7 @@ def added(engine, prompts, *, new=31):
     return [engine.add_request(sequence) for sequence in sequences]
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 2048])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("ahead", "chunk"), [(False, 2048), (True, 2048), (True, 1), (True, 2)])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_a_drafter_that_knows_the_target_is_always_accepted(kind, ahead, chunk):
     """Any misalignment of states, tokens and drafts would make it fail."""

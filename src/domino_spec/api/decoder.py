@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, Protocol, get_args, overload, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from domino_spec.api.arguments import checked_candidates, checked_depth, params_per_row
@@ -39,14 +39,37 @@ from domino_spec.decoding import (
 )
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafter import Drafter, DrafterConfig
-from domino_spec.engine.draft import why_not_drafts
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.families import hooked_modules, unsupported_reason
 from domino_spec.engine.sampling import unsupported_reason as unsupported_params
+from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 EngineChoice = Literal["auto", "fast", "reference"]
+
+
+@runtime_checkable
+class OpenedDrafter(Protocol):
+    """A drafter that is no block drafter, as `baselines.open_drafter` gives it."""
+
+    @property
+    def depth(self) -> int:
+        """Drafts a cycle."""
+
+    @property
+    def make(self) -> Callable[[], Proposer]:
+        """A fresh source of drafts for the reference loop."""
+
+    @property
+    def source(self) -> AnySource | None:
+        """What the engine drafts with."""
+
+    @property
+    def drafter(self) -> nn.Module | None:
+        """Its weights; None where it has none."""
+
+
 _OUT_OF_MEMORY = "it ran out of memory"
 
 
@@ -56,7 +79,7 @@ class DominoDecoder:
     def __init__(
         self,
         target: Target | Any,
-        drafter: Drafter | None,
+        drafter: Drafter | OpenedDrafter | None,
         tokenizer: Any | None = None,
         *,
         provenance: Provenance | None = None,
@@ -76,6 +99,8 @@ class DominoDecoder:
         `pack` is False.
         """
         target = LoadedTarget.of(target).target
+        opened = drafter if isinstance(drafter, OpenedDrafter) else None
+        drafter = None if isinstance(drafter, OpenedDrafter) else drafter
         if drafter is not None and not isinstance(drafter, Drafter):
             raise InputError(
                 f"the drafter is {type(drafter).__name__}; expected a Drafter. To load one from a "
@@ -83,12 +108,16 @@ class DominoDecoder:
             )
         self.target = target
         self.drafter = drafter
+        self.opened = opened
+        """A drafter of another kind: prompt lookup, Medusa, EAGLE-3."""
         self.tokenizer = tokenizer
         self.provenance = provenance or Provenance()
         self.revision = revision
         self.chat_options = dict(chat_options or {})
         self.depth = checked_depth(depth, None if drafter is None else drafter.config)
-        self.adapts = depth is None and drafter is not None
+        if opened is not None:
+            self.depth = opened.depth if depth is None else depth
+        self.adapts = depth is None and self.speculates
         """Whether the engine may draft less than `depth`."""
         self.candidates = checked_candidates(candidates)
         if drafter is not None:
@@ -99,7 +128,9 @@ class DominoDecoder:
             choices = ", ".join(map(repr, get_args(EngineChoice)))
             raise InputError(f"engine is {engine!r}; expected one of {choices}.")
         self._choice = engine
-        self._drafts = None if depth == 0 else drafter
+        self._drafts: AnySource | None = drafter if opened is None else opened.source
+        if depth == 0:
+            self._drafts = None
         self._engine_options: dict[str, Any] = {
             "depth": None if self._drafts is None else depth,
             "candidates": None if self._drafts is None else candidates,
@@ -177,6 +208,11 @@ class DominoDecoder:
             engine=engine,
             pack=pack,
         )
+
+    @property
+    def speculates(self) -> bool:
+        """Whether there is a drafter of any kind."""
+        return self.drafter is not None or self.opened is not None
 
     @property
     def config(self) -> DrafterConfig | None:
@@ -291,11 +327,11 @@ class DominoDecoder:
     @property
     def engine(self) -> Engine:
         """This decoder's engine, shared by all its callers; made at the first need."""
-        state = _weights_state(self.target, self._drafts)
+        state = self._weights_state()
         if self._engine is None or state != self._weights:
             self._engine = None  # its caches go before new ones come, unless a stream has it
             self._engine = Engine(self.target, self._drafts, **self._engine_options)
-            self._weights = _weights_state(self.target, self._drafts)
+            self._weights = self._weights_state()
         return self._engine
 
     def make_engine(self, **options: Any) -> Engine:
@@ -309,22 +345,33 @@ class DominoDecoder:
         """What keeps this target and drafter off the engine, in words; None if nothing does."""
         if self._choice == "reference":
             return "engine='reference' was asked for"
-        state = _weights_state(self.target, self._drafts)
+        state = self._weights_state()
         if self._reason is None or self._reason[0] != state:
             reason = unsupported_reason(self.target)
             if reason is not None:
                 reason = f"as for the target, {reason}"
             elif self._drafts is not None:
-                reason = why_not_drafts(self._drafts.config, self.target.device)
+                reason = as_maker(self._drafts).why_not(self.target.device)
             self._reason = (state, reason)
         return self._reason[1]
+
+    def _weights_state(self) -> Any:
+        """What hooks the target's modules; where every weight lies, how often it was written."""
+        drafter = self.drafter if self.opened is None else self.opened.drafter
+        models = [self.target.model] if drafter is None else [self.target.model, drafter]
+        weights = (weight for model in models for weight in model.parameters())
+        places = ((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
+        return tuple(hooked_modules(self.target.model)), tuple(places)
 
     def proposer(self, *, speculate: bool = True) -> Proposer:
         """A fresh source of drafts for one run of the reference loop."""
         if self._drafts is None or not speculate:
             return NoDrafts()
+        if self.opened is not None:
+            return self.opened.make()
+        assert self.drafter is not None
         return DominoProposer(
-            self._drafts, self.target, depth=self.depth, candidates=self.candidates
+            self.drafter, self.target, depth=self.depth, candidates=self.candidates
         )
 
     def _unsupported(self, sequences: Sequence[Decoded]) -> str | None:
@@ -444,10 +491,3 @@ class DominoDecoder:
             run=stats,
             scores=None if params.logprobs is None else scores,
         )
-
-
-def _weights_state(target: Target, drafter: Drafter | None) -> Any:
-    """What listens to the target's modules; where every weight lies, how often it was written."""
-    weights = [*target.model.parameters(), *(() if drafter is None else drafter.parameters())]
-    places = ((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
-    return tuple(hooked_modules(target.model)), tuple(places)

@@ -61,7 +61,7 @@ class DraftWatch:
         total.add(stats.rows)
         if policy is not None:
             total.add(self._before)
-        if total.useless and self._warned is not stats:
+        if self._drafter is not None and total.useless and self._warned is not stats:
             self._warned = stats
             _warn_useless(total, self._drafter, self._target)
         resigned = None if policy is None else policy.resigned

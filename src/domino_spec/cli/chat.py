@@ -18,7 +18,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import require_places
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.render import LEGEND, TokenWriter, speed_line, statistics_lines
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import DominoError, InputError
@@ -52,7 +52,7 @@ def chat(
             voice,
             target,
             revision=target_options.revision,
-            drafts=[draft_options.draft],
+            drafts=checkpoints_among([draft_options.draft]),
             draft_revision=draft_options.draft_revision,
         )
         params = sampling.params()
@@ -64,12 +64,12 @@ def chat(
                 f"{target} has no chat template, so it cannot hold a conversation; continue plain "
                 "text with domino generate --raw."
             )
-        speculate = decoder.drafter is not None and not no_speculate
+        speculate = decoder.speculates and not no_speculate
         if speculate:
             legend = f"; {LEGEND}" if voice.has_colour else ""
             voice.note(f"up to {decoder.depth} drafts a cycle{legend}")
         else:
-            why = "no --draft was given" if decoder.drafter is None else "--no-speculate was given"
+            why = "no --draft was given" if not decoder.speculates else "--no-speculate was given"
             voice.note(f"decoding plainly: {why}")
         voice.note("/help lists the commands, Ctrl-D leaves")
         conversation = Conversation(

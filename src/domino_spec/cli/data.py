@@ -22,7 +22,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import require_places
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def synth(
             voice,
             target,
             revision=target_options.revision,
-            drafts=[draft_options.draft],
+            drafts=checkpoints_among([draft_options.draft]),
             draft_revision=draft_options.draft_revision,
         )
 
@@ -226,7 +226,7 @@ def answer(
             voice,
             target,
             revision=target_options.revision,
-            drafts=[draft_options.draft],
+            drafts=checkpoints_among([draft_options.draft]),
             draft_revision=draft_options.draft_revision,
             prompts=prompts,
         )

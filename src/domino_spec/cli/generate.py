@@ -19,7 +19,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import require_places
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.prompts import CliPrompt, as_prompt, collect_prompts
 from domino_spec.cli.render import LEGEND, TokenWriter, shortened, statistics_lines, write_plain
 from domino_spec.cli.voice import Voice, speaking
@@ -65,7 +65,7 @@ def generate(
             voice,
             target,
             revision=target_options.revision,
-            drafts=[draft_options.draft],
+            drafts=checkpoints_among([draft_options.draft]),
             draft_revision=draft_options.draft_revision,
         )
         params = sampling.params()
@@ -75,7 +75,7 @@ def generate(
         ]
         if not raw and isinstance(prompts[0], str):
             voice.note("the target's tokenizer has no chat template: continuing plain text")
-        speculate = decoder.drafter is not None and not no_speculate
+        speculate = decoder.speculates and not no_speculate
         if as_json:
             generations = decoder.generate(prompts, params, speculate=speculate)
             voice.document(_document(voice, decoder, written, generations, speculate))
@@ -123,7 +123,7 @@ def _say_statistics(
     voice: Voice, decoder: DominoDecoder, stats: RunStats, tokens: int, speculate: bool
 ) -> None:
     if not speculate:
-        why = "no --draft was given" if decoder.drafter is None else "--no-speculate was given"
+        why = "no --draft was given" if not decoder.speculates else "--no-speculate was given"
         voice.note(f"decoded plainly: {why}")
     for line in statistics_lines(stats, tokens):
         voice.note(line)

@@ -25,10 +25,31 @@ def load_decoder(
     loop_options: LoopOptions | None = None,
 ) -> DominoDecoder:
     """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
-    if draft_options.draft is not None:
+    from domino_spec.baselines.registry import is_baseline_source
+
+    draft, revision = draft_options.draft, draft_options.draft_revision
+    other = draft is not None and is_baseline_source(draft, revision=revision)
+    if draft is None and loop_options is not None:
+        voice.note(
+            "no drafter, so decoding is plain; --draft lookup drafts from the text itself, for any "
+            "model, and `domino train` makes a better drafter"
+        )
+    elif not other and draft is not None:
         _check_drafter(target, target_options, draft_options)
     loaded = _load_target(voice, target, target_options)
-    return _decoder(loaded, draft_options, chat_options, loop_options)
+    if not other:
+        return _decoder(loaded, draft_options, chat_options, loop_options)
+    from domino_spec.api import DominoDecoder
+
+    return DominoDecoder(
+        loaded.target,
+        _opened(loaded, draft_options, chat_options),
+        loaded.tokenizer,
+        revision=loaded.revision,
+        depth=draft_options.depth,
+        chat_options=chat_options.template_options(),
+        **(loop_options or LoopOptions()).arguments(),
+    )
 
 
 def load_any(

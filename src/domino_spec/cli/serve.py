@@ -17,7 +17,7 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import require_places
+from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.serve_options import (
     BackendName,
     EngineOptions,
@@ -112,7 +112,7 @@ def _serve_natively(
         voice,
         request.target,
         revision=request.revision,
-        drafts=[request.drafter],
+        drafts=checkpoints_among([request.drafter]),
         draft_revision=request.draft_revision,
     )
     decoder = load_decoder(

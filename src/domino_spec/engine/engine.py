@@ -155,7 +155,7 @@ class Engine:
         with self.lock:
             if sequence.queued:
                 raise InputError("the sequence is in an engine already; make another one.")
-            limit = self._fixed[1] if self._fixed[0] else None
+            limit = self._fixed[1]
             if limit is not None and sequence.max_length > limit:
                 raise InputError(
                     f"the sequence needs {sequence.max_length} tokens ({len(sequence.prompt)} of "
@@ -241,13 +241,22 @@ class Engine:
         """Step until a caller has outputs; those of other callers go to their own streams."""
         while not own and self.busy:
             started = time.perf_counter()
-            outputs = self.step()
-            for output in outputs:
-                if output.sequence.listener is not None:
-                    output.sequence.listener(output)
+            try:
+                outputs = self.step()
+            except Exception as error:
+                if self.running:  # other callers' sequences among them, which are lost too
+                    self._deliver(_failed(self.reset(error)))
+                raise
+            self._deliver(outputs)
             if stats is not None:
                 stats.spend("prefill", self._prefill_seconds)
                 stats.spend("whole", time.perf_counter() - started - self._prefill_seconds)
+
+    @staticmethod
+    def _deliver(outputs: Iterable[SequenceOutput]) -> None:
+        for output in outputs:
+            if output.sequence.listener is not None:
+                output.sequence.listener(output)
 
     @property
     def size(self) -> Size:
@@ -292,7 +301,7 @@ class Engine:
         whose own rules raise leaves with that error; all others keep what they committed.
         """
         with self.lock:
-            self._grow()
+            failed = self._grow()
             self._admit()
             plan = self.scheduler.schedule(budget=self._chunk, alone=max(_ALONE, self._chunk))
             started = time.perf_counter()
@@ -303,7 +312,9 @@ class Engine:
                 self._launches.append(launched)
             # First tokens before the cycle that follows them, which may still run.
             started = time.perf_counter()
-            outputs = [output for launch in first for output in self._collect(launch)]
+            outputs = _failed(failed)
+            for launch in first:
+                outputs += self._collect(launch)
             self._prefill_seconds += time.perf_counter() - started
             # One step's cycles stay on their way while another step follows.
             ready = len(self._launches) - int(self.ahead and bool(launched))
@@ -435,22 +446,31 @@ class Engine:
         """Why the memory does not hold one of these; None if it does."""
         return no_room_reason(self, self._source, self._drafts, sequences)
 
-    def _grow(self) -> None:
-        """Larger caches, where the next sequence, or all that wait, need them and none runs."""
-        if all(self._fixed) or self.running or not self.waiting:
-            return
+    def _grow(self) -> list[Decoded]:
+        """Larger caches, where the next sequence, or all that wait, need them and none runs.
+
+        Sequences that the memory does not hold, not even one at a time, end with that error.
+        """
+        if (all(self._fixed) and self.slots.count) or self.running or not self.waiting:
+            return []
         waiting = list(self.scheduler.waiting)
         longest = max(sequence.max_length for sequence in waiting)
         if self.slots.count >= len(waiting) and self.capacity >= longest:
-            return
+            return []
         size = fitting_size(self, self._source, self._drafts, waiting, self._fixed)
         if size is not None and size != self.size:
             self.resize(slots=size.slots, capacity=size.capacity)
+        failed = []
         if self.capacity < longest or not self.slots.count:
-            reason = self.no_room_reason(waiting) or "its caches could not be made"
-            raise torch.OutOfMemoryError(f"the engine has no room for {longest} tokens: {reason}.")
-        if self._adaptive:
+            reasons = {sequence: self.no_room_reason([sequence]) for sequence in waiting}
+            failed = [sequence for sequence in waiting if reasons[sequence]] or waiting
+            for sequence in failed:
+                reason = reasons[sequence] or "its caches could not be made"
+                sequence.error = torch.OutOfMemoryError(f"the engine has no room: {reason}.")
+                self._leave(sequence)
+        if self._adaptive and self.slots.count:
             self.adapt()
+        return failed
 
     def adapt(self) -> None:
         """Measure what cycles cost here, once a machine, and choose each cycle's depth by that."""
@@ -511,6 +531,13 @@ class Engine:
         chosen = depths(self.depth) if self.policy is not None and drafts else (self.depth,)
         for depth in chosen:
             self.runner.capture_up_to(sequences, self._plan([params], depth, alone=not drafts))
+
+
+def _failed(sequences: Iterable[Decoded]) -> list[SequenceOutput]:
+    return [
+        SequenceOutput(sequence, (), 0, sequence.cycles, None, error=sequence.error)
+        for sequence in sequences
+    ]
 
 
 def _part(chunk: Chunk) -> Part:

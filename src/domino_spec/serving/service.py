@@ -111,7 +111,7 @@ class Service:
         return {
             "model": self.settings.model,
             "draft": self._draft_name,
-            "speculates": self.decoder.drafter is not None,
+            "speculates": self.decoder.speculates,
             "slots": self.engine.slots,
             "context": self.limits.context,
             "version": __version__,
