@@ -1,13 +1,13 @@
-"""Rows that come, are read, decode and leave by chance, on this machine's device.
+"""Randomised stress tests on this machine's device: random arrivals and aborts.
 
     python -m benchmarks.engine_crowd --crowds 20 --drafters domino medusa eagle3 lookup
 
-Each row has parameters of its own (greedy or sampled, penalties, scores) and is read in chunks,
-often behind a beginning that some slot holds already. Every token must be the one that the
-reference loop writes for the row alone, in float32; on a GPU cycles are captured and started ahead.
-The target is a table of bigrams disturbed by attention, so that a drafter who knows the table is
-right most of the time and both accepted and refused drafts are common. Every kind of drafter that
-an engine runs has crowds of its own; for prompt lookup the table runs in rings.
+Each sequence has parameters of its own (greedy or sampled, penalties, scores, with drafts or
+without), and often begins with a prefix that the caches hold already. Every token must be the one
+that the reference loop gives the sequence alone, in float32; on a GPU cycles are captured and
+started ahead. The target is a table of bigrams disturbed by attention, so that a drafter that knows
+the table is right most of the time: drafts are accepted and rejected. Every kind of drafter has
+tests of its own; for prompt lookup the table runs in rings.
 """
 
 from __future__ import annotations
@@ -19,86 +19,64 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from domino_spec.baselines.lean import BaselineSource
-from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import RowStats
 from domino_spec.engine.sources import AnySource
 from domino_spec.records import append_record, environment
 from domino_spec.targets import Target, default_device
-from tests.engine.crowd import Alone, Crowd
 from tests.engine.runs import make_engine
-from tests.support.baselines import knowing_eagle3, knowing_medusa
-from tests.support.families import randomise
-from tests.support.pair import bigram_target, knowing_drafter, successor
+from tests.engine.stress import Alone, StressTest, disturbed_target, drafter_for, table_for
 
 SIZE, HEAD_DIM = 128, 32
-DISTURBANCE = 0.05
-RING = 4
 KINDS = ("domino", "medusa", "eagle3", "lookup")
 
 
-def disturbed_target(table: Tensor, device: torch.device) -> Target:
-    """It mostly follows a table."""
-    target = bigram_target(table)
-    for layer in target.layers:
-        randomise(layer.self_attn.o_proj, DISTURBANCE, seed=1)
-        randomise(layer.mlp.down_proj, DISTURBANCE, seed=2)
-    target.model.to(device)
-    return target
+def make_drafter(kind: str, device: torch.device) -> AnySource:
+    """A drafter that knows the target's table, on the device."""
+    drafter = drafter_for(kind, table_for(kind, SIZE), head_dim=HEAD_DIM)
+    model = drafter.model if isinstance(drafter, BaselineSource) else drafter
+    if isinstance(model, nn.Module):
+        model.to(device)
+    return drafter
 
 
-def make_source(kind: str, table: Tensor, device: torch.device) -> AnySource:
-    """One that knows the table alone; lookup knows what the row has said."""
-    if kind == "domino":
-        return knowing_drafter(shift=True, prefix=0, table=table, head_dim=HEAD_DIM).to(device)
-    if kind == "lookup":
-        return LookupSource(depth=3, longest=2)
-    known = knowing_medusa(table=table) if kind == "medusa" else knowing_eagle3(size=len(table))
-    return BaselineSource(known.to(device))
-
-
-def run_crowd(
+def run_test(
     target: Target, drafter: AnySource, alone: Alone, seed: int, turns: int
-) -> tuple[Crowd, AssertionError | None]:
-    """One crowd, and what differs from its rows alone."""
+) -> tuple[StressTest, AssertionError | None]:
+    """One stress test, and what differs from its sequences alone."""
     rng = random.Random(seed)
-    engine = make_engine(target, drafter, slots=rng.randint(2, 6), reuse=True)
-    crowd = Crowd(engine, rng, alone, scripted=False)
+    chunk = rng.choice([1, 7, 2048])
+    engine = make_engine(target, drafter, slots=rng.randint(2, 6), reuse=True, chunk=chunk)
+    test = StressTest(engine, rng, alone)
     try:
-        crowd.run(turns)
-        crowd.check()
-        assert engine.free == engine.slots.count
+        test.run(turns)
+        test.check()
     except AssertionError as error:
-        return crowd, error
-    return crowd, None
-
-
-def rings(size: int, length: int) -> Tensor:
-    """Every token comes back after so many, for a drafter that looks up what was said."""
-    places = torch.arange(size)
-    return places - places % length + (places + 1) % length
+        return test, error
+    return test, None
 
 
 def measure(kind: str, crowds: int, turns: int, device: torch.device) -> dict[str, Any]:
-    """All crowds with a drafter of one kind, counted."""
-    table = rings(SIZE, RING) if kind == "lookup" else successor(SIZE)
-    target, drafter = disturbed_target(table, device), make_source(kind, table, device)
-    alone = Alone(target)
+    """All stress tests with a drafter of one kind, counted."""
+    target = disturbed_target(table_for(kind, SIZE))
+    target.model.to(device)
+    drafter, alone = make_drafter(kind, device), Alone(target)
     stats, counts = RowStats(), {"rows": 0, "left_early": 0, "began_behind_others": 0, "tokens": 0}
     differing = 0
     for seed in range(crowds):
-        crowd, error = run_crowd(target, drafter, alone, seed, turns)
+        test, error = run_test(target, drafter, alone, seed, turns)
         if error is not None:
             differing += 1
-            print(f"crowd {seed} differs: {error}", flush=True)
-        counts["rows"] += len(crowd.rows)
-        counts["left_early"] += len(crowd.gone)
-        counts["began_behind_others"] += crowd.reused
-        for row, _ in crowd.rows:
-            counts["tokens"] += len(row.generated)
-            stats.add(row.stats)
+            print(f"stress test {seed} differs: {error}", flush=True)
+        counts["rows"] += len(test.sequences)
+        counts["left_early"] += len(test.aborted)
+        counts["began_behind_others"] += test.reused
+        for sequence in test.sequences:
+            counts["tokens"] += len(sequence.output)
+            if sequence.speculate:
+                stats.add(sequence.stats)
     return {
         "drafter": kind,
         "crowds": crowds,
@@ -113,7 +91,7 @@ def measure(kind: str, crowds: int, turns: int, device: torch.device) -> dict[st
 
 
 def main() -> None:
-    """A record for every kind; an error where a crowd differs."""
+    """A record for every kind; an error where a stress test differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--crowds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=150)
@@ -128,7 +106,7 @@ def main() -> None:
         print(found, f"{time.perf_counter() - start:.0f} s", flush=True)
         differing += found["differing_crowds"]
     if differing:
-        raise SystemExit(f"{differing} crowds differ; what differs is above.")
+        raise SystemExit(f"{differing} stress tests differ; what differs is above.")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from benchmarks.tables import NONE, Record, field, measured, page, table
 from domino_spec.bench import read_runs
 from domino_spec.bench.summary import RunSummary
 from domino_spec.bench.tables import KINDS, plain_interval, times
-from domino_spec.load import read_runs as read_loads
+from domino_spec.load.summary import read_runs as read_loads
 from domino_spec.records import read_records
 
 ROOT = Path(__file__).parent.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from benchmarks.tables import (
     table,
 )
 from domino_spec.bench import markdown, read_runs
-from domino_spec.bench.tables import KINDS
-from domino_spec.load import read_runs as read_loads
-from domino_spec.load.tables import markdown as load_markdown
+from domino_spec.bench.tables import KINDS, circumstances
+from domino_spec.load.summary import RunSummary as LoadSummary
+from domino_spec.load.summary import read_runs as read_loads
+from domino_spec.load.tables import caveats, how_measured, tables
 from domino_spec.records import read_records
 
 ENGINE_TEXT = "head-to-head-engine*.jsonl"
@@ -116,9 +118,21 @@ def serving(records: Path) -> str:
         "concurrency was reached; ratios compare the sides of one run, measured in turns, with "
         "95% intervals by resampling rounds. *Per token* is an answer's mean after its first "
         "token.",
-        *map(load_markdown, runs),
+        *(part for run in runs for part in _load(run)),
         *remarks((run.facts["environment"] for run in runs), _SERVING_REMARKS),
     )
+
+
+def _load(run: LoadSummary) -> list[str]:
+    parts = [how_measured(run), circumstances(run.facts["environment"])]
+    for shown in tables(run):
+        columns = {head: _cell(place) for place, head in enumerate(shown.heads)}
+        parts += [f"*{shown.title}*", table(columns, shown.lines)]
+    return [*parts, " ".join(caveats(run))]
+
+
+def _cell(place: int) -> Callable[[Sequence[str]], str]:
+    return lambda line: line[place]
 
 
 # vLLM -------------------------------------------------------------------------------------------

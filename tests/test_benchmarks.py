@@ -222,7 +222,7 @@ def test_a_kind_that_fails_costs_the_others_nothing(tiny, tmp_path, monkeypatch)
 
 @pytest.fixture
 def crowd(tmp_path, monkeypatch):
-    """The script with one small crowd of a kind, and its records."""
+    """The script with one small stress test of a kind, and its records."""
     out = tmp_path / "crowd.jsonl"
 
     def ask(*kinds):
@@ -233,7 +233,7 @@ def crowd(tmp_path, monkeypatch):
     return ask
 
 
-def test_a_crowd_of_rows_writes_what_each_writes_alone(crowd):
+def test_a_stress_test_gives_each_sequence_what_it_gets_alone(crowd):
     out = crowd(*engine_crowd.KINDS)
     engine_crowd.main()
     records = read_records(out)
@@ -247,9 +247,9 @@ def test_a_crowd_of_rows_writes_what_each_writes_alone(crowd):
         assert low < record["tokens_per_cycle"] < high
 
 
-def test_a_crowd_that_differs_is_told(crowd, monkeypatch):
+def test_a_stress_test_that_differs_is_told(crowd, monkeypatch):
     out = crowd("domino")
     monkeypatch.setattr(SlotCache, "copy", lambda *_: None)  # reused tokens that are not there
-    with pytest.raises(SystemExit, match="1 crowds differ"):
+    with pytest.raises(SystemExit, match="1 stress tests differ"):
         engine_crowd.main()
     assert read_records(out)[0]["differing_crowds"] == 1

@@ -171,8 +171,8 @@ def test_the_server_page_has_what_was_measured(tmp_path):
             append_record(tmp_path / "serving.jsonl", record)
     section = serving(tmp_path)
     # Two answers of 11 tokens in 1 and in 2 seconds, in 2 and in 3.
-    assert "| 1 at once | 2.00× | 2.00× | 0.50× |" in section
-    assert "| 8 at once | 1.50× | 1.50× |" in section
+    assert "| concurrency 1 | 2.00× | 2.00× | 0.50× |" in section
+    assert "| concurrency 8 | 1.50× | 1.50× |" in section
 
 
 def test_audits_on_record_are_clean_and_as_large_as_promised():

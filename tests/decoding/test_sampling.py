@@ -24,7 +24,7 @@ from tests.support.families import make_target, random_drafter, random_prompts, 
 from tests.support.runs import run
 from tests.support.small import small_pair
 
-ROWS, RUNS, NEW = 50, 40, 4
+ROWS, RUNS, NEW = 50, 20, 4
 PROMPT = [3, 7, 1]
 
 

@@ -7,11 +7,8 @@ import pytest
 import torch
 
 from domino_spec.engine.beside import Beside
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.kernels import scratch as module
 from domino_spec.engine.kernels.scratch import apart, scratch
-from tests.engine.runs import make_engine
-from tests.support.families import make_target, random_drafter
 
 
 class Stream:
@@ -104,68 +101,3 @@ def test_scratch_is_shared_within_a_stream_and_not_between_them(said, monkeypatc
     with pytest.raises(ZeroDivisionError), apart(7):
         raise ZeroDivisionError
     assert scratch(device, **asked) is outside
-
-
-@pytest.fixture
-def told():
-    """An engine in whose next cycle every part says when it runs."""
-    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
-    heard = []
-    cycle = engine.cycle
-    for owner, names in (
-        (cycle.target, ("forward", "logits")),
-        (cycle.drafter, ("propose", "observe")),
-        (cycle, ("choose", "report")),
-    ):
-        for name in names:
-            setattr(owner, name, saying(getattr(owner, name), name, heard))
-    cycle._beside = Recorded(heard)
-    return engine, heard
-
-
-class Recorded:
-    """A `Beside` that says when it begins, ends and is joined."""
-
-    def __init__(self, heard):
-        self.heard = heard
-
-    @contextmanager
-    def work(self):
-        self.heard.append("beside")
-        yield
-        self.heard.append("and back")
-
-    def join(self):
-        self.heard.append("join")
-
-
-def saying(function, name, heard):
-    def call(*args, **given):
-        heard.append(name)
-        return function(*args, **given)
-
-    return call
-
-
-def test_a_cycle_tells_its_drafter_beside_and_joins_before_it_commits(told):
-    engine, heard = told
-    engine.cycle.run(torch.tensor([0]), Plan(2))
-    assert heard == [
-        "propose", "forward", "beside", "observe", "and back", "logits", "choose", "join", "report",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("failing", ["observe", "logits", "choose"])
-def test_a_cycle_that_fails_joins_all_the_same(told, failing):
-    engine, heard = told
-    owner = {"observe": engine.cycle.drafter, "logits": engine.cycle.target}.get(
-        failing, engine.cycle
-    )
-
-    def fails(*_args, **_given):
-        raise torch.OutOfMemoryError
-
-    setattr(owner, failing, fails)
-    with pytest.raises(torch.OutOfMemoryError):
-        engine.cycle.run(torch.tensor([0]), Plan(2))
-    assert heard[-1] == "join"

@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from domino_spec.cache import cache_folder
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import adapt_depth, measured_rows
@@ -13,7 +12,7 @@ from domino_spec.engine.costs import Costs
 from domino_spec.engine.cycle import KINDS
 from domino_spec.engine.graphs import Runner
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
-from tests.engine.runs import make_engine, run_engine, run_reference
+from tests.engine.runs import make_engine, make_requests, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter
 
@@ -143,12 +142,6 @@ def test_without_a_drafter_there_is_nothing_to_choose():
     assert adapt_depth(make_engine(make_target("llama"), None)) is None
 
 
-def test_the_cache_has_a_place_of_its_own(monkeypatch):
-    monkeypatch.delenv("DOMINO_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert str(cache_folder()) == "/somewhere/domino-spec"
-
-
 @pytest.mark.parametrize(("slots", "expected"), [
     (1, [1]), (4, [1, 4]), (6, [1, 4, 6]), (64, [1, 4, 16, 64]), (100, [1, 4, 16, 64, 100]),
 ])  # fmt: skip
@@ -174,7 +167,7 @@ class Asked(DepthPolicy):
         self.shown.append((depth, sampled))
 
 
-def test_a_cycle_is_of_the_kind_that_some_row_needs():
+def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
     engine = make_engine(make_target("llama"), random_drafter(), slots=4)
     engine.policy = policy = Asked(depth=3)
     greedy = SamplingParams(max_new_tokens=60)
@@ -204,11 +197,12 @@ def test_graphs_run_filled_batches_and_cost_as_much():
     assert policy.batches[0].rows == 8
 
 
-def test_an_engine_that_was_told_not_to_draft_asks_nobody():
+def test_a_sequence_without_drafts_does_not_ask_the_policy():
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
     engine.policy = policy = Asked(depth=3)
-    engine.speculates = False
-    run_engine(engine, PROMPTS[:1], max_new_tokens=6)
+    (plain,) = make_requests(PROMPTS[:1], max_new_tokens=6)
+    plain.speculate = False
+    list(engine.stream([plain]))
     assert policy.batches == []
 
 
@@ -225,9 +219,7 @@ def test_rows_that_sample_are_decoded_plainly_where_only_greedy_ones_pay():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_changing_depths_change_no_token(ahead):
     target = make_target("qwen3")
-    expected, _, _ = run_reference(
-        target, None, PROMPTS, depth=0, candidates=None, max_new_tokens=30
-    )
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=30)
     engine = make_engine(target, random_drafter(), slots=2, ahead=ahead)
     turns = iter([7, 0, 3, 0, 0, 1, 7, 2] * 50)
 

@@ -1,4 +1,4 @@
-"""What goes wrong at the edges: rows that leave, wrong settings, measuring, what is given."""
+"""At the edges: wrong settings, measuring, what an engine does to what it is given."""
 
 import copy
 import json
@@ -7,15 +7,14 @@ import pytest
 import torch
 import transformers as tf
 
-from domino_spec.decoding import SamplingParams
 from domino_spec.engine.calibration import adapt_depth
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.families import kernels_take
 from domino_spec.engine.measure import Bench, accepted_pattern
 from domino_spec.engine.policy import Batch, depths
 from domino_spec.errors import InputError, MismatchError
-from tests.engine.runs import make_engine, own, run_engine, run_reference
+from domino_spec.targets import Target
+from tests.engine.runs import finish, make_engine, make_requests, own, run_engine, run_reference
 from tests.support.families import (
     CONFIGS,
     drafter_config,
@@ -24,7 +23,6 @@ from tests.support.families import (
     random_prompts,
     randomise,
 )
-from tests.support.runs import make_rows
 
 PROMPTS = random_prompts([3, 9, 5])
 
@@ -44,11 +42,10 @@ def cache(tmp_path, monkeypatch):
 ], ids=["rejection", "processors"])  # fmt: skip
 def test_what_needs_the_reference_loop_is_refused(changes, words):
     engine = make_engine(make_target("qwen3"), None)
-    params = SamplingParams(max_new_tokens=20, **changes)
-    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
+    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=20, **changes)
     with pytest.raises(InputError, match=f"{words}.*reference loop"):
-        engine.admit(row, params)
-    assert engine.free == engine.slots.count
+        engine.add_request(sequence)
+    assert not engine.busy
 
 
 # Calibration of a busy engine ---------------------------------------------------------------------
@@ -56,42 +53,25 @@ def test_what_needs_the_reference_loop_is_refused(changes, words):
 
 def test_an_engine_that_is_not_idle_is_not_measured():
     target = make_target("qwen3")
-    expected = run_reference(
-        target, None, PROMPTS[:1], depth=0, candidates=None, max_new_tokens=20
-    )[0]
+    expected = run_reference(target, None, PROMPTS[:1], max_new_tokens=20)[0]
     engine = make_engine(target, random_drafter(), slots=1)
-    params = SamplingParams(max_new_tokens=20)
-    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
-    engine.admit(row, params)
-    with pytest.raises(InputError, match="1 rows are running"):
+    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=20)
+    engine.add_request(sequence)
+    engine.step()
+    with pytest.raises(InputError, match="1 sequences are running"):
         adapt_depth(engine)
-    with pytest.raises(InputError, match="1 rows are running"):
+    with pytest.raises(InputError, match="1 sequences are running"):
         Bench(engine, context=8)
-    while engine.busy:
-        engine.step()
-    assert row.generated == expected[0]
+    finish(engine)
+    assert sequence.output == expected[0]
 
 
 # Forced acceptance stays in captured graphs -------------------------------------------------------
 
 
-def test_pretended_acceptance_is_a_plan_of_its_own():
-    """A graph that was captured for it is never replayed for a real cycle."""
-    assert Plan(7, forced=True) != Plan(7)
-
-
-def test_a_new_pattern_lies_where_the_old_one_lay():
-    """Captured graphs keep addresses, not tensors."""
-    cycle = make_engine(make_target("qwen3"), random_drafter(), slots=1).cycle
-    cycle.force([1, 2, 3])
-    before = cycle._pattern.data_ptr(), cycle._period.data_ptr(), cycle._turn.data_ptr()
-    cycle.force([4, 5])
-    assert before == (cycle._pattern.data_ptr(), cycle._period.data_ptr(), cycle._turn.data_ptr())
-
-
 def test_an_engine_decodes_rightly_after_it_was_paced():
     target = make_target("qwen3")
-    expected = run_reference(target, None, PROMPTS, depth=0, candidates=None, max_new_tokens=20)[0]
+    expected = run_reference(target, None, PROMPTS, max_new_tokens=20)[0]
     engine = make_engine(target, random_drafter(), slots=1)
     Bench(engine, context=16).paced(1, engine.depth, [3, 5], cycles=3)
     found, _, _ = run_engine(engine, PROMPTS, max_new_tokens=20)
@@ -117,8 +97,6 @@ def test_a_wider_mlp_has_costs_of_its_own(cache):
         config = CONFIGS["llama"]()
         config.intermediate_size = width
         model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
-        from domino_spec.targets import Target
-
         adapt_depth(Engine(Target(model), random_drafter(), slots=1, capacity=64))
     assert kept_keys(cache) == 2
 
@@ -141,11 +119,11 @@ def test_a_spoiled_file_is_measured_again(cache, spoiled):
     assert json.loads(path.read_text()) != json.loads(spoiled)
 
 
-# Rows that leave ----------------------------------------------------------------------------------
+# The end of a slot --------------------------------------------------------------------------------
 
 
-def test_a_row_that_fills_its_slot_drafts_as_in_a_larger_one():
-    """The last blocks reach past the row's end, where the drafter's slots see each other."""
+def test_a_sequence_that_fills_its_slot_drafts_as_in_a_larger_one():
+    """The last blocks reach past the sequence's end, where the drafter's slots see each other."""
     target, drafter = make_target("llama"), random_drafter()
     prompt, new = [5, 9, 11, 3], 21
     found = [
@@ -156,7 +134,7 @@ def test_a_row_that_fills_its_slot_drafts_as_in_a_larger_one():
     assert found[0][2] == found[1][2]
 
 
-def test_rows_that_never_draft_do_not_trouble_the_drafter(monkeypatch):
+def test_measuring_plain_steps_does_no_drafter_work(monkeypatch):
     engine = make_engine(make_target("llama"), random_drafter())
 
     def troubled(*_args, **_kwargs):
@@ -167,94 +145,6 @@ def test_rows_that_never_draft_do_not_trouble_the_drafter(monkeypatch):
     Bench(engine, context=8).plain_seconds(1)
     with pytest.raises(AssertionError, match="asked"):
         Bench(engine, context=8).cycle_seconds(1, 0)
-
-
-def test_a_released_row_gets_no_more_tokens():
-    engine = make_engine(make_target("qwen3"), random_drafter(), slots=2, ahead=True)
-    params = SamplingParams(max_new_tokens=20)
-    rows = make_rows(engine.slots, PROMPTS[:2], params)
-    for row in rows:
-        engine.admit(row, params)
-    engine.step()
-    engine.release(rows[0])
-    before = list(rows[0].generated)
-    commits = engine.step()
-    assert rows[0].generated == before
-    assert [commit.row for commit in commits] == [1]
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_a_row_that_comes_back_is_refused(ahead):
-    engine = make_engine(make_target("qwen3"), random_drafter(), slots=1, ahead=ahead)
-    params = SamplingParams(max_new_tokens=20)
-    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
-    engine.admit(row, params)
-    engine.step()
-    engine.release(row)
-    with pytest.raises(InputError, match="tokens already; the engine begins with a prompt"):
-        engine.admit(row, params)
-
-
-def test_a_row_that_somebody_else_ended_leaves():
-    engine = make_engine(make_target("qwen3"), random_drafter(), slots=1)
-    params = SamplingParams(max_new_tokens=20)
-    (row,) = make_rows(engine.slots, PROMPTS[:1], params)
-    engine.admit(row, params)
-    row.finish_reason = "cancelled"
-    assert engine.step() == []
-    assert engine.free == 1
-
-
-def test_an_abandoned_run_leaves_no_rows_behind():
-    engine = make_engine(make_target("qwen3"), random_drafter(), slots=2)
-    params = SamplingParams(max_new_tokens=20)
-    first, second = make_rows(engine.slots, PROMPTS[:2], params)
-    running = engine.run([(first, params, 0)])
-    next(running)
-    running.close()
-    seen = {commit.row for commit in engine.run([(second, params, 0)])}
-    assert seen == {second.index}
-
-
-def test_a_stop_rule_that_fails_costs_no_other_row_its_tokens():
-    target = make_target("qwen3")
-    expected = run_reference(
-        target, None, PROMPTS[:2], depth=0, candidates=None, max_new_tokens=20
-    )[0]
-    engine = make_engine(target, random_drafter(), slots=2)
-    params = SamplingParams(max_new_tokens=20)
-    broken, good = make_rows(engine.slots, PROMPTS[:2], params)
-
-    def rule(row):
-        if len(row.generated) == 3:
-            raise RuntimeError("a stop rule of the caller's")
-
-    broken.stop_rules = [rule]
-    engine.admit(broken, params)
-    engine.admit(good, params)
-    while good.finish_reason is None:
-        try:
-            engine.step()
-        except RuntimeError:
-            engine.release(broken)
-    assert good.generated == expected[1]
-
-
-# Seeds --------------------------------------------------------------------------------------------
-
-
-def test_a_seed_in_the_parameters_counts():
-    target = make_target("qwen3")
-    answers = []
-    for seed in (1, 2):
-        engine = make_engine(target, None, slots=1)
-        params = SamplingParams(max_new_tokens=20, temperature=1.5, seed=seed)
-        (row,) = make_rows(engine.slots, PROMPTS[:1], params)
-        engine.admit(row, params)
-        while engine.busy:
-            engine.step()
-        answers.append(row.generated)
-    assert answers[0] != answers[1]
 
 
 # Depth 0 with a policy ----------------------------------------------------------------------------
@@ -295,10 +185,9 @@ def test_what_drafts_is_refused_without_a_drafter():
 ])  # fmt: skip
 def test_wrong_prompts_are_refused_in_words(prompt, words):
     engine = make_engine(make_target("qwen3"), None, slots=1)
-    params = SamplingParams(max_new_tokens=5)
     with pytest.raises(InputError, match=words):
-        engine.admit(make_rows(engine.slots, [prompt], params)[0], params)
-    assert engine.free == 1
+        engine.add_request(*make_requests([prompt], max_new_tokens=5))
+    assert not engine.busy
 
 
 @pytest.mark.parametrize(("changes", "words"), [

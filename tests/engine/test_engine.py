@@ -62,7 +62,11 @@ def compare(target, drafter, *, depth=None, candidates=None, prompts=PROMPTS, eo
 
 @pytest.mark.parametrize(
     ("family", "kind"),
-    [*(("qwen3", kind) for kind in DRAFTERS), *((f, "sliding") for f in LEAN[:2]), ("mistral", "shift")],
+    [
+        *(("qwen3", kind) for kind in DRAFTERS),
+        *((family, "sliding") for family in LEAN[:2]),
+        ("mistral", "shift"),
+    ],
 )
 def test_tokens_and_drafts_are_the_reference_loops(family, kind):
     drafter = random_drafter(drafter_config(**DRAFTERS[kind]))

@@ -155,7 +155,7 @@ def test_a_measurement_that_fails_leaves_nothing_behind_either(bench, monkeypatc
 def test_penalties_that_were_there_stay_where_they_are():
     """Captured graphs keep their addresses."""
     target = make_target("qwen3")
-    expected, _, _ = run_reference(target, None, PROMPTS, depth=0, candidates=None, **PENALISED)
+    expected, _, _ = run_reference(target, None, PROMPTS, **PENALISED)
     engine = make_engine(target, random_drafter(), slots=2)
     assert run_engine(engine, PROMPTS, **PENALISED)[0] == expected
     penalties = engine.slots._penalties

@@ -44,12 +44,11 @@ def test_a_policy_may_choose_any_depth():
     assert [plan.depth for _, plan in found] == list(depths(7))
 
 
-def test_an_engine_that_was_told_not_to_draft_records_what_it_will_run():
+def test_what_sequences_without_drafts_will_run_is_recorded():
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
     found = recorded_by(engine)
     engine.policy = DepthPolicy(Costs({1: dict.fromkeys(depths(7), 1.0)}), 7)
-    engine.speculates = False
-    engine.capture(1, SamplingParams())
+    engine.capture(1, SamplingParams(), speculate=False)
     assert found == [(1, Plan(0, alone=True))]
 
 

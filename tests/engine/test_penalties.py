@@ -6,10 +6,10 @@ import torch
 from domino_spec.decoding import DominoProposer, NoDrafts, SamplingParams, decode
 from domino_spec.engine.cycle import Plan
 from domino_spec.engine.penalties import Penalties
-from tests.engine.runs import make_engine, script
+from tests.engine.runs import finish, make_engine, make_requests, script
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter
-from tests.support.runs import make_rows
+from tests.support.runs import make_sequences
 
 PROMPTS = random_prompts([6, 3, 12, 9, 5, 8])
 NEW = 24
@@ -24,24 +24,17 @@ EACH = [
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "accept": "coupled"}
 
 
-def rows_of(target, each):
-    rows = [make_rows(target, [p], params)[0] for p, params in zip(PROMPTS, each, strict=True)]
-    for index, row in enumerate(rows):
-        row.index = index
-    return rows
-
-
 def reference(target, each, proposer=None):
-    rows = rows_of(target, each)
-    for _ in decode(target, proposer or NoDrafts(), rows):
+    sequences = make_requests(PROMPTS, params=each)
+    for _ in decode(target, proposer or NoDrafts(), sequences):
         pass
-    return [row.generated for row in rows]
+    return [sequence.output for sequence in sequences]
 
 
-def on_engine(engine, each, seeds):
-    rows = rows_of(engine.slots, each)
-    commits = list(engine.run(list(zip(rows, each, seeds, strict=True))))
-    return [row.generated for row in rows], commits
+def on_engine(engine, each):
+    sequences = make_requests(PROMPTS, params=each)
+    outputs = list(engine.stream(sequences))
+    return [sequence.output for sequence in sequences], outputs
 
 
 def params_of(common, each=EACH):
@@ -51,7 +44,7 @@ def params_of(common, each=EACH):
 @pytest.mark.parametrize("drafts", [True, False])
 @pytest.mark.parametrize("common", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("options", [{"slots": 6}, {"slots": 2, "ahead": True}], ids=str)
-def test_each_row_pays_what_the_reference_loop_makes_it_pay(options, common, drafts):
+def test_each_sequence_pays_what_the_reference_loop_makes_it_pay(options, common, drafts):
     target = make_target("llama")
     params = params_of(common)
     expected = reference(target, params)
@@ -61,9 +54,9 @@ def test_each_row_pays_what_the_reference_loop_makes_it_pay(options, common, dra
     engine = make_engine(target, random_drafter() if drafts else None, **options)
     if drafts:
         script(engine, expected)
-    found, commits = on_engine(engine, params, [7] * len(EACH))
+    found, outputs = on_engine(engine, params)
     assert found == expected
-    assert (max(commit.accepted for commit in commits) > 2) is drafts
+    assert (max(output.accepted for output in outputs) > 2) is drafts
 
 
 @pytest.mark.parametrize("changes", EACH, ids=str)
@@ -72,25 +65,26 @@ def test_a_drafter_that_repeats_itself_is_believed_as_far_as_it_pays(changes):
     table = torch.arange(40).view(-1, 2).flip(1).flatten()
     target, drafter = bigram_target(table), knowing_drafter(shift=True, prefix=1, table=table)
     params = SamplingParams(max_new_tokens=40, **changes)
-    rows = make_rows(target, [[4, 7], [12]], params)
-    expected = list(decode(target, DominoProposer(drafter, target, depth=7), rows))
-    engine = make_engine(target, drafter, slots=2)
-    own = make_rows(engine.slots, [[4, 7], [12]], params)
-    found = list(engine.run([(row, params, None) for row in own]))
-    assert [row.generated for row in own] == [row.generated for row in rows]
-    blocks = [sorted((c.row, c.cycle, c.tokens) for c in commits) for commits in (found, expected)]
+    sequences, own = (make_sequences([[4, 7], [12]], params) for _ in range(2))
+    expected = list(decode(target, DominoProposer(drafter, target, depth=7), sequences))
+    found = list(make_engine(target, drafter, slots=2).stream(own))
+    assert [each.output for each in own] == [each.output for each in sequences]
+    blocks = [
+        sorted((o.sequence.index, o.cycle, o.tokens) for o in outputs)
+        for outputs in (found, expected)
+    ]
     assert blocks[0] == blocks[1]
-    assert max(commit.accepted for commit in found) > 1
+    assert max(output.accepted for output in found) > 1
 
 
-def test_rows_without_a_penalty_beside_one_that_pays():
+def test_sequences_without_a_penalty_beside_one_that_pays():
     target = make_target("qwen3")
     each = [{}, {"frequency_penalty": 1.0}, {}, {"temperature": 0.8, "top_k": 9}, {}, {}]
     params = [SamplingParams(max_new_tokens=NEW, seed=7, accept="coupled", **c) for c in each]
     expected = reference(target, params)
     engine = make_engine(target, random_drafter(), slots=6)
     script(engine, expected)
-    assert on_engine(engine, params, [7] * 6)[0] == expected
+    assert on_engine(engine, params)[0] == expected
 
 
 def test_a_slot_forgets_what_its_last_row_paid_for():
@@ -98,7 +92,7 @@ def test_a_slot_forgets_what_its_last_row_paid_for():
     changes = [EACH[0], {}, EACH[2], EACH[5], {}, EACH[0]]
     params = params_of({}, changes)
     engine = make_engine(target, None, slots=1)
-    assert on_engine(engine, params, [None] * 6)[0] == reference(target, params)
+    assert on_engine(engine, params)[0] == reference(target, params)
 
 
 @pytest.mark.parametrize("paid", EACH[:3], ids=str)
@@ -108,17 +102,17 @@ def test_who_takes_the_slot_of_one_that_paid_pays_nothing(paid):
     params = params_of({}, [{}, paid, EACH[1], {}, {}, {}])
     expected = reference(target, params)
     engine = make_engine(target, None, slots=2)
-    rows = rows_of(engine.slots, params)
-    engine.admit(rows[1], params[1])
-    slot = engine._seating.seats[0].slot
+    sequences = make_requests(PROMPTS, params=params)
+    engine.add_request(sequences[1])
     engine.step()
-    engine.release(rows[1])
-    engine.admit(rows[0], params[0])
-    assert engine._seating.seats[0].slot == slot
-    engine.admit(rows[2], params[2])
-    while engine.busy:
-        engine.step()
-    assert [rows[0].generated, rows[2].generated] == [expected[0], expected[2]]
+    slot = sequences[1].slot
+    engine.abort(sequences[1])
+    engine.add_request(sequences[0])
+    engine.step()
+    assert sequences[0].slot == slot
+    engine.add_request(sequences[2])
+    finish(engine)
+    assert [sequences[0].output, sequences[2].output] == [expected[0], expected[2]]
 
 
 def test_a_prompt_that_was_there_already_costs_the_same():
@@ -126,29 +120,23 @@ def test_a_prompt_that_was_there_already_costs_the_same():
     target = make_target("llama")
     params = SamplingParams(max_new_tokens=NEW, repetition_penalty=1.7, presence_penalty=0.5)
     text = PROMPTS[2] + PROMPTS[3]
-    engine = make_engine(target, random_drafter(), slots=2, reuse=True)
+    engine = make_engine(target, random_drafter(), slots=2, reuse=True, chunk=4)
     for prompt, reused in ((text, 0), (text[:15] + PROMPTS[0], 15)):
-        (row,) = make_rows(engine.slots, [prompt], params)
-        admission = engine.begin(row, params, chunk=4)
-        assert admission.reused == reused
-        while admission.advance() is None:
-            pass
-        while engine.busy:
-            engine.step()
-        (expected,) = make_rows(target, [prompt], params)
-        for _ in decode(target, NoDrafts(), [expected]):
-            pass
-        assert row.generated == expected.generated
+        sequence, expected = make_sequences([prompt] * 2, params)
+        list(engine.stream([sequence]))
+        list(decode(target, NoDrafts(), [expected]))
+        assert sequence.cached == reused
+        assert sequence.output == expected.output
 
 
 # What it costs those who pay nothing --------------------------------------------------------------
 
 
-def test_nothing_is_counted_for_rows_that_pay_nothing():
+def test_nothing_is_counted_where_no_sequence_pays():
     engine = make_engine(make_target("llama"), random_drafter(), slots=2)
-    on_engine(engine, params_of({}, [{}] * 6), [None] * 6)
+    on_engine(engine, params_of({}, [{}] * 6))
     assert engine.slots._penalties is None
-    on_engine(engine, params_of({}), [None] * 6)
+    on_engine(engine, params_of({}))
     assert engine.slots.penalties.counts.shape == (3, engine.target.vocab_size)
     plans = [Plan.of([SamplingParams(), SamplingParams(**c)], 7, alone=False) for c in ({}, *EACH)]
     assert [plan.penalised for plan in plans] == [False] + [True] * len(EACH)

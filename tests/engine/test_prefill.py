@@ -8,7 +8,7 @@ from domino_spec.engine import engine as engine_module
 from domino_spec.engine import prefill
 from domino_spec.engine.kernels.attention import batch_twin
 from domino_spec.engine.prefill import Prefill
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.rows import Spans
 from tests.engine.replays import Replays
 from tests.engine.runs import finish, make_engine, make_requests, run_engine, run_reference, watch
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -255,7 +255,7 @@ def test_a_bound_beyond_what_the_slot_holds_changes_nothing(window, start):
     keys, values = torch.randn(2, 3, 2, capacity, 8, generator=make)
     slots, starts = torch.tensor([1]), torch.tensor([start])
     options = {"causal": True, "window": window, "scale": 0.3}
-    wanted = Rows(slots, starts, count).attend(query, keys, values, **options)
+    wanted = Spans(slots, starts, count).attend(query, keys, values, **options)
     for bound in (start + count, 40, capacity):
         found = batch_twin(query, keys, values, slots, starts, *options.values(), bound)
         assert torch.allclose(found, wanted, atol=1e-5)

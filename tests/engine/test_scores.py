@@ -6,21 +6,21 @@ import torch
 from domino_spec.decoding import NoDrafts, SamplingParams, TokenScore, decode
 from domino_spec.engine.cycle import Plan
 from domino_spec.engine.scores import ScoreTable, score_columns
-from tests.engine.runs import make_engine, script
+from tests.engine.runs import make_engine, make_requests, script
 from tests.support.families import make_target, random_drafter, random_prompts
-from tests.support.runs import make_rows
+from tests.support.runs import make_sequences
 
 PROMPTS = random_prompts([3, 9, 5, 14])
 NEW = 18
 
 
-def heard(commits):
-    """For each row its tokens' scores."""
+def heard(outputs):
+    """For each sequence its tokens' scores."""
     scores = {}
-    for commit in commits:
-        if commit.scores is not None:
-            assert len(commit.scores) == len(commit.tokens)
-            scores.setdefault(commit.row, []).extend(commit.scores)
+    for output in outputs:
+        if output.scores is not None:
+            assert len(output.scores) == len(output.tokens)
+            scores.setdefault(output.sequence.index, []).extend(output.scores)
     return scores
 
 
@@ -42,52 +42,46 @@ def same(found, expected):
 def test_scores_are_the_reference_loops(changes, drafts, options):
     target, drafter = make_target("qwen3"), random_drafter() if drafts else None
     params = SamplingParams(max_new_tokens=NEW, logprobs=4, seed=3, **changes)
-    plain = make_rows(target, PROMPTS, params)
+    plain, sequences = (make_sequences(PROMPTS, params) for _ in range(2))
     expected = list(decode(target, NoDrafts(), plain))
     engine = make_engine(target, drafter, **options)
     if drafts:
-        script(engine, [row.generated for row in plain])
-    rows = make_rows(engine.slots, PROMPTS, params)
-    found = list(engine.run([(row, params, 3 + row.index) for row in rows]))
+        script(engine, [sequence.output for sequence in plain])
+    found = list(engine.stream(sequences))
     same(heard(found), heard(expected))
     assert sum(map(len, heard(found).values())) == NEW * len(PROMPTS)
-    assert (max(len(commit.tokens) for commit in found) > 2) is drafts
+    assert (max(len(output.tokens) for output in found) > 2) is drafts
 
 
-def test_each_row_gets_what_it_asked_for():
+def test_each_sequence_gets_what_it_asked_for():
     """One wants many, one a single number, one nothing, one ends in the midst of a block."""
     target, drafter = make_target("llama"), random_drafter()
     each = [SamplingParams(max_new_tokens=n, logprobs=k) for n, k in
             ((18, 20), (18, 0), (18, None), (3, 2))]  # fmt: skip
     engine = make_engine(target, drafter, slots=4)
-    rows = [
-        make_rows(engine.slots, [p], params)[0] for p, params in zip(PROMPTS, each, strict=True)
-    ]
-    for index, row in enumerate(rows):
-        row.index = index
-    plain = make_rows(target, PROMPTS, SamplingParams(max_new_tokens=18))
+    sequences = make_requests(PROMPTS, params=each)
+    plain = make_sequences(PROMPTS, SamplingParams(max_new_tokens=18))
     list(decode(target, NoDrafts(), plain))
-    script(engine, [row.generated for row in plain])
-    seated = [(row, params, None) for row, params in zip(rows, each, strict=True)]
-    found = list(engine.run(seated))
-    assert [commit.scores for commit in found if commit.row == 2] == [None] * sum(
-        commit.row == 2 for commit in found
-    )
-    assert [len(commit.tokens) for commit in found if commit.row == 3] == [1, 2]  # of three
+    script(engine, [sequence.output for sequence in plain])
+    found = list(engine.stream(sequences))
+    assert {output.scores for output in found if output.sequence is sequences[2]} == {None}
+    tokens = [len(output.tokens) for output in found if output.sequence is sequences[3]]
+    assert tokens == [1, 2]  # of three
     scores = heard(found)
-    assert {row: len(kept) for row, kept in scores.items()} == {0: 18, 1: 18, 3: 3}
+    assert {index: len(kept) for index, kept in scores.items()} == {0: 18, 1: 18, 3: 3}
     assert {len(score.top) for score in scores[0]} == {20}
     assert {len(score.top) for score in scores[1]} == {0}
     assert {len(score.top) for score in scores[3]} == {2}
-    for row in (0, 1, 3):
+    for index in (0, 1, 3):
+        sequence = sequences[index]
         with torch.no_grad():
-            logits = target.model(torch.tensor([rows[row].prompt + rows[row].generated])).logits[0]
-        own = logits.log_softmax(-1)[len(rows[row].prompt) - 1 : -1]
-        expected = [float(p[t]) for p, t in zip(own, rows[row].generated, strict=True)]
-        assert [score.logprob for score in scores[row]] == pytest.approx(expected, abs=1e-4)
+            logits = target.model(torch.tensor([sequence.prompt + sequence.output])).logits[0]
+        own = logits.log_softmax(-1)[len(sequence.prompt) - 1 : -1]
+        expected = [float(p[t]) for p, t in zip(own, sequence.output, strict=True)]
+        assert [score.logprob for score in scores[index]] == pytest.approx(expected, abs=1e-4)
 
 
-def test_only_rows_that_ask_make_a_cycle_score():
+def test_only_sequences_that_ask_make_a_cycle_score():
     kinds = {k: Plan.of([SamplingParams(), SamplingParams(logprobs=k)], 7, alone=False)
              for k in (None, 0, 3)}  # fmt: skip
     assert [(p.scored, p.ranked) for p in kinds.values()] == [

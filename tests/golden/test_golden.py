@@ -1,4 +1,4 @@
-"""Token-exact runs recorded before the engine was redesigned; float64, so any machine gives them."""
+"""Tokens recorded before the engine was redesigned; float64, so any machine gives them."""
 
 from __future__ import annotations
 

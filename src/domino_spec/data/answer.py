@@ -61,6 +61,7 @@ class AnswerSettings:
             top_p=self.top_p,
             top_k=self.top_k,
             seed=seed,
+            accept="coupled",  # the same text from the engine and from the reference loop
         )
 
     def temperature_of(self, index: int) -> float:

@@ -63,6 +63,7 @@ class SynthSettings:
             top_p=self.top_p,
             top_k=self.top_k,
             seed=seed_of(self.seed, "prompt", candidate),
+            accept="coupled",  # the same text from the engine and from the reference loop
         )
 
 
