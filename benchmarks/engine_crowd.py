@@ -36,7 +36,7 @@ KINDS = ("domino", "medusa", "eagle3", "lookup")
 def make_drafter(kind: str, device: torch.device) -> AnySource:
     """A drafter that knows the target's table, on the device."""
     drafter = drafter_for(kind, table_for(kind, SIZE), head_dim=HEAD_DIM)
-    model = drafter.model if isinstance(drafter, BaselineSource) else drafter
+    model = drafter.drafter if isinstance(drafter, BaselineSource) else drafter
     if isinstance(model, nn.Module):
         model.to(device)
     return drafter

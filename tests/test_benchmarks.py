@@ -226,7 +226,7 @@ def crowd(tmp_path, monkeypatch):
     out = tmp_path / "crowd.jsonl"
 
     def ask(*kinds):
-        arguments = ["--crowds", "1", "--turns", "90", "--out", str(out), "--drafters", *kinds]
+        arguments = ["--crowds", "1", "--turns", "60", "--out", str(out), "--drafters", *kinds]
         monkeypatch.setattr(sys, "argv", ["crowd", *arguments])
         return out
 
@@ -234,11 +234,12 @@ def crowd(tmp_path, monkeypatch):
 
 
 def test_a_stress_test_gives_each_sequence_what_it_gets_alone(crowd):
-    out = crowd(*engine_crowd.KINDS)
+    kinds = ["domino", "lookup"]
+    out = crowd(*kinds)
     engine_crowd.main()
     records = read_records(out)
-    assert [record["drafter"] for record in records] == list(engine_crowd.KINDS)
-    bounds = {"domino": (2, 8), "medusa": (1.5, 4.9), "eagle3": (1.5, 4.9), "lookup": (1.1, 3.9)}
+    assert [record["drafter"] for record in records] == kinds
+    bounds = {"domino": (2, 8), "lookup": (1.1, 3.9)}
     for record in records:
         assert record["differing_crowds"] == 0
         assert record["rows"] > record["left_early"] > 0

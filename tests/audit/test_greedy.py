@@ -1,5 +1,7 @@
 """A right decoder passes, every decoder broken on purpose is called so, a tie is not a bug."""
 
+from functools import cache
+
 import pytest
 import torch
 import transformers as tf
@@ -22,13 +24,17 @@ from tests.support.families import (
 )
 from tests.support.pair import bigram_target, knowing_drafter
 
-LENGTHS, NEW, DEPTH = (5, 9, 3, 12, 1), 25, 7
+LENGTHS, NEW, DEPTH = (5, 9, 3, 12, 1), 20, 7
+
+
+@cache
+def answers_of(target):
+    return [plain_greedy(target.model, prompt, NEW) for prompt in random_prompts(LENGTHS)]
 
 
 def scripted(target, kind=Good):
     """A way whose drafts are often right, and its prompts."""
-    prompts = random_prompts(LENGTHS)
-    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    prompts, answers = random_prompts(LENGTHS), answers_of(target)
     way = ReferenceWay(
         target, lambda: kind(answers, depth=DEPTH, vocab=target.vocab_size), batch_size=4
     )
@@ -52,8 +58,7 @@ def test_the_reference_loop_is_lossless(family, kind):
 
 def test_any_proposer_goes_and_endings_are_compared():
     target = make_target("llama")
-    prompts = random_prompts(LENGTHS)
-    answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
+    prompts, answers = random_prompts(LENGTHS), answers_of(target)
     eos = {answers[0][3], answers[1][0]}
     drafter = random_drafter()
     way = ReferenceWay(target, lambda: DominoProposer(drafter, target, depth=DEPTH))
@@ -144,7 +149,7 @@ def test_a_broken_engine_is_a_bug(monkeypatch):
 def test_overrunning_the_end_is_a_bug(monkeypatch):
     target = make_target("llama")
     way, prompts = scripted(target)
-    eos = {plain_greedy(target.model, prompts[0], 4)[-1]}
+    eos = {answers_of(target)[0][3]}
     monkeypatch.setattr("domino_spec.evaluation.runs.at_eos", lambda _: lambda row: None)
     found = greedy(target, way, prompts, eos)
     assert any(d.verdict == "bug" and d.plain is None for d in found.differences)
@@ -153,7 +158,7 @@ def test_overrunning_the_end_is_a_bug(monkeypatch):
 def test_ending_too_soon_is_a_bug(monkeypatch):
     target = make_target("llama")
     way, prompts = scripted(target)
-    stops = plain_greedy(target.model, prompts[0], 4)[-1]
+    stops = answers_of(target)[0][3]
     real = way.write
     monkeypatch.setattr(way, "write", lambda p, params, eos: real(p, params, eos={stops}))
     found = greedy(target, way, prompts)
@@ -175,7 +180,7 @@ def test_nothing_drafted_cannot_be_told():
 def twins():
     """A bfloat16 target whose tokens come in pairs with all but equal logits."""
     config = tf.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=3,
+        vocab_size=VOCAB, hidden_size=128, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
         eos_token_id=None, bos_token_id=None,
     )  # fmt: skip

@@ -52,12 +52,18 @@ def shape_of(records):
     return kept
 
 
-@pytest.mark.parametrize("after", [1, 5, 6, 8])  # in a cell, between cells, at the end
-def test_a_killed_run_goes_on_where_it_was(after, tmp_path):
-    whole = make_run(sets=SETS, **QUICK)
-    expected = journal_of(whole, tmp_path / "whole.jsonl")
-    measure(whole, expected)
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A run that nothing stopped, and its journal."""
+    run = make_run(sets=SETS, **QUICK)
+    journal = journal_of(run, tmp_path_factory.mktemp("whole") / "whole.jsonl")
+    measure(run, journal)
+    return run, journal
 
+
+@pytest.mark.parametrize("after", [1, 5, 6, 8])  # in a cell, between cells, at the end
+def test_a_killed_run_goes_on_where_it_was(after, whole_run, tmp_path):
+    whole, expected = whole_run
     path = tmp_path / "killed.jsonl"
     with pytest.raises(Killed):
         measure(make_run(sets=SETS, **QUICK), journal_of(whole, path), Killer(after))

@@ -52,7 +52,7 @@ def test_the_table_has_a_line_a_drafter_and_set(
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0][:4] == ["drafter", "set", "tokens", "a"]
+    assert lines[0][:4] == ["drafter", "set", "acceptance", "length"]
     named = [["domino", "quiz"], ["dflash", "quiz"], ["domino", "other"], ["dflash", "other"]]
     assert [line[:2] for line in lines[1:]] == named
     records = read_records(tmp_path / "r.jsonl")

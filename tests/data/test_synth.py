@@ -137,7 +137,7 @@ def test_what_is_drawn_depends_on_neither_batch_nor_engine(monkeypatch, tmp_path
         decoder = DominoDecoder(make_target("llama"), None, small_tokenizer(), engine=engine)
         told = []
         synthesise(
-            decoder, tmp_path / str(batch), settings, count=2, batch_size=batch,
+            decoder, tmp_path / str(batch), settings, count=1, batch_size=batch,
             on_progress=lambda progress, told=told: told.append(progress.candidates),
         )  # fmt: skip
         assert told == list(range(len(told)))  # as each one ends

@@ -21,7 +21,6 @@ from tests.support.pair import bigram_target, knowing_drafter, knowing_markov_dr
 from tests.support.runs import make_sequences
 
 KINDS = ("domino", "markov", "medusa", "eagle3", "lookup")
-_DISTURBANCE = 0.05
 _RING = 4
 SAMPLED = ({"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}, {})
 PENALTIES = (
@@ -39,12 +38,12 @@ def table_for(kind: str, size: int) -> Tensor:
     return places - places % _RING + (places + 1) % _RING
 
 
-def disturbed_target(table: Tensor) -> Target:
+def disturbed_target(table: Tensor, *, disturbance: float = 0.05) -> Target:
     """It mostly follows a table: drafts that know the table are accepted and rejected."""
     target = bigram_target(table)
     for layer in target.layers:
-        randomise(layer.self_attn.o_proj, _DISTURBANCE, seed=1)
-        randomise(layer.mlp.down_proj, _DISTURBANCE, seed=2)
+        randomise(layer.self_attn.o_proj, disturbance, seed=1)
+        randomise(layer.mlp.down_proj, disturbance, seed=2)
     return target
 
 
@@ -148,7 +147,7 @@ class StressTest:
     def run(self, turns: int) -> None:
         """So many things happen by chance, then all that is left comes to its end."""
         for _ in range(turns):
-            self.rng.choices([self.add, self.abort, self.step], [35, 6, 60])[0]()
+            self.rng.choices([self.add, self.abort, self.step], [35, 9, 60])[0]()
         while self.engine.busy:
             self.step()
 

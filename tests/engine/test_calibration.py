@@ -143,7 +143,7 @@ def test_without_a_drafter_there_is_nothing_to_choose():
 
 
 @pytest.mark.parametrize(("slots", "expected"), [
-    (1, [1]), (4, [1, 4]), (6, [1, 4, 6]), (64, [1, 4, 16, 64]), (100, [1, 4, 16, 64, 100]),
+    (1, [1]), (4, [1, 4]), (6, [1, 4, 6]), (64, [1, 4, 16, 64]), (100, [1, 4, 16, 64]),
 ])  # fmt: skip
 def test_few_numbers_of_rows_are_measured(slots, expected):
     assert measured_rows(slots) == expected

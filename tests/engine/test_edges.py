@@ -1,7 +1,6 @@
 """At the edges: wrong settings, measuring, what an engine does to what it is given."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.families import kernels_take
 from domino_spec.engine.measure import Bench, accepted_pattern
-from domino_spec.engine.policy import Batch, depths
+from domino_spec.engine.policy import depths
 from domino_spec.errors import InputError, MismatchError
 from domino_spec.targets import Target
 from tests.engine.runs import finish, make_engine, make_requests, own, run_engine, run_reference
@@ -105,18 +104,6 @@ def test_packed_weights_have_costs_of_their_own(cache):
     for pack in (True, False):
         adapt_depth(make_engine(make_target("llama"), random_drafter(), slots=1, pack=pack))
     assert kept_keys(cache) == 2
-
-
-@pytest.mark.parametrize("spoiled", ['{"1": {}}', '{"1": {"0": 0, "7": 0}}', '{"1": {"7": 1.0}}'])
-def test_a_spoiled_file_is_measured_again(cache, spoiled):
-    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
-    adapt_depth(engine)
-    (path,) = (cache / "costs").iterdir()
-    path.write_text(spoiled)
-    policy = adapt_depth(engine)
-    policy.choose(Batch(1))
-    assert tuple(policy.costs(1)) == depths(7)
-    assert json.loads(path.read_text()) != json.loads(spoiled)
 
 
 # The end of a slot --------------------------------------------------------------------------------

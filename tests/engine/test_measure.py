@@ -144,7 +144,7 @@ def test_an_unknown_shape_is_refused_by_name():
 
 def test_a_report_holds_all_it_names():
     request = Request(
-        shape="tiny", dtype=torch.float32, device=CPU, context=48, candidates=32, batches=(1, 2),
+        shape="tiny", dtype=torch.float32, device=CPU, context=16, candidates=32, batches=(1, 2),
         tokens_per_cycle=(4.2,),
     )  # fmt: skip
     said = []

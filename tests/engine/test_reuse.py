@@ -36,8 +36,9 @@ def fresh(target, drafter, prompt, params=GREEDY):
     return sequence.output, blocks, sequence.stats
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    ("family", "params"), [("llama", SAMPLED), ("qwen3", GREEDY), ("mistral", GREEDY)]
+)
 def test_text_and_drafts_behind_a_prefix_are_those_of_a_fresh_engine(family, params):
     target, drafter = make_target(family), random_drafter()
     engine = make_engine(target, drafter, slots=1, reuse=True)
@@ -95,12 +96,10 @@ def test_a_running_sequences_tokens_are_copied(params, ahead):
     for prompt, shared in zip(prompts, (20, len(text) - 1), strict=True):
         sequence = new_sequence(prompt, params)
         engine.add_request(sequence)
-        while not sequence.output:
-            engine.step()
-        assert sequence.cached >= shared - 1 if ahead else sequence.cached == shared
-        others.append(sequence)
+        others.append((sequence, shared))
     finish(engine)
-    for sequence in (running, *others):
+    assert all(sequence.cached == shared for sequence, shared in others)
+    for sequence in (running, *(each for each, _ in others)):
         output, _, stats = fresh(target, drafter, sequence.prompt, params)
         assert (sequence.output, sequence.stats) == (output, stats)
 

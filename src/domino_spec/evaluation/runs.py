@@ -18,7 +18,6 @@ from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.families import unsupported_reason
-from domino_spec.engine.sampling import unsupported_reason as unsupported_params
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
@@ -66,7 +65,9 @@ def _outputs(
     target: Target, proposer: Proposer, sequences: Sequence[Decoded], batch_size: int
 ) -> Iterator[SequenceOutput]:
     plain = isinstance(proposer, NoDrafts) and unsupported_reason(target) is None
-    if plain and all(unsupported_params(sequence.params) is None for sequence in sequences):
+    # Draws of the reference loop's rules come from a generator: a seed's text would be another.
+    same = all(not s.params.samples or s.params.accept == "coupled" for s in sequences)
+    if plain and same and not any(s.params.processors for s in sequences):
         yield from Engine(target).stream(sequences)
         return
     for batch in batches([len(sequence.prompt) for sequence in sequences], target, batch_size):

@@ -22,6 +22,8 @@ from domino_spec.serving.meters import Meter, Silence
 from domino_spec.serving.settings import ServerSettings
 from domino_spec.serving.sizing import context_of, limits_of, size_of
 
+_CAPTURED = 32
+"""Sequences for which cycles are captured at start; larger batches at their first use."""
 _UNKNOWN_CONTEXT = 4096
 """Where neither the target nor the settings say how long a sequence may be."""
 
@@ -77,7 +79,8 @@ class Service:
         for scores, drafts in kinds:
             for temperature in (0.0, 1.0):
                 params = SamplingParams(temperature=temperature, logprobs=scores)
-                engine.capture(1, params, speculate=drafts)
+                few = scores is None and drafts
+                engine.capture(min(size.slots, _CAPTURED) if few else 1, params, speculate=drafts)
         said(f"{size.slots} slots of {size.capacity} tokens")
         return engine, size.capacity
 

@@ -7,8 +7,7 @@ from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
-from tests.baselines.test_lean import admitted
-from tests.engine.runs import own
+from tests.engine.runs import finish, make_requests, own
 from tests.support.baselines import knowing_eagle3, knowing_medusa
 from tests.support.families import plain_greedy
 from tests.support.pair import bigram_target, successor
@@ -25,16 +24,18 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_drafts_are_right_and_rows_that_fill_up_a_batch_change_nothing(kind, device):
+def test_drafts_are_right_and_what_fills_up_a_batch_changes_nothing(kind, device):
     target = bigram_target(TABLE)
     answers = [plain_greedy(target.model, prompt, NEW) for prompt in PROMPTS]
     target.model.to(device)
     engine = Engine(own(target), SOURCES[kind](), slots=2, capacity=24, pack=False, graphs=False)
-    rows = [admitted(engine, prompt, new=NEW)[0] for prompt in PROMPTS]
+    sequences = make_requests(PROMPTS, max_new_tokens=NEW)
+    for sequence in sequences:
+        engine.add_request(sequence)
+    engine.step()
     spare = engine.slots.spare
     engine.cycle.run(torch.tensor([spare, spare], device=device), Plan(DRAFTS))
-    while engine.busy:
-        engine.step()
-    assert [row.generated for row in rows] == answers
+    finish(engine)
+    assert [sequence.output for sequence in sequences] == answers
     if kind != "lookup":
-        assert all(row.stats.accepted == row.stats.offered for row in rows)
+        assert all(each.stats.accepted == each.stats.offered for each in sequences)
