@@ -161,7 +161,7 @@ class Sequence:
         return drafts
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SequenceOutput:
     """What one step committed for one sequence. The leading `accepted` tokens were drafts."""
 

@@ -15,7 +15,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import RunStats, SamplingParams, Status
+from domino_spec.decoding import RunStats, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
@@ -376,7 +376,9 @@ class Engine:
         """A cycle for those with drafts and one for those without."""
         launches = []
         for drafts in (True, False):
-            own = tuple(s for s in sequences if self.drafts_for(s) is drafts)
+            own = tuple(
+                s for s in sequences if (self.drafter is not None and s.speculate) is drafts
+            )
             if not own:
                 continue
             plan = self._plan([s.params for s in own], self.depth, alone=not drafts)
@@ -547,5 +549,4 @@ def _part(chunk: Chunk) -> Part:
 
 def _slot(sequence: Decoded) -> int:
     assert sequence.slot is not None
-    assert sequence.status is not Status.WAITING
     return sequence.slot

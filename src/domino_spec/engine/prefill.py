@@ -27,6 +27,8 @@ LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Prompts are padded to one of these; longer ones keep the GPU busy by themselves."""
 _LONGEST = 4096
 """Forwards that see more are not captured: what their attention needs would stay taken for good."""
+_CHEAP = 2048
+"""Tokens of a forward that a GPU computes in less time than its kernels take to launch."""
 _PADDING = 0.7
 """Prompts share a forward if each is at least so long, compared with the longest of them."""
 
@@ -82,6 +84,7 @@ class Prefill:
         self._spare = spare
         self._recorder = recorder
         self._pad = recorder is not None if pad is None else pad
+        self._cheap = _CHEAP if target.device.type == "cuda" else 0
         self._captured: dict[Shape, Captured] = {}
         self._seen: Counter[Shape] = Counter()
         self._too_large: set[Shape] = set()
@@ -133,7 +136,8 @@ class Prefill:
             part = parts[index]
             if groups:
                 longest = len(parts[groups[-1][0]].tokens)
-                similar = len(part.tokens) >= _PADDING * longest
+                padded = (len(groups[-1]) + 1) * longest
+                similar = len(part.tokens) >= _PADDING * longest or padded <= self._cheap
                 if similar and part.start + longest <= capacity:
                     groups[-1].append(index)
                     continue

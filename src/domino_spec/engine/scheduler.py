@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from domino_spec.decoding import Sequence, Status
+from domino_spec.decoding import Sequence
 from domino_spec.engine.block_manager import Allocation, BlockManager
 from domino_spec.engine.fair import FairQueue
 
@@ -76,14 +76,15 @@ class Scheduler:
 
         Running sequences wait for a step's chunks, so a long prompt is computed in several steps.
         """
-        found = Schedule(decode=[s for s in self.running if s.status is Status.DECODING])
-        left = budget if found.decode else max(alone, budget)
+        found, pending = Schedule(), []
         for sequence in self.running:
-            remaining = len(sequence.prompt) - sequence.computed
-            if remaining <= 0:
-                continue
+            whole = sequence.computed >= len(sequence.prompt)
+            (found.decode if whole else pending).append(sequence)
+        left = budget if found.decode else max(alone, budget)
+        for sequence in pending:
             if left <= 0:
                 break
+            remaining = len(sequence.prompt) - sequence.computed
             chunk = Chunk(sequence, sequence.computed, min(remaining, left))
             left -= chunk.count
             found.prefill.append(chunk)
