@@ -18,7 +18,15 @@ from tests.golden.pairs import FAMILIES, KINDS, SETTINGS, drafter_of, prompts, t
 
 GOLDEN = json.loads((Path(__file__).parent / "tokens.json").read_text())
 DEPTH = 4
-CASES = [(family, kind, name) for family in FAMILIES for kind in KINDS for name in SETTINGS]
+CASES = [
+    pytest.param(
+        *(family, kind, name),
+        marks=pytest.mark.slow if family == "qwen3" and name != "greedy" else (),
+    )
+    for family in FAMILIES
+    for kind in KINDS
+    for name in SETTINGS
+]
 
 
 def sequences(name: str) -> list[Sequence]:

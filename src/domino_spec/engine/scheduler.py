@@ -76,7 +76,8 @@ class Scheduler:
 
         Running sequences wait for a step's chunks, so a long prompt is computed in several steps.
         """
-        found, pending = Schedule(), []
+        found = Schedule()
+        pending: list[Sequence] = []
         for sequence in self.running:
             whole = sequence.computed >= len(sequence.prompt)
             (found.decode if whole else pending).append(sequence)

@@ -65,7 +65,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [None, 3, 20])
-@pytest.mark.parametrize("n", [1, 5, 9])
+@pytest.mark.parametrize("n", [1, 9])
 def test_each_row_sees_its_own_cache(device, way, causal, window, n):
     # Empty, at and around the edge of a block of 16, and up to the capacity.
     for starts in ([0, 15, 33], [16, 17, CAPACITY - n]):
@@ -106,13 +106,13 @@ def test_what_lies_behind_a_rows_end_does_not_matter_to_the_kernel(device):
     assert torch.equal(WAYS["four"](*given, **rule), expected)
 
 
-@pytest.mark.parametrize("window", [None, 9])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("group", [2, 3])
+@pytest.mark.parametrize(
+    ("group", "dtype", "window"), [(2, torch.bfloat16, None), (3, torch.float32, 9)], ids=str
+)
 def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, group, dtype, window):
-    """Over every start: stretches grow from one block to two on the way."""
+    """Over starts in every block: stretches grow from one block to two on the way."""
     n, rule = 7, {"causal": True, "window": window, "scale": 0.2}
-    for start in range(0, CAPACITY - n, 3):
+    for start in range(0, CAPACITY - n, 7):
         query, keys, values, slots, starts = inputs(n, dtype, device, starts=[start], group=group)
         block = WAYS["two"](query, keys, values, slots, starts, **rule)
         for place in range(n):

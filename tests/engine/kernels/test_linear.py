@@ -88,7 +88,9 @@ def test_float32_is_the_formula(
         assert error(run(**fed(given), gated=shape[3]), truth).max() < 1e-5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("extras", EXTRAS[:3], ids="+".join)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_half_precision_is_the_formula_rounded(
