@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,10 @@ def headlines(records: Path) -> str:
         "[Floors, batches, stress tests](results/engine.md), "
         "[what was tried](results/tried.md).",
         _shapes(records),
+        "## Offline generation",
+        "Plain sampling of many sequences on the engine (`python -m benchmarks.offline`), prompts "
+        "of 64 random tokens; the median of the runs, and the slowest.",
+        _offline(records),
         "## Domino on vLLM",
         "Qwen3-8B's shape with random weights and a **forced** acceptance length, bfloat16. "
         "[All concurrencies, real text](results/vllm.md).",
@@ -120,6 +125,21 @@ def _server(records: Path) -> str:
             for cell in run.cells
             if cell.comparison is not None
         ],
+    )
+
+
+def _offline(records: Path) -> str:
+    return table(
+        {
+            "target": field("target"),
+            "sequences": field("sequences"),
+            "new tokens": field("new_tokens"),
+            "T": field("temperature"),
+            "tokens/s": lambda e: f"{statistics.median(e['tokens_per_second']):,.0f}",
+            "slowest": lambda e: f"{min(e['tokens_per_second']):,.0f}",
+            "measured": lambda e: measured(e["environment"]),
+        },
+        read_records(records / "offline.jsonl"),
     )
 
 

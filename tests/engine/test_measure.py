@@ -142,6 +142,7 @@ def test_an_unknown_shape_is_refused_by_name():
         target_config("gpt-7")
 
 
+@pytest.mark.slow
 def test_a_report_holds_all_it_names():
     request = Request(
         shape="tiny", dtype=torch.float32, device=CPU, context=16, candidates=32, batches=(1, 2),

@@ -31,6 +31,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         **_QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36,
         "num_attention_heads": 32, "tie_word_embeddings": False,
     },
+    "qwen2.5-1.5b": {
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 1536,
+        "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12,
+        "num_key_value_heads": 2, "rms_norm_eps": 1e-6, "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    },
     "llama-3-8b": {
         "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
         "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -71,7 +78,8 @@ def drafter_config(target: Any) -> DrafterConfig:
         num_layers=5,
         num_heads=target.num_attention_heads,
         num_kv_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
+        head_dim=getattr(target, "head_dim", None)
+        or target.hidden_size // target.num_attention_heads,
         vocab_size=target.vocab_size,
         num_target_layers=layers,
         target_layer_ids=tuple(round(1 + i * (layers - 4) / (TAPS - 1)) for i in range(TAPS)),
