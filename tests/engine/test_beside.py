@@ -1,4 +1,4 @@
-"""Work beside the current stream: in order, joined once, with scratch of its own."""
+"""Work beside the current stream has scratch memory of its own."""
 
 from contextlib import contextmanager
 from itertools import count
@@ -42,38 +42,6 @@ def said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", stream)
     return heard
-
-
-def test_it_begins_behind_the_current_stream_and_is_waited_for_once(said):
-    beside = Beside(torch.device("cuda:0"))
-    with beside.work():
-        said.append("work")
-    said.append("main's own")
-    beside.join()
-    beside.join()
-    assert said == ["second waits for main", "work", "main's own", "main waits for second"]
-
-
-def test_without_work_nothing_is_waited_for(said):
-    """A stream that has no part in a capture would end it."""
-    beside = Beside(torch.device("cuda:0"))
-    beside.join()
-    with beside.work():
-        pass
-    beside.join()
-    del said[:]
-    beside.join()
-    assert said == []
-
-
-def test_work_that_failed_is_waited_for_too(said):
-    """What it launched before may still run."""
-    beside = Beside(torch.device("cuda:0"))
-    with pytest.raises(ZeroDivisionError), beside.work():
-        raise ZeroDivisionError
-    beside.join()
-    beside.join()
-    assert said == ["second waits for main", "main waits for second"]
 
 
 def test_on_a_cpu_work_is_done_where_it_stands(said):

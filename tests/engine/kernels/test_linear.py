@@ -217,7 +217,11 @@ def test_embedded_rows_are_the_tables_and_normed_as_any(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(11, 40, 200, True), (16, 24, 4096, False)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [(11, 40, 200, True), pytest.param((16, 24, 4096, False), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(
     shape: tuple[int, int, int, bool], dtype: torch.dtype, device: torch.device
 ) -> None:

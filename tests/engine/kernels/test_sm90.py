@@ -5,13 +5,17 @@ import pytest
 from tests.engine.kernels import sm90
 
 
-@pytest.mark.parametrize("shapes", ["plain", "block", "windowed", "widest", "narrow", "wide"])
+@pytest.mark.parametrize("shapes", [
+    "plain", *(pytest.param(name, marks=pytest.mark.slow)
+               for name in ("block", "windowed", "widest", "narrow", "wide")),
+])  # fmt: skip
 def test_attention(shapes):
     found = sm90.launched("tests.engine.kernels.launches", shapes)
     sm90.assert_fits(found)
     assert found.keys() == {"_rotate", "_attend", "_join"}
 
 
+@pytest.mark.slow
 def test_attention_in_float32_finds_room():
     """Its registers do not suffice, which costs time; shared memory must."""
     found = sm90.launched("tests.engine.kernels.launches", "exact")

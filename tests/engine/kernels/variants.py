@@ -150,7 +150,7 @@ def _engine(shape: str, candidates: int | None) -> Any:
     for name, module in list(sys.modules.items()):
         if name.startswith("domino_spec.engine.kernels.") and hasattr(module, "usable"):
             module.usable = lambda _tensor: True  # type: ignore[attr-defined]
-    target.why_not_lean = lambda _target: None
+    target.unsupported_reason = lambda _target: None
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         drafter = Drafter(draft_config).to(torch.bfloat16).eval()
