@@ -336,10 +336,7 @@ class DominoDecoder:
 
     def make_engine(self, **options: Any) -> Engine:
         """An engine of the caller's own, set up as this decoder's; the weights are shared."""
-        engine = Engine(self.target, self._drafts, **self._engine_options, **options)
-        if self.adapts and engine.slots.count:
-            engine.adapt()
-        return engine
+        return Engine(self.target, self._drafts, **self._engine_options, **options)
 
     def unsupported_reason(self) -> str | None:
         """What keeps this target and drafter off the engine, in words; None if nothing does."""

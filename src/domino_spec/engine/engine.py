@@ -126,6 +126,8 @@ class Engine:
         self._prefill_seconds = 0.0
         """What of the last step's time was spent on prompts."""
         self._make_slots(size.slots)
+        if self._adaptive and size.slots:
+            self.adapt()
 
     def _make_slots(self, slots: int, scheduler: Scheduler | None = None) -> None:
         """Everything that belongs to slots; `scheduler` is the one whose queue goes on."""

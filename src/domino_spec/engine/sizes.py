@@ -1,4 +1,4 @@
-"""How many slots, and how long: what the rows of a run want, and what the memory allows."""
+"""How many slots, and how long: what waiting sequences need, and what the memory allows."""
 
 from __future__ import annotations
 
