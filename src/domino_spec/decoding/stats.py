@@ -143,15 +143,6 @@ class RunStats:
         """Whether enough cycles have shown that the drafter does not help at all."""
         return self.rows.useless
 
-    @contextmanager
-    def clocked(self, stage: str) -> Iterator[None]:
-        """Add the wall time of what happens inside to a stage."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.spend(stage, time.perf_counter() - start)
-
     def spend(self, stage: str, seconds: float) -> None:
         """Add seconds to a stage."""
         name = f"{stage}_seconds"

@@ -34,10 +34,6 @@ class Size:
     slots: int
     capacity: int
 
-    def holds(self, other: Size) -> bool:
-        """Whether rows that want the other size find room."""
-        return self.slots >= other.slots and self.capacity >= other.capacity
-
 
 class Caches(Protocol):
     """What sizes are reckoned for: an engine."""
