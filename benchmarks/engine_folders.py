@@ -24,7 +24,6 @@ def write_target(gguf: Path, folder: Path, *, dtype: torch.dtype) -> Path:
     """A Llama that comes as GGUF, with its tokenizer, as a folder of plain weights."""
     loaded = load_target(gguf, device="cpu", dtype=dtype)
     config = copy.deepcopy(loaded.target.model.config)
-    del config.quantization_config
     model = transformers.LlamaForCausalLM(config)
     model.load_state_dict(loaded.target.model.state_dict())
     model.to(dtype).save_pretrained(folder)
