@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from domino_spec.api import DominoDecoder
-from domino_spec.demo.models import smollm2
+from domino_spec.demo import smollm2
 from domino_spec.evaluation import (
     Measurement,
     PromptSet,

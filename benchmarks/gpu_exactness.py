@@ -1,7 +1,7 @@
 """Exactness on a GPU, where kernels round a block and single steps apart.
 
 Compares greedy tokens with Transformers' own `generate` and proves every difference a near-tie
-(`domino_spec.audit.ties`): on the common prefix the two tokens' float32 logits are closer than
+(`domino_spec.audit.greedy`): on the common prefix the two tokens' float32 logits are closer than
 twice the largest difference at that position between single steps and the shapes that decoding
 used. Anything else counts as unexplained.
 
@@ -18,7 +18,7 @@ import torch
 
 from domino_spec.audit import ReferenceWay, judge_first
 from domino_spec.decoding import DominoProposer, NoDrafts, RowStats, SamplingParams
-from domino_spec.demo.models import untrained_drafter
+from domino_spec.demo import untrained_drafter
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
 from tests.smollm2.prompts import PROMPTS

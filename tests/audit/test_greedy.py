@@ -8,7 +8,7 @@ import transformers as tf
 
 from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy, judge_first
 from domino_spec.audit.forwards import PlainReader, float32_logits
-from domino_spec.audit.ties import judge
+from domino_spec.audit.greedy import judge
 from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import DominoProposer, NoDrafts, SamplingParams, loop
 from domino_spec.targets import Target, TargetCache, probe_target
@@ -322,8 +322,8 @@ def test_of_equal_logits_the_kernels_choose_the_first(twins, monkeypatch, lower)
     single[plain], single[found] = top + 0.25, top
     wide[plain], wide[found] = top + 0.1, top
     own[plain] = own[found] = top
-    monkeypatch.setattr("domino_spec.audit.ties.float32_logits", lambda *_: wide)
-    monkeypatch.setattr("domino_spec.audit.ties._in_shapes_used", lambda *_: iter([single]))
+    monkeypatch.setattr("domino_spec.audit.greedy.float32_logits", lambda *_: wide)
+    monkeypatch.setattr("domino_spec.audit.greedy._in_shapes_used", lambda *_: iter([single]))
     way.own_logits = lambda ids, passes: iter([own])
     judged = judge(
         twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
@@ -355,7 +355,7 @@ def test_a_gap_wider_than_the_type_rounds_is_not_excused(twins, monkeypatch):
         own[found], own[plain] = wide[found] + 0.6, wide[plain] - 0.6
         close = single.clone()
         close[found] = wide[found]  # no larger error than the one above
-        ties = "domino_spec.audit.ties"
+        ties = "domino_spec.audit.greedy"
         monkeypatch.setattr(f"{ties}.float32_logits", lambda *_, w=wide: w)
         monkeypatch.setattr(f"{ties}._in_shapes_used", lambda *_, c=close: iter([c]))
         way.own_logits = lambda ids, passes, o=own: iter([o])

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from domino_spec import demo as models
 from domino_spec.checkpoints import released
 from domino_spec.cli import demo as demo_module
-from domino_spec.demo import models
-from domino_spec.demo.run import Comparison, median_ratio
+from domino_spec.demo import Comparison, median_ratio
 from domino_spec.errors import TargetError
 from tests.cli import tiny
 

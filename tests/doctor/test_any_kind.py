@@ -10,7 +10,7 @@ from domino_spec.baselines import MedusaConfig, medusa
 from domino_spec.baselines.describe import describe_any
 from domino_spec.cli.main import app
 from domino_spec.doctor import Plans
-from domino_spec.doctor.memory import needs
+from domino_spec.doctor.reading import needs
 from domino_spec.errors import InputError
 from domino_spec.targets import load_config
 from tests.doctor import chatty

@@ -11,8 +11,8 @@ from domino_spec.checkpoints import Provenance
 from domino_spec.cli.main import app
 from domino_spec.decoding import RowStats
 from domino_spec.doctor import Finding, Plans, worst
-from domino_spec.doctor.memory import needs
-from domino_spec.doctor.trials import Trial
+from domino_spec.doctor.measuring import Trial
+from domino_spec.doctor.reading import needs
 from domino_spec.targets import load_config
 from tests.cli import tiny
 from tests.doctor import chatty
@@ -165,7 +165,7 @@ def test_fewer_tokens_than_in_training_is_a_warning(examine):
 
 
 def test_too_little_memory_is_caught_before_loading(examine, monkeypatch):
-    monkeypatch.setattr("domino_spec.doctor.memory.available", lambda _: 1_000_000)
+    monkeypatch.setattr("domino_spec.doctor.reading.available", lambda _: 1_000_000)
     findings, code = examine(chatty.knowing())
     (memory,) = [f for name, f in findings.items() if name.startswith("memory")]
     assert (code, memory["state"]) == (1, "problem")

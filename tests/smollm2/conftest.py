@@ -2,7 +2,7 @@
 
 import pytest
 
-from domino_spec.demo.models import smollm2
+from domino_spec.demo import smollm2
 from domino_spec.targets import load_target
 from tests.smollm2.prompts import PROMPTS
 from tests.support.families import plain_greedy

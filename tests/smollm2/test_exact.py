@@ -4,7 +4,7 @@ import pytest
 
 from domino_spec import DominoDecoder
 from domino_spec.decoding import DominoProposer
-from domino_spec.demo.models import untrained_drafter
+from domino_spec.demo import untrained_drafter
 from tests.smollm2.prompts import PROMPTS
 from tests.support.drafters import Adversarial, Oracle
 from tests.support.runs import run

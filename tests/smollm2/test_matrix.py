@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from domino_spec.decoding import DominoProposer
-from domino_spec.demo.models import untrained_drafter
+from domino_spec.demo import untrained_drafter
 from domino_spec.drafter import Drafter
 from domino_spec.records import append_record, environment
 from tests.support.drafters import Adversarial, Good, Oracle

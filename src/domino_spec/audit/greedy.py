@@ -1,16 +1,174 @@
-"""Greedy decoding held against plain decoding, token by token."""
+"""Tells a numerical near-tie from a bug where kernels round by the shape of a forward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
-from domino_spec.audit.forwards import PlainReader
-from domino_spec.audit.ties import Difference, judge
-from domino_spec.audit.ways import Way, Written
+import torch
+from torch import Tensor
+
+from domino_spec.audit.forwards import PlainReader, ShapedReader, float32_logits
+from domino_spec.audit.ways import Pass, Way, Written, block_of
 from domino_spec.decoding import RowStats, SamplingParams
 from domino_spec.targets import Target
+
+Verdict = Literal["tie", "bug", "unclear"]
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A token that plain decoding would not have chosen behind the same text."""
+
+    prompt: int
+    position: int
+    """Generated tokens before it."""
+    plain: int | None
+    """None where plain decoding would have ended."""
+    found: int | None
+    """None where decoding ended."""
+    gap: float | None
+    """How far apart the two tokens' logits are in float32."""
+    bound: float | None
+    """Twice the largest difference of any logit there between a single step and the shapes used.
+
+    Where kernels of one's own made the difference: between the model's own type and float32.
+    """
+    verdict: Verdict
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        return asdict(self)
+
+
+def judge(
+    target: Target,
+    way: Way | None,
+    *,
+    prompt: int,
+    position: int,
+    ids: Sequence[int],
+    single: Tensor,
+    found: int,
+    passes: Sequence[Pass],
+) -> Difference:
+    """Measure one difference: `single` are plain decoding's logits behind `ids`, [vocabulary].
+
+    Two roundings of one logit differ by at most the spread, so two tokens can change places only
+    if their gap is below twice that. The spread is measured with the model's own forward and
+    cache, never with the code that is audited: a broken cache must not excuse itself.
+
+    Kernels of a way's own round elsewhere than the model's, in whatever shape. If they choose the
+    found token themselves, over this very text, drafting did not. How far right ones may be off,
+    the model tells: its own half-precision logits are off those in float32 too. A gap below twice
+    that is a tie, unless the kernels are more than twice as far off.
+    """
+    plain = int(single.argmax())
+    working = float(single[plain] - single[found])
+    gap, named, wide = working, "float32", None
+    if target.dtype in _HALF:
+        wide = float32_logits(target, ids)
+        if wide is None:
+            named = "working-type"
+        else:
+            gap = abs(float(wide[plain] - wide[found]))
+    spread = 0.0
+
+    def difference(verdict: Verdict, why: str) -> Difference:
+        return Difference(
+            prompt=prompt, position=position, plain=plain, found=found, gap=gap, bound=2 * spread,
+            verdict=verdict, why=why,
+        )  # fmt: skip
+
+    for logits in _in_shapes_used(target, ids, passes):
+        spread = max(spread, _furthest(logits, single))
+        if gap < 2 * spread:
+            return difference("tie", f"the {named} gap is within what the shapes round apart")
+    apart: float | None = None
+    for own in () if way is None else way.own_logits(ids, passes):
+        if apart is None:  # of text read at once: blocks stored wrongly must not excuse themselves
+            apart = _furthest(own, single)
+        if wide is None:
+            break
+        off, own_off = _furthest(single, wide), _furthest(own, wide)
+        chosen = int(own.argmax())  # of equal ones the first, as decoding takes it
+        if chosen == found and gap < 2 * off < math.inf and own_off <= 2 * off:
+            spread = off
+            return difference(
+                "tie",
+                "this way's kernels alone choose so over this text, and the float32 gap is within "
+                f"what the type rounds: the model is {off:.3g} off float32, they {own_off:.3g}",
+            )
+    if working < 2 * spread:
+        return difference(
+            "unclear", "the gap is within the bound in the working type but not in float32"
+        )
+    if apart is not None and gap < 2 * apart:
+        return difference(
+            "unclear",
+            f"the gap is within twice {apart:.3g}, by which this way's own forward differs from "
+            "the model's, but not within the model's own rounding",
+        )
+    return difference("bug", "no rounding explains it")
+
+
+def judge_first(
+    target: Target,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    found: Sequence[int],
+    passes: Sequence[Pass],
+) -> Difference | None:
+    """The first difference of two known texts, measured; None if there is none."""
+    pairs = enumerate(zip(plain, found, strict=True))
+    place = next((index for index, (a, b) in pairs if a != b), None)
+    if place is None:
+        return None
+    reader = PlainReader(target)
+    single = reader.read(prompt)
+    for token in plain[:place]:
+        single = reader.read([token])
+    ids = [*prompt, *plain[:place]]
+    return judge(
+        target, None, prompt=0, position=place, ids=ids, single=single, found=found[place],
+        passes=passes,
+    )  # fmt: skip
+
+
+def _in_shapes_used(target: Target, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
+    """Logits behind the text: in the last forward's shape, then through all forwards before."""
+    position = len(ids) - 1
+    shape = _holding(passes, position)
+    if shape is None:
+        return
+    reader = ShapedReader(target)
+    if shape.start:
+        reader.read(ids[: shape.start])
+    yield _read(reader, ids, shape)[position - shape.start]
+    reader = ShapedReader(target)
+    for each in passes:
+        logits = _read(reader, ids, each)
+        if each is shape:
+            yield logits[position - shape.start]
+            return
+        reader.cut(each.start + each.kept)
+
+
+def _read(reader: ShapedReader, ids: Sequence[int], shape: Pass) -> Tensor:
+    return reader.read(block_of(ids, shape), rows=shape.rows, slots=shape.slots)
+
+
+def _holding(passes: Sequence[Pass], position: int) -> Pass | None:
+    return next((each for each in passes if each.holds(position)), None)
+
+
+def _furthest(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs().max())
 
 
 @dataclass(frozen=True, kw_only=True)

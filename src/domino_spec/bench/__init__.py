@@ -3,8 +3,7 @@
 from domino_spec.baselines import PLAIN
 from domino_spec.bench.journal import Journal
 from domino_spec.bench.methods import MAKERS, Method, make_methods, plain
-from domino_spec.bench.request import Request, run_request
-from domino_spec.bench.runner import HeadToHead, Watcher, measure
+from domino_spec.bench.runner import HeadToHead, Request, Watcher, measure, run_request
 from domino_spec.bench.settings import Cell, Settings, plan_cells
 from domino_spec.bench.summary import CellSummary, Line, RunSummary, read_runs, summarise
 from domino_spec.bench.tables import markdown

@@ -12,26 +12,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from domino_spec.cli.bench_engine import engine
-from domino_spec.cli.bench_serve import SeveralValues, serve
 from domino_spec.cli.groups import grouped
+from domino_spec.cli.loading import checkpoints_among, require_places
 from domino_spec.cli.options import (
     Accept,
     CandidatesOption,
     ChatOptions,
     DepthOption,
+    Dtype,
     JsonOption,
     ShiftLabelOption,
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.voice import Voice, speaking
+from domino_spec.load.settings import LoadSettings
 
 if TYPE_CHECKING:
     from domino_spec.bench import Cell, RunSummary, Watcher
+    from domino_spec.load.settings import Cell as Load
+    from domino_spec.load.settings import Side
 
 _DRAFTERS = "Drafters"
 _WHAT = "What is measured"
@@ -293,6 +295,197 @@ def _fill(
         table.add_column(head, justify="left" if head in words else "right", overflow="fold")
     for row in rows:
         table.add_row(*row, style="dim" if "plain" in row else None)
+
+
+_ENGINE = "Measurement"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What to measure."""
+
+    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.", rich_help_panel=_ENGINE)] = (
+        Dtype.BFLOAT16
+    )
+    context: Annotated[
+        int, typer.Option(min=1, help="Tokens already in the cache.", rich_help_panel=_ENGINE)
+    ] = 1024
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Drafts are chosen among so many base candidates; unset: all tokens.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = None  # fmt: skip
+    rows: Annotated[
+        list[int],
+        typer.Option("--rows", min=1, help="Rows at a time; repeatable.", rich_help_panel=_ENGINE),
+    ] = field(default_factory=lambda: [1])
+    tokens_per_cycle: Annotated[
+        list[float],
+        typer.Option(
+            min=1.0, help="Acceptance to force, labelled so; repeatable.", rich_help_panel=_ENGINE
+        ),
+    ] = field(default_factory=lambda: [7.17, 4.2])
+    reference: Annotated[
+        bool, typer.Option(help="Also the Transformers loop.", rich_help_panel=_ENGINE)
+    ] = True
+
+
+def engine(
+    shape: Annotated[
+        str, typer.Argument(help="qwen3-0.6b, qwen3-4b, qwen3-8b, llama-3-8b, or a config.json.")
+    ],
+    options: EngineOptions,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; unset: a GPU if any.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Append the record to this file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The engine against the memory's floor: random weights of any shape, acceptance forced."""
+    with speaking(as_json=as_json) as voice:
+        import torch
+
+        from domino_spec.engine.report import Request, measure_engine
+        from domino_spec.records import append_record, environment
+        from domino_spec.targets import default_device
+
+        dtype = options.dtype.resolved()
+        request = Request(
+            shape=shape,
+            dtype=dtype if isinstance(dtype, torch.dtype) else torch.bfloat16,
+            device=default_device() if device is None else torch.device(device),
+            context=options.context,
+            candidates=options.candidates,
+            batches=tuple(options.rows),
+            tokens_per_cycle=tuple(options.tokens_per_cycle),
+            reference=options.reference,
+        )
+        record = measure_engine(request, voice.status) | {"environment": environment()}
+        if out is not None:
+            append_record(out, record)
+        if as_json:
+            voice.document(record)
+            return
+        for table in engine_tables(record):
+            voice.out.print(table)
+
+
+def engine_tables(record: dict[str, Any]) -> list[Table]:
+    """The record for people."""
+    parts = Table(title=f"{record['shape']}, {record['dtype']}, {record['context']} tokens, 1 row")
+    for name in ("part", "ms", "floor, ms", "× floor"):
+        parts.add_column(name, justify="left" if name == "part" else "right")
+    whole = [("plain step", record["plain"]), (f"cycle of {record['depth']}", record["cycle"])]
+    for name, held in [*whole, *((f"  {s['name']}", s) for s in record["stages"])]:
+        parts.add_row(name, _ms(held["seconds"]), _ms(held["floor"]), f"{held['over_floor']:.2f}")
+    for name, seconds in record.get("reference", {}).items():
+        parts.add_row(f"Transformers loop, {name}", _ms(seconds), "", "")
+    parts.caption = f"floor: bytes over {record['bandwidth'] / 1e12:.2f} TB/s, measured here"
+    gains = Table(title="Over plain decoding on the same engine (acceptance forced)")
+    gains.add_column("rows", justify="right")
+    gains.add_column("plain, tokens/s", justify="right")
+    for tokens in record["forced"]:
+        gains.add_column(f"{tokens:g} a cycle", justify="right")
+    for entry in record["batches"]:
+        cells = [f"{gain['gain']:.2f}× ({gain['depth']} drafts)" for gain in entry["gains"]]
+        gains.add_row(str(entry["rows"]), f"{entry['plain_per_second']:,.0f}", *cells)
+    return [parts, gains]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3f}"
+
+
+_SEVERAL = ("--concurrency", "-c", "--rate")
+
+
+class SeveralValues(TyperCommand):
+    """`--concurrency 1 8 32` means `--concurrency 1 --concurrency 8 --concurrency 32`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Repeat the option in front of each further number."""
+        spread: list[str] = []
+        option = None
+        for word in args:
+            if option is not None and spread[-1] != option:
+                if not word.replace(".", "", 1).isdigit():
+                    option = None
+                else:
+                    spread.append(option)
+            if word.startswith("-"):
+                option = word if word in _SEVERAL else None
+            spread.append(word)
+        parsed: list[str] = super().parse_args(ctx, spread)
+        return parsed
+
+
+def serve(settings: LoadSettings, *, as_json: JsonOption = False) -> None:
+    """Load on any OpenAI-compatible server: throughput, latencies, errors; Ctrl-C ends it early.
+
+    With --against, two servers or two kinds of requests to one take turns: ratios come with 95%
+    intervals.
+    """
+    with speaking(as_json=as_json) as voice:
+        from domino_spec.load.runner import run_load
+        from domino_spec.load.tables import TEXT_HEADS, caveats, how_measured, tables
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"))
+        # Drawn four times a second: the client has responses to read in the meantime.
+        bars = Progress(*columns, console=voice.err, disable=not voice.shows_bars, transient=True,
+                        refresh_per_second=4)  # fmt: skip
+        known: dict[tuple[Load, str], Any] = {}
+
+        def progress(cell: Load, side: Side, done: int, total: int | None) -> None:
+            key = (cell, side.name)
+            if key not in known:
+                known[key] = bars.add_task(f"{cell}, {side.name}", total=total)
+            bars.update(known[key], completed=done)
+
+        with bars:
+            summary, path, complete = run_load(settings, notice=voice.status, progress=progress)
+        notes = caveats(summary)
+        if as_json:
+            ended = {"records": str(path), "interrupted": not complete}
+            voice.document({**summary.to_dict(), **ended, "notes": notes,
+                            "warnings": voice.warnings})  # fmt: skip
+        else:
+            for found in tables(summary):
+                table = Table(title=found.title, box=None, title_justify="left")
+                for head in found.heads:
+                    text = head in TEXT_HEADS
+                    table.add_column(head, justify="left" if text else "right", overflow="fold")
+                for line in found.lines:
+                    table.add_row(*line)
+                voice.out.print(table)
+            voice.out.print(how_measured(summary))
+            for note in (*notes, f"raw records: {path}"):
+                voice.note(note)
+        if not complete:
+            voice.status("interrupted; these are the figures so far")
+            raise typer.Exit(130)
+        if not summary.completed:
+            voice.error("no request was completed; the records hold the errors.")
+            raise typer.Exit(1)
+
+
+def report(
+    records: Annotated[list[Path], typer.Argument(help="Files that domino bench wrote.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    png: Annotated[
+        Path | None, typer.Option(help="Also each chart as a PNG into this folder.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One HTML page of the figures, charts and circumstances; it needs no network and no server."""
+    with speaking(as_json=as_json) as voice:
+        from domino_spec.report import write_report
+
+        written = [str(path) for path in write_report(records, out, pictures=png)]
+        if as_json:
+            voice.document({"written": written, "warnings": voice.warnings})
+        else:
+            voice.out.print("\n".join(written), soft_wrap=True)
 
 
 bench_app.command("run")(grouped(run))

@@ -7,18 +7,17 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from domino_spec.cli.loading import load_decoder
-from domino_spec.cli.loop_options import LoopOptions
+from domino_spec.cli.loading import checkpoints_among, load_decoder, require_places
 from domino_spec.cli.options import (
     ChatOptions,
     DraftOptions,
+    LoopOptions,
     NoSpeculateOption,
     QuietOption,
     SamplingOptions,
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.render import LEGEND, TokenWriter, speed_line, statistics_lines
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import DominoError, InputError

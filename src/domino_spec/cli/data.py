@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from domino_spec.cli.groups import grouped
-from domino_spec.cli.loading import load_decoder
+from domino_spec.cli.loading import checkpoints_among, load_decoder, require_places
 from domino_spec.cli.options import (
     ChatOptions,
     DraftOptions,
@@ -22,7 +22,6 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:

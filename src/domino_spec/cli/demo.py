@@ -11,15 +11,21 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from domino_spec.cli.loop_options import LoopOptions
-from domino_spec.cli.options import JsonOption, TargetDtype, checked_device
-from domino_spec.cli.places import require_places
-from domino_spec.cli.prompts import as_prompt
+from domino_spec.cli.generate import as_prompt
+from domino_spec.cli.loading import require_places
+from domino_spec.cli.options import JsonOption, LoopOptions, TargetDtype, checked_device
 from domino_spec.cli.render import shortened
 from domino_spec.cli.voice import Voice, speaking
-from domino_spec.demo.models import released_drafter, smollm2, untrained_drafter
-from domino_spec.demo.prompts import PROMPTS
-from domino_spec.demo.run import Comparison, compare, median_ratio, warm_up
+from domino_spec.demo import (
+    PROMPTS,
+    Comparison,
+    compare,
+    median_ratio,
+    released_drafter,
+    smollm2,
+    untrained_drafter,
+    warm_up,
+)
 from domino_spec.errors import InputError
 
 if TYPE_CHECKING:

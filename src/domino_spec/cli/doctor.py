@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from domino_spec.cli.loading import load_any
+from domino_spec.cli.loading import checkpoints_among, load_any, require_places
 from domino_spec.cli.options import (
     AnyDraftOptions,
     ChatOptions,
@@ -17,7 +17,6 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:

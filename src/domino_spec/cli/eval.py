@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from domino_spec.cli.loading import load_compared
+from domino_spec.cli.loading import checkpoints_among, load_compared, require_places
 from domino_spec.cli.options import (
     CandidatesOption,
     ChatOptions,
@@ -21,7 +21,6 @@ from domino_spec.cli.options import (
     TargetArgument,
     TargetOptions,
 )
-from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.render import bar_line
 from domino_spec.cli.voice import Voice, speaking
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from domino_spec.cli.loading import require_drafter
 from domino_spec.cli.options import Dtype, JsonOption
-from domino_spec.cli.places import require_drafter
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import InputError
 

@@ -9,7 +9,7 @@ import typer
 
 from domino_spec import __version__
 from domino_spec.cli.audit import audit
-from domino_spec.cli.bench import bench_app
+from domino_spec.cli.bench import bench_app, report
 from domino_spec.cli.chat import chat
 from domino_spec.cli.data import data_app
 from domino_spec.cli.demo import demo
@@ -19,7 +19,6 @@ from domino_spec.cli.export import export
 from domino_spec.cli.generate import generate
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.info import info
-from domino_spec.cli.report import report
 from domino_spec.cli.serve import serve
 from domino_spec.cli.train import TRAIN_CONTEXT, train
 

@@ -26,8 +26,8 @@ from typing import (
 
 import typer
 
+from domino_spec.cli.loading import checkpoints_among, require_places
 from domino_spec.cli.options import checked_device
-from domino_spec.cli.places import checkpoints_among, require_places
 from domino_spec.cli.training_view import LineView, LiveView, acceptance_length, finite
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import DominoError, InputError, TrainingError

@@ -12,13 +12,21 @@ from domino_spec.api import DominoDecoder
 from domino_spec.baselines import NamedProposer
 from domino_spec.baselines.describe import AnyDescription
 from domino_spec.checkpoints import TargetFacts
-from domino_spec.doctor.findings import Finding, Plans, State, worst
 from domino_spec.doctor.measuring import measured_findings
-from domino_spec.doctor.memory import read_memory
-from domino_spec.doctor.reading import read_context, read_fit, read_mask, read_tokenizer
+from domino_spec.doctor.reading import (
+    Finding,
+    Plans,
+    State,
+    read_context,
+    read_fit,
+    read_mask,
+    read_memory,
+    read_tokenizer,
+    worst,
+)
 from domino_spec.drafter import DrafterConfig
-from domino_spec.evaluation.loops import unsupported_by_engine
-from domino_spec.records.environment import hardware
+from domino_spec.evaluation.runs import unsupported_by_engine
+from domino_spec.records import hardware
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks.engine_folders import write_draft, write_target
 
-from domino_spec.demo.models import smollm2
+from domino_spec.demo import smollm2
 
 
 @pytest.fixture(scope="session")

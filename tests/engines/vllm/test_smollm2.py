@@ -5,7 +5,7 @@ import torch
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import encode_prompt
-from domino_spec.demo.prompts import PROMPTS
+from domino_spec.demo import PROMPTS
 from domino_spec.targets import load_target
 from tests.engines.vllm.job import run_job
 from tests.engines.vllm.reference import reference_blocks

@@ -1,18 +1,21 @@
-"""The circumstances of a measurement."""
+"""Raw records of measurements as JSON lines, and the circumstances each was made under."""
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from domino_spec.errors import InputError
 
 _PACKAGES = ("domino-spec", "torch", "transformers", "safetensors")
 
@@ -94,3 +97,22 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Add one record to a file, making the folder if need be."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def read_records(path: str | Path) -> list[dict[str, Any]]:
+    """All records of a file; a broken line is an error that names it."""
+    records = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}, line {number} is not a JSON record: {error}.") from error
+    return records
