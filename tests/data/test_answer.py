@@ -5,13 +5,20 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from domino_spec.api import DominoDecoder
 from domino_spec.data import load_corpus, read_shard
-from domino_spec.data.answer import AnswerSettings, answer_prompts, estimate
-from domino_spec.data.answerers import Answer, LocalAnswerer, Request
+from domino_spec.data.answer import (
+    Answer,
+    AnswerSettings,
+    LocalAnswerer,
+    Request,
+    answer_prompts,
+    estimate,
+)
+from domino_spec.data.chat import NO_TURN
 from domino_spec.data.prompts import PromptRow, PromptSet, read_prompts
-from domino_spec.decoding import SamplingParams
 from domino_spec.engine import sizes
 from domino_spec.errors import DataError
 from tests.data.decoders import VOCAB, contents, prompt_set, tiny_decoder
@@ -50,17 +57,13 @@ class Scripted:
     def prompt_tokens(self, messages):
         return 3
 
-    def answer(self, requests, on_answers):
-        answers = []
-        for request in requests:
+    def answer(self, next_request):
+        while (request := next_request()) is not None:
             if len(self.asked) == self.fails_at:
                 raise KeyboardInterrupt
             self.asked.append(request.messages[-1]["content"])
             tokens = self.script(request)
-            whole = tokens[-1] == 2
-            answers.append(Answer([3, 4, 5], tokens, "x" * len(tokens), whole))
-            on_answers(answers[-1:])
-        return answers
+            yield request, Answer([3, 4, 5], tokens, "x" * len(tokens), tokens[-1] == 2)
 
 
 def test_answers_are_the_targets_own_at_their_temperatures(tmp_path):
@@ -95,21 +98,78 @@ def test_what_is_drawn_depends_on_neither_batch_nor_engine(monkeypatch, tmp_path
     assert rows_of(tmp_path / "other") != rows_of(tmp_path / "8")
 
 
-def test_all_requests_reach_the_engine_at_once_and_answers_are_told_as_they_end():
-    answerer, told = LocalAnswerer(tiny_decoder(), batch_size=1), []
-    engine = tiny_decoder().engine
+def requests_of(lengths):
+    """A source of requests whose answers have these lengths."""
+    settings = AnswerSettings()
     requests = [
-        Request([{"role": "user", "content": "the fox" + " dog" * index}],
-                SamplingParams(max_new_tokens=3 * (index + 1), ignore_eos=True))
-        for index in range(3)
-    ]  # fmt: skip
+        Request(
+            index,
+            [{"role": "user", "content": "the fox" + " dog" * index}],
+            dataclasses.replace(settings.params(1.0, index), max_new_tokens=length),
+        )
+        for index, length in enumerate(lengths)
+    ]
+    left = iter(requests)
+    return lambda: next(left, None)
 
-    def hear(answers):
-        told.append((len(answers[0].tokens), engine.running))
 
-    found = answerer.answer(requests, hear)
-    assert [len(answer.tokens) for answer in found] == [3, 6, 9]
-    assert told == [(3, 2), (6, 1), (9, 0)]
+def endless(monkeypatch):
+    """A target that never ends a turn itself."""
+    plain = tiny_decoder()
+    decoder = DominoDecoder(plain.target, None, plain.tokenizer)
+    monkeypatch.setattr(DominoDecoder, "eos_token_ids", frozenset())
+    monkeypatch.setattr("domino_spec.data.answer.find_turn", lambda *a: NO_TURN)
+    return decoder
+
+
+def test_slots_that_come_free_are_taken_by_the_next_requests(monkeypatch):
+    monkeypatch.setitem(sizes.MOST_PLAIN, "cpu", 2)
+    decoder, asked, running = endless(monkeypatch), [], []
+    source = requests_of([12, 2, 2, 2, 2])
+
+    def next_request():
+        asked.append(source())
+        return asked[-1]
+
+    for request, answer in LocalAnswerer(decoder, batch_size=1).answer(next_request):
+        running.append((request.index, len(answer.tokens), len([a for a in asked if a])))
+    assert [index for index, *_ in running] == [1, 2, 3, 4, 0]
+    assert [count for _, count, _ in running] == [2, 2, 2, 2, 12]
+    assert running[0][2] <= 4  # two run, two wait
+    assert decoder.engine.size.slots == 2
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_out_of_memory_halves_the_batch_and_loses_nothing(engine, monkeypatch):
+    lengths = [3, 9, 4, 7, 5, 6, 8]
+    wanted = {
+        r.index: a for r, a in LocalAnswerer(endless(monkeypatch)).answer(requests_of(lengths))
+    }
+    plain = tiny_decoder()
+    decoder = DominoDecoder(plain.target, None, plain.tokenizer, engine=engine)
+    real, batches = DominoDecoder.run, []
+
+    def run(self, sequences, stats=None, *, more=None):
+        """Fails in the midst of whatever has more than two sequences."""
+        if more is None:
+            batches.append(len(sequences))
+        for count, output in enumerate(real(self, sequences, stats, more=more)):
+            yield output
+            if count == 5 and (more is not None or len(sequences) > 2):
+                raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(DominoDecoder, "run", run)
+    found = LocalAnswerer(decoder, batch_size=6).answer(requests_of(lengths))
+    assert {request.index: answer for request, answer in found} == wanted
+    assert max(batches) > 2 >= batches[-1]
+    monkeypatch.setattr(DominoDecoder, "run", lambda *a, **k: _raises())
+    with pytest.raises(DataError, match="ran out of memory with a single sequence"):
+        list(LocalAnswerer(decoder, batch_size=2).answer(requests_of([3, 3])))
+
+
+def _raises():
+    raise torch.OutOfMemoryError("full")
+    yield
 
 
 def test_greedy_answers_are_the_same_with_a_drafter(tmp_path):
@@ -261,7 +321,7 @@ def test_progress_is_told_after_every_answer(tmp_path):
         vocab_size=VOCAB, identity={},
         on_progress=lambda progress: told.append((progress.done, progress.seconds_left)),
     )  # fmt: skip
-    assert [done for done, _ in told] == [0, 1, 2, 3, 4, 4, 5, 6, 7, 7]  # a part is four
+    assert [done for done, _ in told] == list(range(8))
     assert told[0][1] is None
     assert told[1][1] > 0
     assert told[-1][1] == 0

@@ -6,8 +6,10 @@ import pytest
 
 from domino_spec.api import DominoDecoder
 from domino_spec.data import synth
+from domino_spec.data.chat import find_turn
+from domino_spec.data.generation import BatchGenerator
 from domino_spec.data.synth import SynthSettings, normalised, synthesise
-from domino_spec.data.turns import find_turn
+from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine import sizes
 from domino_spec.errors import DataError
 from tests.data.decoders import contents, tiny_decoder
@@ -35,21 +37,22 @@ def drawing(monkeypatch):
     drawn: list[int] = []
 
     def use(texts: list[str | tuple[list[int], str]], settings: SynthSettings) -> list[int]:
-        seeds = {settings.params(index).seed: index for index in range(300)}
-
-        def finish(decoder, sequences):
+        def generate(self, next_prompt):
             """The last one ends first: the order of candidates is not that of their ends."""
-            for sequence in reversed(sequences):
-                assert tokenizer.decode(sequence.prompt) == "<|user|>"
-                drawn.append(seeds[sequence.params.seed])
-                text = texts[drawn[-1]] if drawn[-1] < len(texts) else "dog"
-                if isinstance(text, str):
-                    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-                    text = [*ids, END], "eos"
-                sequence.output, sequence.finish_reason = text
-                yield sequence
+            while prompts := list(iter(next_prompt, None)):
+                for prompt in reversed(prompts):
+                    assert tokenizer.decode(prompt.tokens) == "<|user|>"
+                    assert prompt.params == settings.params(prompt.index)
+                    drawn.append(prompt.index)
+                    text = texts[drawn[-1]] if drawn[-1] < len(texts) else "dog"
+                    if isinstance(text, str):
+                        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+                        text = [*ids, END], "eos"
+                    sequence = Decoded(prompt.tokens, prompt.params, index=prompt.index)
+                    sequence.output, sequence.finish_reason = text
+                    yield sequence
 
-        monkeypatch.setattr(synth, "finish", finish)
+        monkeypatch.setattr(BatchGenerator, "generate", generate)
         return drawn
 
     return use
@@ -107,20 +110,19 @@ def test_a_larger_count_adds_to_a_smaller_one(batch, drawing, tmp_path):
     assert not drawn
 
 
-def test_a_stopped_run_goes_on_to_the_same_end(monkeypatch, tmp_path):
+def test_a_stopped_run_goes_on_to_the_same_end(tmp_path):
     settings = SynthSettings(max_tokens=16, part_size=16)
     synthesise(tiny_decoder(), tmp_path / "whole", settings, count=4, batch_size=8)
-    real, calls = synth.finish, []
 
-    def failing(*arguments, **options):
-        calls.append(1)
-        if len(calls) == 4:
+    def stop(progress):
+        if progress.candidates == 20:
             raise KeyboardInterrupt
-        return real(*arguments, **options)
 
-    monkeypatch.setattr(synth, "finish", failing)
     with pytest.raises(KeyboardInterrupt):
-        synthesise(tiny_decoder(), tmp_path / "parts", settings, count=4, batch_size=8)
+        synthesise(
+            tiny_decoder(), tmp_path / "parts", settings, count=4, batch_size=8, on_progress=stop
+        )
+    assert not tiny_decoder().engine.busy
     assert (tmp_path / "parts" / "part-00000.jsonl").exists()
     synthesise(tiny_decoder(), tmp_path / "parts", settings, count=4, batch_size=8)
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
@@ -151,7 +153,7 @@ def test_a_target_that_has_nothing_to_say_is_given_up(drawing, monkeypatch, tmp_
     settings = SynthSettings(part_size=8, min_tokens=3)
     drawing(["the quick fox"] * 200, settings)
     monkeypatch.setattr(synth, "_FRUITLESS", 40)
-    with pytest.raises(DataError, match=r"no new prompt in 40 candidates .47 repeated.; 1 are in"):
+    with pytest.raises(DataError, match=r"no new prompt in 40 candidates .40 repeated.; 1 are in"):
         synthesise(tiny_decoder(), tmp_path, settings, count=2, batch_size=8)
 
 

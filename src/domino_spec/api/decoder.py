@@ -71,6 +71,8 @@ class OpenedDrafter(Protocol):
 
 
 _OUT_OF_MEMORY = "it ran out of memory"
+_FALLBACK_BATCH = 8
+"""Sequences at a time in the reference loop after the engine ran out of memory: it pads them."""
 
 
 class DominoDecoder:
@@ -310,19 +312,29 @@ class DominoDecoder:
                 yield StreamedToken(token, piece, accepted, output.cycle, reason, stats)
 
     def run(
-        self, sequences: Sequence[Decoded], stats: RunStats | None = None
-    ) -> Iterator[SequenceOutput]:
+        self,
+        sequences: Sequence[Decoded],
+        stats: RunStats | None = None,
+        *,
+        more: Callable[[], Decoded | None] | None = None,
+    ) -> Generator[SequenceOutput, None, None]:
         """Decode sequences on the engine, or where it cannot run them in the reference loop.
 
-        Decides now, decodes as the result is iterated.
+        Decides now, decodes as the result is iterated. `more` gives the engine further sequences
+        while it runs, as for `Engine.stream`; errors of memory are then the caller's.
         """
         stats = RunStats() if stats is None else stats
-        reason = self._unsupported(sequences)
+        reason = self._unsupported(sequences) if sequences else self.unsupported_reason()
         if reason is not None:
+            if more is not None:
+                raise InputError(
+                    f"sequences can be added to the engine alone, which cannot run this: {reason}. "
+                    "Give all of them at once."
+                )
             stats.engine_reason = reason
             return self._in_loop(sequences, stats)
         stats.engine = "fast"
-        return self._on_engine(sequences, stats)
+        return self._on_engine(sequences, stats, more)
 
     @property
     def engine(self) -> Engine:
@@ -410,20 +422,26 @@ class DominoDecoder:
             tell_reference(reason)
 
     def _on_engine(
-        self, sequences: Sequence[Decoded], stats: RunStats
+        self,
+        sequences: Sequence[Decoded],
+        stats: RunStats,
+        more: Callable[[], Decoded | None] | None = None,
     ) -> Generator[SequenceOutput, None, None]:
         engine = self.engine
-        speculates = self._drafts is not None and any(s.speculate for s in sequences)
+        speculates = self._drafts is not None and (
+            more is not None or any(s.speculate for s in sequences)
+        )
         failed = False
         try:
-            with closing(engine.stream(sequences, stats)) as outputs:
+            with closing(engine.stream(sequences, stats, more=more)) as outputs:
                 for output in outputs:
                     if output.error is not None:
                         raise output.error
                     yield output
                     self._watch.look(stats, engine.policy if speculates else None)
         except torch.OutOfMemoryError:
-            if self._choice == "fast" or any(sequence.output for sequence in sequences):
+            began = more is not None or any(sequence.output for sequence in sequences)
+            if self._choice == "fast" or began:
                 raise
             failed = True
         finally:
@@ -435,7 +453,8 @@ class DominoDecoder:
             self._tell(stats.engine_reason)
             for sequence in sequences:
                 sequence.finish_reason = sequence.error = None
-            yield from self._in_loop(sequences, stats)
+            for start in range(0, len(sequences), _FALLBACK_BATCH):
+                yield from self._in_loop(sequences[start : start + _FALLBACK_BATCH], stats)
 
     def _in_loop(
         self, sequences: Sequence[Decoded], stats: RunStats

@@ -26,8 +26,7 @@ from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
     from domino_spec.checkpoints import TargetFacts
-    from domino_spec.data.answer import AnswerProgress, Estimate
-    from domino_spec.data.answerers import Answerer
+    from domino_spec.data.answer import Answerer, AnswerProgress, Estimate
     from domino_spec.data.synth import SynthProgress
 
 data_app = typer.Typer(no_args_is_help=True, help="Training data: check, make up, answer.")
@@ -38,8 +37,12 @@ OutOption = Annotated[
     Path, typer.Option("--out", "-o", help="The folder to write to; a begun one is gone on with.")
 ]
 SeedOption = Annotated[int, typer.Option(help="Decides every draw.")]
-BatchOption = Annotated[int, typer.Option(help="Sequences decoded at once.")]
-PartOption = Annotated[int, typer.Option(help="Rows a part file; a stopped run loses at most one.")]
+BatchOption = Annotated[
+    int, typer.Option(help="Sequences at a time, where the engine cannot run the target.")
+]
+PartOption = Annotated[
+    int, typer.Option(help="Rows a part file; a stopped run loses unfinished ones.")
+]
 
 
 class Format(StrEnum):
@@ -230,8 +233,12 @@ def answer(
             prompts=prompts,
         )
 
-        from domino_spec.data.answer import AnswerSettings, answer_prompts, estimate
-        from domino_spec.data.answerers import LocalAnswerer
+        from domino_spec.data.answer import (
+            AnswerSettings,
+            LocalAnswerer,
+            answer_prompts,
+            estimate,
+        )
         from domino_spec.data.prompts import read_prompts
         from domino_spec.data.report import bad_lines
         from domino_spec.data.server import ServerAnswerer

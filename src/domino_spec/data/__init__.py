@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from domino_spec.data.corpus import Corpus as Corpus
     from domino_spec.data.corpus import load_corpus as load_corpus
     from domino_spec.data.examples import Example as Example
-    from domino_spec.data.loops import is_loop as is_loop
+    from domino_spec.data.generation import is_loop as is_loop
     from domino_spec.data.packing import Batch as Batch
     from domino_spec.data.packing import PackedBatches as PackedBatches
     from domino_spec.data.packing import plan_epoch as plan_epoch
@@ -23,7 +23,7 @@ else:
         {
             "corpus": "Corpus load_corpus",
             "examples": "Example",
-            "loops": "is_loop",
+            "generation": "is_loop",
             "packing": "Batch PackedBatches plan_epoch",
             "report": "BadRows DataReport",
             "shards": "Shard read_shard write_shard",

@@ -1,25 +1,24 @@
-"""Prompts answered by the target, part by part, into a folder of training data."""
+"""Prompts answered by the target, here or on a server, into a folder of training data."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from domino_spec.data.answerers import Answer, Answerer, Request
-from domino_spec.data.chat import CUT
+from domino_spec.api import DominoDecoder
+from domino_spec.api.prompts import check_prompt, encode_prompt
+from domino_spec.data.chat import CUT, NO_TURN, Message, find_turn
 from domino_spec.data.folder import WorkFolder
-from domino_spec.data.generation import seed_of
-from domino_spec.data.loops import is_loop
-from domino_spec.data.messages import Message
+from domino_spec.data.generation import BatchGenerator, Prompt, is_loop, seed_of
 from domino_spec.data.prompts import PromptRow, PromptSet
 from domino_spec.data.shards import write_shard
 from domino_spec.decoding import SamplingParams
-from domino_spec.errors import DataError
+from domino_spec.errors import DataError, InputError
 
 LOOP = "the answer is a loop"
 EMPTY = "the answer is empty"
@@ -40,7 +39,7 @@ class AnswerSettings:
     top_k: int = 0
     seed: int = 0
     part_size: int = 256
-    """Prompts a part: as much is lost at most when a run is stopped."""
+    """Prompts a part file: a stopped run loses those of unfinished parts."""
     format: Format = "shards"
 
     def __post_init__(self) -> None:
@@ -67,6 +66,100 @@ class AnswerSettings:
     def temperature_of(self, index: int) -> float:
         """Which temperature a prompt gets."""
         return self.temperatures[seed_of(self.seed, "temperature", index) % len(self.temperatures)]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A chat whose next turn is the assistant's; one at a time of each conversation `index`."""
+
+    index: int
+    messages: list[Message]
+    params: SamplingParams
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Token ids of prompt and answer, or why there is none."""
+
+    prompt: list[int]
+    tokens: list[int]
+    text: str
+    finished: bool
+    """Whether the target ended it; otherwise it was cut."""
+    refused: str = ""
+
+    @classmethod
+    def none(cls, reason: str) -> Answer:
+        """A prompt that cannot be answered."""
+        return cls([], [], "", False, reason)
+
+
+NextRequest = Callable[[], Request | None]
+"""Gives None while there is none: asked again after a request was answered."""
+
+
+class Answerer(Protocol):
+    """The target, wherever it runs."""
+
+    def answer(self, next_request: NextRequest) -> Iterator[tuple[Request, Answer]]:
+        """Answers as they are completed, in any order; as many requests at a time as it likes."""
+
+    def prompt_tokens(self, messages: list[Message]) -> int:
+        """How long a prompt is."""
+
+
+class LocalAnswerer:
+    """The target on this machine."""
+
+    def __init__(self, decoder: DominoDecoder, *, batch_size: int = 32) -> None:
+        """`batch_size` is for targets that the engine cannot run."""
+        self.decoder = decoder
+        self._is_chat = bool(getattr(decoder.tokenizer, "chat_template", None))
+        turn = NO_TURN
+        if self._is_chat:
+            turn = find_turn(decoder.tokenizer, "assistant", decoder.chat_options)
+        self._generator = BatchGenerator(decoder, batch_size=batch_size, turn=turn)
+
+    def prompt_tokens(self, messages: list[Message]) -> int:
+        """How long a prompt is."""
+        return len(self._encode(messages))
+
+    def answer(self, next_request: NextRequest) -> Iterator[tuple[Request, Answer]]:
+        """Answers as they end; the engine asks for more requests before its batch runs dry."""
+        running: dict[int, Request] = {}
+        refused: deque[tuple[Request, Answer]] = deque()
+
+        def next_prompt() -> Prompt | None:
+            while (request := next_request()) is not None:
+                try:
+                    tokens = self._encode(request.messages)
+                    check_prompt(tokens, request.params.max_new_tokens, self.decoder.target)
+                except InputError as error:
+                    refused.append((request, Answer.none(_reason(error))))
+                    continue
+                running[request.index] = request
+                return Prompt(request.index, tokens, request.params)
+            return None
+
+        for sequence in self._generator.generate(next_prompt):
+            while refused:
+                yield refused.popleft()
+            text = self._generator.text(sequence.output)
+            finished = sequence.finish_reason != "length"
+            answer = Answer(sequence.prompt, sequence.output, text, finished)
+            yield running.pop(sequence.index), answer
+        yield from refused
+
+    def _encode(self, messages: list[Message]) -> list[int]:
+        prompt = messages if self._is_chat else str(messages[-1]["content"])
+        return encode_prompt(prompt, self.decoder.tokenizer, self.decoder.chat_options)
+
+
+def _reason(error: InputError) -> str:
+    text = str(error)
+    if "context" in text:
+        return "its prompt and answer would not fit into the target's context"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 @dataclass(frozen=True)
@@ -107,6 +200,21 @@ class AnswerProgress:
             return None
         return self.session_bytes / self.session_prompts * (self.prompts - self.done)
 
+    def count(self, answer: Answer, dropped: str, token_bytes: int) -> None:
+        """Count an answer, or the reason for which it was dropped."""
+        if dropped:
+            self.dropped[dropped] += 1
+        else:
+            self.answered += 1
+        self.session_tokens += len(answer.tokens)
+        self.session_bytes += (len(answer.prompt) + len(answer.tokens)) * token_bytes
+        self.session_seconds = time.perf_counter() - self.began
+
+    def end_conversation(self) -> None:
+        """Count a prompt all of whose turns were answered, as far as they could be."""
+        self.done += 1
+        self.session_prompts += 1
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""
         values = {**vars(self), "dropped": dict(self.dropped)}
@@ -118,7 +226,7 @@ def estimate(prompts: PromptSet, answerer: Answerer, settings: AnswerSettings) -
     """Bounds from a sample of the prompts and the longest possible answers."""
     step = max(len(prompts.rows) // _SAMPLED_PROMPTS, 1)
     sample = prompts.rows[::step]
-    used = [answerer.prompt_tokens([*row.opening(), _user(row.turns[0])]) for row in sample]
+    used = [answerer.prompt_tokens([*row.opening(), user_message(row.turns[0])]) for row in sample]
     answers = sum(len(row.turns) for row in prompts.rows)
     tokens = int(answers * (sum(used) / len(used) + settings.max_new_tokens))
     return Estimate(len(prompts.rows), answers, tokens, tokens * _BYTES[settings.format])
@@ -136,7 +244,8 @@ def answer_prompts(
 ) -> AnswerProgress:
     """Answer every prompt once. What a stopped run has finished is there and is not done again.
 
-    `identity` says who answers (the target, its tokenizer); a folder keeps to that as well.
+    `identity` says who answers (the target, its tokenizer); a folder keeps to that as well. Parts
+    are written as their last conversation ends, while the answerer works on those after them.
     """
     suffix = ".npz" if settings.format == "shards" else ".jsonl"
     kept = {**dataclasses.asdict(settings), **identity, "prompts": prompts.fingerprint()}
@@ -144,149 +253,122 @@ def answer_prompts(
     tell = on_progress or (lambda _progress: None)
     progress = AnswerProgress(len(prompts.rows))
     size = settings.part_size
-    todo = []
-    for number, start in enumerate(range(0, len(prompts.rows), size)):
+    todo: deque[int] = deque()
+    for number in range(-(-len(prompts.rows) // size)):
         if work.is_done(number):
-            _count(progress, work.note(number))
+            note = work.note(number)
+            progress.done += int(note["prompts"])
+            progress.answered += int(note["answered"])
+            progress.dropped.update(note["dropped"])
         else:
-            todo.append((number, start))
+            todo.append(number)
     tell(progress)
-    for number, start in todo:
-        rows = prompts.rows[start : start + size]
-        part = _Part(rows, start, settings, progress, tell)
-        part.answer(answerer)
-        work.write_note(number, part.note())
-        if settings.format == "jsonl":
-            work.write_lines(number, part.lines())
+    parts: dict[int, list[_Conversation]] = {}
+    """Parts of which a conversation was begun and that are not written yet."""
+    open_by_part: Counter[int] = Counter()
+    waiting: deque[_Conversation] = deque()
+
+    def next_request() -> Request | None:
+        if not waiting and todo:
+            number = todo.popleft()
+            rows = enumerate(prompts.rows[number * size : (number + 1) * size], number * size)
+            parts[number] = [_Conversation(index, row, settings) for index, row in rows]
+            open_by_part[number] = len(parts[number])
+            waiting.extend(parts[number])
+        return waiting.popleft().next_request() if waiting else None
+
+    for request, answer in answerer.answer(next_request):
+        number = request.index // size
+        conversation = parts[number][request.index % size]
+        reason = conversation.take(answer)
+        progress.count(answer, reason, _BYTES[settings.format])
+        if conversation.ended:
+            progress.end_conversation()
+            open_by_part[number] -= 1
+            if not open_by_part[number]:
+                sha256 = identity.get("tokenizer_sha256")
+                _write_part(work, number, parts.pop(number), settings, vocab_size, sha256)
         else:
-            part.write(work.part(number), vocab_size, identity.get("tokenizer_sha256"))
-        progress.done -= part.counted
-        _count(progress, part.note())
+            waiting.appendleft(conversation)
         tell(progress)
     return progress
 
 
-@dataclass(frozen=True)
-class _Kept:
-    prompt: list[int]
-    tokens: list[int]
-    source: str
-    temperature: float
-    finished: bool
+class _Conversation:
+    """One prompt's turns: each is answered after the answers before it."""
+
+    def __init__(self, index: int, row: PromptRow, settings: AnswerSettings) -> None:
+        self.index, self.row, self._settings = index, row, settings
+        self.messages: list[Message] = row.opening()
+        self.temperature = settings.temperature_of(index)
+        self.answers: list[Answer] = []
+        self.ended = False
+        self.dropped = ""
+        """Why the last turn has no answer."""
+
+    def next_request(self) -> Request:
+        """The next turn, put to the target."""
+        turn = len(self.answers)
+        self.messages.append(user_message(self.row.turns[turn]))
+        seed = seed_of(self._settings.seed, "answer", self.index, turn)
+        params = self._settings.params(self.temperature, seed)
+        return Request(self.index, list(self.messages), params)
+
+    def take(self, answer: Answer) -> str:
+        """Keep an answer, or say why not; a dropped or cut one ends the conversation."""
+        self.dropped = answer.refused or (LOOP if is_loop(answer.tokens) else "")
+        if not self.dropped and not answer.text.strip():
+            self.dropped = EMPTY
+        if self.dropped:
+            self.messages.pop()
+            self.ended = True
+            return self.dropped
+        self.answers.append(answer)
+        self.messages.append({"role": "assistant", "content": answer.text})
+        self.ended = not answer.finished or len(self.answers) == len(self.row.turns)
+        return ""
 
 
-class _Part:
-    """A part's conversations: all first turns are answered, then all second ones, and so on."""
-
-    def __init__(
-        self,
-        rows: Sequence[PromptRow],
-        start: int,
-        settings: AnswerSettings,
-        progress: AnswerProgress,
-        tell: Callable[[AnswerProgress], None],
-    ) -> None:
-        self._rows, self._start, self._settings = rows, start, settings
-        self._progress, self._tell = progress, tell
-        self._chats: list[list[Message]] = [row.opening() for row in rows]
-        self._kept: list[list[_Kept]] = [[] for _ in rows]
-        self._dropped: Counter[str] = Counter()
-        self._turn = 0
-        self.counted = 0
-        """First turns that progress was told of before the part was whole."""
-
-    def answer(self, answerer: Answerer) -> None:
-        """Answer turn after turn; a dropped or cut answer ends its conversation."""
-        going = list(range(len(self._rows)))
-        turn = 0
-        while going:
-            for place in going:
-                self._chats[place].append(_user(self._rows[place].turns[turn]))
-            requests = [Request(self._chats[place], self._params(place, turn)) for place in going]
-            self._turn = turn
-            answers = answerer.answer(requests, self._told)
-            turn += 1
-            going = [
-                place
-                for place, answer in zip(going, answers, strict=True)
-                if self._take(place, answer) and turn < len(self._rows[place].turns)
-            ]
-
-    def _told(self, answers: Sequence[Answer]) -> None:
-        progress = self._progress
-        if self._turn == 0:
-            self.counted += len(answers)
-            progress.done += len(answers)
-            progress.session_prompts += len(answers)
-        tokens = sum(len(answer.tokens) for answer in answers)
-        prompt_tokens = sum(len(answer.prompt) for answer in answers)
-        progress.session_tokens += tokens
-        progress.session_bytes += (tokens + prompt_tokens) * _BYTES[self._settings.format]
-        progress.session_seconds = time.perf_counter() - progress.began
-        self._tell(progress)
-
-    def _params(self, place: int, turn: int) -> SamplingParams:
-        index = self._start + place
-        seed = seed_of(self._settings.seed, "answer", index, turn)
-        return self._settings.params(self._settings.temperature_of(index), seed)
-
-    def _take(self, place: int, answer: Answer) -> bool:
-        """Keep an answer that is one; whether the conversation can go on."""
-        reason = answer.refused or (LOOP if is_loop(answer.tokens) else "")
-        if not reason and not answer.text.strip():
-            reason = EMPTY
-        if reason:
-            self._dropped[reason] += 1
-            self._chats[place].pop()
-            return False
-        temperature = self._settings.temperature_of(self._start + place)
-        source = self._rows[place].source
-        kept = _Kept(answer.prompt, answer.tokens, source, temperature, answer.finished)
-        self._kept[place].append(kept)
-        self._chats[place].append({"role": "assistant", "content": answer.text})
-        return answer.finished
-
-    def note(self) -> dict[str, Any]:
-        """What went into this part."""
-        answered = sum(map(len, self._kept))
-        return {
-            "prompts": len(self._rows),
-            "answered": answered,
-            "dropped": dict(self._dropped),
-        }
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Conversations for a JSONL file."""
-        return [
+def _write_part(
+    work: WorkFolder,
+    number: int,
+    conversations: Sequence[_Conversation],
+    settings: AnswerSettings,
+    vocab_size: int,
+    tokenizer_sha256: str | None,
+) -> None:
+    """Write conversations as JSON lines, or a shard: each answer with the turns before it."""
+    kept = [(chat, answer) for chat in conversations for answer in chat.answers]
+    note = {
+        "prompts": len(conversations),
+        "answered": len(kept),
+        "dropped": dict(Counter(chat.dropped for chat in conversations if chat.dropped)),
+    }
+    work.write_note(number, note)
+    if settings.format == "jsonl":
+        lines = [
             {
-                "messages": chat,
-                "source": kept[-1].source,
-                "temperature": kept[-1].temperature,
-                "finish_reason": "stop" if kept[-1].finished else CUT,
+                "messages": chat.messages,
+                "source": chat.row.source,
+                "temperature": chat.temperature,
+                "finish_reason": "stop" if chat.answers[-1].finished else CUT,
             }
-            for chat, kept in zip(self._chats, self._kept, strict=True)
-            if kept
+            for chat in conversations
+            if chat.answers
         ]
-
-    def write(self, path: Path, vocab_size: int, tokenizer_sha256: str | None) -> None:
-        """A shard: one conversation an answer, the turns before it are its prompt."""
-        kept = [one for several in self._kept for one in several]
-        write_shard(
-            path,
-            prompts=[one.prompt for one in kept],
-            answers=[one.tokens for one in kept],
-            vocab_size=vocab_size,
-            sources=[one.source for one in kept],
-            temperatures=[one.temperature for one in kept],
-            tokenizer_sha256=tokenizer_sha256,
-        )
+        work.write_lines(number, lines)
+        return
+    write_shard(
+        work.part(number),
+        prompts=[answer.prompt for _, answer in kept],
+        answers=[answer.tokens for _, answer in kept],
+        vocab_size=vocab_size,
+        sources=[chat.row.source for chat, _ in kept],
+        temperatures=[chat.temperature for chat, _ in kept],
+        tokenizer_sha256=tokenizer_sha256,
+    )
 
 
-def _count(progress: AnswerProgress, note: Mapping[str, Any]) -> None:
-    progress.done += int(note["prompts"])
-    progress.answered += int(note["answered"])
-    progress.dropped.update(note["dropped"])
-
-
-def _user(text: str) -> Message:
+def user_message(text: str) -> Message:
+    """A user's turn."""
     return {"role": "user", "content": text}

@@ -1,21 +1,100 @@
-"""Chats as the target's own template writes them, and which tokens the assistant wrote."""
+"""Chats: rows as messages, rendered by the target's template, with the assistant's tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from jinja2.exceptions import TemplateError
 
-from domino_spec.data.examples import BoolArray
-from domino_spec.data.messages import Message
 from domino_spec.data.report import BadRow
 from domino_spec.errors import DataError
 
+BoolArray = npt.NDArray[np.bool_]
+Message = dict[str, Any]
 CUT = "length"
 """The finish_reason of an answer that was cut: the target did not end it."""
+_MARKER = "dominomarkerqzx"
+_SHAREGPT_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "model": "assistant", "system": "system", "tool": "tool",
+}  # fmt: skip
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAY_FOLLOW = {
+    None: ("system", "developer", "user"),
+    "system": ("user",),
+    "developer": ("user",),
+    "user": ("assistant",),
+    "assistant": ("user", "tool"),
+    "tool": ("assistant", "tool"),
+}
+
+
+def messages_of(row: Mapping[str, Any], field: str | None = None) -> list[Message] | None:
+    """The row's messages, or None if it has none."""
+    for name in (field,) if field else ("messages", "conversations"):
+        if row.get(name) is not None:
+            return _messages(row[name])
+    return None
+
+
+def up_to_last_answer(messages: list[Message]) -> list[Message]:
+    """Messages up to the last assistant turn; roles out of order are refused."""
+    before: str | None = None
+    for message in messages:
+        role = message["role"]
+        if role not in _MAY_FOLLOW[before]:
+            raise BadRow(
+                f"its roles are out of order ({role} after {before})"
+                if before
+                else f"its roles are out of order ({role} comes first)"
+            )
+        before = role
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        raise BadRow("it has no assistant turn (`domino data answer` lets the target write them)")
+    return messages[: answers[-1] + 1]
+
+
+def _messages(value: Any) -> list[Message]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(m, Mapping) for m in value):
+        raise BadRow("its messages are not a list of objects")
+    if not value:
+        raise BadRow("it is empty")
+    return [_message(message) for message in value]
+
+
+def _message(message: Mapping[str, Any]) -> Message:
+    if "role" in message:
+        role, content = message["role"], message.get("content")
+        rest = {k: v for k, v in message.items() if k not in ("role", "content") and v is not None}
+    elif "from" in message:
+        role, content, rest = _SHAREGPT_ROLES.get(message["from"]), message.get("value"), {}
+        if role is None:
+            raise BadRow(f"it has a message from {message['from']!r}, an unknown role")
+    else:
+        raise BadRow("a message has neither role and content nor from and value")
+    if role not in _ROLES:
+        raise BadRow(f"it has a message from {role!r}, an unknown role")
+    return {"role": role, "content": _text(content, role), **rest}
+
+
+def _text(content: Any, role: str) -> str:
+    if isinstance(content, (list, tuple)):
+        parts: list[Any] = [
+            part.get("text") if isinstance(part, Mapping) else part for part in content
+        ]
+        if not all(isinstance(part, str) for part in parts):
+            raise BadRow("a message holds something other than text")
+        content = "".join(parts)
+    if not isinstance(content, str):
+        raise BadRow("a message holds something other than text")
+    if not content.strip() and role in ("user", "assistant"):
+        raise BadRow(f"it has an empty {role} turn")
+    return content
 
 
 @dataclass(frozen=True)
@@ -135,7 +214,7 @@ class ChatEncoder:
         ]
 
     def _turn_end(self, tokens: list[int], first: int, last: int) -> int:
-        """Behind the end-of-turn token: what the template adds after it nobody generates."""
+        """After the end-of-turn token: what the template adds then is not generated."""
         for place in range(last, first, -1):
             if tokens[place - 1] in self._special:
                 return place
@@ -166,3 +245,46 @@ def _common(tokens: list[int], prefix: list[int]) -> int:
             break
         count += 1
     return count
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the chat template writes before and after one role's message."""
+
+    opening: str
+    end_ids: frozenset[int]
+    """The special token that ends it, if one does."""
+    end_text: str
+    """What ends it otherwise; empty if a special token or nothing does."""
+
+
+NO_TURN = Turn("", frozenset(), "")
+
+
+def find_turn(
+    tokenizer: Any,
+    role: Literal["user", "assistant"],
+    chat_options: Mapping[str, Any] | None = None,
+    *,
+    system: str | None = None,
+) -> Turn:
+    """Render a marker as a message of this role and look around it."""
+    marked = {"role": role, "content": _MARKER}
+    before = [] if system is None else [{"role": "system", "content": system}]
+    before += [] if role == "user" else [{"role": "user", "content": "?"}]
+    try:
+        text = ChatEncoder(tokenizer, chat_options).render([*before, marked])
+    except BadRow as error:
+        raise DataError(
+            f"{error}: a {role} message alone; the target's turns cannot be told."
+        ) from error
+    opening, found, closing = text.rpartition(_MARKER)
+    if not found:
+        raise DataError(
+            f"the target's chat template does not repeat a {role} message as it is; the target's "
+            "turns cannot be told. Give prompts of your own."
+        )
+    ids = tokenizer(closing, add_special_tokens=False)["input_ids"]
+    if ids and int(ids[0]) in special_ids(tokenizer):
+        return Turn(opening, frozenset({int(ids[0])}), "")
+    return Turn(opening, frozenset(), closing.strip())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from domino_spec.data.chat import Message, messages_of
 from domino_spec.data.files import (
     PROMPT_FILES,
     TEXT_FILES,
@@ -18,7 +19,6 @@ from domino_spec.data.files import (
     read_text,
     source_of,
 )
-from domino_spec.data.messages import Message, messages_of
 from domino_spec.data.report import BadRow, BadRowCounter, BadRows, bad_lines
 from domino_spec.errors import DataError
 

@@ -8,15 +8,14 @@ import random
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
-from domino_spec.data.answerers import Answer, OnAnswers, Request
-from domino_spec.data.chat import CUT, ChatEncoder
-from domino_spec.data.messages import Message
+from domino_spec.data.answer import Answer, NextRequest, Request
+from domino_spec.data.chat import CUT, ChatEncoder, Message
 from domino_spec.data.report import BadRow
 from domino_spec.errors import DataError
 
@@ -63,22 +62,23 @@ class ServerAnswerer:
         text = self._encoder.render(messages, open_turn=True)
         return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def answer(self, requests: Sequence[Request], on_answers: OnAnswers) -> list[Answer]:
-        """All at once, as many at a time as the server is to work on."""
-        answers: dict[int, Answer] = {}
+    def answer(self, next_request: NextRequest) -> Iterator[tuple[Request, Answer]]:
+        """Answers as they come, with as many requests at a time as the server is to work on."""
         pool = ThreadPoolExecutor(max_workers=self._concurrency)
+        running: dict[Future[Answer], Request] = {}
         try:
-            futures = {pool.submit(self._one, r): index for index, r in enumerate(requests)}
-            for future in as_completed(futures):
-                answer = answers[futures[future]] = future.result()
-                if not answer.refused:
-                    on_answers([answer])
+            while True:
+                while len(running) < self._concurrency and (request := next_request()) is not None:
+                    running[pool.submit(self._one, request)] = request
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
         except BaseException:
-            self._stopping.set()  # nobody waits for another try
+            self._stopping.set()  # ends the waits between tries
             raise
         finally:
             pool.shutdown(wait=not self._stopping.is_set(), cancel_futures=True)
-        return [answers[index] for index in range(len(requests))]
 
     def _one(self, request: Request) -> Answer:
         params = request.params

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from domino_spec.checkpoints import tokenizer_fingerprint
-from domino_spec.data.chat import CUT, ChatEncoder
+from domino_spec.data.chat import CUT, ChatEncoder, messages_of, up_to_last_answer
 from domino_spec.data.collect import EMPTY, Collector
 from domino_spec.data.files import (
     SHARD_FILES,
@@ -20,7 +20,6 @@ from domino_spec.data.files import (
     read_text,
     source_of,
 )
-from domino_spec.data.messages import check_order, messages_of
 from domino_spec.data.report import BadRow
 from domino_spec.data.shards import read_shard
 from domino_spec.errors import DataError
@@ -95,7 +94,7 @@ class SourceReader:
         if not (self._text_field and text is not None):
             messages = messages_of(row, self._messages_field)
         if messages is not None:
-            chat = self._chats().encode(check_order(messages, answered=True))
+            chat = self._chats().encode(up_to_last_answer(messages))
             if row.get("finish_reason") == CUT:
                 chat = self._chats().without_end(chat)
             self._collector.unlearnt_turns += chat.unlearnt_turns

@@ -1,11 +1,11 @@
-"""Prompts that the target makes up itself: it writes the user's part of its own template."""
+"""Synthetic prompts: the target writes the user's part of its own chat template."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import unicodedata
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from domino_spec.api import DominoDecoder
-from domino_spec.data.chat import special_ids
+from domino_spec.data.chat import find_turn, special_ids
 from domino_spec.data.folder import WorkFolder
-from domino_spec.data.generation import finish, make_sequence, seed_of
-from domino_spec.data.loops import is_loop
-from domino_spec.data.turns import find_turn
+from domino_spec.data.generation import BatchGenerator, Prompt, is_loop, seed_of
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.errors import DataError
@@ -38,7 +36,7 @@ class SynthSettings:
     """A candidate that has not ended by then is dropped."""
     seed: int = 0
     part_size: int = 256
-    """Candidates a part: as much is lost at most when a run is stopped."""
+    """Candidates a part file: a stopped run loses those of the unfinished part."""
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -103,6 +101,7 @@ def synthesise(
     source = CandidateSource(decoder, settings, batch_size=batch_size, system=system)
     work = WorkFolder(folder, kept, suffix=".jsonl")
     progress = SynthProgress(count)
+    tell = on_progress or (lambda _progress: None)
     seen: set[str] = set()
     number = 0
     while work.is_done(number):
@@ -112,30 +111,46 @@ def synthesise(
         progress.candidates += int(note["candidates"])
         progress.dropped.update(note["dropped"])
         number += 1
-    tell = on_progress or (lambda _progress: None)
     tell(progress)
+    found: list[str] = []
+    before = dataclasses.replace(progress, dropped=Counter(progress.dropped))
     fruitless = 0
-    while progress.prompts < count:
-        before = dataclasses.replace(progress, dropped=Counter(progress.dropped))
-        found = source.part(progress, seen, tell)
-        fruitless = 0 if found else fruitless + progress.candidates - before.candidates
-        if fruitless >= _FRUITLESS:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in progress.dropped.most_common())
-            raise DataError(
-                f"the target gave no new prompt in {fruitless} candidates ({reasons}); "
-                f"{progress.prompts} are in {folder}. Raise the temperature or max_tokens, or give "
-                "prompts of your own."
-            )
-        work.write_note(
-            number,
-            {
-                "prompts": progress.prompts - before.prompts,
-                "candidates": progress.candidates - before.candidates,
-                "dropped": dict(progress.dropped - before.dropped),
-            },
-        )
-        work.write_lines(number, map(_row, found))
-        number += 1
+    if progress.prompts >= count:
+        return progress
+    with closing(source.draw(progress)) as candidates:
+        for text, fault in candidates:
+            reason = fault or ("repeated" if normalised(text) in seen else "")
+            progress.candidates += 1
+            fruitless += 1
+            if reason:
+                progress.dropped[reason] += 1
+            else:
+                seen.add(normalised(text))
+                found.append(text)
+                progress.prompts += 1
+                fruitless = 0
+            tell(progress)
+            if fruitless >= _FRUITLESS:
+                reasons = ", ".join(f"{n} {reason}" for reason, n in progress.dropped.most_common())
+                raise DataError(
+                    f"the target gave no new prompt in {fruitless} candidates ({reasons}); "
+                    f"{progress.prompts - len(found)} are in {folder}. Raise the temperature or "
+                    "max_tokens, or give prompts of your own."
+                )
+            drawn = progress.candidates - before.candidates
+            if drawn == settings.part_size or progress.prompts == count:
+                note = {
+                    "prompts": len(found),
+                    "candidates": drawn,
+                    "dropped": dict(progress.dropped - before.dropped),
+                }
+                work.write_note(number, note)
+                work.write_lines(number, map(_row, found))
+                number += 1
+                found = []
+                before = dataclasses.replace(progress, dropped=Counter(progress.dropped))
+            if progress.prompts == count:
+                break  # what else was drawn is drawn again if more are wanted
     return progress
 
 
@@ -150,15 +165,13 @@ class CandidateSource:
         batch_size: int,
         system: str | None = None,
     ) -> None:
-        self._decoder, self._settings = decoder, settings
-        self._batch = 1 if decoder.target.batch_refusal else batch_size
-        self._on_engine = decoder.unsupported_reason() is None
         if decoder.tokenizer is None:
             raise DataError("the target came without a tokenizer, so it cannot write prompts.")
-        self._tokenizer: Any = decoder.tokenizer
-        self._turn = find_turn(self._tokenizer, "user", decoder.chat_options, system=system)
-        self._special = special_ids(self._tokenizer)
-        ids = self._tokenizer(self._turn.opening, add_special_tokens=False)["input_ids"]
+        turn = find_turn(decoder.tokenizer, "user", decoder.chat_options, system=system)
+        self._settings, self._batch = settings, batch_size
+        self._generator = BatchGenerator(decoder, batch_size=batch_size, turn=turn)
+        self._special = special_ids(decoder.tokenizer)
+        ids = self._generator.tokenizer(turn.opening, add_special_tokens=False)["input_ids"]
         self._opening = [int(token) for token in ids]
         if not self._opening:
             raise DataError(
@@ -166,66 +179,38 @@ class CandidateSource:
                 "nothing to draw from; give prompts of your own."
             )
 
-    def part(
-        self, progress: SynthProgress, seen: set[str], tell: Callable[[SynthProgress], None]
-    ) -> list[str]:
-        """New prompts among the next candidates, up to the wanted count."""
-        found: list[str] = []
-        end = progress.candidates + self._settings.part_size
-        while progress.candidates < end and progress.prompts < progress.wanted:
-            first, batch = progress.candidates, self._batch
-            if self._on_engine:  # it orders any number of them and keeps its batch full
-                batch = max(batch, progress.wanted - progress.prompts)
-            with closing(self._draw(range(first, min(first + batch, end)))) as drawn:
-                for tokens, is_whole in drawn:
-                    progress.candidates += 1
-                    text = self._text(tokens)
-                    reason = self._fault(tokens, text, is_whole, seen)
-                    if reason:
-                        progress.dropped[reason] += 1
-                    else:
-                        seen.add(normalised(text))
-                        found.append(text)
-                        progress.prompts += 1
-                    tell(progress)
-                    if progress.prompts == progress.wanted:
-                        break  # the rest of the batch is drawn again if more are wanted
-        return found
+    def draw(self, progress: SynthProgress) -> Generator[tuple[str, str], None, None]:
+        """Candidates in their order, each with what is wrong with it; endless."""
+        drawn = due = progress.candidates
+        ended: dict[int, Decoded] = {}
 
-    def _draw(self, candidates: range) -> Generator[tuple[list[int], bool], None, None]:
-        """Candidates in their order, each once it and all before it have ended."""
-        sequences = [
-            make_sequence(
-                self._decoder,
-                self._opening,
-                self._settings.params(candidate),
-                index=candidate,
-                end_ids=self._turn.end_ids,
-                end_text=self._turn.end_text,
-            )
-            for candidate in candidates
-        ]
-        due = deque(sequences)
-        for _ in finish(self._decoder, sequences):
-            while due and due[0].finished:
-                ended = due.popleft()
-                yield _without_end(ended), ended.finish_reason != "length"
+        def next_prompt() -> Prompt | None:
+            nonlocal drawn
+            # No more ahead of the caller than are wanted, in the best case.
+            if drawn - progress.candidates >= max(self._batch, progress.wanted - progress.prompts):
+                return None
+            prompt = Prompt(drawn, self._opening, self._settings.params(drawn))
+            drawn += 1
+            return prompt
 
-    def _text(self, tokens: list[int]) -> str:
-        text = str(self._tokenizer.decode(tokens, skip_special_tokens=True))
-        end = self._turn.end_text
-        return (text.split(end)[0] if end else text).strip()
+        with closing(self._generator.generate(next_prompt)) as sequences:
+            for sequence in sequences:
+                ended[sequence.index] = sequence
+                while due in ended:
+                    candidate = ended.pop(due)
+                    due += 1
+                    tokens = _without_end(candidate)
+                    text = self._generator.text(tokens).strip()
+                    yield text, self._fault(candidate, tokens, text)
 
-    def _fault(self, tokens: list[int], text: str, is_whole: bool, seen: set[str]) -> str:
-        if not is_whole:
+    def _fault(self, sequence: Decoded, tokens: list[int], text: str) -> str:
+        if sequence.finish_reason == "length":
             return "too long"
         if len(tokens) < self._settings.min_tokens or not text:
             return "too short"
         if is_loop(tokens):
             return "loops"
-        if any(token in self._special for token in tokens):
-            return "with special tokens"
-        return "repeated" if normalised(text) in seen else ""
+        return "with special tokens" if any(t in self._special for t in tokens) else ""
 
 
 def normalised(text: str) -> str:

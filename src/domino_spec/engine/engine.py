@@ -30,6 +30,7 @@ from domino_spec.engine.scores import ScoreTable, score_columns
 from domino_spec.engine.sizes import (
     Size,
     fitting_size,
+    most_sequences,
     no_room_reason,
     packs_by_default,
 )
@@ -207,37 +208,59 @@ class Engine:
         return sequences
 
     def stream(
-        self, sequences: Sequence[Decoded], stats: RunStats | None = None
+        self,
+        sequences: Iterable[Decoded],
+        stats: RunStats | None = None,
+        *,
+        more: Callable[[], Decoded | None] | None = None,
     ) -> Generator[SequenceOutput, None, None]:
-        """Decode these sequences, beside whatever else the engine has; their outputs as they come.
+        """Decode these sequences, concurrently with all others; their outputs as they come.
 
-        A caller that stops listening takes its sequences out.
+        `more` gives further ones while fewer wait than could run: None while there are none, asked
+        again after a sequence has ended. A caller that stops listening takes its sequences out.
         """
         own: deque[SequenceOutput] = deque()
+        held: dict[Decoded, None] = {}
         if stats is not None:
             stats.engine = "fast"
+        ahead = most_sequences(self._source, drafts=self._drafts is not None)
+        asks = more is not None
         try:
             with self.lock:
                 for sequence in sequences:
-                    self.add_request(sequence)
-                    sequence.listener = own.append
-            left = len(sequences)
-            while left:
+                    self._hold(sequence, held, own)
+            while held or asks:
+                while more is not None and asks and self.waiting < ahead:
+                    if (added := more()) is None:
+                        asks = False
+                        break
+                    with self.lock:
+                        self._hold(added, held, own)
                 if not own:
                     with self.lock:
                         self._step_until(own, stats)
                 if not own:
                     return
                 output = own.popleft()
-                left -= output.finish_reason is not None or output.error is not None
+                if output.finish_reason is not None or output.error is not None:
+                    output.sequence.listener = None
+                    held.pop(output.sequence, None)
+                    asks = more is not None
                 yield output
         finally:
             with self.lock:
-                for sequence in sequences:
+                for sequence in held:
                     sequence.listener = None
                     self.abort(sequence)
                 if not self.running:
                     self._launches.clear()  # no sequence is left to hear of them
+
+    def _hold(
+        self, sequence: Decoded, held: dict[Decoded, None], own: deque[SequenceOutput]
+    ) -> None:
+        self.add_request(sequence)
+        sequence.listener = own.append
+        held[sequence] = None
 
     def _step_until(self, own: deque[SequenceOutput], stats: RunStats | None) -> None:
         """Step until a caller has outputs; those of other callers go to their own streams."""

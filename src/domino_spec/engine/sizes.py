@@ -55,8 +55,13 @@ def wanted_size(sequences: Sequence[Decoded], target: Target, *, drafts: bool) -
         capacity = -(-needed // 64) * 64
     if target.context_length is not None:
         capacity = max(min(capacity, target.context_length), needed)
-    most = MOST_DRAFTING if drafts else MOST_PLAIN[target.device.type]
+    most = most_sequences(target, drafts=drafts)
     return Size(min(_power_of_two(len(sequences)), most), capacity)
+
+
+def most_sequences(target: Target, *, drafts: bool) -> int:
+    """Sequences at a time, if the memory holds them."""
+    return MOST_DRAFTING if drafts else MOST_PLAIN[target.device.type]
 
 
 def fitting_size(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from domino_spec.api import DominoDecoder
-from domino_spec.data.loops import is_loop
+from domino_spec.data import is_loop
 from domino_spec.decoding import DominoProposer, Proposer, RowStats, SamplingParams
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.drafter import Drafter
