@@ -50,7 +50,7 @@ def test_drafts_that_do_not_pay_are_left_out_and_that_is_said_once(costing):
     decoder = unsure()
     plain = decoder.generate(PROMPT, max_new_tokens=80, ignore_eos=True, speculate=False)
     words = (
-        r"with one row a plain step takes 10\.0 ms and a cycle of 1 draft 19\.0 ms, "
+        r"with one sequence a plain step takes 10\.0 ms and a cycle of 1 draft 19\.0 ms, "
         r"so it would have to commit 1\.90 tokens, and 1\.\d\d are likely"
     )
     with pytest.warns(NoGainNotice, match=words) as told:
@@ -71,7 +71,7 @@ def test_what_is_given_up_for_some_rows_only_is_said_of_them(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert decoder.generate([4, 9], max_new_tokens=161).stats.cycles == 20
-    with pytest.warns(NoGainNotice, match=r"with one row \(sampled\) a plain step takes 12\.0 ms"):
+    with pytest.warns(NoGainNotice, match=r"one sequence \(sampled\) a plain step takes 12\.0 ms"):
         result = decoder.generate([4, 9], max_new_tokens=80, temperature=0.01)
     assert result.stats.drafted <= 1
 

@@ -7,7 +7,7 @@ import pytest
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
-from domino_spec.engine.calibration import adapt_depth, measured_rows
+from domino_spec.engine.calibration import adapt_depth, measured_sizes
 from domino_spec.engine.costs import Costs
 from domino_spec.engine.cycle import KINDS
 from domino_spec.engine.graphs import Runner
@@ -132,7 +132,7 @@ def test_a_busy_moment_is_not_believed(cache, monkeypatch):
 def test_measuring_again_keeps_what_was_learnt():
     engine = make_engine(make_target("llama"), random_drafter(), slots=2)
     first = adapt_depth(engine, batches=[1])
-    first.observe(3, 7, sampled=True)
+    first.record(3, 7, sampled=True)
     second = adapt_depth(engine, batches=[1, 2])
     assert (second.drawn, second.acceptance) == (first.drawn, first.acceptance)
     assert second.drawn.cycles == 1
@@ -146,7 +146,7 @@ def test_without_a_drafter_there_is_nothing_to_choose():
     (1, [1]), (4, [1, 4]), (6, [1, 4, 6]), (64, [1, 4, 16, 64]), (100, [1, 4, 16, 64]),
 ])  # fmt: skip
 def test_few_numbers_of_rows_are_measured(slots, expected):
-    assert measured_rows(slots) == expected
+    assert measured_sizes(slots) == expected
 
 
 # In an engine -------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Asked(DepthPolicy):
         self.batches.append(batch)
         return self.depth
 
-    def observe(self, accepted, depth, *, sampled):
+    def record(self, accepted, depth, *, sampled):
         self.shown.append((depth, sampled))
 
 

@@ -13,7 +13,7 @@ EXTRAS = {
 }
 
 
-def test_measured_rows_cost_what_was_measured():
+def test_measured_batches_cost_what_was_measured():
     assert Costs(GREEDY).of(4) == GREEDY[4]
 
 
@@ -30,7 +30,7 @@ def test_rows_in_between_are_on_the_line_and_beyond_it_ends(rows, expected):
 def test_rows_below_the_first_cost_as_it_does():
     costs = Costs({4: GREEDY[4], 16: GREEDY[16]})
     assert costs.of(1) == GREEDY[4]
-    assert costs.most_rows == 16
+    assert costs.largest_batch == 16
 
 
 def test_between_rows_only_depths_that_both_know():
@@ -75,7 +75,7 @@ def test_a_deeper_cycle_costs_no_less_whatever_it_is_made_of():
 
 
 def test_costs_of_nothing_are_refused():
-    with pytest.raises(ValueError, match="no number of rows"):
+    with pytest.raises(ValueError, match="at least one batch size"):
         Costs({})
 
 

@@ -13,7 +13,7 @@ STEEP = {d: 1.0 + 0.9 * d for d in depths(15)}  # a busy one: every token costs
 
 def taught(policy: DepthPolicy, accepted: int, depth: int = 15, times: int = 200) -> DepthPolicy:
     for _ in range(times):
-        policy.acceptance.observe(accepted, depth)
+        policy.acceptance.record(accepted, depth)
     return policy
 
 
@@ -45,14 +45,14 @@ def test_a_few_cycles_are_tried_before_drafts_are_given_up():
     knowing, useless = DepthPolicy(Costs({1: dear}), 7), DepthPolicy(Costs({1: dear}), 7)
     for _ in range(60):
         assert knowing.choose(Batch(1)) == 7
-        knowing.acceptance.observe(7, 7)
+        knowing.acceptance.record(7, 7)
     tried = 0
     for _ in range(60):
         if useless.choose(Batch(1)):
             tried += 1
-            useless.acceptance.observe(0, 7)
+            useless.acceptance.record(0, 7)
     assert tried == 4
-    assert (knowing.resigned is None, useless.resigned is None) == (True, False)
+    assert (knowing.disabled is None, useless.disabled is None) == (True, False)
     hopeless = DepthPolicy(Costs({1: {d: 1.0 + 1.5 * d for d in depths(7)}}), 7)
     assert {hopeless.choose(Batch(1)) for _ in range(200)} == {0}
 
@@ -61,8 +61,8 @@ def test_giving_up_is_explained_by_what_was_measured():
     policy = taught(DepthPolicy(Costs({1: STEEP, 4: {0: 2.0, 3: 9.0}}), 15), accepted=0)
     for _ in range(60):
         policy.choose(Batch(4))
-    found = policy.resigned
-    assert (found.rows, found.plain, found.depth, found.cycle) == (4, 2.0, 3, 9.0)
+    found = policy.disabled
+    assert (found.batch_size, found.plain, found.depth, found.cycle) == (4, 2.0, 3, 9.0)
     assert found.tokens == pytest.approx(1.0, abs=0.2)
 
 
@@ -74,7 +74,7 @@ SAMPLED = Batch(1, ("sampled",), 1.0)
 def both_taught(policy: DepthPolicy, accepted: int) -> DepthPolicy:
     for _ in range(200):
         for sampled in (False, True):
-            policy.observe(accepted, 15, sampled=sampled)
+            policy.record(accepted, 15, sampled=sampled)
     return policy
 
 
@@ -103,8 +103,8 @@ def test_rows_that_sample_and_greedy_rows_are_not_judged_by_one_another():
     costs = {d: 1.0 + 0.2 * d for d in depths(15)}
     policy = DepthPolicy(Costs({1: costs}), 15)
     for _ in range(200):
-        policy.observe(7, 15, sampled=False)
-        policy.observe(0, 15, sampled=True)
+        policy.record(7, 15, sampled=False)
+        policy.record(0, 15, sampled=True)
     assert policy.choose(Batch(1)) == 7
     assert policy.choose(SAMPLED) == 0
     assert policy.tokens(7, Batch(4, ("sampled",), 0.25)) == pytest.approx(0.75 * 8 + 0.25, abs=0.1)
@@ -114,14 +114,14 @@ def test_kinds_are_given_up_and_tried_again_each_on_its_own():
     """Greedy cycles in between do not put off the next look at sampled ones."""
     policy = DepthPolicy(Costs({1: {0: 1.0, 1: 1.5}}), 1)
     for _ in range(200):
-        policy.observe(1, 1, sampled=False)
-        policy.observe(0, 1, sampled=True)
+        policy.record(1, 1, sampled=False)
+        policy.record(0, 1, sampled=True)
     tried = [(policy.choose(Batch(1)), policy.choose(SAMPLED)) for _ in range(130)]
     assert {greedy for greedy, _ in tried} == {1}
     assert [sampled for _, sampled in tried].count(1) == 2
-    assert policy.resigned.kinds == ("sampled",)
+    assert policy.disabled.kinds == ("sampled",)
     policy.choose(Batch(1))
-    assert policy.resigned is None
+    assert policy.disabled is None
 
 
 def test_the_first_sampled_cycles_are_tried_though_greedy_ones_are_known():
@@ -139,7 +139,7 @@ def test_a_depth_that_does_not_fit_is_never_chosen():
     policy = DepthPolicy(costs, 7)
     for sampled in (False, True):
         for _ in range(50):
-            policy.observe(7, 7, sampled=sampled)
+            policy.record(7, 7, sampled=sampled)
     assert policy.choose(Batch(1)) == 7
     assert policy.choose(Batch(1, ("filtered",), 1.0)) == 3
     assert policy.costs(1, ("filtered",)).keys() == {0, 3}
@@ -148,17 +148,17 @@ def test_a_depth_that_does_not_fit_is_never_chosen():
 def test_old_cycles_fade():
     acceptance = Acceptance(4)
     for _ in range(300):
-        acceptance.observe(4, 4)
+        acceptance.record(4, 4)
     assert acceptance.tokens(4) == pytest.approx(5.0, abs=0.05)
     for _ in range(300):
-        acceptance.observe(0, 4)
+        acceptance.record(0, 4)
     assert acceptance.tokens(1) == pytest.approx(1.0, abs=0.05)
 
 
 def test_drafts_that_had_no_chance_do_not_count():
     acceptance = Acceptance(4)
     before = acceptance.offered[2]
-    acceptance.observe(1, 4)
+    acceptance.record(1, 4)
     assert acceptance.offered[2] == before
 
 

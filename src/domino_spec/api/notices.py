@@ -7,7 +7,7 @@ import warnings
 
 from domino_spec.decoding import RowStats, RunStats
 from domino_spec.drafter import Drafter
-from domino_spec.engine.policy import DepthPolicy, Resigned
+from domino_spec.engine.policy import DepthPolicy, Disabled
 from domino_spec.errors import Notice
 from domino_spec.targets import Target
 
@@ -64,10 +64,10 @@ class DraftWatch:
         if self._drafter is not None and total.useless and self._warned is not stats:
             self._warned = stats
             _warn_useless(total, self._drafter, self._target)
-        resigned = None if policy is None else policy.resigned
-        if resigned is not None and not self._told:
+        disabled = None if policy is None else policy.disabled
+        if disabled is not None and not self._told:
             self._told = True
-            _tell_no_gain(resigned)
+            _tell_no_gain(disabled)
 
     def end(self, stats: RunStats) -> None:
         """A run is over: its counts go with those before it."""
@@ -86,12 +86,12 @@ def _warn_useless(total: RowStats, drafter: Drafter | None, target: Target) -> N
     )
 
 
-def _tell_no_gain(found: Resigned) -> None:
-    rows = "one row" if found.rows == 1 else f"{found.rows} rows"
-    rows += f" ({', '.join(found.kinds)})" if found.kinds else ""
+def _tell_no_gain(found: Disabled) -> None:
+    batch = "one sequence" if found.batch_size == 1 else f"{found.batch_size} sequences"
+    batch += f" ({', '.join(found.kinds)})" if found.kinds else ""
     drafts = "1 draft" if found.depth == 1 else f"{found.depth} drafts"
     _tell(
-        f"drafts do not pay here: with {rows} a plain step takes {found.plain * 1e3:.1f} ms and a "
+        f"drafts do not pay here: with {batch} a plain step takes {found.plain * 1e3:.1f} ms and a "
         f"cycle of {drafts} {found.cycle * 1e3:.1f} ms, so it would have to commit "
         f"{found.cycle / found.plain:.2f} tokens, and {found.tokens:.2f} are likely. Decoding "
         "plainly, and looking again now and then; depth=... sets a fixed number of drafts.",

@@ -5,32 +5,48 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from domino_spec import __version__
-from domino_spec.engine.costs import Costs
+from domino_spec.cache import (
+    measurement_file,
+    processor,
+    read_measurement,
+    seconds,
+    write_measurement,
+)
+from domino_spec.decoding import SamplingParams
+from domino_spec.engine.costs import Costs, rising
 from domino_spec.engine.cycle import KINDS, Plan
 from domino_spec.engine.engine import Engine
-from domino_spec.engine.extras import measure_extras
-from domino_spec.engine.kept import kept_file, processor, read_kept, seconds, write_kept
 from domino_spec.engine.kernels import overlap, runtime
-from domino_spec.engine.measure import Bench
+from domino_spec.engine.kernels.runtime import on_device
+from domino_spec.engine.measure import Bench, seconds_of
 from domino_spec.engine.policy import DepthPolicy, depths
 from domino_spec.errors import InputError
 
 Measured = dict[int, dict[str, dict[int, float]]]
-"""Seconds by rows, kind and depth: those of whole cycles under `_GREEDY`, else what is added."""
+"""Seconds by batch size, kind and depth: of whole cycles under `_GREEDY`, else what is added."""
 
 _GREEDY = "greedy"
-_MEASURED_ROWS = (1, 4, 16, 64)
+_BATCH_SIZES = (1, 4, 16, 64)
 _CONTEXT = 256
 _MOST_ROUNDS = 5
 _FEWEST_ROUNDS = 2
 _ENOUGH_SECONDS = 1.0
+Extras = dict[str, dict[int, float]]
+"""Seconds by kind and depth."""
+
+_NEEDS = {"filtered": "sampled", "ranked": "scored"}
+"""Kinds that come on top of another one."""
+_CHOOSING = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, presence_penalty=0.5)
+"""Of measured sequences. A plan says what of it a cycle evaluates; the values change no work."""
+_EXTRA_ROUNDS = 3
+_ENOUGH_EXTRA_SECONDS = 0.3
 
 
 def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> DepthPolicy | None:
@@ -42,7 +58,7 @@ def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> Dept
             f"{engine.running} sequences are running; measuring would overwrite them. Call this "
             "first."
         )
-    batches = batches or measured_rows(engine.slots.count)
+    batches = batches or measured_sizes(engine.slots.count)
     policy = DepthPolicy(costs_of(engine, batches), engine.depth)
     if engine.policy is not None:  # what was learnt does not depend on costs
         policy.acceptance, policy.drawn = engine.policy.acceptance, engine.policy.drawn
@@ -50,15 +66,15 @@ def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> Dept
     return policy
 
 
-def measured_rows(slots: int) -> list[int]:
-    """Numbers of rows worth measuring; a cost in between is near the line."""
-    most = min(slots, _MEASURED_ROWS[-1])
-    return sorted({rows for rows in _MEASURED_ROWS if rows < most} | {most})
+def measured_sizes(slots: int) -> list[int]:
+    """Batch sizes worth measuring; costs in between are interpolated."""
+    most = min(slots, _BATCH_SIZES[-1])
+    return sorted({size for size in _BATCH_SIZES if size < most} | {most})
 
 
 def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
     """From the file, or measured now and written there."""
-    path = kept_file("costs", _facts(engine))
+    path = measurement_file("costs", _facts(engine))
     found, wanted = _read(path), points(engine)
     missing = [batch for batch in batches if not _holds(found.get(batch, {}), wanted)]
     for batch, measured in (measure_costs(engine, missing) if missing else {}).items():
@@ -66,7 +82,7 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
         for kind, spent in measured.items():
             kept[kind] = kept.get(kind, {}) | spent
     if missing:
-        write_kept(path, _finite(found))  # what did not fit today may fit tomorrow
+        write_measurement(path, _finite(found))  # what did not fit today may fit tomorrow
     greedy, *added = (
         {batch: {d: found[batch][kind][d] for d in wanted[kind]} for batch in batches}
         for kind in (_GREEDY, *KINDS)
@@ -88,7 +104,7 @@ def points(engine: Engine) -> dict[str, tuple[int, ...]]:
 
 
 def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
-    """Time one cycle of each depth with each number of rows, and what each kind adds."""
+    """Time one cycle of each depth and batch size, and what each kind adds."""
     bench = Bench(engine, context=min(_CONTEXT, engine.capacity))
     chosen = points(engine)
     return {
@@ -99,7 +115,7 @@ def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
 
 
 def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, float]:
-    """On a CPU the least of a few rounds: whoever else works there only ever adds."""
+    """On a CPU the least of a few rounds: other load only ever adds."""
     if bench.device.type == "cuda":
         return {depth: bench.cycle_seconds(batch, depth) for depth in wanted}
     slots, cycle = torch.arange(batch), bench.engine.cycle
@@ -151,7 +167,7 @@ def _read(path: Path) -> Measured:
                 for kind, times in row.items()
                 for check in (seconds if kind == _GREEDY else _added,)
             }
-            for batch, row in read_kept(path).items()
+            for batch, row in read_measurement(path).items()
         }
     except (ValueError, AttributeError, TypeError):
         return {}  # none yet, or not ours: it is measured again
@@ -170,3 +186,109 @@ def _finite(found: Measured) -> Measured:
 def _added(value: Any) -> float:
     """Seconds that may be none."""
     return 0.0 if value == 0 else seconds(value)
+
+
+# What sampling, filtering, penalties and scores add. Only what differs is timed: a difference of
+# two whole cycles would drown in noise.
+
+
+def measure_extras(bench: Bench, batch: int, depths: Sequence[int]) -> Extras:
+    """What each kind of cycle adds to a greedy one of this batch size.
+
+    What does not fit into memory (sorting takes much) costs infinitely much, so it is never chosen.
+    A plain step has to fit.
+    """
+    found: Extras = {kind: {} for kind in KINDS}
+    with torch.no_grad(), bench.engine.slots.choosing(_CHOOSING):
+        for depth in depths:
+            try:
+                spent = _at_depth(bench, batch, depth)
+            except torch.OutOfMemoryError:
+                if not depth:
+                    raise
+                spent = dict.fromkeys(KINDS, math.inf)
+            for kind in KINDS:
+                found[kind][depth] = spent[kind]
+    return {kind: rising(added) for kind, added in found.items()}
+
+
+def _at_depth(bench: Bench, batch: int, depth: int) -> dict[str, float]:
+    plans = {kind: _plan(depth, kind) for kind in KINDS} | {None: Plan(depth)}
+    spent = _timed(bench, _parts(bench, batch, depth, list(plans.values())))
+    extras = {}
+    for kind in KINDS:
+        own, without = plans[kind], plans[_NEEDS.get(kind)]
+        extras[kind] = spent["choice", own] - spent["choice", without]
+        if kind == "sampled" and depth:
+            extras[kind] += spent["drafts", own] - spent["drafts", without]
+    # The difference of two that do not fit is unknown.
+    return {k: math.inf if math.isnan(e) else max(0.0, e) for k, e in extras.items()}
+
+
+def _plan(depth: int, kind: str) -> Plan:
+    flags = {kind, _NEEDS.get(kind, kind)}
+    return Plan(depth, **dict.fromkeys(flags, True))
+
+
+def _parts(
+    bench: Bench, batch: int, depth: int, plans: Sequence[Plan]
+) -> dict[tuple[str, Plan], Callable[[], Any]]:
+    """The parts of a cycle that depend on how tokens are chosen, over a cycle's states."""
+    engine, cycle = bench.engine, bench.engine.cycle
+    target, drafter = engine.target, engine.drafter
+    assert drafter is not None
+    bench.reset()
+    rows = bench.rows(batch, depth + 1)
+    anchors = engine.slots.anchors[rows.slots].clone()
+    block = anchors.unsqueeze(1).repeat(1, depth + 1)
+    with on_device(bench.device):
+        chooser = drafter.chooser(anchors, rows, depth)
+        states, _ = target.forward(block, rows, ())
+        logits = target.logits(states).view(batch, depth + 1, -1).clone()
+
+    def draws(plan: Plan) -> Any:
+        return engine.slots.draws(rows.slots, sampled=plan.sampled, filtered=plan.filtered)
+
+    def drafts(plan: Plan) -> Callable[[], Any]:
+        return lambda: chooser(draws(plan))
+
+    def choice(plan: Plan) -> Callable[[], Any]:
+        def choose() -> Any:
+            chosen = cycle.choose(logits, block, rows, draws(plan), plan)
+            return cycle.report(chosen, logits, block, rows.slots, plan)
+
+        return choose
+
+    parts = {("choice", plan): choice(plan) for plan in plans}
+    if depth:
+        greedy, sampled = Plan(depth), _plan(depth, "sampled")
+        parts |= {("drafts", plan): drafts(plan) for plan in (greedy, sampled)}
+    return parts
+
+
+def _timed(
+    bench: Bench, parts: dict[tuple[str, Plan], Callable[[], Any]]
+) -> dict[tuple[str, Plan], float]:
+    """On a CPU the least of a few rounds: other load only ever adds."""
+    if bench.device.type == "cuda":
+        return {name: _seconds_if_it_fits(bench, name[1], call) for name, call in parts.items()}
+    least = dict.fromkeys(parts, math.inf)
+    began = time.perf_counter()
+    for turn in range(1 + _EXTRA_ROUNDS):
+        for name, call in parts.items():
+            start = time.perf_counter()
+            call()
+            if turn:  # the first round prepares what all others use
+                least[name] = min(least[name], time.perf_counter() - start)
+        if turn and time.perf_counter() - began > _ENOUGH_EXTRA_SECONDS:
+            break
+    return least
+
+
+def _seconds_if_it_fits(bench: Bench, plan: Plan, call: Callable[[], Any]) -> float:
+    try:
+        return seconds_of(call, bench.device)
+    except torch.OutOfMemoryError:
+        if not plan.depth:
+            raise
+        return math.inf

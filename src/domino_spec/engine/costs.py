@@ -1,4 +1,4 @@
-"""What a cycle costs: seconds by rows and depth, and what each way of choosing tokens adds."""
+"""What a cycle costs: seconds by batch size and depth, and what sampling and the like add."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 Seconds = Mapping[int, Mapping[int, float]]
-"""By rows and by depth."""
+"""By batch size and by depth."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured for some numbers of rows; between them a cost is on the straight line."""
+    """Measured for some batch sizes, interpolated linearly between them."""
 
     cycles: Seconds
-    """Of cycles in which every row is greedy and nothing else is wanted."""
+    """Of cycles in which every sequence is greedy and nothing else is asked for."""
     extras: Mapping[str, Seconds] = field(default_factory=dict)
-    """What a kind of cycle costs besides, by the kind's name; between depths on the line too.
+    """What a kind of cycle adds, by the kind's name; interpolated between depths too.
 
     Kinds add up: a cycle that samples and penalises pays for both.
     """
 
     def __post_init__(self) -> None:
         if not self.cycles:
-            raise ValueError("costs of no number of rows")
+            raise ValueError("costs need at least one batch size; none was given")
 
     @property
-    def most_rows(self) -> int:
-        """The largest number of rows that was measured."""
+    def largest_batch(self) -> int:
+        """The largest batch size that was measured."""
         return max(self.cycles)
 
-    def of(self, rows: int, kinds: Collection[str] = ()) -> dict[int, float]:
-        """Seconds by depth; beyond the rows that were measured, those of the nearest."""
-        lower, upper = _around(self.cycles, rows)
+    def of(self, size: int, kinds: Collection[str] = ()) -> dict[int, float]:
+        """Seconds by depth; beyond the batch sizes that were measured, those of the nearest."""
+        lower, upper = _around(self.cycles, size)
         wanted = self.cycles[lower].keys() & self.cycles[upper].keys()
         extras = [self.extras[kind] for kind in kinds if kind in self.extras]
         return rising({
-            depth: _at({n: self.cycles[n][depth] for n in (lower, upper)}, rows)
-            + sum(_at({n: _at(each[n], depth) for n in each}, rows) for each in extras)
+            depth: _at({n: self.cycles[n][depth] for n in (lower, upper)}, size)
+            + sum(_at({n: _at(each[n], depth) for n in each}, size) for each in extras)
             for depth in wanted
         })  # fmt: skip
 

@@ -7,7 +7,13 @@ import time
 
 import torch
 
-from domino_spec.engine.kept import kept_file, processor, read_kept, seconds, write_kept
+from domino_spec.cache import (
+    measurement_file,
+    processor,
+    read_measurement,
+    seconds,
+    write_measurement,
+)
 from domino_spec.engine.kernels.packing import packed, product
 
 _TYPES = (torch.float32, torch.bfloat16)
@@ -29,13 +35,13 @@ def faster_on_cpu() -> torch.dtype:
 def product_seconds() -> dict[torch.dtype, float]:
     """Seconds of the products, from the file or measured now."""
     facts = [torch.__version__, processor(), torch.get_num_threads(), _SIDE, _ROWS]
-    path = kept_file("dtypes", facts)
-    kept = read_kept(path)
+    path = measurement_file("dtypes", facts)
+    kept = read_measurement(path)
     try:
         return {dtype: seconds(kept[str(dtype)]) for dtype in _TYPES}
     except (KeyError, TypeError, ValueError):
         found = measure_products()
-    write_kept(path, {str(dtype): spent for dtype, spent in found.items()})
+    write_measurement(path, {str(dtype): spent for dtype, spent in found.items()})
     return found
 
 

@@ -437,7 +437,7 @@ class Engine:
                 sequence.cycles += 1
                 if self.policy is not None and launch.plan.depth:
                     sampled = sequence.params.samples
-                    self.policy.observe(accepted, launch.plan.depth, sampled=sampled)
+                    self.policy.record(accepted, launch.plan.depth, sampled=sampled)
             try:
                 taken = sequence.take(tokens)
             except Exception as error:
@@ -501,9 +501,9 @@ class Engine:
 
     def adapt(self) -> None:
         """Measure what cycles cost here, once a machine, and choose each cycle's depth by that."""
-        from domino_spec.engine.calibration import adapt_depth, measured_rows
+        from domino_spec.engine.calibration import adapt_depth, measured_sizes
 
-        if self.policy is None or not self.policy.knows(max(measured_rows(self.slots.count))):
+        if self.policy is None or not self.policy.knows(max(measured_sizes(self.slots.count))):
             adapt_depth(self)
 
     @torch.inference_mode(False)

@@ -1,8 +1,9 @@
 """How many drafts to verify: what a cycle costs against what it is likely to commit.
 
 A cycle costs more the more drafts it verifies, and the last of them are the least likely to be
-accepted. With many rows, or on a processor that is busy with few, fewer drafts pay; sometimes none.
-So they do where choosing is dear: a token is drawn, or penalised, for every draft that is verified.
+accepted. In a large batch, or on a processor that is busy with a small one, fewer drafts pay;
+sometimes none. The same holds where choosing a token is expensive: every verified draft is sampled
+or penalised.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PRIOR_CHANCE = 0.8
 _PRIOR_WEIGHT = 4.0
 _TRIALS = 4
 _RETRY = 64
-_RESIGNED = 48
+_DISABLED_AFTER = 48
 
 
 @dataclass
@@ -31,14 +32,14 @@ class Acceptance:
     offered: list[float] = field(init=False)
     accepted: list[float] = field(init=False)
     cycles: int = field(init=False, default=0)
-    """How many were observed."""
+    """How many were recorded."""
 
     def __post_init__(self) -> None:
         self.offered = [_PRIOR_WEIGHT] * self.depth
         self.accepted = [_PRIOR_WEIGHT * _PRIOR_CHANCE] * self.depth
 
-    def observe(self, accepted: int, depth: int) -> None:
-        """One row's cycle: `accepted` of `depth` drafts."""
+    def record(self, accepted: int, depth: int) -> None:
+        """One sequence's cycle: `accepted` of `depth` drafts."""
         self.cycles += 1
         for position in range(min(depth, accepted + 1)):
             self.offered[position] = self.offered[position] * _FORGETTING + 1.0
@@ -55,12 +56,12 @@ class Acceptance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resigned:
-    """Why drafts are left out: even their best depth commits fewer tokens a second than none."""
+class Disabled:
+    """Why drafting is disabled: even the best depth commits fewer tokens per second than none."""
 
-    rows: int
+    batch_size: int
     kinds: tuple[str, ...]
-    """What the rows ask for besides greedy tokens."""
+    """What the sequences ask for besides greedy tokens."""
     plain: float
     """Seconds of a plain step."""
     depth: int
@@ -72,43 +73,42 @@ class Resigned:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a cycle is to be chosen for."""
+    """The sequences for which a depth is chosen."""
 
-    rows: int
+    size: int
     kinds: tuple[str, ...] = ()
-    """What some of them ask for besides greedy tokens: names of `Costs.extras`."""
+    """What some sequences ask for besides greedy tokens: names of `Costs.extras`."""
     drawn: float = 0.0
-    """The share of the rows that sample."""
+    """The share of the sequences that sample."""
 
 
 class DepthPolicy:
     """Chooses each cycle's depth from costs that were measured and acceptance as it is seen.
 
-    Rows that sample accept other drafts than greedy ones do: they are counted apart, so that
-    neither is judged by the other.
+    Sequences that sample accept other drafts than greedy ones do, so they are counted separately.
     """
 
     def __init__(self, costs: Costs, depth: int) -> None:
         self.acceptance = Acceptance(depth)
-        """Of greedy rows."""
+        """Of greedy sequences."""
         self.drawn = Acceptance(depth)
-        """Of rows that sample."""
+        """Of sequences that sample."""
         self._depth = depth
         self._measured = costs
         self._costs: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
         self._plain_in_a_row: dict[tuple[str, ...], int] = {}
         self._last = Batch(1)
 
-    def observe(self, accepted: int, depth: int, *, sampled: bool) -> None:
-        """One row's cycle: `accepted` of `depth` drafts."""
-        (self.drawn if sampled else self.acceptance).observe(accepted, depth)
+    def record(self, accepted: int, depth: int, *, sampled: bool) -> None:
+        """One sequence's cycle: `accepted` of `depth` drafts."""
+        (self.drawn if sampled else self.acceptance).record(accepted, depth)
 
     def choose(self, batch: Batch) -> int:
         """The depth that commits most tokens a second; if that is 0, now and then another.
 
         The first few cycles draft whatever is expected, unless no acceptance could make them pay.
         """
-        costs = self.costs(batch.rows, batch.kinds)
+        costs = self.costs(batch.size, batch.kinds)
         best = self._best(costs, batch)
         self._last = batch
         if best:
@@ -123,16 +123,16 @@ class DepthPolicy:
         return self._best(promising, batch) if again else 0
 
     @property
-    def resigned(self) -> Resigned | None:
-        """What speaks against drafts, once plain decoding has been the best for a while."""
+    def disabled(self) -> Disabled | None:
+        """Why drafting is disabled, once plain decoding has been the best for a while."""
         last = self._last
-        costs = dict(self.costs(last.rows, last.kinds))
+        costs = dict(self.costs(last.size, last.kinds))
         plain = costs.pop(0)
-        if self._plain_in_a_row.get(last.kinds, 0) < _RESIGNED or not costs:
+        if self._plain_in_a_row.get(last.kinds, 0) < _DISABLED_AFTER or not costs:
             return None
         depth = self._best(costs, last)
-        return Resigned(
-            rows=last.rows,
+        return Disabled(
+            batch_size=last.size,
             kinds=last.kinds,
             plain=plain,
             depth=depth,
@@ -141,13 +141,13 @@ class DepthPolicy:
         )
 
     def tokens(self, depth: int, batch: Batch) -> float:
-        """What a row of the batch is likely to commit in a cycle of so many drafts."""
+        """The expected tokens per sequence and cycle at this depth."""
         greedy = self.acceptance.tokens(depth) if batch.drawn < 1 else 0.0
         drawn = self.drawn.tokens(depth) if batch.drawn > 0 else 0.0
         return (1 - batch.drawn) * greedy + batch.drawn * drawn
 
     def _trials(self, batch: Batch) -> int:
-        """Cycles that were observed of those rows of the batch of which least is known."""
+        """Recorded cycles of the kind of sequence (greedy, sampling) that has fewer."""
         known = [
             each.cycles
             for each, there in ((self.acceptance, batch.drawn < 1), (self.drawn, batch.drawn > 0))
@@ -158,22 +158,22 @@ class DepthPolicy:
     def _best(self, costs: Mapping[int, float], batch: Batch) -> int:
         return max(costs, key=lambda depth: self.tokens(depth, batch) / costs[depth])
 
-    def knows(self, rows: int) -> bool:
-        """Whether costs of so many rows, or of more, were measured."""
-        return self._measured.most_rows >= rows
+    def knows(self, size: int) -> bool:
+        """Whether costs of batches of this size, or larger, were measured."""
+        return self._measured.largest_batch >= size
 
     def gain(self, batch: Batch) -> float:
-        """Tokens a second of the best depth over plain decoding's, as expected now."""
-        costs = self.costs(batch.rows, batch.kinds)
+        """Expected speedup of the best depth."""
+        costs = self.costs(batch.size, batch.kinds)
         return max(self.tokens(d, batch) / costs[d] for d in costs) * costs[0]
 
-    def costs(self, rows: int, kinds: tuple[str, ...] = ()) -> Mapping[int, float]:
-        """Seconds by depth of a cycle of so many rows."""
-        found = self._costs.get((rows, kinds))
+    def costs(self, size: int, kinds: tuple[str, ...] = ()) -> Mapping[int, float]:
+        """Seconds by depth of a cycle of a batch of this size."""
+        found = self._costs.get((size, kinds))
         if found is None:
-            found = self._measured.of(rows, kinds)
+            found = self._measured.of(size, kinds)
             found = {d: s for d, s in found.items() if d <= self._depth and math.isfinite(s)}
-            self._costs[rows, kinds] = found
+            self._costs[size, kinds] = found
         return found
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.engine import extras
+from domino_spec.engine import calibration
+from domino_spec.engine.calibration import measure_extras
 from domino_spec.engine.cycle import KINDS, Cycle, Plan
 from domino_spec.engine.draft import LeanDrafter
-from domino_spec.engine.extras import measure_extras
 from domino_spec.engine.measure import Bench
 from tests.engine.runs import make_engine, run_engine, run_reference
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -50,7 +50,7 @@ def test_extras_are_differences_of_what_differs(bench, monkeypatch):
         "drafts": {(): 10.0, ("sampled",): 14.0},
     }  # fmt: skip
     monkeypatch.setattr(
-        extras, "_timed", lambda _, parts: {(n, p): seconds[n][p.kinds] for n, p in parts}
+        calibration, "_timed", lambda _, parts: {(n, p): seconds[n][p.kinds] for n, p in parts}
     )
     assert measure_extras(bench, 1, (7,)) == {
         "sampled": {7: 6.0}, "filtered": {7: 5.0}, "penalised": {7: 1.5}, "scored": {7: 0.0},
@@ -66,7 +66,7 @@ def test_what_does_not_fit_into_memory_is_not_to_be_chosen(bench, monkeypatch):
             raise torch.OutOfMemoryError("too much")
         return {(name, plan): 1.0 + depth + len(plan.kinds) for name, plan in parts}
 
-    monkeypatch.setattr(extras, "_timed", timed)
+    monkeypatch.setattr(calibration, "_timed", timed)
     fits = 3
     found = measure_extras(bench, 1, (0, 3, 7))
     assert found["sampled"] == {0: 1.0, 3: 2.0, 7: math.inf}
@@ -83,7 +83,7 @@ def test_a_part_that_does_not_fit_costs_its_own_kind_alone(bench, monkeypatch):
             for name, plan in parts
         }
 
-    monkeypatch.setattr(extras, "_timed", timed)
+    monkeypatch.setattr(calibration, "_timed", timed)
     found = measure_extras(bench, 1, (0, 3))
     assert found["filtered"] == {0: 1.0, 3: math.inf}
     assert found["sampled"] == {0: 1.0, 3: 2.0}
@@ -96,11 +96,11 @@ def test_on_a_gpu_a_part_is_asked_whether_it_fits(bench, monkeypatch):
             raise torch.OutOfMemoryError("too much")
         return 1.0
 
-    monkeypatch.setattr(extras, "seconds_of", seconds_of)
-    assert extras._seconds_if_it_fits(bench, Plan(3), "small") == 1.0
-    assert extras._seconds_if_it_fits(bench, Plan(3), "large") == math.inf
+    monkeypatch.setattr(calibration, "seconds_of", seconds_of)
+    assert calibration._seconds_if_it_fits(bench, Plan(3), "small") == 1.0
+    assert calibration._seconds_if_it_fits(bench, Plan(3), "large") == math.inf
     with pytest.raises(torch.OutOfMemoryError):  # a plain step has to
-        extras._seconds_if_it_fits(bench, Plan(0), "large")
+        calibration._seconds_if_it_fits(bench, Plan(0), "large")
 
 
 def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
