@@ -194,7 +194,7 @@ def test_graphs_run_filled_batches_and_cost_as_much():
     runner = Runner(engine.cycle, graphs=True)
     engine.runner.size_of = runner.size_of
     run_engine(engine, [PROMPTS[0]] * 5, max_new_tokens=3, ignore_eos=True)
-    assert policy.batches[0].rows == 8
+    assert policy.batches[0].size == 8
 
 
 def test_a_sequence_without_drafts_does_not_ask_the_policy():

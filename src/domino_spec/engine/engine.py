@@ -327,6 +327,7 @@ class Engine:
         """
         with self.lock:
             failed = self._grow()
+            self._adapt_if_idle()
             self._admit()
             plan = self.scheduler.schedule(budget=self._chunk, alone=max(_ALONE, self._chunk))
             started = time.perf_counter()
@@ -495,9 +496,14 @@ class Engine:
                 reason = reasons[sequence] or "its caches could not be made"
                 sequence.error = torch.OutOfMemoryError(f"the engine has no room: {reason}.")
                 self._leave(sequence)
-        if self._adaptive and self.slots.count:
-            self.adapt()
         return failed
+
+    def _adapt_if_idle(self) -> None:
+        """Measuring writes to slots, so it waits for an idle engine; plain sequences need none."""
+        if not self._adaptive or self.running or not self.slots.count:
+            return
+        if any(self.drafts_for(sequence) for sequence in self.scheduler.waiting):
+            self.adapt()
 
     def adapt(self) -> None:
         """Measure what cycles cost here, once a machine, and choose each cycle's depth by that."""
