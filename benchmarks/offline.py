@@ -1,13 +1,21 @@
-"""Offline generation: many prompts through the engine at once, tokens per second.
+"""Offline generation, tokens per second: the engine alone, or `domino data answer` of some trees.
 
 python -m benchmarks.offline path/to/target --sequences 512 --new-tokens 256 --temperature 0.7
+python -m benchmarks.offline path/to/target --sequences 32 --new-tokens 64 --dtype float32 \
+    --answer old=path/to/old/tree --answer new=.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,7 +38,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("records/offline.jsonl"))
+    parser.add_argument(
+        "--answer", action="append", metavar="LABEL=TREE",
+        help="run `domino data answer` of this source tree instead; several go in turns",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    if options.answer:
+        append_record(options.out, answer_record(options))
+        return
     target = _target(options.target, getattr(torch, options.dtype))
     generator = torch.Generator().manual_seed(0)
     shape = (options.sequences, _PROMPT)
@@ -58,6 +73,55 @@ def main(arguments: list[str] | None = None) -> None:
     }
     append_record(options.out, record)
     print(f"{tokens / min(seconds):,.0f} tokens/s")
+
+
+def answer_record(options: argparse.Namespace) -> dict[str, Any]:
+    """`domino data answer` of each tree in turns: tokens and seconds, the loading not counted."""
+    trees = dict(entry.split("=", 1) for entry in options.answer)
+    rates: dict[str, list[float]] = {label: [] for label in trees}
+    with tempfile.TemporaryDirectory() as folder:
+        prompts = Path(folder, "prompts.txt")
+        prompts.write_text("\n".join(_prompts(options.sequences)) + "\n", encoding="utf-8")
+        for turn in range(options.repeats):
+            for label, tree in trees.items():
+                out = Path(folder, f"{label}-{turn}")
+                done = _answer(tree, prompts, out, options)
+                rates[label].append(done["session_tokens"] / done["session_seconds"])
+                print(f"{label}: {rates[label][-1]:,.1f} tokens/s", flush=True)
+    return {
+        "target": Path(options.target).name,
+        "command": "domino data answer",
+        "sequences": options.sequences,
+        "new_tokens": options.new_tokens,
+        "temperature": options.temperature,
+        "dtype": options.dtype,
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "tokens_per_second_by_tree": rates,
+        "environment": environment(),
+    }
+
+
+def _answer(tree: str, prompts: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    command = [
+        sys.executable, "-m", "domino_spec", "data", "answer", str(Path(options.target).resolve()),
+        str(prompts), "--out", str(out), "-n", str(options.new_tokens),
+        "-t", str(options.temperature), "--dtype", options.dtype, "--json", "--quiet",
+    ]  # fmt: skip
+    path = {**os.environ, "PYTHONPATH": str(Path(tree, "src").resolve())}
+    told = subprocess.run(command, env=path, cwd=out.parent, check=True, capture_output=True)
+    found: dict[str, Any] = json.loads(told.stdout)
+    return found
+
+
+def _prompts(count: int) -> list[str]:
+    """Questions of several lengths; each asks for more than there is room for."""
+    topics = ("the sea", "old trains", "bread", "a chess game", "winter", "prime numbers")
+    detail = " Name the people, the places and the years, and say where you are not sure."
+    return [
+        f"Write a long story number {index} about {topics[index % len(topics)]}."
+        + detail * (index % 4)
+        for index in range(count)
+    ]
 
 
 def _target(name: str, dtype: torch.dtype) -> Target:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from domino_spec.data.collect import Collector
-from domino_spec.data.corpus import Corpus
+from domino_spec.data.corpus import Collector, Corpus
 
 
 def make_corpus(lengths, *, prompt: int = 3, vocab: int = 1 << 20, unique: bool = True) -> Corpus:
@@ -14,8 +13,7 @@ def make_corpus(lengths, *, prompt: int = 3, vocab: int = 1 << 20, unique: bool 
     for index, length in enumerate(lengths):
         tokens = np.arange(length) + (index * 2048 if unique else 0)
         collector.add(tokens, np.arange(length) >= prompt, f"source {index % 2}", f"row {index}")
-    flat = collector.result()
-    return Corpus(flat, flat.report(collector.bad))
+    return collector.corpus()
 
 
 def random_lengths(count: int, *, low: int = 100, high: int = 480, seed: int = 0) -> list[int]:

@@ -7,8 +7,7 @@ import pytest
 
 from domino_spec.checkpoints import tokenizer_fingerprint
 from domino_spec.data import is_loop, load_corpus, read_shard, write_shard
-from domino_spec.data.collect import Collector
-from domino_spec.data.corpus import Corpus
+from domino_spec.data.corpus import Collector, Corpus
 from domino_spec.errors import DataError
 from tests.data.corpora import make_corpus, random_lengths
 from tests.support.tokens import small_tokenizer
@@ -146,8 +145,7 @@ def test_answers_to_one_prompt_stay_on_one_side():
     for prompt in range(30):
         for answer in range(3):
             collector.add([prompt, prompt + 1, answer], np.array([0, 0, 1], dtype=bool), "", "")
-    flat = collector.result()
-    train, held = Corpus(flat, flat.report()).split(held_out=10, seed=0)
+    train, held = collector.corpus().split(held_out=10, seed=0)
     prompts = [{int(part[i].tokens[0]) for i in range(len(part))} for part in (train, held)]
     assert len(held) == 10
     assert len(prompts[0] & prompts[1]) == 1  # 10 is no multiple of 3

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from domino_spec.data import Corpus, PackedBatches, plan_epoch
-from domino_spec.data.collect import Collector
+from domino_spec.data import PackedBatches, plan_epoch
+from domino_spec.data.corpus import Collector
 from domino_spec.errors import DataError
 from tests.data.corpora import make_corpus, random_lengths
 
@@ -141,8 +141,7 @@ def test_a_conversation_whose_answer_lies_behind_the_row_is_left_out():
     collector = Collector(vocab_size=2048)
     collector.add(np.arange(30), np.arange(30) >= 5, "", "")
     collector.add(np.arange(100), np.arange(100) >= 60, "", "")
-    flat = collector.result()
-    batches = packed(Corpus(flat, flat.report()), rows=1, length=40)
+    batches = packed(collector.corpus(), rows=1, length=40)
     assert (batches.cut, batches.left_out) == (0, 1)
     assert batches.next().conversations == 1
     assert batches.epoch == 1

@@ -6,8 +6,8 @@ from domino_spec.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from domino_spec.data.corpus import Corpus as Corpus
+    from domino_spec.data.corpus import Example as Example
     from domino_spec.data.corpus import load_corpus as load_corpus
-    from domino_spec.data.examples import Example as Example
     from domino_spec.data.generation import is_loop as is_loop
     from domino_spec.data.packing import Batch as Batch
     from domino_spec.data.packing import PackedBatches as PackedBatches
@@ -21,8 +21,7 @@ else:
     __getattr__ = lazy_attributes(
         __name__,
         {
-            "corpus": "Corpus load_corpus",
-            "examples": "Example",
+            "corpus": "Corpus Example load_corpus",
             "generation": "is_loop",
             "packing": "Batch PackedBatches plan_epoch",
             "report": "BadRows DataReport",

@@ -84,7 +84,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it."""
+    """Write a file whole or not at all."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

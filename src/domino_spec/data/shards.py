@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from domino_spec.data.examples import TokenArray
 from domino_spec.errors import DataError
 
+TokenArray = npt.NDArray[np.integer]
 _NEEDED = ("tokens", "length", "prompt_len")
 
 
@@ -27,7 +27,7 @@ class Shard:
     sources: list[str]
     temperatures: npt.NDArray[np.float32] | None
     tokenizer_sha256: str | None
-    """Which tokenizer made the ids; None where nobody recorded it."""
+    """Which tokenizer made the ids; None where it was not recorded."""
 
 
 def read_shard(path: str | Path) -> Shard:
