@@ -11,13 +11,12 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from domino_spec.checkpoints import load_drafter
-from domino_spec.checkpoints.exports import export_drafter
-from domino_spec.checkpoints.exports.vllm import dspark_fields, served_config
+from domino_spec.checkpoints.exports import FORMATS, export_drafter
 from domino_spec.engine.shapes import drafter_config, target_config
 from domino_spec.targets import load_target
 
 METHODS = {"dflash": "vllm", "dspark": "vllm-dspark"}
-"""vLLM's methods and the forms that they read."""
+"""vLLM's methods and the export formats that they read."""
 
 
 def write_target(gguf: Path, folder: Path, *, dtype: torch.dtype) -> Path:
@@ -50,9 +49,7 @@ def write_shape(shape: str, folder: Path) -> Path:
 def write_draft_shape(shape: str, folder: Path, *, method: str) -> Path:
     """Its drafter, again without weights."""
     drafter = drafter_config(target_config(shape))
-    config = served_config(drafter, dtype="bfloat16")
-    if method == "dspark":
-        config |= dspark_fields(drafter)
+    config = FORMATS[METHODS[method]].config(drafter, dtype="bfloat16")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     return folder

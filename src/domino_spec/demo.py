@@ -54,7 +54,7 @@ class Released:
 
 def released_drafter(device: torch.device) -> Released | None:
     """The trained drafter for SmolLM2 that suits a device, once there is one."""
-    from domino_spec.checkpoints.released import PREFIX, released_names
+    from domino_spec.checkpoints.files import PREFIX, released_names
 
     names = released_names()
     is_cpu = device.type == "cpu"

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from domino_spec.checkpoints import Provenance, describe, export_drafter, load_drafter
-from domino_spec.checkpoints.exports import FORMS
+from domino_spec.checkpoints.exports import FORMATS
 from domino_spec.drafter import DominoHeadConfig, Drafter, MarkovHeadConfig
 from domino_spec.errors import ConfigError, ExportError, InputError
 
@@ -54,7 +54,7 @@ CANNOT = {
     ),
     "hf": {},
 }
-EXPRESSED = [(to, case) for to in FORMS for case in CASES if case not in CANNOT[to]]
+EXPRESSED = [(to, case) for to in FORMATS for case in CASES if case not in CANNOT[to]]
 REFUSED = [(to, case) for to, cases in CANNOT.items() for case in cases]
 
 
@@ -63,7 +63,7 @@ def made(case: str) -> Drafter:
 
 
 def rows_for(drafter: Drafter, to: str) -> torch.Tensor | None:
-    if not FORMS[to].wants_lm_head(drafter.config):
+    if not FORMATS[to].wants_lm_head(drafter.config):
         return None
     return TinyTarget().out[drafter.draft_tokens]
 
@@ -95,7 +95,7 @@ def test_what_a_form_cannot_express_is_refused(to: str, case: str, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("to", FORMS)
+@pytest.mark.parametrize("to", FORMATS)
 def test_provenance_travels(to: str, tmp_path: Path) -> None:
     known = Provenance(target_id="org/target", thinking="off", training_length=3072)
     _, folder = export(to, "domino", tmp_path, provenance=known)
@@ -106,7 +106,7 @@ def test_provenance_travels(to: str, tmp_path: Path) -> None:
 def test_unknown_forms_and_types(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--to is 'gguf'; expected one of: hf .*sglang .*vllm"):
         export_drafter(tiny_drafter(), tmp_path / "out", to="gguf")
-    for to in FORMS:
+    for to in FORMATS:
         with pytest.raises((ConfigError, ExportError), match="int8"):
             export_drafter(tiny_drafter(), tmp_path / "out", to=to, dtype=torch.int8)
 

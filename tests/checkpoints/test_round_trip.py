@@ -9,10 +9,8 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from domino_spec.checkpoints import FORMAT_VERSION, Provenance, describe, load_drafter, save_drafter
-from domino_spec.checkpoints.names import to_public
-from domino_spec.checkpoints.public import write_public
-from domino_spec.checkpoints.tensors import parameter_shapes
-from domino_spec.checkpoints.transformer import ROPE_TYPES
+from domino_spec.checkpoints.layouts import ROPE_TYPES, write_public
+from domino_spec.checkpoints.tensors import parameter_shapes, to_public
 from domino_spec.drafter import Drafter, MarkovHeadConfig
 from domino_spec.errors import CheckpointError, ConfigError
 

@@ -16,7 +16,7 @@ from domino_spec.checkpoints import (
     save_drafter,
     save_packed,
 )
-from domino_spec.checkpoints.exports import FORMS
+from domino_spec.checkpoints.exports import FORMATS
 from domino_spec.decoding import DominoProposer
 from domino_spec.drafter import Drafter
 from tests.cli import tiny
@@ -120,7 +120,7 @@ def test_forms_for_other_engines(domino, packed, tmp_path, to):
 
 def test_the_help_names_every_form(domino):
     text = " ".join(domino("export", "--help").stdout.replace("│", " ").split())
-    assert all(f" {name} (" in text for name in FORMS)
+    assert all(f" {name} (" in text for name in FORMATS)
 
 
 def test_the_line_says_what_a_folder_is_for(domino, draft, tmp_path):

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from domino_spec.baselines.files import AnyBaseline, is_baseline, load_baseline, save_baseline
 from domino_spec.checkpoints import Provenance, load_drafter, save_drafter, save_packed
-from domino_spec.checkpoints.folder import MAX_SHARD_BYTES
-from domino_spec.checkpoints.locate import locate
+from domino_spec.checkpoints.files import locate
+from domino_spec.checkpoints.write import MAX_SHARD_BYTES
 from domino_spec.drafter import Drafter
 
 AnyDrafter = Drafter | AnyBaseline

@@ -15,22 +15,25 @@ from domino_spec.baselines.config import BASELINE_CONFIGS, BaselineConfig
 from domino_spec.baselines.eagle3 import Eagle3
 from domino_spec.baselines.medusa import Medusa
 from domino_spec.checkpoints.fields import Fields
-from domino_spec.checkpoints.folder import MAX_SHARD_BYTES, dtype_name, write_folder
-from domino_spec.checkpoints.headers import TensorHeader, read_headers
+from domino_spec.checkpoints.files import TensorHeader, locate, read_headers
 from domino_spec.checkpoints.layouts import BASELINE_FIELD
-from domino_spec.checkpoints.locate import locate
-from domino_spec.checkpoints.names import OFFSETS
 from domino_spec.checkpoints.packing import DTYPE, SECTION, read_section
 from domino_spec.checkpoints.provenance import CONFIG_KEY, Provenance
-from domino_spec.checkpoints.read import read_one
+from domino_spec.checkpoints.read import draft_tokens, read_one
 from domino_spec.checkpoints.tensors import (
+    OFFSETS,
     Weight,
     named_weights,
     require_offsets,
     require_shapes,
 )
-from domino_spec.checkpoints.vocabulary import draft_tokens, offsets
-from domino_spec.checkpoints.write import packed_tensors
+from domino_spec.checkpoints.write import (
+    MAX_SHARD_BYTES,
+    dtype_name,
+    offsets,
+    packed_tensors,
+    write_folder,
+)
 
 AnyBaseline = BaselineDrafter[Any]
 MODELS: Mapping[str, type[AnyBaseline]] = {"medusa": Medusa, "eagle3": Eagle3}

@@ -20,7 +20,7 @@ from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.baselines.lookup import DEFAULT_DEPTH, PromptLookup
 from domino_spec.baselines.medusa import Medusa, MedusaProposer
 from domino_spec.checkpoints import Provenance, require_fit
-from domino_spec.checkpoints.locate import locate
+from domino_spec.checkpoints.files import locate
 from domino_spec.decoding import NoDrafts, Proposer
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.engine.sources import AnySource

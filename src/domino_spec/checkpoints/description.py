@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from domino_spec.checkpoints.headers import read_headers
+from domino_spec.checkpoints.fields import Overrides
+from domino_spec.checkpoints.files import CheckpointFiles, locate, read_headers
 from domino_spec.checkpoints.layouts import Reading, read_config
-from domino_spec.checkpoints.locate import CheckpointFiles, locate
-from domino_spec.checkpoints.names import is_head
-from domino_spec.checkpoints.overrides import Overrides
 from domino_spec.checkpoints.packing import Packing
 from domino_spec.checkpoints.provenance import Provenance
-from domino_spec.checkpoints.tensors import TensorPlan, plan_tensors
+from domino_spec.checkpoints.tensors import TensorPlan, is_head, plan_tensors
 from domino_spec.drafter.config import DrafterConfig
 
 

@@ -10,9 +10,7 @@ from math import prod
 from typing import Any
 
 from domino_spec.checkpoints.fields import Fields, Stated, integer, required, text
-from domino_spec.checkpoints.headers import TensorHeader, listed
-from domino_spec.checkpoints.public import DFLASH_ARCHITECTURE
-from domino_spec.checkpoints.transformer import MODEL_TYPE as PLAIN_MODEL_TYPE
+from domino_spec.checkpoints.files import TensorHeader, listed
 from domino_spec.errors import CheckpointError, ConfigError
 
 # Names that no public loader knows, so that each refuses the folder instead of misreading it.
@@ -127,13 +125,6 @@ def choose_packing(
         if fitting:
             chosen[name] = fitting[0]
     return Packing(bits=chosen, group_size=group_size)
-
-
-def read_packing(values: Mapping[str, Any]) -> tuple[dict[str, Any], Packing]:
-    """A packed config.json as the public one it was made from, and how it was packed."""
-    public = {name: value for name, value in values.items() if name != SECTION}
-    public |= {"architectures": [DFLASH_ARCHITECTURE], "model_type": PLAIN_MODEL_TYPE}
-    return public, read_section(values)
 
 
 def read_section(values: Mapping[str, Any]) -> Packing:

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.checkpoints.description import inspect
-from domino_spec.checkpoints.headers import TensorHeader, open_tensors
-from domino_spec.checkpoints.names import to_state
-from domino_spec.checkpoints.overrides import Overrides
+from domino_spec.checkpoints.fields import Overrides
+from domino_spec.checkpoints.files import TensorHeader, open_tensors
 from domino_spec.checkpoints.packing import PackedTensor
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.quantise import dequantise, unpack
-from domino_spec.checkpoints.tensors import TensorPlan, Weight
-from domino_spec.checkpoints.vocabulary import draft_tokens
+from domino_spec.checkpoints.tensors import OFFSETS, TensorPlan, Weight, to_state
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.drafter.backbone import RotaryPositions
 from domino_spec.errors import CheckpointError, ConfigError
@@ -119,3 +117,32 @@ def _unpacked(weight: PackedTensor) -> Tensor:
         )
     codes = unpack(packed, bits=weight.bits, columns=weight.shape[1])
     return dequantise(codes, scales, group_size=weight.group_size)
+
+
+def draft_tokens(
+    offsets: Tensor, *, vocab_size: int, draft_vocab_size: int | None
+) -> Tensor | None:
+    """Target id of each draft token; None for the target's whole vocabulary in its own order."""
+    tokens = torch.arange(len(offsets)) + offsets.to("cpu", torch.long)
+    outside = (tokens < 0) | (tokens >= vocab_size)
+    if outside.any():
+        index = int(outside.nonzero()[0])
+        raise CheckpointError(
+            f"{OFFSETS}[{index}] maps to target id {int(tokens[index])}, outside the vocabulary of "
+            f"{vocab_size}; the map belongs to another target or is broken."
+        )
+    times_used = tokens.bincount()
+    if (times_used > 1).any():
+        token = int(times_used.argmax())
+        raise CheckpointError(
+            f"{OFFSETS} maps {int(times_used[token])} draft tokens to target id {token}; expected "
+            "each target id at most once. The map is broken."
+        )
+    if draft_vocab_size is not None:
+        return tokens
+    if offsets.any():
+        raise CheckpointError(
+            f"{OFFSETS} reorders the vocabulary, but config.json states no reduced one; set "
+            "draft_vocab_size, or remove the map."
+        )
+    return None

@@ -116,9 +116,9 @@ def export(
 
 
 def _check(to: str, dtype: Dtype | None, pack: Pack | None, out: Path, force: bool) -> None:
-    from domino_spec.checkpoints import find_form
+    from domino_spec.checkpoints import find_format
 
-    find_form(to)
+    find_format(to)
     if pack is not None and to != _TO_HF:
         raise InputError(
             f"--pack {pack.value} and --to {to} were both given, but no other engine reads packed "
@@ -155,9 +155,9 @@ def _write(
     import torch
 
     from domino_spec.api.lm_head import lm_head_rows
-    from domino_spec.checkpoints import export_drafter, find_form
+    from domino_spec.checkpoints import export_drafter, find_format
 
-    drafter, form = checkpoint.drafter, find_form(to)
+    drafter, form = checkpoint.drafter, find_format(to)
     chosen = torch.bfloat16 if dtype is None else dtype.resolved()
     stored = drafter.dtype if isinstance(chosen, str) else chosen
     form.check(drafter.config, stored)

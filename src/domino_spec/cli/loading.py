@@ -206,7 +206,7 @@ def require_places(
 
 def require_drafter(voice: Voice, draft: str, *, revision: str | None = None) -> None:
     """Refuse a drafter that cannot be found; one on the hub is downloaded."""
-    from domino_spec.checkpoints.locate import locate
+    from domino_spec.checkpoints.files import locate
 
     voice.status(f"finding drafter {draft}")
     locate(draft, revision=revision)

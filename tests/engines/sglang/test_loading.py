@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.checkpoints import export_drafter
-from domino_spec.checkpoints.folder import public_weights
+from domino_spec.checkpoints.write import public_weights
 from tests.checkpoints.helpers import tiny_drafter, with_parameters_as
 
 pytest.importorskip(

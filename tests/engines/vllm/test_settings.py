@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from domino_spec.checkpoints.public import write_public
+from domino_spec.checkpoints.layouts import write_public
 from domino_spec.drafter import DominoHeadConfig, MarkovHeadConfig
 from domino_spec.drafter.rollout import rollout
 from domino_spec.errors import CheckpointError, ConfigError

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from domino_spec.checkpoints import export_drafter
-from domino_spec.checkpoints.public import HEAD_PROJECTORS
+from domino_spec.checkpoints.layouts import HEAD_PROJECTORS
 from domino_spec.errors import CheckpointError
 from tests.engines.vllm.job import run_job
 from tests.engines.vllm.pairs import knowing_drafter, save_bigram_target, save_knowing_drafter

@@ -106,7 +106,7 @@ def test_an_interrupted_export_is_no_folder(target, packed, monkeypatch):
     def fail(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("domino_spec.checkpoints.folder.write_json", fail)
+    monkeypatch.setattr("domino_spec.checkpoints.write.write_json", fail)
     with pytest.raises(KeyboardInterrupt):
         write_draft(request, vllm.NEEDS, planned)
     assert not planned.is_there

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from domino_spec.checkpoints.names import OFFSETS, head_kind, public_names
 from domino_spec.checkpoints.packing import CODES
+from domino_spec.checkpoints.tensors import OFFSETS, head_kind, public_names
 from domino_spec.drafter import HeadConfig
 from domino_spec.drafter.heads import Head, build_head
 from domino_spec.drafter.model import TargetVocabulary

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from domino_spec.checkpoints.public import ARCHITECTURES, SECTION, read_head
+from domino_spec.checkpoints.layouts import ARCHITECTURES, SECTION, read_head
 from domino_spec.drafter import HeadConfig
 from domino_spec.errors import ConfigError
 

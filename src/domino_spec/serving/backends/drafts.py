@@ -22,14 +22,19 @@ from domino_spec.checkpoints import (
     TargetFacts,
     describe,
     export_drafter,
-    find_form,
+    find_format,
     load_drafter,
     require_fit,
 )
-from domino_spec.checkpoints.folder import dtype_name
-from domino_spec.checkpoints.headers import FLOAT_DTYPES
-from domino_spec.checkpoints.locate import CONFIG_FILE, WEIGHTS_SUFFIX, CheckpointFiles, locate
-from domino_spec.checkpoints.names import LM_HEAD
+from domino_spec.checkpoints.files import (
+    CONFIG_FILE,
+    FLOAT_DTYPES,
+    WEIGHTS_SUFFIX,
+    CheckpointFiles,
+    locate,
+)
+from domino_spec.checkpoints.tensors import LM_HEAD
+from domino_spec.checkpoints.write import dtype_name
 from domino_spec.drafter import DrafterConfig
 from domino_spec.serving.backends.request import ServeRequest
 
@@ -84,7 +89,7 @@ def plan_draft(request: ServeRequest, needs: DraftNeeds) -> ServedDraft:
     described = describe(request.drafter, **_how(request, facts))
     warnings = require_fit(described.config, described.provenance, facts)
     files = locate(request.drafter, revision=request.draft_revision)
-    form = find_form(needs.form)
+    form = find_format(needs.form)
     if not needs.plugin:
         form.check(described.config, needs.dtype or torch.bfloat16)
     if _serves_as_it_is(files, described, needs):
@@ -103,7 +108,7 @@ def write_draft(request: ServeRequest, needs: DraftNeeds, planned: ServedDraft) 
     assert request.drafter is not None
     checkpoint = load_drafter(request.drafter, **_how(request, _facts(request)))
     rows = None
-    if find_form(needs.form).wants_lm_head(checkpoint.config):
+    if find_format(needs.form).wants_lm_head(checkpoint.config):
         rows = lm_head_rows(
             checkpoint,
             request.target,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from domino_spec.checkpoints.exports.sglang import HEAD_DTYPE, served_config
-from domino_spec.checkpoints.public import DFLASH_ARCHITECTURE
+from domino_spec.checkpoints.exports import SGLANG_HEAD_DTYPE, sglang_config
+from domino_spec.checkpoints.layouts import DFLASH_ARCHITECTURE
 from domino_spec.errors import InputError
 from domino_spec.plugins.sglang.versions import SUPPORTED, is_too_old, problem
 from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
@@ -38,8 +38,8 @@ ENGINE = Engine(
 )
 NEEDS = DraftNeeds(
     form="sglang",
-    dtype=HEAD_DTYPE,
-    config=served_config,
+    dtype=SGLANG_HEAD_DTYPE,
+    config=sglang_config,
     architectures=(DFLASH_ARCHITECTURE,),
     plugin=False,
 )

@@ -6,8 +6,8 @@ import json
 import math
 from collections.abc import Mapping
 
-from domino_spec.checkpoints.exports.vllm import served_config
-from domino_spec.checkpoints.public import ARCHITECTURES
+from domino_spec.checkpoints.exports import vllm_config
+from domino_spec.checkpoints.layouts import ARCHITECTURES
 from domino_spec.errors import InputError
 from domino_spec.plugins.vllm.versions import SUPPORTED, problem
 from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft
@@ -34,7 +34,7 @@ ENGINE = Engine(
     is_refused=lambda version: problem(version) is not None,
 )
 NEEDS = DraftNeeds(
-    form="vllm", dtype=None, config=served_config, architectures=ARCHITECTURES, plugin=True
+    form="vllm", dtype=None, config=vllm_config, architectures=ARCHITECTURES, plugin=True
 )
 NEWEST = ".".join(map(str, SUPPORTED[1]))
 """Whose command line is shown where no vLLM is installed."""

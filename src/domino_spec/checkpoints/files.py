@@ -1,16 +1,19 @@
-"""Where a checkpoint's files are: a folder, a file, a released name, or an id on the hub."""
+"""A checkpoint's files: a folder, a file, a released name or a hub id, and their headers."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from domino_spec.checkpoints.released import PREFIX, released_folder
+from safetensors import SafetensorError, safe_open
+
 from domino_spec.errors import CheckpointError, ConfigError
 
 CONFIG_FILE = "config.json"
@@ -23,6 +26,13 @@ PREVIOUS_MARK = ".previous-"
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "LICENSE*", "README.md"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PREFIX = "released:"
+_ROOT = Path(__file__).parent.parent / "released"
+FLOAT_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""PyTorch's names of the types that weights are stored in."""
+_FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+INTEGER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
+_LISTED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,3 +216,86 @@ def _interrupted_save(path: Path) -> str:
     if not left:
         return ""
     return f"A save was interrupted: rename {left[-1]} to {path.name} to have the old one back. "
+
+
+def released_names() -> list[str]:
+    """What ships, in alphabetical order."""
+    return sorted(path.parent.name for path in _ROOT.glob(f"*/{CONFIG_FILE}"))
+
+
+def released_folder(source: str) -> Path:
+    """The folder of `released:NAME`."""
+    name = source.removeprefix(PREFIX)
+    names = released_names()
+    if name not in names:
+        there = ", ".join(f"{PREFIX}{known}" for known in names) or "none yet"
+        raise CheckpointError(
+            f"no released drafter is called {name!r}; with this package came: {there}. Give one of "
+            "them, or give a folder, a file or a hub id."
+        )
+    return _ROOT / name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorHeader:
+    """One stored tensor, without its data."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it holds."""
+        return prod(self.shape)
+
+    @property
+    def byte_count(self) -> int:
+        """Bytes of data in the file."""
+        return self.parameters * {**_FLOAT_BYTES, **INTEGER_BYTES}[self.dtype]
+
+
+@contextmanager
+def open_tensors(
+    path: Path, *, framework: Literal["pt", "np"] = "pt", device: str = "cpu"
+) -> Iterator[Any]:
+    """A safetensors file; errors name it. With "np" its header is read without PyTorch."""
+    try:
+        with safe_open(path, framework=framework, device=device) as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors ({error}); it is damaged or incomplete. "
+            "Download it again."
+        ) from error
+
+
+def read_headers(files: CheckpointFiles) -> dict[str, TensorHeader]:
+    """Names, shapes and types of all tensors; no data is read."""
+    headers: dict[str, TensorHeader] = {}
+    for path in files.weights:
+        with open_tensors(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                if name in headers:
+                    raise CheckpointError(
+                        f"tensor {name!r} is in {headers[name].file.name} and in {path.name}; "
+                        "expected it once. Remove the file that does not belong here."
+                    )
+                part = file.get_slice(name)
+                headers[name] = TensorHeader(
+                    name=name, file=path, shape=tuple(part.get_shape()), dtype=part.get_dtype()
+                )
+    for name, expected in files.index.items():
+        if name not in headers or headers[name].file.name != expected:
+            raise CheckpointError(
+                f"{INDEX_FILE} places tensor {name!r} in {expected}, which does not hold it; index "
+                "and files belong to different checkpoints. Download them again."
+            )
+    return headers
+
+
+def listed(items: Sequence[str]) -> str:
+    """How many, and the first few of them."""
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return f"{len(items)} tensor{'s' * (len(items) > 1)}: {'; '.join(items[:_LISTED])}{more}"
