@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 
 from domino_spec.errors import TargetError
-from domino_spec.targets import gguf as conversions
+from domino_spec.targets import load as conversions
 from domino_spec.targets import load_config, load_target, load_tokenizer
 from tests.support.ggufs import LAYERS, write_gguf
 

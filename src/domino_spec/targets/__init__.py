@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from domino_spec.targets.load import load_tokenizer as load_tokenizer
     from domino_spec.targets.load import resolved_revision as resolved_revision
     from domino_spec.targets.probe import probe_target as probe_target
-    from domino_spec.targets.reading import Reading as Reading
-    from domino_spec.targets.reading import read as read
+    from domino_spec.targets.target import Reading as Reading
     from domino_spec.targets.target import Target as Target
     from domino_spec.targets.target import TargetOutput as TargetOutput
+    from domino_spec.targets.target import read as read
 else:
     __getattr__ = lazy_attributes(
         __name__,
@@ -25,7 +25,6 @@ else:
             "load": "LoadedTarget default_device load_config load_target load_tokenizer "
             "resolved_revision",
             "probe": "probe_target",
-            "reading": "Reading read",
-            "target": "Target TargetOutput",
+            "target": "Reading Target TargetOutput read",
         },
     )

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from domino_spec.errors import DominoError, TargetError
 from domino_spec.targets.support import own_window
-from domino_spec.targets.taps import first_tensor
-from domino_spec.targets.target import Target
+from domino_spec.targets.target import Target, first_tensor
 
 _PREFIX, _SHORT, _BLOCK = 4, 2, 3
 _FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, KeyError)

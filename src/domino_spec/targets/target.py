@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from domino_spec.errors import TargetError
-from domino_spec.targets.cache import TargetCache
-from domino_spec.targets.masks import ragged_mask
+from domino_spec.targets.cache import TargetCache, packed_mask, ragged_mask
 from domino_spec.targets.support import (
     check_config,
     check_model,
@@ -22,7 +23,6 @@ from domino_spec.targets.support import (
     static_rope_limit,
     unwrap_adapters,
 )
-from domino_spec.targets.taps import find_decoder, find_layers, tapped
 
 
 @dataclass(frozen=True)
@@ -234,3 +234,138 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         if training:
             model.train()
+
+
+def find_decoder(model: PreTrainedModel) -> nn.Module:
+    """The model without its lm_head: what it returns goes into the lm_head."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
+    return decoder if isinstance(decoder, nn.Module) else model
+
+
+def find_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+    """The decoder's list of layers: the outermost ModuleList of the right length."""
+    found = [
+        (name.count("."), name, module)
+        for name, module in find_decoder(model).named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers
+    ]
+    if not found:
+        raise TargetError(
+            f"{type(model).__name__} holds no list of {num_layers} decoder layers to tap; expected "
+            "a ModuleList as in Llama, Qwen or Gemma."
+        )
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+def first_tensor(output: Any) -> Tensor:
+    """The hidden states in a layer's output, which is a tensor or a tuple that starts with one."""
+    states = output[0] if isinstance(output, (tuple, list, ModelOutput)) else output
+    if not isinstance(states, Tensor):
+        raise TargetError(f"a tapped layer returned {type(states).__name__}; expected a tensor.")
+    return states
+
+
+@contextmanager
+def tapped(points: Sequence[nn.Module], ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect the outputs of these layers while the context is open.
+
+    Hooks sit on the layers themselves: the model's own list of hidden states would hold every
+    layer, and its last entry is already normed. Behind the layers comes the decoder as a whole:
+    its output is what the lm_head turns into logits.
+    """
+    outputs: dict[int, Tensor] = {}
+
+    def keep(index: int) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            outputs[index] = first_tensor(output)
+
+        return hook
+
+    handles = [points[index].register_forward_hook(keep(index)) for index in ids]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a target says about sequences it was shown whole."""
+
+    taps: Tensor  # [rows, n, taps * hidden]
+    hidden: Tensor  # [rows, n, hidden]: what `Target.logits` turns into the next token's logits
+
+
+@torch.no_grad()
+def read(
+    target: Target,
+    tokens: Tensor,  # [rows, n]
+    *,
+    taps: Sequence[int],
+    positions: Tensor | None = None,  # [rows, n]: restart with each packed document
+    documents: Tensor | None = None,  # [rows, n]: None where each row is one document
+) -> Reading:
+    """Taps and final states of every position, without logits and without a cache.
+
+    Rows may be padded on the right: no earlier position sees it. Several documents in a row
+    are kept apart by `documents` and `positions`.
+    """
+    tokens = tokens.to(target.device)
+    inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False, "return_dict": True}
+    if documents is not None:
+        if target.batch_refusal:
+            return _read_apart(target, tokens, documents, taps)
+        assert positions is not None, "packed documents come with their positions"
+        inputs["attention_mask"] = packed_mask(
+            positions.to(target.device),
+            documents.to(target.device),
+            kinds=layer_types(target.config),
+            window=getattr(target.config, "sliding_window", None),
+            attention=target.model.config._attn_implementation,
+            dtype=target.dtype,
+        )
+    if positions is not None and target.takes("position_ids"):
+        inputs["position_ids"] = positions.to(target.device)
+    with (
+        evaluating(target.model),
+        tapped(target.tap_points, taps) as outputs,
+        _without_logits(target.lm_head) as states,
+    ):
+        target.model(**inputs)
+    return Reading(taps=target.joined(outputs, taps), hidden=states[-1])
+
+
+def _read_apart(target: Target, tokens: Tensor, documents: Tensor, taps: Sequence[int]) -> Reading:
+    """Document by document, for models that no mask keeps from looking across."""
+    parts = []
+    for row, numbers in zip(tokens, documents, strict=True):
+        lengths = numbers.unique_consecutive(return_counts=True)[1].tolist()
+        for document in row.split(lengths):
+            reading = read(target, document.unsqueeze(0), taps=taps)
+            parts.append((reading.taps[0], reading.hidden[0]))
+    taps_of, hidden_of = zip(*parts, strict=True)
+    return Reading(
+        taps=torch.cat(taps_of).view(*tokens.shape, -1),
+        hidden=torch.cat(hidden_of).view(*tokens.shape, -1),
+    )
+
+
+@contextmanager
+def _without_logits(lm_head: nn.Module) -> Iterator[list[Tensor]]:
+    """Keep what goes into the lm_head and do not multiply: most positions need no logits."""
+    states: list[Tensor] = []
+
+    def forward(hidden: Tensor) -> Tensor:
+        states.append(hidden)
+        return hidden[..., :1]
+
+    own = lm_head.__dict__.get("forward")
+    object.__setattr__(lm_head, "forward", forward)
+    try:
+        yield states
+    finally:
+        if own is None:
+            del lm_head.__dict__["forward"]
+        else:
+            object.__setattr__(lm_head, "forward", own)
