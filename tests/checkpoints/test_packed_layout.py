@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 
 from domino_spec.checkpoints import (
-    Provenance,
     describe,
     load_drafter,
     save_drafter,
@@ -126,18 +125,6 @@ def test_other_loaders_refuse_it(tmp_path: Path) -> None:
         AutoConfig.from_pretrained(folder)
 
 
-def test_provenance_travels_along(tmp_path: Path) -> None:
-    folder = packed(tmp_path / "drafter", provenance=Provenance(target_id="org/target"))
-    assert load_drafter(folder).provenance.target_id == "org/target"
-
-
-def test_a_packed_checkpoint_replaces_a_plain_one_whole(tmp_path: Path) -> None:
-    folder = save_drafter(tiny_drafter(), tmp_path / "drafter", max_shard_bytes=4000)
-    packed(folder)
-    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
-    assert load_drafter(folder).layout == "packed"
-
-
 # Damage ---------------------------------------------------------------------------------------
 
 
@@ -148,68 +135,41 @@ def refused(raw: Raw, tmp_path: Path, error: type[Exception], match: str) -> Non
             read(folder)
 
 
-@pytest.mark.parametrize("part", ["codes", "scales"])
-def test_a_missing_part(part: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tensor", "value", "named"),
+    [
+        ("fc.weight.codes", None, r"'fc\.weight\.codes' is missing, expected \[16, "),
+        ("fc.weight.scales", None, r"'fc\.weight\.scales' is missing, expected \[16, "),
+        ("fc.weight.codes", torch.zeros(16, 47, dtype=torch.int8),
+         r"'fc\.weight\.codes' is \[16, 47\] of I8, expected \[16, 48"),
+        ("fc.weight.scales", torch.zeros(16, 5), r"scales' is .* of F32, expected .* of F16"),
+        ("fc.weight", torch.zeros(16, 48).bfloat16(), r"'fc\.weight' is there packed and plain"),
+        ("norm.weight", torch.zeros(16), r"'norm\.weight' is F32, expected BF16"),
+        ("norm.weight", None, r"lacks 1 tensor: 'norm\.weight' \[16\]"),
+    ],
+)  # fmt: skip
+def test_damaged_tensors(tensor: str, value: Any, named: str, tmp_path: Path) -> None:
     raw = raw_packed(tmp_path / "made")
-    del raw.tensors[f"fc.weight.{part}"]
-    refused(raw, tmp_path, CheckpointError, rf"'fc\.weight\.{part}' is missing, expected \[16, ")
+    raw.tensors[tensor] = value
+    raw.tensors = {name: tensor for name, tensor in raw.tensors.items() if tensor is not None}
+    refused(raw, tmp_path, CheckpointError, named)
 
 
-def test_mis_shaped_parts(tmp_path: Path) -> None:
-    raw = raw_packed(tmp_path / "made")
-    raw.tensors["fc.weight.codes"] = torch.zeros(16, 47, dtype=torch.int8)
-    refused(
-        raw,
-        tmp_path,
-        CheckpointError,
-        r"'fc\.weight\.codes' is \[16, 47\] of I8, expected \[16, 48",
-    )
-
-
-def test_parts_of_the_wrong_type(tmp_path: Path) -> None:
-    raw = raw_packed(tmp_path / "made")
-    raw.tensors["fc.weight.scales"] = raw.tensors["fc.weight.scales"].float()
-    refused(
-        raw, tmp_path, CheckpointError, r"'fc\.weight\.scales' is .* of F32, expected .* of F16"
-    )
-
-
-def test_bits_that_are_not_those_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "bits", "named"),
+    [
+        ("fc.weight", 4, r"'fc\.weight\.codes' is \[16, 36\] of U8, .*\[16, 24\]"),
+        ("fc.weight", None, r"'fc\.weight\.codes' is U8, expected BF16"),
+        ("layers.7.mlp.up_proj.weight", 6, r"names 1 tensor: layers\.7.*no matrix of the drafter"),
+    ],
+)
+def test_bits_of_another_drafter(name: str, bits: Any, named: str, tmp_path: Path) -> None:
     raw = raw_packed(tmp_path / "made", bits=6)
-    raw.config["domino_packed"]["bits"]["fc.weight"] = 4
-    refused(
-        raw, tmp_path, CheckpointError, r"'fc\.weight\.codes' is \[16, 36\] of U8, .*\[16, 24\]"
-    )
-
-
-def test_a_tensor_that_is_there_twice(tmp_path: Path) -> None:
-    raw = raw_packed(tmp_path / "made")
-    raw.tensors["fc.weight"] = torch.zeros(16, 48, dtype=torch.bfloat16)
-    refused(raw, tmp_path, CheckpointError, r"'fc\.weight' is there packed and plain")
-
-
-def test_parts_that_the_config_does_not_name(tmp_path: Path) -> None:
-    raw = raw_packed(tmp_path / "made")
-    del raw.config["domino_packed"]["bits"]["fc.weight"]
-    refused(raw, tmp_path, CheckpointError, r"'fc\.weight\.codes' is I8, expected BF16")
-
-
-def test_names_of_another_drafter(tmp_path: Path) -> None:
-    raw = raw_packed(tmp_path / "made")
-    raw.config["domino_packed"]["bits"]["layers.7.mlp.up_proj.weight"] = 8
-    refused(raw, tmp_path, CheckpointError, r"names 1 tensor: layers\.7.*no matrix of the drafter")
-
-
-def test_norms_must_be_stored_as_they_will_be_rounded(tmp_path: Path) -> None:
-    raw = raw_packed(tmp_path / "made")
-    raw.tensors["norm.weight"] = raw.tensors["norm.weight"].float()
-    refused(raw, tmp_path, CheckpointError, r"'norm\.weight' is F32, expected BF16")
-
-
-def test_a_missing_norm(tmp_path: Path) -> None:
-    raw = raw_packed(tmp_path / "made")
-    del raw.tensors["norm.weight"]
-    refused(raw, tmp_path, CheckpointError, r"lacks 1 tensor: 'norm\.weight' \[16\]")
+    stated = raw.config["domino_packed"]["bits"]
+    stated[name] = bits
+    if bits is None:
+        del stated[name]
+    refused(raw, tmp_path, CheckpointError, named)
 
 
 def test_broken_scales(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from domino_spec.checkpoints import (
     describe,
+    files,
     load_drafter,
-    released,
     released_folder,
     released_names,
     save_packed,
@@ -23,7 +23,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for seed, name in enumerate(("small", "large")):
         save_packed(tiny_drafter(seed=seed), tmp_path / name)
     (tmp_path / "notes").mkdir()
-    monkeypatch.setattr(released, "_ROOT", tmp_path)
+    monkeypatch.setattr(files, "_ROOT", tmp_path)
     return tmp_path
 
 
@@ -43,7 +43,7 @@ def test_an_unknown_name_lists_what_is_there(name: str, shelf: Path) -> None:
 
 
 def test_an_empty_shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(released, "_ROOT", tmp_path / "nothing")
+    monkeypatch.setattr(files, "_ROOT", tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="came: none yet"):
         load_drafter("released:small")
 

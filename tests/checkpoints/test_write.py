@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from domino_spec.checkpoints import folder as writing
-from domino_spec.checkpoints import load_drafter, save_drafter, save_packed, staging
+from domino_spec.checkpoints import load_drafter, save_drafter, save_packed
+from domino_spec.checkpoints import write as writing
 from domino_spec.errors import CheckpointError, ConfigError
 
 from .helpers import assert_same_drafter, tiny_drafter
@@ -21,25 +21,14 @@ def crash(*_args: Any, **_kwargs: Any) -> None:
     raise Crash
 
 
-STEPS = pytest.mark.parametrize(
-    ("module", "step"),
-    [
-        (writing, "save_file"),
-        (writing, "write_json"),
-        (staging, "_sync"),
-        (staging, "_keep_other_files"),
-    ],
-)
-
-
-@STEPS
+@pytest.mark.parametrize("step", ["save_file", "write_json", "_sync", "_keep_other_files"])
 @pytest.mark.parametrize("save", [save_drafter, save_packed])
 def test_a_crash_while_writing_leaves_the_old_checkpoint(
-    save: Any, module: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    save: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old, new = tiny_drafter(seed=0), tiny_drafter(seed=1)
     folder = save_drafter(old, tmp_path / "drafter")
-    monkeypatch.setattr(module, step, crash)
+    monkeypatch.setattr(writing, step, crash)
     with pytest.raises(Crash):
         save(new, folder)
     assert_same_drafter(load_drafter(folder).drafter, old)
