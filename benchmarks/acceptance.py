@@ -72,7 +72,14 @@ def measure(
                     size = options.batch_size
                     yield (
                         place,
-                        measure_decoded(decoder, prompts, protocol, head=head, batch_size=size),
+                        measure_decoded(
+                            decoder,
+                            prompts,
+                            protocol,
+                            head=head,
+                            batch_size=size,
+                            accept="rejection",
+                        ),
                     )
 
 

@@ -26,12 +26,12 @@ import torch
 
 from benchmarks.ablation_sets import held_out_set
 from benchmarks.ablations import Speed, train_one
-from domino_spec.api.prompts import end_tokens
+from domino_spec.api import DominoDecoder
+from domino_spec.baselines import NamedProposer, open_drafter
 from domino_spec.baselines.every import AnyDrafter, load_any, pack_any
-from domino_spec.baselines.lookup import PromptLookup
 from domino_spec.baselines.registry import named_baseline
 from domino_spec.data import Corpus, load_corpus
-from domino_spec.decoding import Proposer, RowStats
+from domino_spec.decoding import RowStats
 from domino_spec.drafter import Drafter
 from domino_spec.evaluation import Continuations, Protocol, simulate
 from domino_spec.evaluation.runs import greedy_counts
@@ -92,24 +92,28 @@ class Contest:
         )
         return drafter, _told(kind, drafter, config, speed)
 
-    def measure(self, drafter: AnyDrafter | Proposer, continuations: Continuations) -> RowStats:
+    def lookup(self) -> NamedProposer:
+        """Prompt lookup, which has no weights to train."""
+        return open_drafter("lookup", self.loaded)
+
+    def measure(
+        self, drafter: AnyDrafter | NamedProposer, continuations: Continuations
+    ) -> RowStats:
         """Greedy tokens a cycle: simulated for block drafters, which is the same, else decoded."""
         target = self.loaded.target
         if isinstance(drafter, Drafter):
             return simulate(
                 drafter, target, continuations, rows_per_forward=32, max_slots=32768
             ).total
-        proposer = (
-            named_baseline(drafter.config.kind, drafter, target).make()
+        opened = (
+            named_baseline(drafter.config.kind, drafter, target)
             if isinstance(drafter, torch.nn.Module)
             else drafter
         )
         return greedy_counts(
-            target,
-            proposer,
+            DominoDecoder(target, opened, self.loaded.tokenizer, depth=opened.depth),
             continuations.prompts,
             max_new_tokens=continuations.max_new_tokens,
-            eos=end_tokens(target, self.loaded.tokenizer),
             batch_size=self.arguments.batch,
         )
 
@@ -134,7 +138,7 @@ class Contest:
     def run(self, kind: str, rates: Sequence[float]) -> None:
         """Search, train, pack, measure what was packed."""
         if kind == "lookup":
-            self.record("full", {"kind": kind}, held_out=self.measure(PromptLookup(), self.final))
+            self.record("full", {"kind": kind}, held_out=self.measure(self.lookup(), self.final))
             return
         rate = self.best(kind, rates) if len(rates) > 1 else rates[0]
         with tempfile.TemporaryDirectory() as scratch:

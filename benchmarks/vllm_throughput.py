@@ -211,7 +211,7 @@ def ours(
     decoder = DominoDecoder.from_pretrained(loaded, options.draft, depth=BLOCK - 1)
     for temperature, prompts in itertools.product(options.temperature, sets.values()):
         protocol = Protocol(temperature=temperature, max_new_tokens=options.tokens)
-        found = measure_decoded(decoder, prompts, protocol, batch_size=32)
+        found = measure_decoded(decoder, prompts, protocol, batch_size=32, accept="rejection")
         yield {
             "target": options.name or options.target,
             "variant": "ours",

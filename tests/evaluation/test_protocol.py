@@ -164,10 +164,11 @@ def test_sampling_draws_drafts_and_depends_on_the_seed():
         found = measure_decoded(decoder, prompts, protocol, **options)
         return found.accept, found.rows
 
-    assert measured(warm)[0] == "rejection"
-    assert measured(warm) == measured(warm)
+    assert measured(warm)[0] == "coupled"  # the engine's rule
+    assert measured(warm, accept="rejection")[0] == "rejection"
+    assert measured(warm) == measured(warm) == measured(warm, batch_size=1)
     assert measured(warm)[1] != measured(dataclasses.replace(warm, seed=9))[1]
-    continuations = continuations_for(decoder, prompts, warm)
+    continuations = continuations_for(decoder, prompts, warm, accept="match")
     simulated = measure_simulated(decoder, prompts, warm, continuations, batch_size=16)
     assert simulated.accept == "match"
     assert measured(warm, accept="match") == ("match", simulated.rows)

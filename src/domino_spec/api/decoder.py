@@ -129,7 +129,7 @@ class DominoDecoder:
         if engine not in get_args(EngineChoice):
             choices = ", ".join(map(repr, get_args(EngineChoice)))
             raise InputError(f"engine is {engine!r}; expected one of {choices}.")
-        self._choice = engine
+        self.choice: EngineChoice = engine
         self._drafts: AnySource | None = drafter if opened is None else opened.source
         if depth == 0:
             self._drafts = None
@@ -352,7 +352,7 @@ class DominoDecoder:
 
     def unsupported_reason(self) -> str | None:
         """What keeps this target and drafter off the engine, in words; None if nothing does."""
-        if self._choice == "reference":
+        if self.choice == "reference":
             return "engine='reference' was asked for"
         state = self._weights_state()
         if self._reason is None or self._reason[0] != state:
@@ -385,17 +385,17 @@ class DominoDecoder:
 
     def _unsupported(self, sequences: Sequence[Decoded]) -> str | None:
         """Why the engine does not run this; said once, or raised where the engine is wanted."""
-        if self._choice == "reference":
+        if self.choice == "reference":
             return "engine='reference' was asked for"
         if any(sequence.sampler is not None for sequence in sequences):
             reason = "the sequences choose their tokens by rules of the caller's own"
-            if self._choice == "fast":
+            if self.choice == "fast":
                 self._refuse(reason)
             return reason
         reasons = (unsupported_params(sequence.params) for sequence in sequences)
         asked = next((f"as for the request, {reason}" for reason in reasons if reason), None)
         found = self.unsupported_reason() or asked or self._no_room_reason(sequences)
-        if self._choice == "fast":
+        if self.choice == "fast":
             self._refuse(found)
         elif found is not None:
             self._tell(found)
@@ -405,7 +405,7 @@ class DominoDecoder:
         try:
             return self.engine.no_room_reason(sequences)
         except torch.OutOfMemoryError:  # as the engine was made
-            if self._choice == "fast":
+            if self.choice == "fast":
                 raise
             return _OUT_OF_MEMORY
 
@@ -441,7 +441,7 @@ class DominoDecoder:
                     self._watch.look(stats, engine.policy if speculates else None)
         except torch.OutOfMemoryError:
             began = more is not None or any(sequence.output for sequence in sequences)
-            if self._choice == "fast" or began:
+            if self.choice == "fast" or began:
                 raise
             failed = True
         finally:

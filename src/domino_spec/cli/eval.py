@@ -12,11 +12,14 @@ from rich.table import Table
 
 from domino_spec.cli.loading import checkpoints_among, load_compared, require_places
 from domino_spec.cli.options import (
+    Accept,
     CandidatesOption,
     ChatOptions,
     DepthOption,
     DraftOptions,
+    EngineName,
     JsonOption,
+    LoopOptions,
     ShiftLabelOption,
     TargetArgument,
     TargetOptions,
@@ -26,7 +29,6 @@ from domino_spec.cli.voice import Voice, speaking
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
-    from domino_spec.baselines import NamedProposer
     from domino_spec.bench.tasks import Task
     from domino_spec.evaluation import Measurement, PromptSet, Protocol
 
@@ -122,8 +124,25 @@ class MeasurementOptions:
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_HOW)] = (
         256
     )
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="fast is the engine, reference the loop through Transformers; auto: the engine "
+            "where it can run the pair.",
+            rich_help_panel=_HOW,
+        ),
+    ] = EngineName.AUTO
+    accept: Annotated[
+        Accept | None,
+        typer.Option(
+            help="How --decode accepts sampled drafts; unset: coupled on the engine, rejection in "
+            "the reference loop.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
     batch_size: Annotated[
-        int, typer.Option(help="Prompts decoded together.", rich_help_panel=_HOW)
+        int,
+        typer.Option(help="Prompts decoded together in the reference loop.", rich_help_panel=_HOW),
     ] = 16
     continuations: Annotated[
         Path | None,
@@ -181,6 +200,7 @@ def evaluate(
             target_options,
             evaluated.each(),
             chat,
+            LoopOptions(engine=how.engine),
             baselines=how.decode and evaluated.head,
         )
         if protocol.temperature and not how.decode:
@@ -245,7 +265,7 @@ def _prompt_sets(
 def _measure(
     voice: Voice,
     plain: DominoDecoder,
-    drafters: Sequence[DominoDecoder | NamedProposer],
+    drafters: Sequence[DominoDecoder],
     sets: Sequence[PromptSet],
     protocol: Protocol,
     how: MeasurementOptions,
@@ -253,38 +273,22 @@ def _measure(
     head: bool,
 ) -> Iterator[Measurement]:
     """Every drafter on the first set, then on the next; the target answers each set once."""
-    from domino_spec.baselines import NamedProposer
-    from domino_spec.evaluation import (
-        continuations_for,
-        measure_decoded,
-        measure_proposer,
-        measure_simulated,
-    )
+    from domino_spec.evaluation import continuations_for, measure_decoded, measure_simulated
 
     for prompts in sets:
         count = f"{len(prompts.prompts)} prompts of {prompts.name}"
         if how.decode:
             for drafter in drafters:
                 with voice.progress(f"decoding {count}") as on_progress:
-                    if isinstance(drafter, NamedProposer):
-                        decoded = measure_proposer(
-                            plain.target,
-                            drafter.make(),
-                            prompts,
-                            protocol,
-                            eos=plain.eos_token_ids,
-                            batch_size=how.batch_size,
-                            on_progress=on_progress,
-                        )
-                    else:
-                        decoded = measure_decoded(
-                            drafter,
-                            prompts,
-                            protocol,
-                            head=head,
-                            batch_size=how.batch_size,
-                            on_progress=on_progress,
-                        )
+                    decoded = measure_decoded(
+                        drafter,
+                        prompts,
+                        protocol,
+                        head=head,
+                        batch_size=how.batch_size,
+                        accept=None if how.accept is None else how.accept.value,
+                        on_progress=on_progress,
+                    )
                 yield decoded
             continue
         with voice.progress(f"the target answers {count}") as on_progress:
@@ -297,7 +301,6 @@ def _measure(
                 on_progress=on_progress,
             )
         for drafter in drafters:
-            assert not isinstance(drafter, NamedProposer), "refused before"
             with voice.working(f"simulating {count}"):
                 simulated = measure_simulated(drafter, prompts, protocol, continuations, head=head)
             yield simulated

@@ -27,29 +27,16 @@ def load_decoder(
     """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
     from domino_spec.baselines.registry import is_baseline_source
 
-    draft, revision = draft_options.draft, draft_options.draft_revision
-    other = draft is not None and is_baseline_source(draft, revision=revision)
+    draft = draft_options.draft
     if draft is None and loop_options is not None:
         voice.note(
             "no drafter, so decoding is plain; --draft lookup drafts from the text itself, for any "
             "model, and `domino train` makes a better drafter"
         )
-    elif not other and draft is not None:
+    elif draft is not None and not is_baseline_source(draft, revision=draft_options.draft_revision):
         _check_drafter(target, target_options, draft_options)
     loaded = _load_target(voice, target, target_options)
-    if not other:
-        return _decoder(loaded, draft_options, chat_options, loop_options)
-    from domino_spec.api import DominoDecoder
-
-    return DominoDecoder(
-        loaded.target,
-        _opened(loaded, draft_options, chat_options),
-        loaded.tokenizer,
-        revision=loaded.revision,
-        depth=draft_options.depth,
-        chat_options=chat_options.template_options(),
-        **(loop_options or LoopOptions()).arguments(),
-    )
+    return _decoder(loaded, draft_options, chat_options, loop_options)
 
 
 def load_any(
@@ -76,20 +63,19 @@ def load_compared(
     target_options: TargetOptions,
     drafts: Sequence[DraftOptions],
     chat_options: ChatOptions,
+    loop_options: LoopOptions,
     *,
     baselines: bool,
-) -> tuple[DominoDecoder, list[DominoDecoder | NamedProposer]]:
-    """The target alone, and each drafter of whatever kind with it.
+) -> tuple[DominoDecoder, list[DominoDecoder]]:
+    """The target alone, and a decoder with each drafter of whatever kind.
 
     Without `baselines` those that are no block drafters are refused, before anything is loaded.
     """
     from domino_spec.baselines.registry import is_baseline_source
 
-    other = []
     for options in drafts:
         assert options.draft is not None
-        other.append(is_baseline_source(options.draft, revision=options.draft_revision))
-        if not other[-1]:
+        if not is_baseline_source(options.draft, revision=options.draft_revision):
             _check_drafter(target, target_options, options)
         elif not baselines:
             raise InputError(
@@ -97,14 +83,8 @@ def load_compared(
                 "settings; decode for real with --decode, and leave --no-head out."
             )
     loaded = _load_target(voice, target, target_options)
-    plain = _decoder(loaded, DraftOptions(draft=None), chat_options)
-    opened: list[DominoDecoder | NamedProposer] = []
-    for options, is_other in zip(drafts, other, strict=True):
-        if is_other:
-            opened.append(_opened(loaded, options, chat_options))
-        else:
-            opened.append(_decoder(loaded, options, chat_options))
-    return plain, opened
+    plain = _decoder(loaded, DraftOptions(draft=None), chat_options, loop_options)
+    return plain, [_decoder(loaded, options, chat_options, loop_options) for options in drafts]
 
 
 def _load_target(voice: Voice, target: str, target_options: TargetOptions) -> LoadedTarget:
@@ -127,7 +107,19 @@ def _decoder(
     loop_options: LoopOptions | None = None,
 ) -> DominoDecoder:
     from domino_spec.api import DominoDecoder
+    from domino_spec.baselines.registry import is_baseline_source
 
+    draft, revision = draft_options.draft, draft_options.draft_revision
+    if draft is not None and is_baseline_source(draft, revision=revision):
+        return DominoDecoder(
+            loaded.target,
+            _opened(loaded, draft_options, chat_options),
+            loaded.tokenizer,
+            revision=loaded.revision,
+            depth=draft_options.depth,
+            chat_options=chat_options.template_options(),
+            **(loop_options or LoopOptions()).arguments(),
+        )
     return DominoDecoder.from_pretrained(
         loaded,
         draft_options.draft,

@@ -259,12 +259,11 @@ def measure(
     """
     if not isinstance(drafts.drafter, Drafter):
         assert not changes, "only block drafters can be read differently"
+        drafting = DominoDecoder(decoder.target, drafts, decoder.tokenizer, depth=drafts.depth)
         counts = greedy_counts(
-            decoder.target,
-            drafts.make(),
+            drafting,
             continuations.prompts,
             max_new_tokens=continuations.max_new_tokens,
-            eos=decoder.eos_token_ids,
             batch_size=len(continuations.prompts),
         )
         return Trial(counts)

@@ -7,7 +7,6 @@ from domino_spec.evaluation.protocol import (
     Protocol,
     continuations_for,
     measure_decoded,
-    measure_proposer,
     measure_simulated,
 )
 from domino_spec.evaluation.simulate import Simulation, simulate, without_head
@@ -24,7 +23,6 @@ __all__ = [
     "encode_turns",
     "fingerprint",
     "measure_decoded",
-    "measure_proposer",
     "measure_simulated",
     "read_turns",
     "simulate",

@@ -8,12 +8,15 @@ import zipfile
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from domino_spec.decoding import NoDrafts, SamplingParams
+from domino_spec.api import DominoDecoder
+from domino_spec.decoding import SamplingParams
+from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import InputError
 from domino_spec.evaluation.runs import Progress, decode_prompts
 from domino_spec.targets import Target
@@ -101,18 +104,26 @@ def continue_prompts(
     max_new_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
+    accept: AcceptRule = "coupled",
     batch_size: int = 16,
     folder: str | Path | None = None,
     name: str = "continuations",
     on_progress: Progress | None = None,
 ) -> Continuations:
-    """Let the target answer plainly; with a folder, only if it has not done so before.
+    """Let the target answer without drafts; with a folder, only if it has not done so before.
 
-    At a temperature the answers are drawn, prompt i from seed + i. Files are called by name and
-    key, so one never stands for another target, other prompts or other settings.
+    At a temperature the answers are drawn, prompt i from seed + i, as decoding with the rule
+    `accept` draws them: coupled ones on the engine. Files are called by name and key, so one
+    never stands for another target, other prompts or other settings.
     """
-    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    settings: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+    }
+    if temperature:
+        settings["accept"] = accept
+    params = SamplingParams(**settings)
     key = _sha256([fingerprint(target), settings, sorted(eos), [list(p) for p in prompts]])
     path = None if folder is None else Path(folder) / f"{name}-{key[:12]}.npz"
     if path is not None and path.is_file():
@@ -120,8 +131,7 @@ def continue_prompts(
         if kept.key == key:
             return kept
     answers = decode_prompts(
-        target,
-        NoDrafts(),
+        DominoDecoder(target, None),
         prompts,
         params,
         eos=eos,

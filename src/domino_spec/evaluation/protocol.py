@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from domino_spec.api import DominoDecoder
 from domino_spec.data import is_loop
-from domino_spec.decoding import DominoProposer, Proposer, RowStats, SamplingParams
+from domino_spec.decoding import RowStats, RunStats, SamplingParams
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
@@ -176,43 +176,16 @@ def measure_decoded(
     *,
     head: bool = True,
     batch_size: int = 16,
-    accept: AcceptRule = "rejection",
+    accept: AcceptRule | None = None,
     on_progress: Progress | None = None,
 ) -> Measurement:
-    """Decode for real, in batches."""
-    drafter = _drafter(decoder)
-    proposer = DominoProposer(
-        drafter if head else without_head(drafter),
-        decoder.target,
-        depth=decoder.depth,
-        candidates=decoder.candidates,
-    )
-    measured = measure_proposer(
-        decoder.target,
-        proposer,
-        prompts,
-        protocol,
-        eos=decoder.eos_token_ids,
-        batch_size=batch_size,
-        accept=accept,
-        on_progress=on_progress,
-    )
-    return replace(measured, head=head, candidates=decoder.candidates)
+    """Decode for real with a drafter of any kind, on the engine where it can run the pair.
 
-
-def measure_proposer(
-    target: Target,
-    proposer: Proposer,
-    prompts: PromptSet,
-    protocol: Protocol,
-    *,
-    eos: Collection[int],
-    batch_size: int = 16,
-    accept: AcceptRule = "rejection",
-    on_progress: Progress | None = None,
-) -> Measurement:
-    """The same for any source of drafts."""
+    Every cycle drafts `decoder.depth` tokens: acceptance at a depth that adapts to the machine
+    would not compare. `accept` unset is coupled on the engine and rejection in the reference loop.
+    """
     start = time.perf_counter()
+    fixed, stats = _at_fixed_depth(decoder, head=head), RunStats()
     params = SamplingParams(
         max_new_tokens=protocol.max_new_tokens,
         temperature=protocol.temperature,
@@ -220,25 +193,42 @@ def measure_proposer(
         accept=accept,
     )
     answers = decode_prompts(
-        target,
-        proposer,
+        fixed,
         prompts.prompts,
         params,
-        eos=eos,
         batch_size=batch_size,
+        stats=stats,
         on_progress=on_progress,
     )
+    used = accept or ("coupled" if stats.engine == "fast" else "rejection")
     return Measurement(
         prompts=prompts,
         protocol=protocol,
         way="decoded",
-        accept=accept if protocol.temperature else None,
-        depth=proposer.depth,
-        candidates=None,
-        head=None,
+        accept=used if protocol.temperature else None,
+        depth=fixed.depth,
+        candidates=decoder.candidates,
+        head=None if decoder.drafter is None else head,
         outcomes=tuple(protocol.outcome(answer.tokens) for answer in answers),
         rows=tuple(answer.stats for answer in answers),
         seconds=time.perf_counter() - start,
+    )
+
+
+def _at_fixed_depth(decoder: DominoDecoder, *, head: bool) -> DominoDecoder:
+    """A decoder of the same pair that drafts as deep in every cycle."""
+    drafter = decoder.opened if decoder.drafter is None else decoder.drafter
+    if drafter is None:
+        raise InputError("there is no drafter to measure; load one with draft=...")
+    if not head:
+        drafter = without_head(_drafter(decoder))
+    return DominoDecoder(
+        decoder.target,
+        drafter,
+        decoder.tokenizer,
+        depth=decoder.depth,
+        candidates=decoder.candidates,
+        engine=decoder.choice,
     )
 
 

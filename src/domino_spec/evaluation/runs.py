@@ -1,23 +1,17 @@
-"""Decodes many prompts: on the engine where nothing drafts, else in the reference loop."""
+"""Decodes many prompts: on the engine where it can run them, else in the reference loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import check_prompt
 from domino_spec.baselines import PLAIN
-from domino_spec.decoding import (
-    NoDrafts,
-    Proposer,
-    RowStats,
-    SamplingParams,
-    SequenceOutput,
-    decode,
-)
+from domino_spec.decoding import RowStats, RunStats, SamplingParams, SequenceOutput
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length
-from domino_spec.engine.engine import Engine
 from domino_spec.engine.families import unsupported_reason
 from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError
@@ -37,58 +31,48 @@ Progress = Callable[[int, int], None]
 
 
 def decode_prompts(
-    target: Target,
-    proposer: Proposer,
+    decoder: DominoDecoder,
     prompts: Sequence[Sequence[int]],
     params: SamplingParams,
     *,
-    eos: Collection[int],
     batch_size: int,
+    eos: Collection[int] | None = None,
+    stats: RunStats | None = None,
     on_progress: Progress | None = None,
 ) -> list[Answer]:
     """Every prompt's answer, in order. Prompt i draws from seed + i whatever its batch.
 
-    Without drafts the engine runs all at once, where it can run the target.
+    The engine schedules all at once; `batch_size` is that of the reference loop.
     """
+    target, stats = decoder.target, RunStats() if stats is None else stats
     for prompt in prompts:
         check_prompt(prompt, params.max_new_tokens, target)
+    eos = decoder.eos_token_ids if eos is None else eos
     sequences = [make_sequence(i, prompt, params, eos=eos) for i, prompt in enumerate(prompts)]
+    groups = batches([len(prompt) for prompt in prompts], target, batch_size)
+    outputs: Iterable[SequenceOutput] = decoder.run(sequences, stats)
+    if stats.engine != "fast":
+        runs = (decoder.run([sequences[index] for index in group], stats) for group in groups)
+        outputs = chain.from_iterable(runs)
     done = 0
-    for output in _outputs(target, proposer, sequences, batch_size):
-        if output.error is not None:
-            raise output.error
+    for output in outputs:
         done += output.finish_reason is not None
         if on_progress is not None and output.finish_reason is not None:
             on_progress(done, len(sequences))
     return [Answer(tuple(sequence.output), sequence.stats) for sequence in sequences]
 
 
-def _outputs(
-    target: Target, proposer: Proposer, sequences: Sequence[Decoded], batch_size: int
-) -> Iterator[SequenceOutput]:
-    plain = isinstance(proposer, NoDrafts) and unsupported_reason(target) is None
-    # Draws of the reference loop's rules come from a generator: a seed's text would be another.
-    same = all(not s.params.samples or s.params.accept == "coupled" for s in sequences)
-    if plain and same and not any(s.params.processors for s in sequences):
-        yield from Engine(target).stream(sequences)
-        return
-    for batch in batches([len(sequence.prompt) for sequence in sequences], target, batch_size):
-        yield from decode(target, proposer, [sequences[index] for index in batch])
-
-
 def greedy_counts(
-    target: Target,
-    proposer: Proposer,
+    decoder: DominoDecoder,
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    eos: Collection[int],
     batch_size: int,
 ) -> RowStats:
-    """The counts of all prompts together, decoded greedily: for drafters that nobody simulates."""
+    """The counts of all prompts together, decoded greedily: for drafters without a simulation."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
     total = RowStats()
-    for answer in decode_prompts(target, proposer, prompts, params, eos=eos, batch_size=batch_size):
+    for answer in decode_prompts(decoder, prompts, params, batch_size=batch_size):
         total.add(answer.stats)
     return total
 

@@ -81,13 +81,14 @@ def simulate(
     head: bool = True,
     rows_per_forward: int = 16,
     max_slots: int = 4096,
-    batch_size: int = 1,
+    batch_size: int | None = None,
 ) -> Simulation:
     """Count the cycles that decoding these prompts would take.
 
     `head=False` drafts with the base logits alone. `max_slots` bounds the block slots of a
-    drafter forward, and so the logits held at a time. `batch_size` is that of the decoding
-    meant: a row's last block is as wide as the longest row of its batch needs.
+    drafter forward, and so the logits held at a time. `batch_size` is that of the
+    reference loop, where a sequence's last block is as wide as the longest of its batch needs;
+    unset: the engine, whose blocks have the whole depth.
     """
     depth = checked_depth(depth, drafter.config)
     candidates = checked_candidates(candidates)
@@ -108,7 +109,9 @@ def simulate(
         matches,
         depth=depth,
         max_new_tokens=continuations.max_new_tokens,
-        batches=batches([len(p) for p in continuations.prompts], target, batch_size),
+        batches=None
+        if batch_size is None
+        else batches([len(p) for p in continuations.prompts], target, batch_size),
     )
     total = RowStats()
     for row in stats:
@@ -233,18 +236,21 @@ def walk(
     *,
     depth: int,
     max_new_tokens: int,
-    batches: Sequence[Sequence[int]],
+    batches: Sequence[Sequence[int]] | None,
 ) -> list[RowStats]:
     """Each row's counts, where `matches[row][i]` drafts are right behind its i-th token.
 
     A row has one token more than matches: its last is no anchor. The first is the prefill's.
+    `batches` are the reference loop's; on the engine (None) every block has the whole depth.
     """
     stats = [RowStats() for _ in matches]
-    for batch in batches:
+    for batch in [range(len(matches))] if batches is None else batches:
         done = dict.fromkeys(batch, 1)
         going = [row for row in batch if matches[row]]
         while going:
-            width = min(depth, max_new_tokens - min(done[row] for row in going) - 1)
+            width = depth
+            if batches is not None:
+                width = min(depth, max_new_tokens - min(done[row] for row in going) - 1)
             for row in going:
                 room = max_new_tokens - done[row]
                 left = len(matches[row]) + 1 - done[row]

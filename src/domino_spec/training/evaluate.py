@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import end_tokens
 from domino_spec.baselines.every import AnyDrafter
 from domino_spec.baselines.files import AnyBaseline
@@ -91,13 +92,11 @@ def _decoded(
     drafter: AnyBaseline, target: Target, tokenizer: Any | None, answers: Continuations
 ) -> dict[str, Any]:
     """The same for drafters without a simulation, by decoding."""
+    opened = named_baseline(drafter.config.kind, drafter, target)
+    # Weights that training changes are not worth a packed copy.
+    decoder = DominoDecoder(target, opened, tokenizer, depth=opened.depth, pack=False)
     total = greedy_counts(
-        target,
-        named_baseline(drafter.config.kind, drafter, target).make(),
-        answers.prompts,
-        max_new_tokens=answers.max_new_tokens,
-        eos=end_tokens(target, tokenizer),
-        batch_size=_BATCH,
+        decoder, answers.prompts, max_new_tokens=answers.max_new_tokens, batch_size=_BATCH
     )
     shares = total.acceptance_by_position
     return {
