@@ -37,14 +37,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("records/offline.jsonl"))
+    parser.add_argument(
+        "--out", type=Path, help="unset: records/offline.jsonl, or records/answer.jsonl"
+    )
     parser.add_argument(
         "--answer", action="append", metavar="LABEL=TREE",
         help="run `domino data answer` of this source tree instead; several go in turns",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     if options.answer:
-        append_record(options.out, answer_record(options))
+        append_record(options.out or Path("records/answer.jsonl"), answer_record(options))
         return
     target = _target(options.target, getattr(torch, options.dtype))
     generator = torch.Generator().manual_seed(0)
@@ -71,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
         "tokens_per_second": [tokens / spent for spent in seconds],
         "environment": environment(),
     }
-    append_record(options.out, record)
+    append_record(options.out or Path("records/offline.jsonl"), record)
     print(f"{tokens / min(seconds):,.0f} tokens/s")
 
 

@@ -86,6 +86,7 @@ def test_the_fingerprint_of_a_qwen_tokenizer_survives_saving(tmp_path: Path) -> 
     assert tokenizer_fingerprint(again) == tokenizer_fingerprint(made)
 
 
+@pytest.mark.slow
 def test_the_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
     made = tokenizer()
     made.save_pretrained(tmp_path)

@@ -133,7 +133,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path):
 
 
 def test_what_is_drawn_depends_on_neither_batch_nor_engine(monkeypatch, tmp_path):
-    settings = SynthSettings(max_tokens=16, part_size=12)
+    settings = SynthSettings(max_tokens=10, part_size=12)
     for batch, slots, engine in ((12, 12, "fast"), (5, 2, "fast"), (3, 2, "reference")):
         monkeypatch.setitem(sizes.MOST_PLAIN, "cpu", slots)
         decoder = DominoDecoder(make_target("llama"), None, small_tokenizer(), engine=engine)

@@ -71,6 +71,7 @@ def test_stored_type_is_overridden_on_a_cpu(tmp_path):
     assert load_target(tmp_path, dtype="bfloat16").target.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_device_map_with_off_loaded_layers(folder, tmp_path):
     """Layers, embedding and lm_head whose weights are elsewhere until they run."""
     places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}

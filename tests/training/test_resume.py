@@ -71,6 +71,7 @@ def resumed(out, corpus, loaded, **changes):
     return run, started, folder
 
 
+@pytest.mark.slow  # a process of its own; a stopped run goes the same way
 def test_a_killed_run_goes_on_exactly(tmp_path, corpus, loaded, whole):
     out = tmp_path / "run"
     path = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
