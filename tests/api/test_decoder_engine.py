@@ -255,7 +255,9 @@ def test_a_family_the_engine_does_not_know():
     with pytest.raises(InputError, match="'fast', but .*Gemma2ForCausalLM"):
         decoder("fast", "gemma2")
     auto = decoder("auto", "gemma2")
-    with pytest.warns(ReferenceLoopNotice, match="Gemma2ForCausalLM; the lean forward knows Llama"):
+    with pytest.warns(
+        ReferenceLoopNotice, match="Gemma2ForCausalLM; the engine runs granite, llama"
+    ):
         found = auto.generate(PROMPTS, **LONG)
     assert [r.tokens for r in found] == [plain_greedy(auto.target.model, p, NEW) for p in PROMPTS]
 
@@ -269,7 +271,7 @@ def test_who_asks_for_the_reference_loop_is_not_told():
 
 
 def test_a_model_that_somebody_listens_to_is_called_as_it_is(auto):
-    """Steering by hooks is part of the model, and the lean forward would leave it out."""
+    """Steering by hooks is part of the model, and the engine would leave it out."""
     before = auto.generate(TEXT, **LONG).tokens
     layer = auto.target.layers[2]
     handle = layer.register_forward_hook(lambda _module, _args, output: output * -1.0)

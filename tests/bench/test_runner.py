@@ -22,7 +22,7 @@ LOOPS = ("reference", "fast")
 def forwards(monkeypatch):
     """Every forward of a target: how many tokens a row, and whether layers were tapped."""
     seen = []
-    plain_forward, lean_forward = Target.forward, lean.LeanTarget.forward
+    plain_forward, lean_forward = Target.forward, lean.InferenceModel.forward
 
     def reference(self, tokens, cache, *, taps=(), **options):
         seen.append((tokens.shape[1], bool(taps)))
@@ -33,7 +33,7 @@ def forwards(monkeypatch):
         return lean_forward(self, block, rows, taps, **options)
 
     monkeypatch.setattr(Target, "forward", reference)
-    monkeypatch.setattr(lean.LeanTarget, "forward", engine)
+    monkeypatch.setattr(lean.InferenceModel, "forward", engine)
     return seen
 
 

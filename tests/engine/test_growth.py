@@ -8,6 +8,7 @@ import torch
 
 from domino_spec.engine import sizes
 from domino_spec.engine.draft import LeanDrafter
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sizes import (
     Size,
     fitting,
@@ -17,7 +18,6 @@ from domino_spec.engine.sizes import (
     token_bytes,
     wanted_size,
 )
-from domino_spec.engine.target import LeanTarget
 from domino_spec.errors import InputError
 from tests.engine.runs import finish, make_engine, make_requests, own, run_engine, run_reference
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -156,13 +156,13 @@ def test_a_fixed_engine_whose_caches_were_lost_makes_them_again(monkeypatch):
 def test_growing_gives_back_all_slots_before_it_takes_any(monkeypatch):
     engine = growing()
     run(engine, PROMPTS[:1])
-    plain, held = LeanTarget.resize, []
+    plain, held = InferenceModel.resize, []
 
     def resize(self, **sizes):
         held.append(engine.cache_bytes)
         plain(self, **sizes)
 
-    monkeypatch.setattr(LeanTarget, "resize", resize)
+    monkeypatch.setattr(InferenceModel, "resize", resize)
     run(engine)
     assert held == [0]
 

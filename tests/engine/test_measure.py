@@ -17,6 +17,7 @@ from domino_spec.engine.measure import (
     geometric,
     seconds_of,
 )
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.report import Request, measure_engine
 from domino_spec.engine.shapes import (
     SHAPES,
@@ -25,7 +26,6 @@ from domino_spec.engine.shapes import (
     random_target,
     target_config,
 )
-from domino_spec.engine.target import LeanTarget
 from domino_spec.errors import InputError
 
 CPU = torch.device("cpu")
@@ -111,7 +111,7 @@ def test_everything_is_launched_on_the_engines_own_gpu(bench, monkeypatch):
 
         return run
 
-    for part, name in ((LeanTarget, "forward"), (LeanDrafter, "hidden")):
+    for part, name in ((InferenceModel, "forward"), (LeanDrafter, "hidden")):
         monkeypatch.setattr(part, name, watched(getattr(part, name)))
     for measured in (
         lambda: bench.cycle_seconds(1, 3),

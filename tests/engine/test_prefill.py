@@ -6,9 +6,9 @@ import torch
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import engine as engine_module
 from domino_spec.engine import prefill
+from domino_spec.engine.attention import Spans
 from domino_spec.engine.kernels.attention import batch_twin
 from domino_spec.engine.prefill import Prefill
-from domino_spec.engine.rows import Spans
 from tests.engine.replays import Replays
 from tests.engine.runs import finish, make_engine, make_requests, run_engine, run_reference, watch
 from tests.support.families import make_target, random_drafter, random_prompts

@@ -46,7 +46,11 @@ CONFIGS = {
         vocab_size=VOCAB, n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=CONTEXT,
         bos_token_id=1, eos_token_id=2,
     ),
-    "granite": lambda: tf.GraniteConfig(**_COMMON, embedding_multiplier=3.0, logits_scaling=4.0),
+    "granite": lambda: tf.GraniteConfig(
+        **_COMMON, embedding_multiplier=3.0, logits_scaling=4.0, residual_multiplier=0.6,
+        attention_multiplier=0.2,
+    ),
+    "olmo2": lambda: tf.Olmo2Config(**_COMMON),
     "cohere": lambda: tf.CohereConfig(**_COMMON),
     "qwen3_moe": lambda: tf.Qwen3MoeConfig(**_COMMON, head_dim=8, **_MOE),
     "gpt_oss": lambda: tf.GptOssConfig(

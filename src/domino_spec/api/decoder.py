@@ -40,7 +40,8 @@ from domino_spec.decoding import (
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.engine.engine import Engine
-from domino_spec.engine.families import hooked_modules, unsupported_reason
+from domino_spec.engine.models import unsupported_reason
+from domino_spec.engine.models.base import hooked_modules
 from domino_spec.engine.sampling import unsupported_reason as unsupported_params
 from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError

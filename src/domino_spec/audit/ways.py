@@ -13,11 +13,11 @@ from torch import Tensor
 
 from domino_spec.decoding import Proposer, RowStats, SamplingParams, decode
 from domino_spec.decoding import Sequence as Decoded
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.prefill import Part, Shape
-from domino_spec.engine.rows import Rows
 from domino_spec.evaluation.runs import make_sequence
 from domino_spec.targets import Target
 
@@ -170,7 +170,7 @@ class EngineWay:
 
     @torch.no_grad()
     def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
-        """The lean forward alone, told where each forward began: no drafts, no commits.
+        """The inference model alone, told where each forward began: no drafts, no commits.
 
         So nothing that decoding may have got wrong is in it.
         """
@@ -202,7 +202,7 @@ class EngineWay:
             slots = torch.arange(shape.rows, device=device).clamp(max=engine.slots.spare)
             block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
             starts = torch.full((shape.rows,), shape.start, device=device)
-            states, _ = engine.target.forward(block, Rows(slots, starts, shape.width))
+            states, _ = engine.target.forward(block, AttentionMetadata(slots, starts, shape.width))
             logits = engine.target.logits(states).view(shape.rows, shape.width, -1)
             return logits[0, min(len(ids) - shape.start, shape.width) - 1].float()
 

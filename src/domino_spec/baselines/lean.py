@@ -10,8 +10,8 @@ from domino_spec.baselines.lean_eagle3 import LeanEagle3
 from domino_spec.baselines.lean_medusa import LeanMedusa
 from domino_spec.baselines.medusa import Medusa
 from domino_spec.engine.draft import why_not_heads
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sources import Source
-from domino_spec.engine.target import LeanTarget
 
 
 class BaselineSource:
@@ -30,7 +30,7 @@ class BaselineSource:
             return why_not_heads(self.drafter.config.head_dim, device)
         return None
 
-    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> Source:
+    def lean(self, target: InferenceModel, *, slots: int, capacity: int, pack: bool) -> Source:
         """The source itself."""
         if isinstance(self.drafter, Medusa):
             return LeanMedusa(self.drafter, target, slots=slots, capacity=capacity, pack=pack)

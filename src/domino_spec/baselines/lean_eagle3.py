@@ -17,16 +17,15 @@ from torch import Tensor
 
 from domino_spec.baselines.eagle3 import Eagle3
 from domino_spec.baselines.lean_output import LeanOutput, placed
+from domino_spec.engine.attention import AttentionMetadata, run_attention, store_context
 from domino_spec.engine.cache import SlotCache
-from domino_spec.engine.families import draft_shape, rotary_table
 from domino_spec.engine.kernels.linear import Normed, linear
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.layer import run_attention, run_rest, store_context
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.models.base import InferenceModel, draft_shape, rotary_table
+from domino_spec.engine.models.llama import run_rest
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.sources import InSlots, SlotStates
-from domino_spec.engine.target import LeanTarget
 from domino_spec.engine.weights import LayerWeights, join
 
 
@@ -66,7 +65,7 @@ class LeanEagle3(InSlots[Eagle3Memory]):
     """One layer, run as often as there are drafts."""
 
     def __init__(
-        self, drafter: Eagle3, target: LeanTarget, *, slots: int, capacity: int, pack: bool
+        self, drafter: Eagle3, target: InferenceModel, *, slots: int, capacity: int, pack: bool
     ) -> None:
         drafter = placed(drafter, target)
         config, layer = drafter.config, drafter.layer
@@ -121,19 +120,19 @@ class LeanEagle3(InSlots[Eagle3Memory]):
         super().resize(slots=slots, capacity=capacity)
         self._rotary = rotary_table(self._positions, capacity, self._device)
 
-    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:
+    def observe(self, taps: Tensor, tokens: Tensor, rows: AttentionMetadata) -> None:
         """Features and tokens into slots, then the rows whose next token is known."""
         cache, count = self.cache, rows.count
         cache.features.write(linear(taps, self._fc).view(*tokens.shape, -1), rows)
         cache.tokens.write(tokens, rows)
-        behind = Rows(rows.slots, self._lasts(rows), count)
+        behind = AttentionMetadata(rows.slots, self._lasts(rows), count)
         places = cache.features.places(behind.starts, count)
         features = cache.features.read(rows.slots, places).flatten(0, 1)
         following = cache.tokens.read(rows.slots, cache.tokens.places(behind.starts + 1, count))
         kv = linear(self._joined(following.flatten(), features), self._kv)
         store_context(kv, None, cache.keys.layers, self._rotary, behind, self._shape)
 
-    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
+    def propose(self, anchors: Tensor, rows: AttentionMetadata, depth: int, draws: Draws) -> Tensor:
         """One token after the other, each from the last one and the drafter's own feature."""
         features, tokens, drafts = self._last_features(rows), anchors, []
         for step in range(depth):
@@ -143,25 +142,26 @@ class LeanEagle3(InSlots[Eagle3Memory]):
             drafts.append(tokens)
         return torch.stack(drafts, dim=1)
 
-    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], Tensor]:
+    def chooser(
+        self, anchors: Tensor, rows: AttentionMetadata, depth: int
+    ) -> Callable[[Draws], Tensor]:
         """All of it: every step reads what the one before chose."""
         return lambda draws: self.propose(anchors, rows, depth, draws)
 
-    def _step(self, tokens: Tensor, features: Tensor, rows: Rows, step: int) -> Normed:
+    def _step(self, tokens: Tensor, features: Tensor, rows: AttentionMetadata, step: int) -> Normed:
         """The layer over one token a row; its output is the next step's feature."""
-        place = Rows(rows.slots, self._lasts(rows) + step, 1)
+        place = AttentionMetadata(rows.slots, self._lasts(rows) + step, 1)
         qkv = linear(self._joined(tokens, features), self._weights.qkv)
         mixed = run_attention(
-            qkv, self._weights, self.cache.keys.layer(0), self._rotary, place, self._shape,
-            causal=True,
+            qkv, self.cache.keys.layer(0), self._rotary, place, self._shape, causal=True
         )  # fmt: skip
         return run_rest(mixed, features, self._weights, self._shape, norm=self._norm)
 
-    def _last_features(self, rows: Rows) -> Tensor:
+    def _last_features(self, rows: AttentionMetadata) -> Tensor:
         features = self.cache.features
         return features.read(rows.slots, features.places(self._lasts(rows), 1))[:, 0]
 
-    def _lasts(self, rows: Rows) -> Tensor:
+    def _lasts(self, rows: AttentionMetadata) -> Tensor:
         """Where each row's last token stands; the spare slot's rows have none."""
         return (rows.starts - 1).clamp(min=0)
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from domino_spec.baselines.lookup import DEFAULT_DEPTH, LONGEST_MATCH, PromptLookup
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.attention import AttentionMetadata
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.sources import InSlots, SlotStates
-from domino_spec.engine.target import LeanTarget
 
 
 class LookupSource:
@@ -32,7 +32,7 @@ class LookupSource:
 
     def lean(
         self,
-        target: LeanTarget,
+        target: InferenceModel,
         *,
         slots: int,
         capacity: int,
@@ -61,13 +61,13 @@ class LeanLookup(InSlots[SlotStates]):
         """Whatever changes what its drafts cost."""
         return ["lookup", self._longest, self.cache.capacity]
 
-    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:  # noqa: ARG002
+    def observe(self, taps: Tensor, tokens: Tensor, rows: AttentionMetadata) -> None:  # noqa: ARG002
         """The tokens themselves are enough."""
         self.cache.write(tokens, rows)
 
-    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:  # noqa: ARG002
+    def propose(self, anchors: Tensor, rows: AttentionMetadata, depth: int, draws: Draws) -> Tensor:  # noqa: ARG002
         """Up to `depth` tokens that stood behind the same few tokens before."""
-        self.cache.write(anchors.unsqueeze(1), Rows(rows.slots, rows.starts, 1))
+        self.cache.write(anchors.unsqueeze(1), AttentionMetadata(rows.slots, rows.starts, 1))
         text = self.cache.of(rows.slots)  # [rows, capacity]
         last = self.cache.places(rows.starts, 1)
         found = self._behind_match(text, last)
@@ -76,7 +76,12 @@ class LeanLookup(InSlots[SlotStates]):
         known = (found > 0) & (places <= last)
         return torch.where(known, drafts, anchors.unsqueeze(1))
 
-    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], Tensor]:  # noqa: ARG002
+    def chooser(
+        self,
+        anchors: Tensor,
+        rows: AttentionMetadata,  # noqa: ARG002
+        depth: int,  # noqa: ARG002
+    ) -> Callable[[Draws], Tensor]:
         """Nothing is drawn; but an empty graph cannot be recorded."""
         return lambda _draws: anchors.clone()
 

@@ -11,19 +11,19 @@ from torch.nn import functional as F
 
 from domino_spec.baselines.lean_output import LeanOutput, placed
 from domino_spec.baselines.medusa import Medusa
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.kernels.linear import linear
 from domino_spec.engine.kernels.packing import Packed, Weight, packed
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.sources import InSlots, SlotStates
-from domino_spec.engine.target import LeanTarget
 
 
 class LeanMedusa(InSlots[SlotStates]):
     """Heads on the state whose logits gave the anchor."""
 
     def __init__(
-        self, drafter: Medusa, target: LeanTarget, *, slots: int, capacity: int, pack: bool
+        self, drafter: Medusa, target: InferenceModel, *, slots: int, capacity: int, pack: bool
     ) -> None:
         drafter = placed(drafter, target)
         self.config = drafter.config
@@ -51,18 +51,18 @@ class LeanMedusa(InSlots[SlotStates]):
         """Whatever changes what its drafts cost."""
         return [self.config.to_dict()]
 
-    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:
+    def observe(self, taps: Tensor, tokens: Tensor, rows: AttentionMetadata) -> None:
         """Keep what the lm_head read at every token."""
         self.cache.write(taps.view(*tokens.shape, -1), rows)
 
-    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
+    def propose(self, anchors: Tensor, rows: AttentionMetadata, depth: int, draws: Draws) -> Tensor:
         """All heads at once."""
         return self.chooser(anchors, rows, depth)(draws)
 
     def chooser(
         self,
         anchors: Tensor,  # noqa: ARG002
-        rows: Rows,
+        rows: AttentionMetadata,
         depth: int,
     ) -> Callable[[Draws], Tensor]:
         """Each head's choice from its own state, whatever the others chose."""

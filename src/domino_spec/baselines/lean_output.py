@@ -11,8 +11,8 @@ from domino_spec.baselines.base import BaselineDrafter
 from domino_spec.engine.draft import check_fit
 from domino_spec.engine.kernels.linear import Normed, linear
 from domino_spec.engine.kernels.packing import Weight, packed
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import Draws
-from domino_spec.engine.target import LeanTarget
 
 Kind = TypeVar("Kind", bound=BaselineDrafter)  # type: ignore[type-arg]
 
@@ -20,7 +20,7 @@ Kind = TypeVar("Kind", bound=BaselineDrafter)  # type: ignore[type-arg]
 class LeanOutput:
     """From states to drafts: the target's lm_head, or its rows for a reduced vocabulary."""
 
-    def __init__(self, target: LeanTarget, draft_tokens: Tensor | None, *, pack: bool) -> None:
+    def __init__(self, target: InferenceModel, draft_tokens: Tensor | None, *, pack: bool) -> None:
         self._weight: Weight = target.output
         self._bias = target.lm_head_bias
         self._tokens = draft_tokens
@@ -40,7 +40,7 @@ class LeanOutput:
         return draws.choose(logits, starts, self._tokens, cut=False)[:, 0]
 
 
-def placed(drafter: Kind, target: LeanTarget) -> Kind:
+def placed(drafter: Kind, target: InferenceModel) -> Kind:
     """The drafter where the target is and in its type: a copy, where the caller's own is not so."""
     check_fit(drafter.config, target)
     if (drafter.device, drafter.dtype) != (target.device, target.dtype):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Tokens
+
 import torch
 
 from domino_spec.decoding import Sequence
 from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.sources import AnySource, as_maker
-from domino_spec.engine.target import check_tokens
 from domino_spec.errors import InputError, MismatchError
 
 
@@ -61,3 +62,12 @@ def check_sequence(sequence: Sequence, *, vocab_size: int) -> None:
     if not sequence.prompt:
         raise InputError("the prompt is empty; expected at least one token.")
     check_tokens(sequence.prompt, vocab_size)
+
+
+def check_tokens(tokens: Tokens[int], vocab_size: int) -> None:
+    """Refuse ids that the target does not know: a kernel would read past the embedding's end."""
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        raise InputError(
+            f"the prompt holds ids from {min(tokens)} to {max(tokens)}; the target knows 0 to "
+            f"{vocab_size - 1}. Was it made with another tokenizer?"
+        )

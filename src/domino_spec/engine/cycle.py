@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.engine.beside import Beside
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.kernels.commit import commit
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import Draws, needs_filter
 from domino_spec.engine.scores import score_columns
+from domino_spec.engine.side_stream import SideStream
 from domino_spec.engine.slots import Slots
 from domino_spec.engine.sources import Source
-from domino_spec.engine.target import LeanTarget
 from domino_spec.errors import InputError
 
 LONGEST_PATTERN = 1024
@@ -71,11 +71,11 @@ class Plan:
 class Cycle:
     """Target, drafter and slots, and what one turn does to them."""
 
-    def __init__(self, target: LeanTarget, drafter: Source | None, slots: Slots) -> None:
+    def __init__(self, target: InferenceModel, drafter: Source | None, slots: Slots) -> None:
         self.target = target
         self.drafter = drafter
         self.slots = slots
-        self._beside = Beside(slots.device)
+        self._beside = SideStream(slots.device)
         # In place for ever: a captured graph keeps their addresses.
         self._pattern = torch.zeros(LONGEST_PATTERN, dtype=torch.long, device=slots.device)
         self._period = torch.ones(1, dtype=torch.long, device=slots.device)
@@ -103,7 +103,7 @@ class Cycle:
         state = self.slots
         starts, anchors = state.lengths[slots], state.anchors[slots]
         draws = state.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
-        rows = Rows(slots, starts, plan.depth + 1)
+        rows = AttentionMetadata(slots, starts, plan.depth + 1)
         block = anchors.unsqueeze(1)
         if plan.depth:
             assert self.drafter is not None
@@ -125,7 +125,9 @@ class Cycle:
             self._beside.join()
         return self.report(chosen, logits, block, slots, plan)
 
-    def choose(self, logits: Tensor, block: Tensor, rows: Rows, draws: Draws, plan: Plan) -> Tensor:
+    def choose(
+        self, logits: Tensor, block: Tensor, rows: AttentionMetadata, draws: Draws, plan: Plan
+    ) -> Tensor:
         """Tokens [rows, n] behind each of a block [rows, n], as its row chooses."""
         judged = logits
         if plan.penalised:

@@ -11,17 +11,16 @@ from torch import Tensor
 
 from domino_spec.drafter import Drafter, DrafterConfig
 from domino_spec.drafter.config import SLIDING_ATTENTION
+from domino_spec.engine.attention import AttentionMetadata, store_context
 from domino_spec.engine.cache import SlotCache
-from domino_spec.engine.families import draft_shape, kernels_take, rotary_table
 from domino_spec.engine.kernels.linear import embedded, linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.kernels.rollout import roll_out
 from domino_spec.engine.kernels.topk import top_candidates
-from domino_spec.engine.layer import run_layer, store_context
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.models.base import InferenceModel, draft_shape, kernels_take, rotary_table
+from domino_spec.engine.models.llama import run_layer
 from domino_spec.engine.sampling import Draws
-from domino_spec.engine.target import LeanTarget
 from domino_spec.engine.weights import adopt_layers, nbytes
 from domino_spec.errors import MismatchError
 
@@ -32,7 +31,7 @@ class LeanDrafter:
     def __init__(
         self,
         drafter: Drafter,
-        target: LeanTarget,
+        target: InferenceModel,
         *,
         slots: int,
         capacity: int,
@@ -96,37 +95,39 @@ class LeanDrafter:
         self.cache.resize(slots=slots, capacity=capacity)
         self.rotary = rotary_table(self._positions, capacity, self.target.device)
 
-    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> LeanDrafter:
+    def twin(self, target: InferenceModel, *, slots: int, capacity: int) -> LeanDrafter:
         """The same weights, for a twin of the target, with slots of its own."""
         other = copy.copy(self)
         other.target, other.cache = target, self.cache.twin()
         other.resize(slots=slots, capacity=capacity)
         return other
 
-    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:  # noqa: ARG002
+    def observe(self, taps: Tensor, tokens: Tensor, rows: AttentionMetadata) -> None:  # noqa: ARG002
         """Context keys and values of tapped states [rows * count, taps * hidden]."""
         feature = linear_then_norm(taps, self.fc, self.hidden_norm, self.shape.eps)
         kv = linear(feature, self.kv)
         store_context(kv, self.k_norm, self.cache.layers, self.rotary, rows, self.shape)
 
-    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
+    def propose(self, anchors: Tensor, rows: AttentionMetadata, depth: int, draws: Draws) -> Tensor:
         """Drafts [rows, depth] behind each row's anchor [rows]."""
         hidden = self.hidden(anchors, rows)[:, :depth]
         return self.roll_out(hidden, anchors, rows, draws)
 
-    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], Tensor]:
+    def chooser(
+        self, anchors: Tensor, rows: AttentionMetadata, depth: int
+    ) -> Callable[[Draws], Tensor]:
         """The rollout over a backbone's states: for measurements."""
         hidden = self.hidden(anchors, rows)[:, :depth].clone()
         return lambda draws: self.roll_out(hidden, anchors, rows, draws)
 
-    def hidden(self, anchors: Tensor, rows: Rows) -> Tensor:
+    def hidden(self, anchors: Tensor, rows: AttentionMetadata) -> Tensor:
         """The backbone over a block a row: states behind each draft, [rows, max depth, hidden]."""
         config = self.config
         batch, block = anchors.shape[0], config.block_size
         tokens = torch.cat((anchors.unsqueeze(1), self._masks.expand(batch, -1)), dim=1)
         norms = [*(weights.input_norm for weights in self.layers), self.norm]
         states = embedded(tokens.flatten(), self.target.embedding, norms[0], self.shape.eps)
-        inside = Rows(rows.slots, rows.starts, block)
+        inside = AttentionMetadata(rows.slots, rows.starts, block)
         for index, weights in enumerate(self.layers):
             window = self.shape.windows[index]
             states = run_layer(
@@ -143,7 +144,9 @@ class LeanDrafter:
         hidden = rms_norm(states.rows, self.norm, self.shape.eps)
         return hidden.view(batch, block, -1)[:, config.first_slot :]
 
-    def roll_out(self, hidden: Tensor, anchors: Tensor, rows: Rows, draws: Draws) -> Tensor:
+    def roll_out(
+        self, hidden: Tensor, anchors: Tensor, rows: AttentionMetadata, draws: Draws
+    ) -> Tensor:
         """Base logits of all drafts, then the head, one draft after the other.
 
         What the target would cut off is not cut off here: such a draft is simply refused.
@@ -182,7 +185,7 @@ class LeanDrafter:
         return sum(weights.nbytes for weights in self.layers) + nbytes(own)
 
 
-def check_fit(config: Any, target: LeanTarget) -> None:
+def check_fit(config: Any, target: InferenceModel) -> None:
     """What the loop would only notice as unwritten memory or a crash.
 
     `config` describes a drafter of any kind.

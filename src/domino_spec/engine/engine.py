@@ -23,6 +23,7 @@ from domino_spec.engine.block_manager import BlockManager
 from domino_spec.engine.checks import check_sequence, check_settings
 from domino_spec.engine.cycle import Cycle, Plan
 from domino_spec.engine.graphs import Runner
+from domino_spec.engine.models import load_model
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
 from domino_spec.engine.prefill import Part, Prefill
 from domino_spec.engine.scheduler import Chunk, Scheduler
@@ -36,7 +37,6 @@ from domino_spec.engine.sizes import (
 )
 from domino_spec.engine.slots import Slots
 from domino_spec.engine.sources import AnySource, as_maker
-from domino_spec.engine.target import LeanTarget
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
@@ -110,7 +110,7 @@ class Engine:
         self._fixed = (slots, capacity)
         size = Size(slots or 0, capacity or 0) if slots and capacity else Size(0, 1)
         sizes = {"slots": size.slots + 1, "capacity": size.capacity + self.margin}
-        self.target = LeanTarget(target, **sizes, pack=self.packs)
+        self.target = load_model(target, **sizes, pack=self.packs)
         self.drafter = (
             maker.lean(self.target, **sizes, pack=self.packs) if maker is not None else None
         )

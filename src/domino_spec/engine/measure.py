@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cycle import Plan
 from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.runtime import on_device
-from domino_spec.engine.rows import Rows
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import nbytes
 from domino_spec.errors import InputError
@@ -101,10 +101,10 @@ class Bench:
         self.context = context
         self.device = engine.target.device
 
-    def rows(self, batch: int, count: int) -> Rows:
+    def rows(self, batch: int, count: int) -> AttentionMetadata:
         """The first slots, with `count` new tokens each."""
         slots = torch.arange(batch, device=self.device)
-        return Rows(slots, self.engine.slots.lengths[slots].clone(), count)
+        return AttentionMetadata(slots, self.engine.slots.lengths[slots].clone(), count)
 
     def reset(self) -> None:
         """Every slot holds `context` tokens again, and none that anybody read."""
@@ -156,7 +156,7 @@ class Bench:
                 for name, call, size in timed
             ]
 
-    def _drafting(self, anchors: Tensor, rows: Rows, depth: int) -> list[Part]:
+    def _drafting(self, anchors: Tensor, rows: AttentionMetadata, depth: int) -> list[Part]:
         """Making drafts: of a block drafter in its two parts, of any other as one."""
         drafter, batch = self.engine.drafter, len(anchors)
         assert drafter is not None

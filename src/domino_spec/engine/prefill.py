@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.graphs import Recorder
 from domino_spec.engine.kernels.attention import MAX_TOKENS
 from domino_spec.engine.kernels.linear import normed
 from domino_spec.engine.kernels.runtime import on_device
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sources import Source
-from domino_spec.engine.target import LeanTarget
 
 LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Prompts are padded to one of these; longer ones keep the GPU busy by themselves."""
@@ -72,7 +72,7 @@ class Prefill:
 
     def __init__(
         self,
-        target: LeanTarget,
+        target: InferenceModel,
         drafter: Source | None,
         *,
         spare: int,
@@ -196,7 +196,7 @@ class Prefill:
         even = shape.rows + shape.rows % 2
         slots, starts, last = (numbers[i * even : i * even + shape.rows] for i in range(3))
         tokens = numbers[3 * even :].view(shape.rows, shape.count)
-        rows = Rows(slots, starts, shape.count, longest=shape.longest)
+        rows = AttentionMetadata(slots, starts, shape.count, longest=shape.longest)
         observer = self._drafter if shape.observed else None
         taps = () if observer is None else observer.taps
         states, tapped = self._target.forward(tokens, rows, taps)

@@ -12,7 +12,7 @@ from torch import nn
 
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafter import Drafter
-from domino_spec.engine.families import read_shape
+from domino_spec.engine.models.base import read_shape
 from domino_spec.engine.sources import AnySource
 from domino_spec.targets import Target
 

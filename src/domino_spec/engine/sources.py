@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from domino_spec.drafter import Drafter
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.draft import LeanDrafter, why_not_drafts
-from domino_spec.engine.rows import Rows
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import Draws
-from domino_spec.engine.target import LeanTarget
 from domino_spec.errors import InputError
 
 
@@ -53,20 +53,22 @@ class Source(Protocol):
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots of another size."""
 
-    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> Self:
+    def twin(self, target: InferenceModel, *, slots: int, capacity: int) -> Self:
         """The same weights, for a twin of the target, with slots of its own."""
 
-    def observe(self, taps: Tensor, tokens: Tensor, rows: Rows) -> None:
+    def observe(self, taps: Tensor, tokens: Tensor, rows: AttentionMetadata) -> None:
         """Tokens [rows, count] that the target has read, and its states [rows * count, ...].
 
         They stand behind each row's start. Of a verified block all go in; what was not accepted is
         written over by the next one.
         """
 
-    def propose(self, anchors: Tensor, rows: Rows, depth: int, draws: Draws) -> Tensor:
+    def propose(self, anchors: Tensor, rows: AttentionMetadata, depth: int, draws: Draws) -> Tensor:
         """Drafts [rows, depth] behind each row's anchor [rows]."""
 
-    def chooser(self, anchors: Tensor, rows: Rows, depth: int) -> Callable[[Draws], Any]:
+    def chooser(
+        self, anchors: Tensor, rows: AttentionMetadata, depth: int
+    ) -> Callable[[Draws], Any]:
         """What of proposing depends on how rows choose, over states that are there already."""
 
 
@@ -88,7 +90,7 @@ class SourceMaker(Protocol):
     def why_not(self, device: torch.device) -> str | None:
         """What keeps it off an engine there, in words; None if nothing does."""
 
-    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> Source:
+    def lean(self, target: InferenceModel, *, slots: int, capacity: int, pack: bool) -> Source:
         """The source itself, over a target's weights."""
 
 
@@ -109,7 +111,7 @@ class BlockSource:
         """Heads that the kernels do not take."""
         return why_not_drafts(self._drafter.config, device)
 
-    def lean(self, target: LeanTarget, *, slots: int, capacity: int, pack: bool) -> LeanDrafter:
+    def lean(self, target: InferenceModel, *, slots: int, capacity: int, pack: bool) -> LeanDrafter:
         """The lean drafter."""
         return LeanDrafter(
             self._drafter,
@@ -152,7 +154,7 @@ class InSlots(Generic[Memory]):
         """Empty slots of another size."""
         self.cache.resize(slots=slots, capacity=capacity)
 
-    def twin(self, target: LeanTarget, *, slots: int, capacity: int) -> Self:  # noqa: ARG002
+    def twin(self, target: InferenceModel, *, slots: int, capacity: int) -> Self:  # noqa: ARG002
         """The same weights with slots of its own."""
         other = copy.copy(self)
         other.cache = self.cache.twin()
@@ -193,7 +195,7 @@ class SlotStates:
         """The first tokens of one slot into another."""
         self._states[goal, :count] = self._states[source, :count]
 
-    def write(self, states: Tensor, rows: Rows) -> None:
+    def write(self, states: Tensor, rows: AttentionMetadata) -> None:
         """Of each row's new tokens [rows, count, ...], behind its start."""
         self._states[rows.slots.unsqueeze(1), self.places(rows.starts, rows.count)] = states
 

@@ -1,4 +1,4 @@
-"""Weights of a layer as the lean forward wants them: what is read together lies together.
+"""Weights of a layer as an inference model wants them: what is read together lies together.
 
 Query, key and value projections become one matrix, gate and up another. The model they came from
 keeps working: its parameters become views of the joined ones, so there is no second copy.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,8 +16,26 @@ from torch import Tensor
 from domino_spec.engine.kernels.packing import Weight, packed
 
 
+class LayerTensors:
+    """A layer's weights: a frozen dataclass of matrices, norms and biases."""
+
+    @property
+    def nbytes(self) -> int:
+        """What one forward reads."""
+        return nbytes(value for value in vars(self).values() if value is not None)
+
+    def packed(self) -> Self:
+        """With matrices as a CPU likes them, where it can pack them."""
+        matrices = {
+            name: packed(value)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and value.dim() == 2
+        }
+        return replace(self, **matrices)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, kw_only=True)
-class LayerWeights:
+class LayerWeights(LayerTensors):
     """One pre-norm decoder layer with grouped-query attention and SwiGLU."""
 
     input_norm: Tensor  # [hidden]
@@ -30,21 +48,6 @@ class LayerWeights:
     post_norm: Tensor  # [hidden]
     gate_up: Weight  # [2 * intermediate, hidden]: gate, up
     down: Weight  # [hidden, intermediate]
-
-    @property
-    def nbytes(self) -> int:
-        """What one forward reads."""
-        return nbytes(value for value in vars(self).values() if value is not None)
-
-    def packed(self) -> LayerWeights:
-        """With matrices as a CPU likes them, where it can pack them."""
-        return replace(
-            self,
-            qkv=packed(self.qkv),
-            out=packed(self.out),
-            gate_up=packed(self.gate_up),
-            down=packed(self.down),
-        )
 
 
 def adopt_layers(layers: Iterable[Any]) -> tuple[list[LayerWeights], Tensor]:
@@ -63,7 +66,7 @@ def adopt_layer(layer: Any) -> LayerWeights:
     return LayerWeights(
         input_norm=_own(layer.input_layernorm.weight),
         qkv=join([p.weight for p in projections]),
-        qkv_bias=_joined_bias([p.bias for p in projections]),
+        qkv_bias=joined_bias([p.bias for p in projections]),
         q_norm=None if norms[0] is None else _own(norms[0].weight),
         k_norm=None if norms[1] is None else _own(norms[1].weight),
         out=_own(attention.o_proj.weight),
@@ -83,13 +86,13 @@ def join(parameters: Sequence[Tensor]) -> Tensor:
     start = 0
     for parameter in parameters:
         rows = joined[start : start + len(parameter)]
-        parameter.data = rows  # the old storage goes as soon as nobody else holds it
+        parameter.data = rows  # the old storage goes once nothing else holds it
         start += len(rows)
     return joined
 
 
 def _already_joined(parameters: Sequence[Tensor]) -> Tensor | None:
-    """The tensor of which these are views, one behind the other: an earlier engine's work."""
+    """The tensor of which these are views, one after the other: an earlier engine's work."""
     first, rows = parameters[0].detach(), 0
     for parameter in parameters:
         place = first.storage_offset() + rows * first.stride(0)
@@ -105,7 +108,8 @@ def _already_joined(parameters: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
-def _joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
+def joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases of joined projections, where they have any."""
     present = [bias for bias in biases if bias is not None]
     if not present:
         return None

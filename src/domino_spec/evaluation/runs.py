@@ -12,7 +12,7 @@ from domino_spec.baselines import PLAIN
 from domino_spec.decoding import RowStats, RunStats, SamplingParams, SequenceOutput
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length
-from domino_spec.engine.families import unsupported_reason
+from domino_spec.engine.models import unsupported_reason
 from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError
 from domino_spec.targets import Target

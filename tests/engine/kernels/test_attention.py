@@ -7,8 +7,8 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.masks import BlockLayout, dense_mask
+from domino_spec.engine.attention import Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
-from domino_spec.engine.rows import Spans
 from tests.engine.kernels import test_rotate
 
 CAPACITY = 48

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can run here, or their twins must; and on which GPU."""
+"""Whether Triton's kernels can run here, or their reference implementations must; which GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 INTERPRET = "interpret"
+_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too asks once, at import
 SWITCH = "DOMINO_KERNELS"
 """`interpret` runs kernels on CPU tensors under TRITON_INTERPRET=1; `off` never runs them."""
 
@@ -24,12 +25,14 @@ def triton_available() -> bool:
 
 def usable(tensor: Tensor) -> bool:
     """Whether a kernel may take this tensor."""
+    if not tensor.is_cuda and not _INTERPRETED:  # every operation on a CPU asks
+        return False
     wish = os.environ.get(SWITCH, "")
     if wish == "off" or not triton_available():
         return False
     if tensor.is_cuda:
         return True
-    return wish == INTERPRET and os.environ.get("TRITON_INTERPRET") == "1"
+    return wish == INTERPRET
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -6,9 +6,9 @@ from itertools import count
 import pytest
 import torch
 
-from domino_spec.engine.beside import Beside
 from domino_spec.engine.kernels import scratch as module
 from domino_spec.engine.kernels.scratch import apart, scratch
+from domino_spec.engine.side_stream import SideStream
 
 
 class Stream:
@@ -45,7 +45,7 @@ def said(monkeypatch):
 
 
 def test_on_a_cpu_work_is_done_where_it_stands(said):
-    beside = Beside(torch.device("cpu"))
+    beside = SideStream(torch.device("cpu"))
     with beside.work():
         inside = scratch(torch.device("cpu"), parts=3, counters=1)
     beside.join()
@@ -58,7 +58,7 @@ def test_scratch_is_shared_within_a_stream_and_not_between_them(said, monkeypatc
     device, gpu = torch.device("cpu"), torch.device("cuda:0")
     asked = {"parts": 5, "counters": 2}
     outside = scratch(device, **asked)
-    first, second = Beside(gpu), Beside(gpu)
+    first, second = SideStream(gpu), SideStream(gpu)
     with first.work():
         own = scratch(device, **asked)
     with second.work():

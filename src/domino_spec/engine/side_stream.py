@@ -1,6 +1,6 @@
 """Work of a cycle that nobody waits for until its end, in a stream of its own.
 
-What a cycle tells its drafter depends on the target's states alone. Beside the target's last
+What a cycle tells its drafter depends on the target's states alone. SideStream the target's last
 product, which is one long read, its short kernels cost next to nothing; behind it they would begin
 and end one after the other.
 """
@@ -15,7 +15,7 @@ import torch
 from domino_spec.engine.kernels.scratch import apart
 
 
-class Beside:
+class SideStream:
     """A second stream on a GPU; on CPUs the work is done where it stands."""
 
     def __init__(self, device: torch.device) -> None:

@@ -1,0 +1,53 @@
+"""Granite: Llama with factors on embeddings, residuals, attention scores and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GraniteForCausalLM
+
+from domino_spec.engine.attention import AttentionMetadata, run_attention
+from domino_spec.engine.kernels.linear import Normed, linear, normed
+from domino_spec.engine.models.base import Shape, read_shape
+from domino_spec.engine.models.llama import LlamaModel
+from domino_spec.targets import Target
+
+
+class GraniteModel(LlamaModel):
+    """Llama's layers, each residual added with a factor."""
+
+    reference_class = GraniteForCausalLM
+    applies_scales = True
+
+    def __init__(self, target: Target, *, slots: int, capacity: int, pack: bool = False) -> None:
+        super().__init__(target, slots=slots, capacity=capacity, pack=pack)
+        self._residual_multiplier = float(target.config.residual_multiplier)
+
+    @staticmethod
+    def read_shape(config: Any) -> Shape:
+        """Attention has a scale of its own."""
+        return replace(read_shape(config), scale=float(config.attention_multiplier))
+
+    @staticmethod
+    def adopt_vocabulary(embedding: Tensor, lm_head: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+        """Copies with the factors in them: drafters read these tables too."""
+        return embedding * config.embedding_multiplier, lm_head / config.logits_scaling
+
+    def run_layer(
+        self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
+    ) -> Normed:
+        """As Llama's, but for the factors between products and residuals."""
+        weights, shape, factor = self.layers[index], self.shape, self._residual_multiplier
+        qkv = linear(states, weights.qkv, bias=weights.qkv_bias)
+        mixed = run_attention(
+            qkv, self.cache.layer(index), self.rotary, metadata, shape,
+            causal=True, window=shape.windows[index],
+        )  # fmt: skip
+        added = linear(mixed, weights.out, bias=weights.out_bias)
+        states = normed(states.rows + added * factor, weights.post_norm, shape.eps)
+        gated = linear(states, weights.gate_up, gated=True)
+        rows = torch.add(states.rows, linear(gated, weights.down) * factor, out=out)
+        return normed(rows, self.norm_after(index), shape.eps)

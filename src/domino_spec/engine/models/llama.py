@@ -1,0 +1,94 @@
+"""Llama, and the pre-norm layer that its relatives and our drafters share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from domino_spec.engine.attention import AttentionMetadata, run_attention
+from domino_spec.engine.kernels.linear import Normed, embedded, linear, linear_then_norm
+from domino_spec.engine.models.base import InferenceModel, Shape
+from domino_spec.engine.weights import LayerWeights, adopt_layer
+
+
+def run_layer(
+    states: Normed,  # [tokens, hidden], by the layer's own norm
+    weights: LayerWeights,
+    cache: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor],
+    metadata: AttentionMetadata,
+    shape: Shape,
+    *,
+    causal: bool,
+    window: int | None = None,
+    norm: Tensor,
+    out: Tensor | None = None,
+) -> Normed:
+    """Attention over cache and new tokens, then the MLP, each added to what came in.
+
+    `norm` is the one after this layer: the next layer's, or the last one.
+    """
+    qkv = linear(states, weights.qkv, bias=weights.qkv_bias)
+    mixed = run_attention(
+        qkv, cache, rotary, metadata, shape,
+        q_norm=weights.q_norm, k_norm=weights.k_norm, causal=causal, window=window,
+    )  # fmt: skip
+    return run_rest(mixed, states.rows, weights, shape, norm=norm, out=out)
+
+
+def run_rest(
+    mixed: Tensor,  # [tokens, heads * head_dim]
+    residual: Tensor,  # [tokens, hidden]
+    weights: LayerWeights,
+    shape: Shape,
+    *,
+    norm: Tensor,
+    out: Tensor | None = None,
+) -> Normed:
+    """What follows attention in a layer: the output projection and the MLP."""
+    states = linear_then_norm(
+        mixed, weights.out, weights.post_norm, shape.eps, bias=weights.out_bias, residual=residual
+    )
+    gated = linear(states, weights.gate_up, gated=True)
+    return linear_then_norm(gated, weights.down, norm, shape.eps, residual=states.rows, out=out)
+
+
+class LlamaModel(InferenceModel):
+    """Pre-norm layers with grouped-query attention and SwiGLU."""
+
+    reference_class = LlamaForCausalLM
+    layers: Sequence[LayerWeights]
+
+    @staticmethod
+    def adopt_layer(layer: Any) -> LayerWeights:
+        """All of its weights, joined where they are read together."""
+        return adopt_layer(layer)
+
+    def embed(self, tokens: Tensor) -> Normed:
+        """Embeddings, normed for the first layer."""
+        return embedded(tokens, self.embedding, self.norm_after(-1), self.shape.eps)
+
+    def run_layer(
+        self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
+    ) -> Normed:
+        """Each product takes the norm before it and the residual after it along."""
+        return run_layer(
+            states,
+            self.layers[index],
+            self.cache.layer(index),
+            self.rotary,
+            metadata,
+            self.shape,
+            causal=True,
+            window=self.shape.windows[index],
+            norm=self.norm_after(index),
+            out=out,
+        )
+
+    def norm_after(self, index: int) -> Tensor:
+        """The norm by which a layer's output is read next, [hidden]."""
+        following = index + 1
+        return self.layers[following].input_norm if following < len(self.layers) else self.norm

@@ -1,0 +1,117 @@
+"""Each family's inference model decodes as Transformers and the reference loop do."""
+
+from functools import cache
+
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.models import families
+from domino_spec.errors import TargetError
+from domino_spec.targets import Target, probe_target
+from tests.engine.runs import make_engine, own, run_engine, run_reference
+from tests.support.families import (
+    CONFIGS,
+    make_model,
+    make_target,
+    plain_greedy,
+    random_drafter,
+    random_prompts,
+    randomise,
+)
+
+FAMILIES = ["granite", "llama", "mistral", "olmo2", "qwen2", "qwen3"]
+NEW = 20
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}
+
+
+@cache
+def target_of(family: str) -> Target:
+    """Norms and biases are drawn too, so that one left out would show."""
+    model = make_model(family)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+                if name.endswith("bias"):
+                    parameter.sub_(1.0)
+    target = Target(model, name=family)
+    probe_target(target)
+    return target
+
+
+def test_every_file_is_tested():
+    assert families() == FAMILIES
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
+    target, drafter = target_of(family), random_drafter()
+    prompts = random_prompts([9, 1, 3, 5, 14])[:batch]
+    expected, counts, blocks = run_reference(target, drafter, prompts, max_new_tokens=NEW)
+    engine = make_engine(target, drafter)
+    found, own_counts, own_blocks = run_engine(engine, prompts, max_new_tokens=NEW)
+    assert found == expected == [plain_greedy(target.model, p, NEW) for p in prompts]
+    assert (own_counts.committed, own_counts.cycles) == (counts.committed, counts.cycles)
+    # The reference loop drafts less at a sequence's end.
+    assert all(any(b[: len(e)] == e for b in own_blocks) for e in blocks)
+    expected, _, _ = run_reference(target, drafter, prompts, max_new_tokens=NEW, **SAMPLED)
+    assert run_engine(engine, prompts, max_new_tokens=NEW, **SAMPLED)[0] == expected
+    assert expected != found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_keeps_working_and_layers_are_not_held_twice(family):
+    target = own(target_of(family))
+    ids = torch.tensor([[5, 9, 11, 4]])
+    with torch.no_grad():
+        before = target.model(ids).logits
+        engine = Engine(target, None, capacity=32, pack=False)
+        assert torch.equal(target.model(ids).logits, before)
+    held = {tensor.untyped_storage().data_ptr() for tensor in target.model.parameters()}
+    for weights in engine.target.layers:
+        for tensor in vars(weights).values():
+            assert tensor is None or tensor.untyped_storage().data_ptr() in held
+
+
+@pytest.mark.parametrize(("family", "reason"), [
+    ("gemma2", "Gemma2ForCausalLM; the engine runs granite, llama, mistral, olmo2, qwen2, qwen3"),
+    ("gpt2", "it is a GPT2LMHeadModel"),
+])  # fmt: skip
+def test_other_families_are_refused_with_a_reason(family, reason):
+    with pytest.raises(TargetError, match=reason):
+        Engine(own(make_target(family)), None)
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_refused():
+    class Steered(tf.LlamaForCausalLM):
+        pass
+
+    model = Steered(CONFIGS["llama"]()).eval()
+    with pytest.raises(TargetError, match="it is a Steered; the engine runs"):
+        Engine(Target(model), None)
+
+
+def biased(**changes):
+    """A Llama with biases, each of them large enough to count."""
+    config = CONFIGS["llama"]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, 0.0, 0.5)
+    return Target(model)
+
+
+def test_biases_of_attention_count_and_those_of_an_mlp_are_refused():
+    with pytest.raises(TargetError, match="its MLP has biases"):
+        Engine(biased(mlp_bias=True), None)
+    target, prompt = biased(attention_bias=True), random_prompts([7])
+    assert target.layers[0].self_attn.o_proj.bias is not None
+    engine = make_engine(target, random_drafter())
+    found, _, _ = run_engine(engine, prompt, max_new_tokens=NEW)
+    assert found == [plain_greedy(target.model, prompt[0], NEW)]
