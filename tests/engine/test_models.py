@@ -6,8 +6,9 @@ import pytest
 import torch
 import transformers as tf
 
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
-from domino_spec.engine.models import families
+from domino_spec.engine.models import families, load_model
 from domino_spec.errors import TargetError
 from domino_spec.targets import Target, probe_target
 from tests.engine.runs import make_engine, own, run_engine, run_reference
@@ -61,6 +62,29 @@ def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
     expected, _, _ = run_reference(target, drafter, prompts, max_new_tokens=NEW, **SAMPLED)
     assert run_engine(engine, prompts, max_new_tokens=NEW, **SAMPLED)[0] == expected
     assert expected != found
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "olmo2"])
+@torch.no_grad()
+def test_a_tree_of_tokens_gives_what_each_branch_gives_alone(family):
+    """Positions and a mask: two branches after a prompt in one forward."""
+    model = load_model(own(target_of(family)), slots=2, capacity=32)
+    prompts = torch.tensor(random_prompts([9, 9]))
+    slots, starts = torch.tensor([1, 0]), torch.tensor([9, 9])
+    model.forward(prompts, AttentionMetadata(slots, torch.zeros_like(starts), 9))
+    nodes = torch.tensor([[11, 12, 13, 14, 15], [21, 22, 23, 24, 25]])
+    branches = [[0, 1, 3], [0, 2, 4]]  # of nodes
+    mask = torch.eye(5, dtype=torch.bool)
+    for branch in branches:
+        for depth, node in enumerate(branch):
+            mask[node, branch[:depth]] = True
+    positions = starts.unsqueeze(1) + torch.tensor([0, 1, 1, 2, 2])
+    metadata = AttentionMetadata(slots, starts, 5, positions=positions, mask=mask.expand(2, -1, -1))
+    found = model.logits(model.forward(nodes, metadata)[0]).view(2, 5, -1)
+    for branch in branches:
+        states, _ = model.forward(nodes[:, branch], AttentionMetadata(slots, starts, 3))
+        expected = model.logits(states).view(2, 3, -1)
+        torch.testing.assert_close(found[:, branch], expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domino_spec.engine.kernels.attention import attend, mix, visible
+from domino_spec.engine.kernels.attention import attend, mix, visible, visible_to
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 class AttentionMetadata:
     """Sequences of a forward: their slots, what these hold already, and their new tokens.
 
-    New token i of a sequence goes to place starts + i of its slot.
+    New token i of a sequence goes to place starts + i of its slot. That is its position too, unless
+    `positions` says another (at most its place); it sees the slot's old tokens, and of the new ones
+    those that the layer's causality says, or `mask`: a tree of drafts is one forward.
     """
 
     slots: Tensor  # [sequences]
@@ -35,6 +37,9 @@ class AttentionMetadata:
     """New tokens a sequence."""
     longest: int | None = None
     """A bound on starts + count, where the caller knows one."""
+    positions: Tensor | None = None  # [sequences, count]
+    mask: Tensor | None = None  # [sequences, count, count] bool: who of the new tokens sees whom
+    mask_bits: Tensor | None = None  # [sequences, count] int64: the same, as kernels take it
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
@@ -74,10 +79,12 @@ def run_attention(
     query = rotate_and_store(
         qkv.view(batch, metadata.count, -1), *rotary, keys, values, metadata.slots,
         metadata.starts, heads=shape.heads, q_norm=q_norm, k_norm=k_norm, eps=shape.eps,
+        positions=metadata.positions,
     )  # fmt: skip
     return attend(
         query, keys, values, metadata.slots, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
+        positions=metadata.positions, mask=metadata.mask, mask_bits=metadata.mask_bits,
     ).flatten(0, 1)  # fmt: skip
 
 
@@ -95,7 +102,7 @@ def store_context(
     whole = kv.view(len(metadata.slots), metadata.count, layers, -1)
     if not on_host(kv):
         place = (*rotary, keys, values, metadata.slots, metadata.starts)
-        store(whole, *place, k_norm=k_norm, eps=shape.eps)
+        store(whole, *place, k_norm=k_norm, eps=shape.eps, positions=metadata.positions)
         return
     heads = whole.view(*whole.shape[:3], -1, shape.head_dim)
     host = metadata.on_host(rotary, kv.dtype)
@@ -108,8 +115,16 @@ def store_context(
 class Spans:
     """Sequences whose lengths are on the host: each attends over a view of its own slot."""
 
-    def __init__(self, slots: Tensor, starts: Tensor, count: int) -> None:
+    def __init__(
+        self,
+        slots: Tensor,  # [sequences]
+        starts: Tensor,
+        count: int,
+        positions: Tensor | None = None,  # [sequences, count]
+        mask: Tensor | None = None,  # [sequences, count, count]
+    ) -> None:
         self.count = count
+        self._given = None if positions is None and mask is None else (starts, positions, mask)
         self.spans = list(zip(slots.tolist(), starts.tolist(), strict=True))
         self._seen: dict[tuple[int, bool, int | None], tuple[int, Tensor | None]] = {}
 
@@ -124,7 +139,7 @@ class Spans:
         scale: float,
     ) -> Tensor:
         """[sequences, count, heads * head_dim], by the rule of `kernels.attention.attend`."""
-        mixed = []
+        mixed, plain = [], causal and window is None and self._given is None
         for row, (slot, start) in enumerate(self.spans):
             end = min(start + self.count, keys.shape[2])
             first, seen = self._sees(row, end, causal=causal, window=window)
@@ -135,7 +150,7 @@ class Spans:
                     values[slot : slot + 1, :, first:end],
                     seen,
                     scale,
-                    empty=causal and start == 0 and end == self.count and window is None,
+                    empty=plain and start == 0 and end == self.count,
                 )
             )
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
@@ -145,6 +160,12 @@ class Spans:
     ) -> tuple[int, Tensor | None]:
         """The first place of the slot that new tokens see, and which of the rest each sees."""
         key = (row, causal, window)
+        if key not in self._seen and self._given is not None:
+            own = [None if each is None else each[row : row + 1] for each in self._given]
+            starts, positions, mask = own
+            assert starts is not None
+            seen = visible_to(starts, self.count, end, causal, window, positions, mask)
+            self._seen[key] = (0, seen[0])
         if key not in self._seen:
             start = self.spans[row][1]
             first = 0 if window is None else min(max(start - window + 1, 0), end - 1)
@@ -162,10 +183,14 @@ class HostMetadata(Spans):
     def __init__(
         self, metadata: AttentionMetadata, rotary: tuple[Tensor, Tensor], dtype: torch.dtype
     ) -> None:
-        super().__init__(metadata.slots, metadata.starts, metadata.count)
+        super().__init__(
+            metadata.slots, metadata.starts, metadata.count, metadata.positions, metadata.mask
+        )
         cos, sin = rotary
-        steps = torch.arange(metadata.count)
-        places = (metadata.starts.unsqueeze(1) + steps).clamp(max=len(cos) - 1)
+        positions = metadata.positions
+        if positions is None:
+            positions = metadata.starts.unsqueeze(1) + torch.arange(metadata.count)
+        places = positions.clamp(max=len(cos) - 1)
         self.cos = cos[places].to(dtype).unsqueeze(2)  # [sequences, count, 1, head_dim]
         # Half of a head is turned by the negative sine: the sign is put in here.
         half = cos.shape[1] // 2

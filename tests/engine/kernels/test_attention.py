@@ -31,15 +31,29 @@ def inputs(n, dtype, device, *, starts, group=2, head_dim=32, capacity=CAPACITY)
     )
 
 
-def by_hand(query, keys, values, slots, starts, *, causal, window, scale):
+def by_hand(
+    query, keys, values, slots, starts, *, causal, window, scale, positions=None, mask=None
+):
     """Softmax of one query over what it may see, one after the other, in float32."""
     rows, n, heads, head_dim = query.shape
     mixed = torch.zeros(rows, n, heads, head_dim)
     for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
         for i in range(n):
-            own = start + i
-            end = min(own + 1 if causal else start + n, keys.shape[2])
-            seen = [p for p in range(end) if window is None or abs(own - p) < window]
+            end = min(start + n, keys.shape[2])
+            at = list(range(end))  # the position of what lies at each place
+            if positions is not None:
+                at[start:end] = positions[row].tolist()
+            rule = [j <= i or not causal for j in range(n)] if mask is None else mask[row, i]
+            seen = (
+                [
+                    p
+                    for p in range(end)
+                    if (p < start or rule[p - start])
+                    and (window is None or abs(at[start + i] - at[p]) < window)
+                ]
+                if start + i < end
+                else [0]
+            )
             for head in range(heads):
                 kv = head // (heads // keys.shape[1])
                 near = keys[slot, kv, seen].float()
@@ -53,13 +67,47 @@ WAYS = {
     "four": partial(split_attention.launch, block=16, splits=4),
     "two": partial(split_attention.launch, block=16, splits=2),
     "one": partial(split_attention.launch, block=16, splits=1),
-    "rows": lambda query, keys, values, slots, starts, **rule: Spans(
-        slots, starts, query.shape[1]
+    "rows": lambda query, keys, values, slots, starts, positions=None, mask=None, **rule: Spans(
+        slots, starts, query.shape[1], positions, mask
     ).attend(query, keys, values, **rule),
-    "batch": lambda *given, causal, window, scale: attention.batch_twin(
-        *given, causal, window, scale, CAPACITY
+    "batch": lambda *given, causal, window, scale, positions=None, mask=None: attention.batch_twin(
+        *given, causal, window, scale, CAPACITY, positions, mask
     ),
 }
+TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]  # each node's parent: the anchor has two children
+
+
+def tree(starts):
+    """Positions and the mask of the same tree after each start."""
+    mask, depth = torch.eye(len(TREE), dtype=torch.bool), [0] * len(TREE)
+    for node, parent in enumerate(TREE[1:], start=1):
+        mask[node] |= mask[parent]
+        depth[node] = depth[parent] + 1
+    return starts.unsqueeze(1) + torch.tensor(depth), mask.expand(len(starts), -1, -1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("window", [None, 3, 20])
+def test_a_tree_of_tokens_sees_its_own_branches(device, way, window):
+    """A node sees what came before the tree and its ancestors, wherever these lie."""
+    for starts in ([0, 15, 33], [16, 17, CAPACITY - len(TREE)]):
+        given = inputs(len(TREE), torch.float32, device, starts=starts)
+        positions, mask = tree(torch.tensor(starts))
+        rule = {"causal": True, "window": window, "scale": 0.2}
+        expected = by_hand(*given, **rule, positions=positions, mask=mask)
+        mask = mask.to(device)
+        if way in ("four", "two", "one"):
+            rule["ancestors"] = attention.packed_mask(mask)
+        else:
+            rule["mask"] = mask
+        mixed = WAYS[way](*given, **rule, positions=positions.to(device))
+        torch.testing.assert_close(mixed.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mask_of_64_tokens_fits_its_bits():
+    mask = torch.rand(2, 64, 64, generator=torch.Generator().manual_seed(0)) < 0.5
+    bits = attention.packed_mask(mask)
+    assert torch.equal((bits.unsqueeze(-1) >> torch.arange(64)) & 1 == 1, mask)
 
 
 @pytest.mark.parametrize("way", WAYS)

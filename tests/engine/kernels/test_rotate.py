@@ -94,6 +94,26 @@ def test_matches_transformers_row_by_row(monkeypatch, device, dtype, n, normed, 
 
 
 @pytest.mark.parametrize("how", ["kernel", "twin"])
+def test_positions_turn_a_token_and_its_place_stays(monkeypatch, device, how):
+    if how == "twin":
+        monkeypatch.setenv("DOMINO_KERNELS", "off")
+    given, other = (inputs(5, torch.float32, device) for _ in range(2))
+    steps = torch.tensor([0, 1, 1, 2, 2], device=device)
+    for start in (5, 0, 22):  # as if the table said so: of one row at a time
+        rows = {"qkv": 1, "slots": 1, "starts": 1}
+        one, two = ({k: v[:1] if k in rows else v for k, v in g.items()} for g in (given, other))
+        one["starts"] = two["starts"] = torch.tensor([start], device=device)
+        for name in ("cos", "sin"):
+            two[name] = two[name].clone()
+            two[name][start : start + 5] = one[name][start + steps]
+        positions = (start + steps).unsqueeze(0)
+        query = rotate.rotate_and_store(**one, heads=HEADS, eps=1e-6, positions=positions)
+        assert torch.equal(query, rotate.rotate_and_store(**two, heads=HEADS, eps=1e-6))
+    assert torch.equal(given["keys"], other["keys"])
+    assert torch.equal(given["values"], other["values"])
+
+
+@pytest.mark.parametrize("how", ["kernel", "twin"])
 def test_keys_and_values_alone(monkeypatch, device, how):
     if how == "twin":
         monkeypatch.setenv("DOMINO_KERNELS", "off")

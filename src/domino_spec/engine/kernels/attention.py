@@ -2,8 +2,13 @@
 
 A cache is [slots, kv heads, capacity, head_dim]; row r of a batch lives in slot slots[r] and had
 starts[r] tokens there before the new ones. A few tokens a row go to `split_attention`, prompts to
-PyTorch's own attention, for which what lies in a cache behind a row's end must be finite: it weighs
-nothing, but it is read. On CPUs, where lengths can be looked at, `engine.rows` attends row by row.
+PyTorch's own attention, for which what lies in a cache after a row's end must be finite: it weighs
+nothing, but it is read. On CPUs, where lengths can be looked at, `engine.attention` attends row by
+row.
+
+A new token's place in the cache is starts + index. Its position is the same, or what `positions`
+says (never more than its place); of the other new tokens it sees those up to itself, or those that
+`mask` says: so a tree of tokens is verified in one forward.
 """
 
 from __future__ import annotations
@@ -30,6 +35,9 @@ def attend(
     window: int | None = None,
     scale: float,
     longest: int | None = None,
+    positions: Tensor | None = None,  # [rows, n] int64
+    mask: Tensor | None = None,  # [rows, n, n] bool: which new tokens each new token sees
+    mask_bits: Tensor | None = None,  # [rows, n] int64: the same, for kernels
 ) -> Tensor:
     """[rows, n, heads * head_dim].
 
@@ -39,10 +47,15 @@ def attend(
     further; n itself says that all rows are empty.
     """
     if usable(query) and query.shape[1] <= MAX_TOKENS:
-        return launch(query, keys, values, slots, starts, causal=causal, window=window, scale=scale)
+        bits = mask_bits if mask is None or mask_bits is not None else packed_mask(mask)
+        return launch(
+            query, keys, values, slots, starts,
+            causal=causal, window=window, scale=scale, positions=positions, ancestors=bits,
+        )  # fmt: skip
     return batch_twin(
-        query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2]
-    )
+        query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2],
+        positions, mask,
+    )  # fmt: skip
 
 
 def batch_twin(
@@ -55,11 +68,16 @@ def batch_twin(
     window: int | None,
     scale: float,
     longest: int,
+    positions: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """All rows at once and without asking the device for a length. For prompts on GPUs."""
     n = query.shape[1]
     end = min(longest, keys.shape[2])
     own = (keys[:, :, :end].index_select(0, slots), values[:, :, :end].index_select(0, slots))
+    if positions is not None or mask is not None:
+        seen = visible_to(starts, n, end, causal, window, positions, mask)
+        return mix(query, *own, seen.unsqueeze(1), scale, empty=False).flatten(2)
     if causal and end == n and window is None:
         return mix(query, *own, None, scale, empty=True).flatten(2)
     places = torch.arange(max(n, end), dtype=torch.int32, device=query.device)
@@ -74,6 +92,39 @@ def visible(positions: Tensor, places: Tensor, causal: bool, window: int | None)
     distance = positions.unsqueeze(-1) - places  # [..., n, places]
     seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
     return seen if window is None else seen & (distance.abs() < window)
+
+
+def visible_to(
+    starts: Tensor,  # [rows]
+    n: int,
+    end: int,
+    causal: bool,
+    window: int | None,
+    positions: Tensor | None,  # [rows, n]
+    mask: Tensor | None,  # [rows, n, n]
+) -> Tensor:
+    """Which places new tokens see where positions or a mask are given, [rows, n, end]."""
+    places = torch.arange(end, device=starts.device)
+    index = places - starts.unsqueeze(1)  # [rows, end]: which new token lies there
+    new = (index >= 0) & (index < n)
+    index = index.clamp(0, n - 1)
+    if mask is None:
+        mask = torch.ones(n, n, dtype=torch.bool, device=starts.device)
+        mask = (mask.tril() if causal else mask).expand(len(starts), -1, -1)
+    among = mask.gather(2, index.unsqueeze(1).expand(-1, n, -1))
+    seen = torch.where(new.unsqueeze(1), among, (places < starts.unsqueeze(1)).unsqueeze(1))
+    if window is None:
+        return seen
+    if positions is None:
+        positions = starts.unsqueeze(1) + torch.arange(n, device=starts.device)
+    there = torch.where(new, positions.gather(1, index), places)  # [rows, end]
+    return seen & ((positions.unsqueeze(2) - there.unsqueeze(1)).abs() < window)
+
+
+def packed_mask(mask: Tensor) -> Tensor:
+    """A mask [rows, n, n] among up to 64 new tokens as bits, [rows, n] int64."""
+    steps = torch.arange(mask.shape[-1], device=mask.device)
+    return (mask.long() << steps).sum(dim=-1)
 
 
 def mix(

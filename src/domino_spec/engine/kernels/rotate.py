@@ -1,8 +1,9 @@
 """From one projection to what attention needs: norms, rotary positions, keys and values stored.
 
 A cache is [slots, kv heads, capacity, head_dim]. Row r of a batch lives in slot slots[r] and has
-starts[r] tokens there; its new tokens take the positions behind them. Slots and starts stay on the
-device, so that a captured graph serves any rows. A position past the capacity is never written.
+starts[r] tokens there; its new tokens take the places after them. Slots and starts stay on the
+device, so that a captured graph serves any rows. A place past the capacity is never written. A
+token is rotated by its place, or by a position that is given for it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def rotate_and_store(
     q_norm: Tensor | None = None,  # [head_dim]
     k_norm: Tensor | None = None,
     eps: float = 0.0,
+    positions: Tensor | None = None,  # [rows, n] int64
 ) -> Tensor:
     """The rotated query [rows, n, heads, head_dim]; rotated keys and values go to the caches."""
     apply = _launch if usable(qkv) else twin
-    return apply(qkv, cos, sin, keys, values, slots, starts, heads, q_norm, k_norm, eps)
+    return apply(qkv, cos, sin, keys, values, slots, starts, heads, q_norm, k_norm, eps, positions)
 
 
 def store(
@@ -44,15 +46,18 @@ def store(
     *,
     k_norm: Tensor | None = None,  # [layers, head_dim]
     eps: float = 0.0,
+    positions: Tensor | None = None,
 ) -> None:
     """Keys and values alone, of several layers at once: what a drafter's context is made of."""
     if usable(kv):
-        _launch(kv.flatten(2), cos, sin, keys, values, slots, starts, 0, None, k_norm, eps)
+        place = (cos, sin, keys, values, slots, starts)
+        _launch(kv.flatten(2), *place, 0, None, k_norm, eps, positions)
         return
     for layer in range(len(keys)):
         norm = None if k_norm is None else k_norm[layer]
         part = kv[:, :, layer].contiguous()
-        twin(part, cos, sin, keys[layer], values[layer], slots, starts, 0, None, norm, eps)
+        place = (cos, sin, keys[layer], values[layer], slots, starts)
+        twin(part, *place, 0, None, norm, eps, positions)
 
 
 def twin(
@@ -67,12 +72,14 @@ def twin(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """The same in plain PyTorch, as Qwen3 of Transformers rounds it."""
     rows, n, _ = qkv.shape
     kv_heads, capacity, head_dim = keys.shape[1:]
     steps = torch.arange(n, device=qkv.device)
-    places = (starts.unsqueeze(1) + steps).clamp(max=cos.shape[0] - 1)  # [rows, n]
+    places = starts.unsqueeze(1) + steps if positions is None else positions  # [rows, n]
+    places = places.clamp(max=cos.shape[0] - 1)
     rotary = (cos[places].to(qkv.dtype).unsqueeze(2), sin[places].to(qkv.dtype).unsqueeze(2))
     parts = qkv.view(rows, n, -1, head_dim).split((heads, kv_heads, kv_heads), dim=2)
     query = _rotated(_normed(parts[0], q_norm, eps), rotary)  # [rows, n, heads, head_dim]
@@ -118,6 +125,7 @@ def _launch(
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
+    positions: Tensor | None = None,
 ) -> Tensor:
     rows, n, width = qkv.shape
     if keys.dim() == 4:
@@ -131,6 +139,7 @@ def _launch(
     assert qkv.is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
+    assert positions is None or positions.is_contiguous()
     query = qkv.new_empty(rows, n, heads, head_dim)
     _rotate[(n, layers * (heads + 2 * kv_heads), rows)](
         qkv,
@@ -143,6 +152,7 @@ def _launch(
         values,
         slots,
         starts,
+        positions,
         n,
         capacity,
         cos.shape[0],
@@ -185,6 +195,7 @@ if triton_available():
         values,
         slots,
         starts,
+        positions,  # [rows, n], or None: places
         n,
         capacity,
         table_size,
@@ -216,7 +227,7 @@ if triton_available():
         source = qkv + token * width + (layer * 2 * KV_HEADS + head) * 2 * HALF + lane
         first = tl.load(source, mask=inside, other=0.0)
         second = tl.load(source + HALF, mask=inside, other=0.0)
-        position = tl.load(starts + row) + step
+        spot = tl.load(starts + row) + step
         if head < HEADS + KV_HEADS:
             if NORMED:
                 norm = q_norm
@@ -229,6 +240,9 @@ if triton_available():
                 weight_second = tl.load(norm + HALF + lane, mask=inside, other=0.0)
                 first = _times((wide_first * scale).to(dtype), weight_first, dtype).to(dtype)
                 second = _times((wide_second * scale).to(dtype), weight_second, dtype).to(dtype)
+            position = spot
+            if positions is not None:
+                position = tl.load(positions + token)
             angle = tl.minimum(position, table_size - 1) * 2 * HALF + lane
             cosine = tl.load(cos + angle, mask=inside, other=0.0).to(dtype)
             sine = tl.load(sin + angle, mask=inside, other=0.0).to(dtype)
@@ -241,8 +255,8 @@ if triton_available():
             tl.store(target + HALF, second, mask=inside)
         else:
             place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
-            place += position * 2 * HALF + lane
-            inside = inside & (position < capacity)
+            place += spot * 2 * HALF + lane
+            inside = inside & (spot < capacity)
             if head < HEADS + KV_HEADS:
                 target = keys + place + (head - HEADS) * head_stride
             else:

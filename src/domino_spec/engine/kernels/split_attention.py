@@ -7,7 +7,8 @@ too. A second launch joins the stretches.
 
 What a query gets does not depend on how many others are asked with it, to the last bit: stretches
 are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
-a block gets what it would have got alone.
+a block gets what it would have got alone. With a mask among the new tokens (`ancestors`, bit j of a
+token's number says whether it sees new token j) a query's stretch reaches to the last new token.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def launch(
     causal: bool,
     window: int | None,
     scale: float,
+    positions: Tensor | None = None,  # [rows, n] int64
+    ancestors: Tensor | None = None,  # [rows, n] int64
     block: int = BLOCK,
     splits: int | None = None,
 ) -> Tensor:
@@ -61,6 +64,11 @@ def launch(
     assert query.is_contiguous()
     assert keys.stride() == values.stride()
     assert keys.stride()[2:] == (head_dim, 1)
+    causal = causal and ancestors is None
+    if window is None:
+        positions = None  # only distances matter here
+    assert positions is None or positions.is_contiguous()
+    assert ancestors is None or ancestors.is_contiguous()
     if splits is None:  # not by n: a token alone and one in a block are cut up alike
         splits = min(PROGRAMS // (rows * kv_heads), -(-capacity // block), MAX_SPLITS)
         splits = 1 << max(splits, 1).bit_length() - 1
@@ -89,6 +97,8 @@ def launch(
         values,
         slots,
         starts,
+        positions,
+        ancestors,
         mixed,
         parts,
         highest,
@@ -107,6 +117,7 @@ def launch(
         joined = max(1, JOINED_AT_ONCE // (splits * head_dim))
         _join[(triton.cdiv(n * group, joined), kv_heads, rows)](
             starts,
+            positions,
             mixed,
             parts,
             highest,
@@ -131,6 +142,7 @@ if triton_available():
     def _stretches(
         query,  # [QUERIES]: which of n * GROUP
         start,
+        positions,  # of the row's new tokens, or None: their places
         n,
         capacity,
         window,
@@ -145,6 +157,8 @@ if triton_available():
         last = position
         if not CAUSAL:
             last = position * 0 + start + n - 1
+        if positions is not None:  # none comes after its token's place
+            position = tl.load(positions + tl.minimum(query // GROUP, n - 1)).to(tl.int32)
         end = tl.minimum(last + 1, capacity)
         behind = tl.cdiv(end, BLOCK)
         first = position * 0
@@ -169,6 +183,8 @@ if triton_available():
         values,
         slots,
         starts,
+        positions,  # [rows, n], or None
+        ancestors,  # [rows, n], or None
         mixed,
         parts,
         highest,
@@ -196,9 +212,12 @@ if triton_available():
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
         index = tile * QUERIES + tl.arange(0, QUERIES)
+        if positions is not None:
+            positions += row * n
         position, end, first, each, used = _stretches(
-            index, start, n, capacity, window, log_splits, CAUSAL, GROUP, BLOCK, WINDOWED
-        )
+            index, start, positions, n, capacity, window, log_splits,
+            CAUSAL, GROUP, BLOCK, WINDOWED,
+        )  # fmt: skip
         takes = split < used
         low = (first + split * each) * BLOCK
         high = tl.minimum(low + each * BLOCK, end)
@@ -216,6 +235,8 @@ if triton_available():
         keys += offset
         values += offset
 
+        if ancestors is not None:
+            bits = tl.load(ancestors + row * n + tl.minimum(index // GROUP, n - 1))
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mix = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
@@ -230,7 +251,16 @@ if triton_available():
             # A query's own stretch ends where it stops to see. What lies outside adds zeros.
             seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
             if WINDOWED:
-                seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
+                away = position[:, None] - spot[None, :]
+                if positions is not None:
+                    new = (spot >= start) & (spot < start + n)
+                    own = tl.load(positions + spot - start, mask=new, other=0).to(tl.int32)
+                    away = position[:, None] - tl.where(new, own, spot)[None, :]
+                seen = seen & (tl.abs(away) < window)
+            if ancestors is not None:
+                step = tl.minimum(tl.maximum(spot - start, 0), 63).to(tl.int64)
+                bit = (bits[:, None] >> step[None, :]) & 1
+                seen = seen & ((spot < start)[None, :] | (bit != 0))
             score = tl.where(seen, score, float("-inf"))
             higher = tl.maximum(top, tl.max(score, axis=1))
             base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -261,6 +291,7 @@ if triton_available():
     @triton.jit(do_not_specialize=_PLACING)
     def _join(
         starts,
+        positions,
         mixed,
         parts,
         highest,
@@ -285,9 +316,12 @@ if triton_available():
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
         index = tile * TILE + tl.arange(0, TILE)
+        if positions is not None:
+            positions += row * n
         _, _, _, _, used = _stretches(
-            index, start, n, capacity, window, log_splits, CAUSAL, GROUP, BLOCK, WINDOWED
-        )
+            index, start, positions, n, capacity, window, log_splits,
+            CAUSAL, GROUP, BLOCK, WINDOWED,
+        )  # fmt: skip
         shared = (index < count) & (used > 1)
         lane = tl.arange(0, HEAD_DIM)
         split = tl.arange(0, SPLITS)
