@@ -87,7 +87,7 @@ def test_a_prompt_computed_in_chunks_is_told_so():
 def test_own_logits_come_from_forwards_of_the_very_shapes(pad, monkeypatch):
     """Prompts that share a forward, in chunks and padded as on a GPU, and the cycles after."""
     engine = make_engine(make_target("llama"), LookupSource(depth=3), slots=3, chunk=6)
-    engine.prefill._pad = pad
+    engine.runner._pad = pad
     way, params = EngineWay(engine), SamplingParams(max_new_tokens=6)
     prompts = random_prompts((5, 6, 14, 13))
     seen, plain = [], engine.target.forward
@@ -119,8 +119,8 @@ def test_the_engine_is_left_as_it_was():
     way, params = EngineWay(engine), SamplingParams(max_new_tokens=6)
     prompt, other = random_prompts((12, 12))
     (text,) = way.write([prompt], params, eos=())
-    assert "start" not in vars(engine.runner)
-    assert "forward" not in vars(engine.prefill)
+    assert "start_cycle" not in vars(engine.runner)
+    assert "run_prefill" not in vars(engine.runner)
     whole = Pass(start=0, width=len(other), rows=1, kept=len(other))
     assert len(list(way.own_logits(other, [whole]))) == 1
     assert way.write([prompt], params, eos=())[0].tokens == text.tokens

@@ -129,7 +129,7 @@ def test_a_broken_loop_is_a_bug(kind, monkeypatch):
 
 def test_a_broken_engine_is_a_bug(monkeypatch):
     engine = make_engine(make_target("llama"), random_drafter(), slots=2)
-    real = engine.runner.start
+    real = engine.runner.start_cycle
 
     def start(slots, plan):
         report = real(slots, plan)
@@ -141,7 +141,7 @@ def test_a_broken_engine_is_a_bug(monkeypatch):
 
         return one_more
 
-    monkeypatch.setattr(engine.runner, "start", start)
+    monkeypatch.setattr(engine.runner, "start_cycle", start)
     found = greedy(make_target("llama"), EngineWay(engine), random_prompts((5, 9)))
     assert found.count("bug") > 0
 

@@ -13,9 +13,9 @@ from domino_spec.baselines.registry import baseline_proposer
 from domino_spec.decoding import NoDrafts, SamplingParams
 from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.checks import check_settings
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench
+from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.sampling import Draws
 from domino_spec.errors import ConfigError, InputError, MismatchError
 from tests.engine.runs import finish, own, run_engine
@@ -272,7 +272,7 @@ def test_rows_that_fill_up_a_batch_touch_nobody(kind, spare_holds):
         engine.slots.lengths[engine.slots.spare] = spare_holds
         before = _free_slot(engine.drafter)
         for _ in range(3):
-            report = engine.cycle.run(torch.tensor([0, 1, *filling]), Plan(DEPTH))
+            report = engine.runner.run_cycle(torch.tensor([0, 1, *filling]), Plan(DEPTH))
             reports.append(report[:2].tolist())
         assert all(
             torch.equal(a, b) for a, b in zip(before, _free_slot(engine.drafter), strict=True)

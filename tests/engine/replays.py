@@ -4,7 +4,7 @@ import torch
 
 
 class Replays:
-    """In place of `Recorder`: a replay runs the work again and writes over what all others left."""
+    """In place of `GraphRecorder`: a replay runs the work again, over what all others left."""
 
     def __init__(self):
         self.outputs = []

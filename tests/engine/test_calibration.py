@@ -9,8 +9,7 @@ from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import adapt_depth, measured_sizes
 from domino_spec.engine.costs import Costs
-from domino_spec.engine.cycle import KINDS
-from domino_spec.engine.graphs import Runner
+from domino_spec.engine.model_runner import KINDS, filled_size
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
 from tests.engine.runs import make_engine, make_requests, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
@@ -191,8 +190,7 @@ def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
 def test_graphs_run_filled_batches_and_cost_as_much():
     engine = make_engine(make_target("llama"), random_drafter(), slots=5)
     engine.policy = policy = Asked(depth=0)
-    runner = Runner(engine.cycle, graphs=True)
-    engine.runner.size_of = runner.size_of
+    engine.runner.size_of = filled_size
     run_engine(engine, [PROMPTS[0]] * 5, max_new_tokens=3, ignore_eos=True)
     assert policy.batches[0].size == 8
 

@@ -341,7 +341,7 @@ def test_after_a_step_that_failed_the_engine_begins_anew(ahead, monkeypatch):
         engine.add_request(sequence)
     engine.step()
     with monkeypatch.context() as patch:
-        patch.setattr(engine.cycle, "run", broken)
+        patch.setattr(engine.runner, "run_cycle", broken)
         with pytest.raises(ZeroDivisionError) as raised:
             engine.step()
     assert engine.reset(raised.value) == [lost]
@@ -379,7 +379,7 @@ def test_a_step_that_fails_ends_the_sequences_of_every_stream(ahead, monkeypatch
     one, other = engine.stream(sequences[:1]), engine.stream(sequences[1:])
     next(one), next(other)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.cycle, "run", broken)
+        patch.setattr(engine.runner, "run_cycle", broken)
         with pytest.raises(ZeroDivisionError):
             list(one)
     heard = list(other)

@@ -8,9 +8,9 @@ import torch
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import measure_extras
-from domino_spec.engine.cycle import KINDS, Cycle, Plan
 from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.measure import Bench
+from domino_spec.engine.model_runner import KINDS, ModelRunner, Plan
 from tests.engine.runs import make_engine, run_engine, run_reference
 from tests.support.families import make_target, random_drafter, random_prompts
 
@@ -106,7 +106,7 @@ def test_on_a_gpu_a_part_is_asked_whether_it_fits(bench, monkeypatch):
 def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
     """With neutral values in the slots a kernel might leave it out."""
     seen, drawn = {}, set()
-    choose, roll_out = Cycle.choose, LeanDrafter.roll_out
+    choose, roll_out = ModelRunner.choose, LeanDrafter.roll_out
 
     def chosen(cycle, logits, block, rows, draws, plan):
         seen[plan] = (draws, tuple(logits.shape[:2]))
@@ -118,7 +118,7 @@ def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
         drawn.add((hidden.shape[1], draws.temperature is not None))
         return roll_out(drafter, hidden, anchors, rows, draws)
 
-    monkeypatch.setattr(Cycle, "choose", chosen)
+    monkeypatch.setattr(ModelRunner, "choose", chosen)
     monkeypatch.setattr(LeanDrafter, "roll_out", rolled)
     measure_extras(bench, 2, (0, 5))
     assert drawn == {(5, False), (5, True)}
@@ -145,7 +145,7 @@ def test_slots_hold_afterwards_what_they_held_before(bench):
 
 def test_a_measurement_that_fails_leaves_nothing_behind_either(bench, monkeypatch):
     before = columns(bench.engine.slots)
-    monkeypatch.setattr(Cycle, "report", None)
+    monkeypatch.setattr(ModelRunner, "report", None)
     with pytest.raises(TypeError):
         measure_extras(bench, 1, (3,))
     assert same(columns(bench.engine.slots), before)

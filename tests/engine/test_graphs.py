@@ -3,24 +3,28 @@
 import torch
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.engine import graphs as module
+from domino_spec.engine import model_runner as module
 from domino_spec.engine.costs import Costs
-from domino_spec.engine.cycle import Plan
-from domino_spec.engine.graphs import Runner
+from domino_spec.engine.model_runner import ModelRunner, Plan
 from domino_spec.engine.policy import DepthPolicy, depths
 from tests.engine.replays import Replays
 from tests.engine.runs import make_engine
 from tests.support.families import make_target, random_drafter
 
 
+def runner_of(engine, *, graphs):
+    return ModelRunner(engine.target, engine.drafter, engine.slots, graphs=graphs)
+
+
 def recorded_by(engine, *, graphs=True):
-    runner, found = Runner(engine.cycle, graphs=graphs), []
+    runner, found = runner_of(engine, graphs=graphs), []
 
     def capture(size, plan):
         found.append((size, plan))
-        runner._captured[size, plan] = None
+        runner._cycles[size, plan] = None
 
-    runner.capture = capture
+    runner.capture_cycle = capture
+    runner.capture_prefill = lambda **_: None
     engine.runner = runner
     return found
 
@@ -67,15 +71,15 @@ def test_of_too_many_kinds_the_least_used_goes(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(module, "_read_back", lambda report, rows: lambda: report[:rows])
     engine = make_engine(make_target("llama"), random_drafter(), slots=2)
-    runner = Runner(engine.cycle, graphs=True)
+    runner = runner_of(engine, graphs=True)
     runner.recorder = Replays()
     for depth in (1, 2, 3, 1, 4):  # 1 is used again, so 2 has to go
-        runner.start([0], Plan(depth))()
-    assert [plan.depth for _, plan in runner._captured] == [3, 1, 4]
+        runner.start_cycle([0], Plan(depth))()
+    assert [plan.depth for _, plan in runner._cycles] == [3, 1, 4]
     before = len(runner.recorder.outputs)
-    runner.start([0], Plan(3))()
+    runner.start_cycle([0], Plan(3))()
     assert len(runner.recorder.outputs) == before
-    runner.start([0], Plan(2))()  # recorded anew
-    assert [plan.depth for _, plan in runner._captured] == [4, 3, 2]
-    runner.capture_up_to(2, Plan(5))
-    assert len(runner._captured) == 3
+    runner.start_cycle([0], Plan(2))()  # recorded anew
+    assert [plan.depth for _, plan in runner._cycles] == [4, 3, 2]
+    runner.capture_cycles(2, Plan(5))
+    assert len(runner._cycles) == 3

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from domino_spec.engine import graphs, measure
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import (
@@ -17,6 +16,7 @@ from domino_spec.engine.measure import (
     geometric,
     seconds_of,
 )
+from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.report import Request, measure_engine
 from domino_spec.engine.shapes import (
@@ -75,15 +75,15 @@ def test_stages_name_every_part_and_their_bytes_add_up(bench):
 def test_forced_acceptance_commits_what_it_is_told(bench):
     engine = bench.engine
     bench.reset()
-    engine.cycle.force([3, 0, 15])
+    engine.runner.force([3, 0, 15])
     slots, plan = torch.tensor([0, 1]), Plan(15, forced=True)
-    counts = [engine.cycle.run(slots, plan)[:, 0].tolist() for _ in range(4)]
+    counts = [engine.runner.run_cycle(slots, plan)[:, 0].tolist() for _ in range(4)]
     assert counts == [[3, 3], [0, 0], [15, 15], [3, 3]]
     assert engine.slots.lengths[:2].tolist() == [64 + 4 + 1 + 16 + 4] * 2
-    engine.cycle.force([2])
-    assert engine.cycle.run(slots, Plan(1, forced=True))[:, 0].tolist() == [1, 1]
+    engine.runner.force([2])
+    assert engine.runner.run_cycle(slots, Plan(1, forced=True))[:, 0].tolist() == [1, 1]
     with pytest.raises(InputError, match="the pattern has 0 cycles"):
-        engine.cycle.force([])
+        engine.runner.force([])
 
 
 def test_paced_counts_tokens_a_second(bench):

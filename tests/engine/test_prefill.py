@@ -5,10 +5,10 @@ import torch
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import engine as engine_module
-from domino_spec.engine import prefill
+from domino_spec.engine import model_runner
 from domino_spec.engine.attention import Spans
 from domino_spec.engine.kernels.attention import batch_twin
-from domino_spec.engine.prefill import Prefill
+from domino_spec.engine.model_runner import ModelRunner
 from tests.engine.replays import Replays
 from tests.engine.runs import finish, make_engine, make_requests, run_engine, run_reference, watch
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -22,28 +22,27 @@ LENGTHS = (4, 8, 24, 80)
 
 @pytest.fixture(autouse=True)
 def short_lengths(monkeypatch):
-    monkeypatch.setattr(prefill, "LENGTHS", LENGTHS)
+    monkeypatch.setattr(model_runner, "PROMPT_LENGTHS", LENGTHS)
     monkeypatch.setattr(engine_module, "_ALONE", 1)  # chunks also where nothing decodes
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
 
 def padding(engine, *, recorder=None):
     """The engine computes prompts as on a GPU."""
-    engine.prefill = Prefill(
-        engine.target, engine.drafter, spare=engine.slots.spare, recorder=recorder, pad=True
-    )
+    engine.runner = ModelRunner(engine.target, engine.drafter, engine.slots, graphs=False, pad=True)
+    engine.runner.recorder = recorder
     return engine
 
 
 def shapes_of(engine):
     """The shapes of the forwards that compute prompts from now on."""
-    shapes, plain = [], engine.prefill._forward
+    shapes, plain = [], engine.runner._run_prefill
 
     def forward(shape, numbers):
         shapes.append((shape.rows, shape.count))
         return plain(shape, numbers)
 
-    engine.prefill._forward = forward
+    engine.runner._run_prefill = forward
     return shapes
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from domino_spec.decoding import NoDrafts, SamplingParams, TokenScore, decode
-from domino_spec.engine.cycle import Plan
+from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.scores import ScoreTable, score_columns
 from tests.engine.runs import make_engine, make_requests, script
 from tests.support.families import make_target, random_drafter, random_prompts

@@ -1,4 +1,4 @@
-"""Work beside the current stream has scratch memory of its own."""
+"""Work on the side stream has scratch memory of its own."""
 
 from contextlib import contextmanager
 from itertools import count

@@ -635,7 +635,7 @@ def make_engine(**options):
 def test_random_arrivals_cancellations_and_a_failed_step(expected, ahead, monkeypatch):
     """Every sequence that finishes has the tokens it would have alone; no slot is lost."""
     real, rng, steps = make_engine(ahead=ahead), random.Random(0), []
-    step = real.runner.start
+    step = real.runner.start_cycle
 
     def start(*given):
         steps.append(real.running)
@@ -643,7 +643,7 @@ def test_random_arrivals_cancellations_and_a_failed_step(expected, ahead, monkey
             raise RuntimeError("out of luck")
         return step(*given)
 
-    monkeypatch.setattr(real.runner, "start", start)
+    monkeypatch.setattr(real.runner, "start_cycle", start)
     meter, submitted = Counts(), []
     with serving(real, max_queue=1000, meter=meter) as engine:
         for number in range(32):

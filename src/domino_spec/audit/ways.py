@@ -14,10 +14,9 @@ from torch import Tensor
 from domino_spec.decoding import Proposer, RowStats, SamplingParams, decode
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.attention import AttentionMetadata
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.runtime import on_device
-from domino_spec.engine.prefill import Part, Shape
+from domino_spec.engine.model_runner import Plan, PrefillShape, PromptChunk
 from domino_spec.evaluation.runs import make_sequence
 from domino_spec.targets import Target
 
@@ -35,7 +34,7 @@ class Pass:
     """Tokens of the longest row in the cache, where rows had different lengths: it takes a mask."""
     kept: int
     """Tokens that stayed in the cache."""
-    prefill: Shape | None = None
+    prefill: PrefillShape | None = None
     """The engine's shape of a forward over parts of prompts; None for any other forward."""
 
     def holds(self, position: int) -> bool:
@@ -191,13 +190,14 @@ class EngineWay:
     def _read(self, ids: Sequence[int], shape: Pass) -> Tensor:
         """Behind what slot 0 holds; logits behind the forward's last token, or the text's."""
         engine, device = self._engine, self._engine.slots.device
+        runner = engine.runner
         with on_device(device):
-            part = Part(0, shape.start, ids[shape.start : shape.start + shape.kept])
+            part = PromptChunk(0, shape.start, ids[shape.start : shape.start + shape.kept])
             if shape.prefill is not None:
-                alone = replace(shape.prefill, observed=False, common=False)
-                return engine.prefill.logits(engine.prefill.forward([part], alone))[0].float()
+                alone = replace(shape.prefill, drafts=False, common=False)
+                return runner.logits(runner.run_prefill([part], alone))[0].float()
             if shape.start == 0:
-                return engine.prefill.logits(engine.prefill.run([part], observed=False))[0].float()
+                return runner.logits(runner.prefill([part], drafts=False))[0].float()
             # Of the other rows only their number matters: no row sees another's states.
             slots = torch.arange(shape.rows, device=device).clamp(max=engine.slots.spare)
             block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
@@ -239,8 +239,8 @@ def _at_once(count: int) -> Pass:
 def _started(engine: Engine) -> Iterator[dict[int, _Forwards]]:
     """Writes down every forward that starts while open, for each row that takes part in it."""
     seen: dict[int, _Forwards] = defaultdict(_Forwards)
-    runner, prefill = engine.runner, engine.prefill
-    start_cycle, forward_parts = runner.start, prefill.forward
+    runner = engine.runner
+    start_cycle, run_prefill = runner.start_cycle, runner.run_prefill
 
     def forwards_of(slots: Iterable[int]) -> Iterator[_Forwards]:
         running = {row.slot: row.index for row in engine.scheduler.running}
@@ -251,7 +251,7 @@ def _started(engine: Engine) -> Iterator[dict[int, _Forwards]]:
             each.cycles.append((runner.size_of(len(slots)), plan.depth + 1))
         return start_cycle(slots, plan)
 
-    def forward(parts: Sequence[Part], shape: Shape) -> Tensor:
+    def prefill(parts: Sequence[PromptChunk], shape: PrefillShape) -> Tensor:
         for each, part in zip(forwards_of(part.slot for part in parts), parts, strict=True):
             each.prefill.append(
                 Pass(
@@ -262,9 +262,9 @@ def _started(engine: Engine) -> Iterator[dict[int, _Forwards]]:
                     prefill=shape,
                 )
             )
-        return forward_parts(parts, shape)
+        return run_prefill(parts, shape)
 
-    with _replaced(runner, "start", start), _replaced(prefill, "forward", forward):
+    with _replaced(runner, "start_cycle", start), _replaced(runner, "run_prefill", prefill):
         yield seen
 
 

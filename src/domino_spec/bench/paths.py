@@ -140,7 +140,7 @@ class EnginePath:
         cycles = 0
         # On a GPU a cycle is one graph and nobody waits inside it: `stages` times its parts.
         clock = {"draft": 0.0, "verify": 0.0} if self._inside else None
-        engine.cycle.clock = clock
+        engine.runner.clock = clock
         self._memory.reset()
         start = _now(self.target)
         for row in rows:

@@ -1,4 +1,4 @@
-"""Keys and values in slots: never moved while a row runs; a roll-back is a shorter length."""
+"""Keys and values in slots: never moved while a sequence runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 class SlotCache:
     """For each layer keys and values [slots, kv heads, capacity, head_dim].
 
-    Row r of a batch lives in a slot and owns its first `lengths[slot]` positions. A forward writes
-    behind them; what is not kept is written over by the next.
+    A sequence lives in a slot and owns its first `lengths[slot]` places. A forward writes after
+    them; `commit` says how many of those are kept.
     """
 
     def __init__(
@@ -50,6 +50,14 @@ class SlotCache:
     def copy(self, source: int, goal: int, count: int) -> None:
         """The first tokens of one slot into another, in all layers."""
         self._states[:, :, goal, :, :count] = self._states[:, :, source, :, :count]
+
+    def commit(self, slots: Tensor, accepted: Tensor) -> None:
+        """Keep the anchor and the accepted drafts [n] of the last forward in slots [n], no more.
+
+        Rolls the rest back. Here the length, which `Slots` holds, says it all: the next forward
+        writes over what is left. A cache of recurrent states would restore those of each slot's
+        last accepted token.
+        """
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values."""

@@ -21,11 +21,11 @@ from domino_spec.cache import (
 )
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine.costs import Costs, rising
-from domino_spec.engine.cycle import KINDS, Plan
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels import overlap, runtime
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.measure import Bench, seconds_of
+from domino_spec.engine.model_runner import KINDS, Plan
 from domino_spec.engine.policy import DepthPolicy, depths
 from domino_spec.errors import InputError
 
@@ -118,14 +118,14 @@ def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, floa
     """On a CPU the least of a few rounds: other load only ever adds."""
     if bench.device.type == "cuda":
         return {depth: bench.cycle_seconds(batch, depth) for depth in wanted}
-    slots, cycle = torch.arange(batch), bench.engine.cycle
+    slots, runner = torch.arange(batch), bench.engine.runner
     least = dict.fromkeys(wanted, math.inf)
     began = time.perf_counter()
     for turn in range(1 + _MOST_ROUNDS):
         for depth in wanted:
             bench.reset()
             start = time.perf_counter()
-            cycle.run(slots, Plan(depth))
+            runner.run_cycle(slots, Plan(depth))
             if turn:  # the first round prepares what all others use
                 least[depth] = min(least[depth], time.perf_counter() - start)
         if turn >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
@@ -234,7 +234,7 @@ def _parts(
     bench: Bench, batch: int, depth: int, plans: Sequence[Plan]
 ) -> dict[tuple[str, Plan], Callable[[], Any]]:
     """The parts of a cycle that depend on how tokens are chosen, over a cycle's states."""
-    engine, cycle = bench.engine, bench.engine.cycle
+    engine, runner = bench.engine, bench.engine.runner
     target, drafter = engine.target, engine.drafter
     assert drafter is not None
     bench.reset()
@@ -254,8 +254,8 @@ def _parts(
 
     def choice(plan: Plan) -> Callable[[], Any]:
         def choose() -> Any:
-            chosen = cycle.choose(logits, block, rows, draws(plan), plan)
-            return cycle.report(chosen, logits, block, rows.slots, plan)
+            chosen = runner.choose(logits, block, rows, draws(plan), plan)
+            return runner.report(chosen, logits, block, rows.slots, plan)
 
         return choose
 

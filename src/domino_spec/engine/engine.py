@@ -1,7 +1,7 @@
 """The engine: requests come at any time, all advance a step at a time, and leave when they like.
 
 A step is schedule, run, collect: the `Scheduler` says whose prompts are computed and who decodes,
-`Prefill` and `Runner` launch that on the device, and what an earlier launch gave is read back.
+the `ModelRunner` launches that on the device, and what an earlier launch gave is read back.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.block_manager import BlockManager
 from domino_spec.engine.checks import check_sequence, check_settings
-from domino_spec.engine.cycle import Cycle, Plan
-from domino_spec.engine.graphs import Runner
+from domino_spec.engine.model_runner import ModelRunner, Plan, PromptChunk
 from domino_spec.engine.models import load_model
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
-from domino_spec.engine.prefill import Part, Prefill
 from domino_spec.engine.scheduler import Chunk, Scheduler
-from domino_spec.engine.scores import ScoreTable, score_columns
+from domino_spec.engine.scores import ScoreTable
 from domino_spec.engine.sizes import (
     Size,
     fitting_size,
@@ -133,21 +131,14 @@ class Engine:
     def _make_slots(self, slots: int, scheduler: Scheduler | None = None) -> None:
         """Everything that belongs to slots; `scheduler` is the one whose queue goes on."""
         self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
-        self.cycle = Cycle(self.target, self.drafter, self.slots)
-        self.runner = Runner(self.cycle, graphs=self._graphs)
-        self.prefill = Prefill(
-            self.target,
-            self.drafter,
-            spare=self.slots.spare,
-            recorder=self.runner.recorder if self._graphs else None,
-        )
+        self.runner = ModelRunner(self.target, self.drafter, self.slots, graphs=self._graphs)
         blocks = BlockManager(slots, reuse=self._reuse)
         self.scheduler = scheduler or Scheduler(blocks, drafts=self.drafts_for)
         self.scheduler.blocks = blocks
         self._launches: deque[list[Launch]] = deque()
 
     def drafts_for(self, sequence: Decoded) -> bool:
-        """Whether drafts are made for a sequence; otherwise the drafter hears nothing of it."""
+        """Whether drafts are made for a sequence; otherwise its draft cache stays empty."""
         return self.drafter is not None and sequence.speculate
 
     # Requests ---------------------------------------------------------------------------------
@@ -353,50 +344,36 @@ class Engine:
         for sequence, found in self.scheduler.admit(self.capacity):
             sequence.begin()
             if found.source != found.slot:
-                observed = self.drafts_for(sequence)
-                self.prefill.copy(found.source, found.slot, found.reused, observed=observed)
+                drafts = self.drafts_for(sequence)
+                self.runner.copy_prefix(found.source, found.slot, found.reused, drafts=drafts)
 
     def _start_prefill(self, chunks: Sequence[Chunk]) -> list[Launch]:
         launches = []
-        for observed in (True, False):
-            own = [chunk for chunk in chunks if self.drafts_for(chunk.sequence) is observed]
+        for drafts in (True, False):
+            own = [chunk for chunk in chunks if self.drafts_for(chunk.sequence) is drafts]
             if not own:
                 continue
-            parts = [_part(chunk) for chunk in own]
-            states = self.prefill.run(parts, observed=observed)
+            parts = [_prompt_chunk(chunk) for chunk in own]
+            states = self.runner.prefill(parts, drafts=drafts)
             for chunk in own:
                 chunk.sequence.computed += chunk.count
             whole = [place for place, chunk in enumerate(own) if chunk.last]
             if not whole:
                 continue
             sequences = tuple(own[place].sequence for place in whole)
-            plan = self._plan([s.params for s in sequences], 0, alone=not observed)
+            plan = self._plan([s.params for s in sequences], 0, alone=not drafts)
             if len(whole) < len(own):
                 states = states[torch.tensor(whole, device=states.device)]
-            report = self.runner.read_back(self._first_tokens(states, sequences, plan))
+            report = self.runner.start_sequences(
+                states,
+                [_slot(sequence) for sequence in sequences],
+                plan,
+                prompts=[sequence.prompt for sequence in sequences],
+                params=[sequence.params for sequence in sequences],
+                seeds=[sequence.seed for sequence in sequences],
+            )
             launches.append(Launch(sequences, plan, report, prefill=True))
         return launches
-
-    def _first_tokens(self, states: Tensor, sequences: Sequence[Decoded], plan: Plan) -> Tensor:
-        """Choose each sequence's first token, its anchor; the report of a cycle without drafts."""
-        slots = self.slots.open(
-            [_slot(sequence) for sequence in sequences],
-            prompts=[sequence.prompt for sequence in sequences],
-            params=[sequence.params for sequence in sequences],
-            seeds=[sequence.seed for sequence in sequences],
-        )
-        draws = self.slots.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
-        logits = self.prefill.logits(states).unsqueeze(1)
-        judged = logits
-        if plan.penalised:
-            judged = self.slots.penalties.apply(logits, slots, None)
-        chosen = draws.choose(judged, self.slots.lengths[slots] - 1)  # [n, 1]
-        self.slots.anchors[slots] = chosen[:, 0]
-        report = torch.cat((torch.zeros_like(chosen), chosen), dim=1)
-        if plan.scored:
-            columns = score_columns(logits, chosen, ranked=plan.ranked)
-            report = torch.cat((report, columns), dim=1)
-        return report
 
     def _start_cycles(self, sequences: Sequence[Decoded]) -> list[Launch]:
         """A cycle for those with drafts and one for those without."""
@@ -412,7 +389,7 @@ class Engine:
                 drawn = sum(s.params.samples for s in own) / len(own)
                 batch = Batch(self.runner.size_of(len(own)), plan.kinds, drawn)
                 plan = replace(plan, depth=self.policy.choose(batch))
-            report = self.runner.start([_slot(s) for s in own], plan)
+            report = self.runner.start_cycle([_slot(s) for s in own], plan)
             launches.append(Launch(own, plan, report))
         return launches
 
@@ -560,10 +537,10 @@ class Engine:
         Otherwise each is captured at its first use, inside a request.
         """
         drafts = speculate and self.drafter is not None
-        self.prefill.capture(observed=drafts)
+        self.runner.capture_prefill(drafts=drafts)
         chosen = depths(self.depth) if self.policy is not None and drafts else (self.depth,)
         for depth in chosen:
-            self.runner.capture_up_to(sequences, self._plan([params], depth, alone=not drafts))
+            self.runner.capture_cycles(sequences, self._plan([params], depth, alone=not drafts))
 
 
 def _failed(sequences: Iterable[Decoded]) -> list[SequenceOutput]:
@@ -573,9 +550,9 @@ def _failed(sequences: Iterable[Decoded]) -> list[SequenceOutput]:
     ]
 
 
-def _part(chunk: Chunk) -> Part:
+def _prompt_chunk(chunk: Chunk) -> PromptChunk:
     sequence, end = chunk.sequence, chunk.start + chunk.count
-    return Part(_slot(sequence), chunk.start, sequence.prompt[chunk.start : end])
+    return PromptChunk(_slot(sequence), chunk.start, sequence.prompt[chunk.start : end])
 
 
 def _slot(sequence: Decoded) -> int:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from domino_spec.engine.attention import AttentionMetadata
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.runtime import on_device
+from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import nbytes
 from domino_spec.errors import InputError
@@ -123,7 +123,7 @@ class Bench:
     def _seconds(self, batch: int, plan: Plan) -> float:
         self.reset()
         slots = torch.arange(batch, device=self.device)
-        return seconds_of(lambda: self.engine.cycle.run(slots, plan), self.device)
+        return seconds_of(lambda: self.engine.runner.run_cycle(slots, plan), self.device)
 
     def stages(self, batch: int, depth: int) -> list[Stage]:
         """The parts of a cycle, each timed alone."""
@@ -190,15 +190,15 @@ class Bench:
     def paced(self, batch: int, depth: int, accepted: Sequence[int], *, cycles: int) -> float:
         """Tokens a second of the engine itself, host and all, with acceptance forced."""
         engine = self.engine
-        engine.cycle.force(accepted)
+        engine.runner.force(accepted)
         slots, tokens = list(range(batch)), 0
         plan = Plan(depth, forced=True, alone=depth == 0)
-        engine.runner.start(slots, plan)()  # captured
+        engine.runner.start_cycle(slots, plan)()  # captured
         self.reset()
         flights = []
         start = time.perf_counter()
         for _ in range(cycles):
-            flights.append(engine.runner.start(slots, plan))
+            flights.append(engine.runner.start_cycle(slots, plan))
             if len(flights) > int(engine.ahead):
                 tokens += int(flights.pop(0)()[:, 0].sum()) + batch
         for flight in flights:

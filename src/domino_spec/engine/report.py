@@ -12,9 +12,9 @@ import torch
 from domino_spec.decoding import DominoProposer, SamplingParams, make_sampler
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafter import Drafter
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench, accepted_pattern, bandwidth, expected, geometric
+from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.policy import depths
 from domino_spec.engine.shapes import random_drafter, random_target
 from domino_spec.engine.weights import nbytes
@@ -57,7 +57,7 @@ def measure_engine(request: Request, say: Say) -> dict[str, Any]:
         capacity=request.context + 128 * (depth + 1),
         candidates=request.candidates,
     )
-    engine.runner.start([0], Plan(depth))()
+    engine.runner.start_cycle([0], Plan(depth))()
     record: dict[str, Any] = {
         "shape": request.shape,
         "dtype": str(request.dtype).removeprefix("torch."),

@@ -17,9 +17,9 @@ def test_slots_advance_by_what_was_accepted(apply, pretended, device):
     anchors = torch.full((5,), -1, device=device)
     arguments = [torch.tensor(each, device=device) for each in (CHOSEN, BLOCK, SLOTS)]
     given = None if pretended is None else torch.tensor(pretended, device=device)
-    report = apply(*arguments, lengths, anchors, given)
+    report, counts = apply(*arguments, lengths, anchors, given)
     accepted = pretended or [3, 1, 0, 3]
-    assert report[:, 0].tolist() == accepted
+    assert report[:, 0].tolist() == counts.tolist() == accepted
     assert report[:, 1:].tolist() == CHOSEN
     assert lengths.tolist() == [
         10 + accepted[1] + 1,
@@ -36,7 +36,7 @@ def test_slots_advance_by_what_was_accepted(apply, pretended, device):
 def test_a_plain_step_advances_by_one(device):
     lengths, anchors = torch.tensor([7, 0], device=device), torch.zeros(2, device=device).long()
     chosen, block = torch.tensor([[3]], device=device), torch.tensor([[1]], device=device)
-    report = commit(chosen, block, torch.tensor([0], device=device), lengths, anchors)
+    report, _ = commit(chosen, block, torch.tensor([0], device=device), lengths, anchors)
     assert report.tolist() == [[0, 3]]
     assert lengths.tolist() == [8, 0]
     assert anchors.tolist()[0] == 3

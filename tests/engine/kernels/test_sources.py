@@ -5,8 +5,8 @@ import torch
 
 from domino_spec.baselines.lean import BaselineSource
 from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.engine.cycle import Plan
 from domino_spec.engine.engine import Engine
+from domino_spec.engine.model_runner import Plan
 from tests.engine.runs import finish, make_requests, own
 from tests.support.baselines import knowing_eagle3, knowing_medusa
 from tests.support.families import plain_greedy
@@ -34,7 +34,7 @@ def test_drafts_are_right_and_what_fills_up_a_batch_changes_nothing(kind, device
         engine.add_request(sequence)
     engine.step()
     spare = engine.slots.spare
-    engine.cycle.run(torch.tensor([spare, spare], device=device), Plan(DRAFTS))
+    engine.runner.run_cycle(torch.tensor([spare, spare], device=device), Plan(DRAFTS))
     finish(engine)
     assert [sequence.output for sequence in sequences] == answers
     if kind != "lookup":

@@ -171,7 +171,7 @@ def record(
     """In this process, which launches no kernel afterwards."""
     import torch
 
-    from domino_spec.engine.cycle import Plan
+    from domino_spec.engine.model_runner import Plan
 
     engine = _engine(shape, candidates)
     found, cycle = Recorded(), [("", 0, 0)]
@@ -179,7 +179,7 @@ def record(
         for batch, depth, plan in itertools.product(BATCHES, depths, plans):
             cycle.append((plan, batch, depth))
             slots = torch.empty(batch, dtype=torch.long, device="meta")
-            engine.cycle.run(slots, Plan(depth, **PLANS[plan]))
+            engine.runner.run_cycle(slots, Plan(depth, **PLANS[plan]))
     return found
 
 

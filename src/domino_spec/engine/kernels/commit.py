@@ -12,14 +12,17 @@ _WARP = 32
 
 
 def commit(
-    chosen: Tensor,  # [rows, n]: what the target chose behind each token of the block
+    chosen: Tensor,  # [rows, n]: what the target chose after each token of the block
     block: Tensor,  # [rows, n]: the anchor and the drafts
     slots: Tensor,  # [rows]
-    lengths: Tensor,  # [slots + 1]; the last is nobody's and stays 0
+    lengths: Tensor,  # [slots + 1]; the last one, the spare slot's, stays 0
     anchors: Tensor,  # [slots + 1]
     pretended: Tensor | None = None,  # [rows]: accepted drafts, if they are not to be counted
-) -> Tensor:  # [rows, n + 1]
-    """For each row how many drafts were accepted, then what was chosen; slots advance by that."""
+) -> tuple[Tensor, Tensor]:  # [rows, n + 1], [rows]
+    """For each row how many drafts were accepted, then what was chosen; and the former alone.
+
+    Slots advance by the accepted drafts and the anchor before them.
+    """
     if usable(chosen):
         return _launch(chosen, block, slots, lengths, anchors, pretended)
     return commit_twin(chosen, block, slots, lengths, anchors, pretended)
@@ -32,7 +35,7 @@ def commit_twin(
     lengths: Tensor,
     anchors: Tensor,
     pretended: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """What `commit` does."""
     accepted = pretended
     if accepted is None:
@@ -42,7 +45,7 @@ def commit_twin(
     lengths[-1:].zero_()
     report = chosen.new_empty(chosen.shape[0], chosen.shape[1] + 1)
     report[:, 0], report[:, 1:] = accepted, chosen
-    return report
+    return report, accepted
 
 
 def _launch(
@@ -52,7 +55,7 @@ def _launch(
     lengths: Tensor,
     anchors: Tensor,
     pretended: Tensor | None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     rows, n = chosen.shape
     report = chosen.new_empty(rows, n + 1)
     _commit[(rows,)](
@@ -70,7 +73,7 @@ def _launch(
         num_warps=1,
         **overlap(chosen),
     )
-    return report
+    return report, report[:, 0]
 
 
 if triton_available():

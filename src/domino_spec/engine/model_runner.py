@@ -1,0 +1,518 @@
+"""What runs on the device: prefill, and cycles of draft, verify, accept and commit.
+
+Nothing here waits for the host. Of a small model's forward nearly all is the host launching
+kernels. So on a GPU each kind of cycle is captured in a CUDA graph, for batches filled up to one of
+a few sizes. Prompts of similar lengths are padded to one length and computed together; a prompt
+alone is padded to one of a few lengths, each captured once. Padding comes after a prompt: no token
+of it sees that, and the next tokens are written over it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from domino_spec.decoding import SamplingParams
+from domino_spec.engine.attention import AttentionMetadata
+from domino_spec.engine.kernels.attention import MAX_TOKENS
+from domino_spec.engine.kernels.commit import commit
+from domino_spec.engine.kernels.linear import normed
+from domino_spec.engine.kernels.runtime import on_device
+from domino_spec.engine.models.base import InferenceModel
+from domino_spec.engine.sampling import Draws, needs_filter
+from domino_spec.engine.scores import score_columns
+from domino_spec.engine.side_stream import SideStream
+from domino_spec.engine.slots import Slots
+from domino_spec.engine.sources import Source
+from domino_spec.errors import InputError
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Batches of captured cycles are filled up to one of these sizes."""
+MOST_GRAPHS = 256
+"""Kinds of cycles kept; each takes a few megabytes, and requests of all kinds make more."""
+PROMPT_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Prompts are padded to one of these; longer ones keep the GPU busy by themselves."""
+_LONGEST_CAPTURED = 4096
+"""Forwards that see more are not captured: what their attention needs would stay taken for good."""
+_CHEAP_TOKENS = 2048
+"""Tokens of a forward that a GPU computes in less time than its kernels take to launch."""
+_SIMILAR = 0.7
+"""Prompts share a forward if each is at least so long, compared with the longest of them."""
+LONGEST_PATTERN = 1024
+KINDS = ("sampled", "filtered", "penalised", "scored", "ranked")
+"""What of a plan adds work for every token that a cycle verifies."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What kind of cycle it is; each kind is captured once."""
+
+    depth: int
+    """Drafts verified; 0 is plain decoding."""
+    sampled: bool = False
+    """Whether some sequence draws its tokens."""
+    filtered: bool = False
+    """Whether some sequence cuts tokens off before it draws."""
+    penalised: bool = False
+    """Whether some sequence pays for tokens it repeats."""
+    scored: bool = False
+    """Whether some sequence wants to know how likely its tokens were."""
+    ranked: bool = False
+    """Whether some sequence wants to know the likeliest tokens too."""
+    alone: bool = False
+    """Whether these sequences never draft: the draft cache is not updated for them."""
+    forced: bool = False
+    """Whether acceptance is pretended (benchmarks only)."""
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], depth: int, *, alone: bool) -> Plan:
+        """What sequences with these parameters need."""
+        sampled = any(each.samples for each in params)
+        filtered = any(needs_filter(each) for each in params)
+        return cls(
+            depth,
+            sampled=sampled,
+            filtered=filtered,
+            penalised=any(each.penalises for each in params),
+            scored=any(each.logprobs is not None for each in params),
+            ranked=any(each.logprobs for each in params),
+            alone=alone,
+        )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those of `KINDS` that it is of."""
+        return tuple(kind for kind in KINDS if getattr(self, kind))
+
+
+class GraphRecorder:
+    """Captures work on device tensors alone in CUDA graphs, all in one pool of memory.
+
+    What one graph leaves in its results, another may write over.
+    """
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def record(self, work: Callable[[], _T]) -> tuple[torch.cuda.CUDAGraph, _T]:
+        """A graph on the current GPU, and the results that each replay fills anew."""
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compile and allocate before anything is recorded
+            for _ in range(2):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may use the GPU meanwhile: only ours is watched.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            results = work()
+        self._pool = self._pool or graph.pool()
+        return graph, results
+
+
+@dataclass(frozen=True)
+class PromptChunk:
+    """Tokens of a prompt, and where they go."""
+
+    slot: int
+    start: int
+    """Tokens of the slot that are there already."""
+    tokens: Sequence[int]
+
+
+@dataclass(frozen=True)
+class PrefillShape:
+    """What a prefill forward looks like; each is captured once."""
+
+    rows: int
+    count: int
+    """Tokens a prompt, padding included."""
+    longest: int | None
+    """A bound on what a slot holds then; None where attention needs none."""
+    drafts: bool
+    """Whether the draft cache is updated too."""
+    common: bool = True
+    """Whether the shape will come again: worth a graph."""
+
+
+@dataclass(frozen=True)
+class CapturedCycle:
+    """A graph with the tensors it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    slots: Tensor  # [sequences]
+    report: Tensor  # [sequences, depth + 2], and scores where the plan says so
+
+
+@dataclass(frozen=True)
+class CapturedPrefill:
+    """A graph with the tensors it reads and writes."""
+
+    graph: torch.cuda.CUDAGraph
+    numbers: Tensor  # see `_numbers`
+    last: Tensor  # [rows, hidden]
+
+
+class ModelRunner:
+    """Target and drafter over the same slots. Launches work and never waits for it."""
+
+    def __init__(
+        self,
+        model: InferenceModel,
+        drafter: Source | None,
+        slots: Slots,
+        *,
+        graphs: bool,
+        pad: bool | None = None,
+    ) -> None:
+        """With `graphs` work is captured; `pad` alone only pads prompts, which tests want."""
+        self.model, self.drafter, self.slots = model, drafter, slots
+        self._device = slots.device
+        self._graphs = graphs
+        self.recorder: Any = GraphRecorder() if graphs else None
+        self._side_stream = SideStream(slots.device)
+        self._cycles: dict[tuple[int, Plan], CapturedCycle] = {}
+        self._pad = graphs if pad is None else pad
+        self._cheap = _CHEAP_TOKENS if slots.device.type == "cuda" else 0
+        self._prefills: dict[PrefillShape, CapturedPrefill] = {}
+        self._seen: Counter[PrefillShape] = Counter()
+        self._too_large: set[PrefillShape] = set()
+        # In place for ever: a captured graph keeps their addresses.
+        self._pattern = torch.zeros(LONGEST_PATTERN, dtype=torch.long, device=slots.device)
+        self._period = torch.ones(1, dtype=torch.long, device=slots.device)
+        self._turn = torch.zeros(1, dtype=torch.long, device=slots.device)
+        self.clock: dict[str, float] | None = None
+        """Seconds of `draft` and `verify` are added here; for CPUs, where launches are the work."""
+
+    # Cycles ---------------------------------------------------------------------------------------
+
+    def start_cycle(self, slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
+        """Start a cycle for these slots; what is returned waits for its report."""
+        with on_device(self._device):
+            if not self._graphs:
+                return self.run_cycle(torch.tensor(slots, device=self._device), plan).cpu
+            size = self.size_of(len(slots))
+            captured = self._cycles.pop((size, plan), None) or self.capture_cycle(size, plan)
+            self._cycles[size, plan] = captured  # the last one used is the last to go
+            filled = [*slots, *[self.slots.spare] * (size - len(slots))]
+            captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
+            captured.graph.replay()
+            return _read_back(captured.report, len(slots))
+
+    def size_of(self, sequences: int) -> int:
+        """The size of the batch that so many sequences run in here."""
+        return filled_size(sequences) if self._graphs else sequences
+
+    def capture_cycles(self, sequences: int, plan: Plan) -> None:
+        """Record a cycle for each size that so many sequences, or fewer, are filled up to."""
+        if self._graphs:
+            with on_device(self._device):
+                for size in reversed(sizes_up_to(sequences)):  # smaller ones fit into what it took
+                    if (size, plan) not in self._cycles:
+                        self.capture_cycle(size, plan)
+
+    def capture_cycle(self, size: int, plan: Plan) -> CapturedCycle:
+        """Record one cycle of this kind; slots in use are not touched."""
+        while len(self._cycles) >= MOST_GRAPHS:
+            self._forget_oldest()
+        spare = self.slots.spare
+        slots = torch.full((size,), spare, dtype=torch.long, device=self._device)
+        assert self.recorder is not None
+        graph, report = self.recorder.record(lambda: self.run_cycle(slots, plan))
+        captured = CapturedCycle(graph, slots, report)
+        self._cycles[size, plan] = captured
+        return captured
+
+    def _forget_oldest(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # it may still run
+        del self._cycles[next(iter(self._cycles))]
+
+    def force(self, accepted: Sequence[int]) -> None:
+        """What cycles whose plan says `forced` pretend to accept, one after the other."""
+        if not 0 < len(accepted) <= LONGEST_PATTERN:
+            raise InputError(
+                f"the pattern has {len(accepted)} cycles; expected 1 to {LONGEST_PATTERN}."
+            )
+        self._pattern[: len(accepted)] = torch.tensor(list(accepted), device=self.slots.device)
+        self._period.fill_(len(accepted))
+        self._turn.zero_()
+
+    @torch.no_grad()
+    def run_cycle(self, slots: Tensor, plan: Plan) -> Tensor:
+        """One cycle: for each sequence the count of accepted drafts, then the tokens chosen.
+
+        Gives [sequences, depth + 2]. The first `accepted + 1` of the tokens are committed. If they
+        are scored, columns of `score_columns` follow.
+        """
+        state = self.slots
+        starts, anchors = state.lengths[slots], state.anchors[slots]
+        draws = state.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
+        metadata = AttentionMetadata(slots, starts, plan.depth + 1)
+        block = anchors.unsqueeze(1)
+        if plan.depth:
+            assert self.drafter is not None
+            with self._timed("draft"):
+                drafts = self.drafter.propose(anchors, metadata, plan.depth, draws)
+            block = torch.cat((block, drafts), dim=1)
+        drafter = None if plan.alone else self.drafter
+        layers = () if drafter is None else drafter.taps
+        with self._timed("verify"):
+            states, captured = self.model.forward(block, metadata, layers)
+        try:
+            if drafter is not None:
+                with self._timed("draft"), self._side_stream.work():
+                    drafter.observe(captured, block, metadata)
+            with self._timed("verify"):
+                logits = self.model.logits(states).view(*block.shape, -1)
+                chosen = self.choose(logits, block, metadata, draws, plan)
+        finally:
+            self._side_stream.join()
+        return self.report(chosen, logits, block, slots, plan)
+
+    def choose(
+        self,
+        logits: Tensor,  # [sequences, n, vocabulary]
+        block: Tensor,  # [sequences, n]
+        metadata: AttentionMetadata,
+        draws: Draws,
+        plan: Plan,
+    ) -> Tensor:
+        """The token that each sequence chooses after each token of its block, [sequences, n]."""
+        judged = logits
+        if plan.penalised:
+            judged = self.slots.penalties.apply(logits, metadata.slots, block)
+        return draws.choose(judged, metadata.starts)
+
+    def report(
+        self, chosen: Tensor, logits: Tensor, block: Tensor, slots: Tensor, plan: Plan
+    ) -> Tensor:
+        """Accept and commit what was chosen after a block; what `run_cycle` gives."""
+        state = self.slots
+        pretended = self._pretended(block) if plan.forced else None
+        report, accepted = commit(chosen, block, slots, state.lengths, state.anchors, pretended)
+        self.model.cache.commit(slots, accepted)
+        if plan.penalised:
+            state.penalties.count(slots, block, accepted)
+        if not plan.scored:
+            return report
+        return torch.cat((report, score_columns(logits, chosen, ranked=plan.ranked)), dim=1)
+
+    @contextmanager
+    def _timed(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.clock is not None:
+            self.clock[part] = self.clock.get(part, 0.0) + time.perf_counter() - start
+
+    def _pretended(self, block: Tensor) -> Tensor:
+        """The next count of the pattern for every sequence, [sequences]."""
+        count = self._pattern.index_select(0, self._turn.remainder(self._period))
+        self._turn.add_(1)
+        return count.clamp(max=block.shape[1] - 1).repeat(len(block))
+
+    # Prefill --------------------------------------------------------------------------------------
+
+    def start_sequences(
+        self,
+        states: Tensor,  # [sequences, hidden]: those of `prefill`
+        slots: Sequence[int],
+        plan: Plan,
+        *,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        seeds: Sequence[int],
+    ) -> Callable[[], Tensor]:
+        """Choose each sequence's first token, its anchor; what is returned waits for the report.
+
+        The report is that of a cycle without drafts.
+        """
+        state = self.slots
+        places = state.open(slots, prompts=prompts, params=params, seeds=seeds)
+        draws = state.draws(places, sampled=plan.sampled, filtered=plan.filtered)
+        logits = self.logits(states).unsqueeze(1)
+        judged = logits
+        if plan.penalised:
+            judged = state.penalties.apply(logits, places, None)
+        chosen = draws.choose(judged, state.lengths[places] - 1)  # [sequences, 1]
+        state.anchors[places] = chosen[:, 0]
+        report = torch.cat((torch.zeros_like(chosen), chosen), dim=1)
+        if plan.scored:
+            columns = score_columns(logits, chosen, ranked=plan.ranked)
+            report = torch.cat((report, columns), dim=1)
+        return _read_back(report, len(report)) if self._device.type == "cuda" else report.cpu
+
+    def copy_prefix(self, source: int, slot: int, count: int, *, drafts: bool) -> None:
+        """The first tokens of one slot into another."""
+        self.model.cache.copy(source, slot, count)
+        if drafts and self.drafter is not None:
+            self.drafter.cache.copy(source, slot, count)
+
+    @torch.no_grad()
+    def prefill(self, parts: Sequence[PromptChunk], *, drafts: bool) -> Tensor:
+        """The states of each part's last token, [parts, hidden], before the last norm."""
+        found: list[Tensor | None] = [None] * len(parts)
+        with on_device(self._device):
+            for group in self._groups(parts):
+                states = self._together([parts[i] for i in group], drafts=drafts)
+                if len(group) == len(parts):
+                    order = torch.tensor(group).argsort().to(states.device)
+                    return states[order] if len(group) > 1 else states
+                for place, index in enumerate(group):
+                    found[index] = states[place].clone()  # the next replay writes over it
+            return torch.stack([each for each in found if each is not None])
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """[n, hidden] -> [n, vocabulary]."""
+        model = self.model
+        return model.logits(normed(states, model.norm, model.shape.eps))
+
+    @torch.no_grad()
+    def capture_prefill(self, *, drafts: bool) -> None:
+        """Capture every length that one prompt in an empty slot may be padded to."""
+        if self.recorder is None:
+            return
+        with on_device(self._device):
+            for length in reversed(PROMPT_LENGTHS):  # smaller ones fit into what the largest took
+                if length <= self.model.cache.capacity:
+                    shape = self._prefill_shape(1, length, 0, drafts=drafts)
+                    if shape not in self._prefills:
+                        self._capture_prefill(shape)
+
+    def _groups(self, parts: Sequence[PromptChunk]) -> list[list[int]]:
+        """Parts that share a forward: of similar lengths, and none reaching past its slot."""
+        capacity = self.model.cache.capacity
+        order = sorted(range(len(parts)), key=lambda i: -len(parts[i].tokens))
+        groups: list[list[int]] = []
+        for index in order:
+            part = parts[index]
+            if groups:
+                longest = len(parts[groups[-1][0]].tokens)
+                padded = (len(groups[-1]) + 1) * longest
+                similar = len(part.tokens) >= _SIMILAR * longest or padded <= self._cheap
+                if similar and part.start + longest <= capacity:
+                    groups[-1].append(index)
+                    continue
+            groups.append([index])
+        return groups
+
+    def _together(self, parts: Sequence[PromptChunk], *, drafts: bool) -> Tensor:
+        count = max(len(part.tokens) for part in parts)
+        start = max(part.start for part in parts)
+        return self.run_prefill(parts, self._prefill_shape(len(parts), count, start, drafts=drafts))
+
+    @torch.no_grad()
+    def run_prefill(self, parts: Sequence[PromptChunk], shape: PrefillShape) -> Tensor:
+        """One forward of these parts in a shape that holds them: [parts, hidden]."""
+        numbers = torch.tensor(_numbers(parts, shape, self.slots.spare))
+        captured = self._prefills.get(shape) or self._worth_capturing(shape)
+        if captured is None:
+            return self._run_prefill(shape, numbers.to(self._device))[: len(parts)]
+        captured.numbers.copy_(numbers.pin_memory(), non_blocking=True)
+        captured.graph.replay()
+        return captured.last[: len(parts)]
+
+    def _prefill_shape(self, rows: int, count: int, start: int, *, drafts: bool) -> PrefillShape:
+        """The shape in which so many prompts of so many tokens are computed."""
+        capacity = self.model.cache.capacity
+        drafts = drafts and self.drafter is not None
+        exact = PrefillShape(rows, count, start + count, drafts, common=False)
+        length = next((n for n in PROMPT_LENGTHS if n >= count), None)
+        if not self._pad or length is None or start + length > capacity:
+            return exact
+        if rows > 1:  # so many shapes that capturing them would hold requests up
+            return exact
+        if length <= MAX_TOKENS:
+            return PrefillShape(1, length, None, drafts)
+        # After other tokens a few bounds, so that a few graphs serve all starts.
+        bound = min(1 << (start + length - 1).bit_length(), capacity) if start else length
+        if bound > _LONGEST_CAPTURED:
+            return exact
+        return PrefillShape(1, length, bound, drafts)
+
+    def _worth_capturing(self, shape: PrefillShape) -> CapturedPrefill | None:
+        """A graph for a shape that comes for the second time; capturing takes three forwards."""
+        if self.recorder is None or not shape.common or shape in self._too_large:
+            return None
+        self._seen[shape] += 1
+        if self._seen[shape] < 2:
+            return None
+        try:
+            return self._capture_prefill(shape)
+        except torch.OutOfMemoryError:  # it can be computed all the same, now and from now on
+            self._too_large.add(shape)
+            return None
+
+    def _run_prefill(self, shape: PrefillShape, numbers: Tensor) -> Tensor:
+        """On a GPU nothing in here waits for the host."""
+        even = shape.rows + shape.rows % 2
+        slots, starts, last = (numbers[i * even : i * even + shape.rows] for i in range(3))
+        tokens = numbers[3 * even :].view(shape.rows, shape.count)
+        metadata = AttentionMetadata(slots, starts, shape.count, longest=shape.longest)
+        drafter = self.drafter if shape.drafts else None
+        layers = () if drafter is None else drafter.taps
+        states, captured = self.model.forward(tokens, metadata, layers)
+        if drafter is not None:
+            drafter.observe(captured, tokens, metadata)
+        return states.rows.index_select(0, last)
+
+    def _capture_prefill(self, shape: PrefillShape) -> CapturedPrefill:
+        """Capture one forward of this shape in the spare slot; slots in use are not touched."""
+        numbers = torch.tensor(_numbers([], shape, self.slots.spare), device=self._device)
+        assert self.recorder is not None
+        graph, last = self.recorder.record(lambda: self._run_prefill(shape, numbers))
+        self._prefills[shape] = CapturedPrefill(graph, numbers, last)
+        return self._prefills[shape]
+
+
+def _numbers(parts: Sequence[PromptChunk], shape: PrefillShape, spare: int) -> list[int]:
+    """All that a forward reads: slots, starts, where each part ends, tokens.
+
+    Each is aligned to 16 bytes, as kernels are compiled for. Prompts that only fill up the shape
+    lie in the spare slot.
+    """
+    odd = [0] * (shape.rows % 2)
+    more = shape.rows - len(parts)
+    slots = [*(part.slot for part in parts), *[spare] * more, *odd]
+    starts = [*(part.start for part in parts), *[0] * more, *odd]
+    ends = [*(len(part.tokens) for part in parts), *[1] * more]
+    last = [row * shape.count + end - 1 for row, end in enumerate(ends)] + odd
+    tokens: list[int] = []
+    for part in parts:
+        # Padded with a token of its own: any number is finite where its own are.
+        tokens += [*part.tokens, *[part.tokens[-1]] * (shape.count - len(part.tokens))]
+    return [*slots, *starts, *last, *tokens, *[0] * (more * shape.count)]
+
+
+def filled_size(sequences: int) -> int:
+    """The size of the batch that a graph for so many sequences has."""
+    return next((step for step in BATCH_SIZES if step >= sequences), sequences)
+
+
+def sizes_up_to(sequences: int) -> list[int]:
+    """The sizes of batches that so many sequences, or fewer, run in."""
+    return sorted({filled_size(count) for count in range(1, sequences + 1)})
+
+
+def _read_back(report: Tensor, rows: int) -> Callable[[], Tensor]:
+    """Copy to the host concurrently with the next cycle; wait only when the copy is wanted."""
+    host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
+    host.copy_(report, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+
+    def wait() -> Tensor:
+        done.synchronize()
+        return host[:rows]
+
+    return wait
