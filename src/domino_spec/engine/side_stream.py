@@ -1,8 +1,8 @@
-"""Work of a cycle that nobody waits for until its end, in a stream of its own.
+"""Work of a cycle that is not waited for until its end, in a CUDA stream of its own.
 
-What a cycle tells its drafter depends on the target's states alone. SideStream the target's last
-product, which is one long read, its short kernels cost next to nothing; behind it they would begin
-and end one after the other.
+The update of the draft cache depends on the target's states alone. Concurrently with the target's
+last product, which is one long read, its short kernels cost next to nothing; after it they would
+begin and end one after the other.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class SideStream:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """Inside, launches go to the second stream, behind all that the current one has so far.
+        """Inside, launches go to the second stream, after all that the current one has so far.
 
-        Whoever calls this calls `join` too, whatever happens between: until then the second stream
-        may read memory that the current one owns, and a capture that it takes part in cannot end.
+        The caller calls `join` too, whatever happens between: until then the second stream may read
+        memory that the current one owns, and a capture that it takes part in cannot end.
         """
         if self._device.type != "cuda":
             yield

@@ -4,8 +4,8 @@ Some kernels spread one result over several programs. Each writes its part here 
 itself in; the last to arrive finishes the work, always in the same order, and sets the counter
 back to zero. So one launch does the work of two, and every launch finds its counters at zero.
 
-Launches that run one after the other may share. What is launched beside them, in another stream
-(`fast.beside`), uses memory of its own: `apart`.
+Launches that run one after the other may share. What is launched concurrently, in
+another stream (`engine.side_stream`), uses memory of its own: `apart`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _apart: ContextVar[int] = ContextVar("apart", default=0)
 
 @contextmanager
 def apart(stream: int) -> Iterator[None]:
-    """Inside, scratch is that of a stream beside, by its handle, and of no other."""
+    """Inside, scratch is that of another stream, by its handle, and of no other."""
     token = _apart.set(stream)
     try:
         yield
