@@ -5,7 +5,7 @@ import torch
 
 from domino_spec.api import DominoDecoder
 from domino_spec.decoding import SamplingParams
-from domino_spec.engine.families import unsupported_reason
+from domino_spec.engine.models import unsupported_reason
 from domino_spec.errors import InputError
 from domino_spec.evaluation import Continuations, continue_prompts, simulate, without_head
 from domino_spec.evaluation.runs import decode_prompts
