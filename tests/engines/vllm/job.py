@@ -1,54 +1,40 @@
-"""One vLLM engine in a process of its own: a JSON job on standard input, a JSON result last.
+"""A vLLM engine for a test, in a process of its own.
 
 A job has `target`, `speculative` (or null for plain decoding), `prompts` (token ids), `sampling`,
 `engine` (more arguments of `LLM`), `supported` (versions that the plugin is to take for supported),
 and `record`, which also returns every block that was drafted.
 """
 
-import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 from domino_spec.plugins.vllm import versions
+from tests.engines.vllm.forks import Forks, serve
 
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
-_MARK = "RESULT "
 _COUNTERS = {
     "cycles": "vllm:spec_decode_num_drafts",
     "drafted": "vllm:spec_decode_num_draft_tokens",
     "accepted": "vllm:spec_decode_num_accepted_tokens",
 }
+CACHE = {"kv_cache_memory_bytes": 1 << 26}
+"""Enough for tiny models: by default whole gigabytes are filled with zeros."""
+_FORKS = Forks(__name__)
 
 
-def run_job(*, environment: dict[str, str] | None = None, **job: Any) -> dict[str, Any]:
+def run_job(**job: Any) -> dict[str, Any]:
     """Run a job in another process and return its result; what it said is shown if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **(environment or {})},
-        timeout=600,
-        check=False,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
-    if done.returncode or not lines:
-        raise AssertionError(f"the job failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}")
-    result: dict[str, Any] = json.loads(lines[-1].removeprefix(_MARK))
-    return result | {"log": done.stdout + done.stderr}
+    return _FORKS.run(job)
 
 
-def main() -> None:
-    """Do what standard input says."""
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """What the job wants, in this process."""
     from vllm import LLM, SamplingParams
 
-    job = json.load(sys.stdin)
     if "supported" in job:
         versions.SUPPORTED = tuple(map(tuple, job["supported"]))
     plain: dict[str, Any] = {"skip_tokenizer_init": True, "enforce_eager": True}
@@ -56,7 +42,7 @@ def main() -> None:
         job["target"],
         speculative_config=job.get("speculative"),
         disable_log_stats=False,
-        **{**plain, "dtype": "float32", "max_model_len": 256, **job.get("engine", {})},
+        **{**plain, "dtype": "float32", "max_model_len": 256, **CACHE, **job.get("engine", {})},
     )
     if job.get("record"):
         engine.collective_rpc(_record)
@@ -70,7 +56,7 @@ def main() -> None:
     counts = {name: metrics.get(metric) or 0 for name, metric in _COUNTERS.items()}
     ranks = engine.collective_rpc(_recorded) if job.get("record") else [[]]
     assert all(blocks == ranks[0] for blocks in ranks), "every rank drafts the same"
-    print(_MARK + json.dumps({"answers": answers, "blocks": ranks[0], **counts}), flush=True)
+    return {"answers": answers, "blocks": ranks[0], **counts}
 
 
 def _record(worker: Any) -> None:
@@ -97,4 +83,5 @@ def _recorded(worker: Any) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    main()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    serve(work, imported=["vllm", "vllm.v1.worker.cpu_worker"])

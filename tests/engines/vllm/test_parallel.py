@@ -21,10 +21,8 @@ pytest.importorskip("vllm", reason="needs the engines' environment: make test-en
 
 TWO_RANKS = {
     "engine": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
-    "environment": {
-        "VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    },
-}  # fmt: skip
+    "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"},
+}
 
 
 @pytest.mark.parametrize("shift", [True, False])

@@ -30,7 +30,9 @@ def test_same_tokens_same_drafts_and_as_many_tokens_a_cycle(smollm2_folder, rele
         },
         prompts=prompts,
         sampling={"max_tokens": TOKENS, "stop_token_ids": [loaded.tokenizer.eos_token_id]},
-        engine={"max_model_len": 1024, "max_num_seqs": len(prompts)},
+        engine={
+            "max_model_len": 1024, "max_num_seqs": len(prompts), "kv_cache_memory_bytes": 1 << 30,
+        },
         record=True,
     )  # fmt: skip
     assert [answer[0] for answer in result["answers"][0]] == [one.tokens for one in ours]

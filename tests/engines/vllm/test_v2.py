@@ -5,8 +5,6 @@ Run with the Python of an environment that has vLLM's CPU build; see `v2_on_cpu`
 
 import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from domino_spec.checkpoints import export_drafter, save_drafter
 from domino_spec.drafter import DominoHeadConfig
 from domino_spec.targets import Target, load_target
+from tests.engines.vllm.forks import Forks
 from tests.engines.vllm.pairs import (
     HIDDEN,
     VOCAB,
@@ -33,7 +32,7 @@ pytest.importorskip("triton")
 if not importlib.import_module("vllm.platforms").current_platform.is_cpu():
     pytest.skip("vLLM's CPU build only: others run these kernels compiled", allow_module_level=True)
 
-ROOT = Path(__file__).parents[3]
+FORKS = Forks("tests.engines.vllm.v2_job")
 BLOCK = 8
 PROMPTS = [[1, 2, 3], [5] * 9, [7], list(range(10, 30))]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
@@ -48,7 +47,6 @@ def run_v2(
     prompts: list[list[int]] = PROMPTS,
     max_tokens: int = 33,
     temperature: float = 0.0,
-    timeout: float = 300.0,
     max_num_seqs: int = 8,
     **speculative: object,
 ) -> dict[str, Any]:
@@ -66,17 +64,7 @@ def run_v2(
         "temperature": temperature,
         "max_num_seqs": max_num_seqs,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engines.vllm.v2_job"],
-        cwd=ROOT,
-        input=json.dumps(job),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result = FORKS.run(job)
     assert {block["speculator"] for block in result["blocks"]} == {SPECULATORS[method]}
     print(f"{method}: {result['accepted']} of {result['drafted']} drafts accepted")
     return result

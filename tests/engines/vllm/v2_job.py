@@ -1,15 +1,15 @@
-"""One vLLM run on the V2 runner: a JSON job on standard input, a JSON result on the last line.
+"""A vLLM engine on the V2 runner for a test, in a process of its own.
 
 A job names the `target` folder, vLLM's `speculative` configuration, the `prompts` as token ids and
 how to answer them (`max_tokens`, `temperature`). The result has the answers, vLLM's own counts of
 drafts and, for each block, what the speculator drafted and behind which token.
 """
 
-import json
-import sys
 from typing import Any
 
 from tests.engines.vllm import v2_on_cpu
+from tests.engines.vllm.forks import serve
+from tests.engines.vllm.job import CACHE
 
 COUNTS = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
@@ -17,10 +17,8 @@ COUNTS = {
 }
 
 
-def main() -> None:
-    """Read, run, print."""
-    job = json.load(sys.stdin)
-    v2_on_cpu.install()
+def work(job: dict[str, Any]) -> dict[str, Any]:
+    """What the job wants, in this process."""
     from vllm import LLM, SamplingParams
 
     blocks = record_blocks()
@@ -34,6 +32,7 @@ def main() -> None:
         skip_tokenizer_init=True,
         disable_log_stats=False,  # they hold the counts of drafts
         seed=0,
+        **CACHE,
     )
     params = [
         SamplingParams(
@@ -48,12 +47,11 @@ def main() -> None:
     prompts = [{"prompt_token_ids": prompt} for prompt in job["prompts"]]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     counts = {m.name: m.value for m in llm.get_metrics() if m.name in COUNTS}
-    result = {
+    return {
         "answers": [list(output.outputs[0].token_ids) for output in outputs],
         "blocks": blocks,
         **{COUNTS[name]: value for name, value in counts.items()},
     }
-    print("\n" + json.dumps(result), flush=True)
 
 
 def record_blocks() -> list[dict[str, Any]]:
@@ -83,4 +81,5 @@ def record_blocks() -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    v2_on_cpu.install()
+    serve(work, imported=["vllm", "vllm.v1.worker.cpu_worker"])
