@@ -10,7 +10,7 @@ ENGINES := tests/engines
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-engines test-slow browser lint format results clean
+.PHONY: demo test engines test-engines test-slow mutations browser lint format results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/domino demo
@@ -27,14 +27,20 @@ browser:
 	} >/dev/null 2>&1 || echo "no chromium here: the browser tests will be skipped"
 
 # The plugins inside real engines, on a CPU: environments of their own, kept between runs.
-test-engines: $(VLLM)/.ready $(SGLANG)/.ready
+engines: $(VLLM)/.ready $(SGLANG)/.ready
+
+test-engines: engines
 	PYTHONPATH=. $(SGLANG)/bin/python -m pytest $(ENGINES)/sglang
-	PYTHONPATH=. $(VLLM)/bin/python -m pytest $(ENGINES)/vllm
+	PYTHONPATH=. $(VLLM)/bin/python -m pytest -n 2 --dist loadfile $(ENGINES)/vllm
 
 # The full matrix on the real model; rewrites its records and the results page.
 test-slow: $(VENV)/.dev
 	DOMINO_RECORDS=records DOMINO_TEST_THREADS=2 $(BIN)/python -m pytest -m slow
 	$(MAKE) results
+
+# Faults on purpose, each of which the tests must catch; not part of CI.
+mutations: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.mutations
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
