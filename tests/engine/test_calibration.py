@@ -40,6 +40,18 @@ def test_costs_are_measured_once_and_kept(cache, monkeypatch):
     assert found.costs(2, KINDS) == policy.costs(2, KINDS) != policy.costs(2)
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """Costs are made up: what is kept of them is the same."""
+
+    def measure(_engine, batches):
+        costs = {"greedy": dict.fromkeys(depths(7), 1.0)}
+        return {batch: costs | {kind: {0: 0.0, 7: 0.1} for kind in KINDS} for batch in batches}
+
+    monkeypatch.setattr(calibration, "measure_costs", measure)
+
+
+@pytest.mark.usefixtures("quick")
 def test_another_drafter_is_measured_anew(cache):
     for changes in ({}, {"block_size": 6}):
         drafter = random_drafter(drafter_config(**changes))
@@ -48,6 +60,7 @@ def test_another_drafter_is_measured_anew(cache):
 
 
 @pytest.mark.parametrize("change", ["version", "DOMINO_KERNELS", "DOMINO_OVERLAP"])
+@pytest.mark.usefixtures("quick")
 def test_costs_of_other_kernels_are_not_believed(cache, monkeypatch, change):
     """A new release brings new kernels, and a variable may switch what they do."""
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
@@ -64,6 +77,7 @@ def test_costs_of_other_kernels_are_not_believed(cache, monkeypatch, change):
     "", "[1, 2]", '{"1": 5}', "{", '{"1": {"greedy": {"0": 1.0, "7": -1.0}}}',
     json.dumps({"1": {str(depth): 1.0 for depth in depths(7)}}),  # before there were kinds
 ])  # fmt: skip
+@pytest.mark.usefixtures("quick")
 def test_a_spoiled_file_is_measured_again(cache, spoiled):
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
     first = adapt_depth(engine)
@@ -169,7 +183,7 @@ class Asked(DepthPolicy):
 def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
     engine = make_engine(make_target("llama"), random_drafter(), slots=4)
     engine.policy = policy = Asked(depth=3)
-    greedy = SamplingParams(max_new_tokens=60)
+    greedy = SamplingParams(max_new_tokens=30)
     run_engine(engine, PROMPTS[:1], params=[greedy])
     assert set(policy.batches) == {Batch(1)}
     assert set(policy.shown) == {(3, False)}

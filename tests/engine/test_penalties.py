@@ -41,9 +41,16 @@ def params_of(common, each=EACH):
     return [SamplingParams(max_new_tokens=NEW, seed=7, **common, **changes) for changes in each]
 
 
-@pytest.mark.parametrize("drafts", [True, False])
-@pytest.mark.parametrize("common", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("options", [{"slots": 6}, {"slots": 2, "ahead": True}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "common", "drafts"),
+    [
+        ({"slots": 6}, {}, True),
+        ({"slots": 6}, SAMPLED, False),
+        ({"slots": 2, "ahead": True}, SAMPLED, True),
+        ({"slots": 2, "ahead": True}, {}, False),
+    ],
+    ids=str,
+)
 def test_each_sequence_pays_what_the_reference_loop_makes_it_pay(options, common, drafts):
     target = make_target("llama")
     params = params_of(common)
@@ -59,7 +66,7 @@ def test_each_sequence_pays_what_the_reference_loop_makes_it_pay(options, common
     assert (max(output.accepted for output in outputs) > 2) is drafts
 
 
-@pytest.mark.parametrize("changes", EACH, ids=str)
+@pytest.mark.parametrize("changes", [EACH[0], EACH[2], EACH[5]], ids=str)
 def test_a_drafter_that_repeats_itself_is_believed_as_far_as_it_pays(changes):
     """It drafts a b a b …, and each of them costs more than the one before."""
     table = torch.arange(40).view(-1, 2).flip(1).flatten()

@@ -81,8 +81,9 @@ def test_the_whole_prompt_but_its_last_token_is_the_most_there_is():
     assert again.output == first.output
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("params", "ahead"), [(GREEDY, True), (SAMPLED, False)], ids=["greedy", "sampled"]
+)
 def test_a_running_sequences_tokens_are_copied(params, ahead):
     """Prompt and committed answer alike, while its cycles go on."""
     target, drafter = make_target("qwen3"), random_drafter()

@@ -23,6 +23,12 @@ def prompts(loaded):
 
 
 @pytest.fixture(scope="session")
+def short_answers(loaded, prompts):
+    """48 tokens for the first four prompts; the full matrix takes all of them."""
+    return [plain_greedy(loaded.target.model, prompt, 48) for prompt in prompts[:4]]
+
+
+@pytest.fixture(scope="session")
 def answers(loaded, prompts):
     """128 greedy tokens of Transformers' own generate, one token a forward, a row at a time."""
     return [plain_greedy(loaded.target.model, prompt, 128) for prompt in prompts]

@@ -15,24 +15,27 @@ from typing import Any
 
 from tests.engine.kernels.offline import ROOM, usage
 
+Found = dict[str, dict[str, int]]
+"""{kernel: {shared, registers, spills, launches}}"""
 
-def launched(module: str, function: str) -> dict[str, dict[str, int]]:
-    """What `module.function()` launches: {kernel: {shared, registers, spills, launches}}."""
+
+def launched(module: str, *functions: str) -> dict[str, Found]:
+    """What each of a module's functions launches."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernels.sm90", module, function],
+        [sys.executable, "-m", "tests.engine.kernels.sm90", module, *functions],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Found] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def assert_fits(found: dict[str, dict[str, int]]) -> None:
+def assert_fits(found: Found) -> None:
     """No kernel takes more shared memory than there is, or spills its registers."""
     for name, needs in found.items():
         assert needs["shared"] <= ROOM, (name, needs)
@@ -86,17 +89,26 @@ def main() -> None:
     """The report on the last line of stdout."""
     import importlib
 
-    module, function = sys.argv[1:]
+    module, *functions = sys.argv[1:]
+    found = {}
     with _compiling() as compiled:
-        getattr(importlib.import_module(module), function)()
-    found: dict[str, dict[str, int]] = {}
+        for function in functions:
+            getattr(importlib.import_module(module), function)()
+            found[function] = _worst(compiled)
+            compiled.clear()
+    print(json.dumps(found))
+
+
+def _worst(compiled: list[Any]) -> Found:
+    """Of each kernel."""
+    found: Found = {}
     for kernel in compiled:
         name = kernel.metadata.name
         needs = _needs(kernel)
         worst = found.setdefault(name, {**needs, "launches": 0})
         worst.update({key: max(worst[key], value) for key, value in needs.items()})
         worst["launches"] += 1
-    print(json.dumps(found))
+    return found
 
 
 if __name__ == "__main__":

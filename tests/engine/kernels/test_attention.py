@@ -111,20 +111,28 @@ def test_a_mask_of_64_tokens_fits_its_bits():
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [None, 3, 20])
-@pytest.mark.parametrize("n", [1, 9])
-def test_each_row_sees_its_own_cache(device, way, causal, window, n):
-    # Empty, at and around the edge of a block of 16, and up to the capacity.
-    for starts in ([0, 15, 33], [16, 17, CAPACITY - n]):
-        given = inputs(n, torch.float32, device, starts=starts)
-        rule = {"causal": causal, "window": window, "scale": 0.2}
-        mixed = WAYS[way](*given, **rule)
-        torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize(
+    ("causal", "window", "n", "starts"),
+    [  # empty, at and around the edge of a block of 16, and up to the capacity
+        (True, None, 9, [0, 15, 33]),
+        (True, 3, 1, [16, 0, CAPACITY - 1]),
+        (True, 20, 5, [17, 11, CAPACITY - 5]),
+        (False, None, 1, [15, 16, 33]),
+        (False, 3, 9, [0, 17, CAPACITY - 9]),
+        (False, 20, 9, [16, 7, 33]),
+    ],
+)
+def test_each_row_sees_its_own_cache(device, way, causal, window, n, starts):
+    given = inputs(n, torch.float32, device, starts=starts)
+    rule = {"causal": causal, "window": window, "scale": 0.2}
+    mixed = WAYS[way](*given, **rule)
+    torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["four", "two", "rows", "batch"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("way", "dtype"), [
+    ("four", torch.bfloat16), ("two", torch.float16), ("rows", torch.bfloat16),
+    ("rows", torch.float16), ("batch", torch.bfloat16),
+])  # fmt: skip
 def test_short_types(device, way, dtype):
     given = inputs(4, dtype, device, starts=[7, 40], group=4, head_dim=64)
     rule = {"causal": True, "window": None, "scale": 0.125}
@@ -133,8 +141,7 @@ def test_short_types(device, way, dtype):
     torch.testing.assert_close(mixed.float().cpu(), by_hand(*given, **rule), rtol=0.02, atol=0.02)
 
 
-@pytest.mark.parametrize("way", ["four", "two", "rows"])
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("way", "window"), [("four", None), ("two", 4), ("rows", 4)])
 def test_past_the_capacity_nothing_breaks(device, way, window):
     """Tokens that did not fit see garbage, the others what they should, and nobody NaN."""
     given = inputs(5, torch.float32, device, starts=[CAPACITY - 2, 3])
@@ -159,8 +166,8 @@ def test_what_lies_behind_a_rows_end_does_not_matter_to_the_kernel(device):
 )
 def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, group, dtype, window):
     """Over starts in every block: stretches grow from one block to two on the way."""
-    n, rule = 7, {"causal": True, "window": window, "scale": 0.2}
-    for start in range(0, CAPACITY - n, 7):
+    n, rule = 4, {"causal": True, "window": window, "scale": 0.2}
+    for start in (0, 14, 30, CAPACITY - n):
         query, keys, values, slots, starts = inputs(n, dtype, device, starts=[start], group=group)
         block = WAYS["two"](query, keys, values, slots, starts, **rule)
         for place in range(n):
@@ -169,8 +176,7 @@ def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, grou
             assert torch.equal(alone[:, 0], block[:, place]), (start, place)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [3, 7])
+@pytest.mark.parametrize(("causal", "window"), [(True, 7), (False, 3)])
 def test_the_windows_are_the_drafters(device, causal, window):
     """One block behind its context, under the mask that drafters are trained with."""
     n, start = 5, 11

@@ -31,8 +31,11 @@ def draw_logits(rows: int, vocabulary: int, device: torch.device) -> Tensor:
     return (torch.randn(rows, vocabulary, generator=make) * 3).to(device)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("vocabulary", [1, 50, 64, 300])
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"),
+    [(1, torch.float32), (50, torch.bfloat16), (64, torch.float16), (300, torch.float32)],
+    ids=str,
+)
 def test_greedy_takes_the_best(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     logits = draw_logits(5, vocabulary, device).to(dtype)
     expected = [max(range(vocabulary), key=lambda at: row[at]) for row in logits.tolist()]
@@ -50,8 +53,11 @@ def test_of_equals_the_lowest_id_wins(device: torch.device) -> None:
         assert run(logits).tolist() == [70, 3, 0, 9]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("vocabulary", [2, 64, 300])
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"),
+    [(2, torch.float32), (64, torch.bfloat16), (300, torch.float32), (300, torch.bfloat16)],
+    ids=str,
+)
 def test_kernel_draws_what_the_twin_draws(
     vocabulary: int, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -70,7 +76,7 @@ def test_kernel_draws_what_the_twin_draws(
 @pytest.mark.parametrize("shared", [False, True])
 def test_columns_get_the_noise_of_their_tokens(shared: bool, device: torch.device) -> None:
     """A few columns of a vocabulary draw what the vocabulary draws with all others removed."""
-    rows, vocabulary, width = 16, 300, 90
+    rows, vocabulary, width = 8, 300, 90
     logits = draw_logits(rows, vocabulary, device)
     make = torch.Generator().manual_seed(1)
     kept = torch.stack([torch.randperm(vocabulary, generator=make)[:width] for _ in range(rows)])
@@ -85,10 +91,10 @@ def test_columns_get_the_noise_of_their_tokens(shared: bool, device: torch.devic
 
 
 def test_removed_tokens_are_never_drawn(device: torch.device) -> None:
-    logits = torch.full((64, 130), -torch.inf, device=device)
+    logits = torch.full((24, 130), -torch.inf, device=device)
     logits[:, [7, 128]] = torch.tensor([-50.0, -51.0], device=device)
-    row = torch.arange(64, device=device)
-    hot = torch.full((64,), 100.0, device=device)
+    row = torch.arange(24, device=device)
+    hot = torch.full((24,), 100.0, device=device)
     drawn = choose(logits, temperature=hot, seeds=row, positions=row)
     assert set(drawn.tolist()) == {7, 128}
 

@@ -76,9 +76,18 @@ CLOSE = {
 }
 
 
-@pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("n", [1, 5])
-@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "n", "normed"),
+    [
+        (torch.float32, 3, True),
+        (torch.float32, 1, False),
+        (torch.float16, 3, False),
+        (torch.float16, 1, True),
+        (torch.bfloat16, 3, True),
+        (torch.bfloat16, 1, False),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("how", ["kernel", "twin"])
 def test_matches_transformers_row_by_row(monkeypatch, device, dtype, n, normed, how):
     if how == "twin":
@@ -139,7 +148,7 @@ def test_keys_and_values_alone(monkeypatch, device, how):
 def test_a_full_row_is_left_alone(monkeypatch, device, how, start):
     if how == "twin":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
-    given = inputs(4, torch.float32, device)
+    given = inputs(2, torch.float32, device)
     given["starts"] = torch.full((3,), start, device=device)
     before = given["keys"].clone(), given["values"].clone()
     assert rotate.rotate_and_store(**given, heads=HEADS, eps=1e-6).isfinite().all()

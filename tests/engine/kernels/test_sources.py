@@ -23,7 +23,9 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", [
+    "eagle3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("medusa", "lookup")),
+])  # fmt: skip
 def test_drafts_are_right_and_what_fills_up_a_batch_changes_nothing(kind, device):
     target = bigram_target(TABLE)
     answers = [plain_greedy(target.model, prompt, NEW) for prompt in PROMPTS]

@@ -1,4 +1,3 @@
-import time
 from typing import Any
 
 import pytest
@@ -34,9 +33,17 @@ def draw(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -
     return logits.to(device, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    ("rows", "vocabulary", "k"), [(1, 40, 5), (3, 128, 1), (2, 300, 32), (2, 400, 7), (2, 50, 20)]
+    ("rows", "vocabulary", "k", "dtype"),
+    [
+        (1, 40, 5, torch.bfloat16),
+        (3, 128, 1, torch.float16),
+        (2, 300, 32, torch.float32),
+        (2, 300, 32, torch.bfloat16),
+        (2, 400, 7, torch.float16),
+        (2, 50, 20, torch.float32),
+    ],
+    ids=str,
 )
 @pytest.mark.usefixtures("small")
 def test_candidates_are_the_stable_sorts(
@@ -51,11 +58,13 @@ def test_candidates_are_the_stable_sorts(
         assert torch.equal(got_values, values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str
+)
 def test_as_large_as_in_production(dtype: torch.dtype, device: torch.device) -> None:
     """Several chunks, many groups, and the best in all of them, the last and partial one too."""
     make = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 16700, generator=make)
+    logits = torch.randn(1, 16700, generator=make)
     for best, place in enumerate((16699, 0, 8191, 8192, 16383, 16384, 16640)):
         logits[:, place] = 8.0 - best // 2  # every second one a tie
     logits = logits.to(device, dtype)
@@ -66,8 +75,11 @@ def test_as_large_as_in_production(dtype: torch.dtype, device: torch.device) -> 
     assert torch.equal(got_values, values)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("lowest", [-torch.inf, -7.0])
+@pytest.mark.parametrize(
+    ("lowest", "dtype"),
+    [(-torch.inf, torch.float32), (-7.0, torch.bfloat16), (-torch.inf, torch.float16)],
+    ids=str,
+)
 @pytest.mark.usefixtures("small")
 def test_what_fills_up_is_below_any_token(
     lowest: float, dtype: torch.dtype, device: torch.device
@@ -130,14 +142,6 @@ def test_keys_order_as_scores_do() -> None:
     assert (ids == 151_935).all()
     signs = pack_twin(torch.tensor([0.0, -0.0]), torch.tensor([7, 7]))
     assert signs[0] == signs[1]
-
-
-def test_twin_is_quick_enough_for_cpus() -> None:
-    logits = torch.randn(15, 49152)
-    top_candidates_twin(logits, 16)
-    begin = time.perf_counter()
-    top_candidates_twin(logits, 16)
-    assert time.perf_counter() - begin < 0.5
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ TILED_BY_BATCH = "split_attention._join"
 """How many stretches it joins follows from the rows, and all are joined at once."""
 
 
-@pytest.fixture(scope="module", params=[("smollm2-135m", None), ("qwen3-8b", 32)], ids=str)
+@pytest.fixture(scope="module", params=[
+    ("smollm2-135m", None), pytest.param(("qwen3-8b", 32), marks=pytest.mark.slow),
+], ids=str)  # fmt: skip
 def found(request):
     shape, candidates = request.param
     return variants.recorded(shape, plans=PLANS, depths=DEPTHS, candidates=candidates)
