@@ -215,8 +215,8 @@ MUTATIONS = (
     Mutation(
         "the attention kernel's window is one key too wide",
         "engine",
-        "seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)",
-        "seen = seen & (tl.abs(position[:, None] - spot[None, :]) <= window)",
+        "seen = seen & (tl.abs(away) < window)",
+        "seen = seen & (tl.abs(away) <= window)",
         "tests/engine/kernels/test_attention.py",
     ),
     Mutation(

@@ -44,9 +44,10 @@ def test_costs_are_measured_once_and_kept(cache, monkeypatch):
 def quick(monkeypatch):
     """Costs are made up: what is kept of them is the same."""
 
-    def measure(_engine, batches):
-        costs = {"greedy": dict.fromkeys(depths(7), 1.0)}
-        return {batch: costs | {kind: {0: 0.0, 7: 0.1} for kind in KINDS} for batch in batches}
+    def measure(engine, batches):
+        costs = {"greedy": dict.fromkeys(depths(engine.depth), 1.0)}
+        costs |= {kind: {0: 0.0, engine.depth: 0.1} for kind in KINDS}
+        return dict.fromkeys(batches, costs)
 
     monkeypatch.setattr(calibration, "measure_costs", measure)
 
