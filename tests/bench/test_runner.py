@@ -8,7 +8,7 @@ from domino_spec.bench import Cell, measure, plain, summarise
 from domino_spec.bench.paths import EnginePath, Prompt
 from domino_spec.bench.runner import first_difference, turns
 from domino_spec.bench.settings import Settings, plan_cells
-from domino_spec.engine import target as lean
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 from tests.bench.helpers import DEPTH, NEW, hopeless, journal_of, knowing, make_run, prompt_set
@@ -20,20 +20,20 @@ LOOPS = ("reference", "fast")
 
 @pytest.fixture
 def forwards(monkeypatch):
-    """Every forward of a target: how many tokens a row, and whether layers were tapped."""
+    """Every forward of a target: how many tokens a sequence, and whether states were captured."""
     seen = []
-    plain_forward, lean_forward = Target.forward, lean.InferenceModel.forward
+    plain_forward, engine_forward = Target.forward, InferenceModel.forward
 
     def reference(self, tokens, cache, *, taps=(), **options):
         seen.append((tokens.shape[1], bool(taps)))
         return plain_forward(self, tokens, cache, taps=taps, **options)
 
-    def engine(self, block, rows, taps=(), **options):
-        seen.append((block.shape[1], bool(taps)))
-        return lean_forward(self, block, rows, taps, **options)
+    def engine(self, block, metadata, capture_layers=()):
+        seen.append((block.shape[1], bool(capture_layers)))
+        return engine_forward(self, block, metadata, capture_layers)
 
     monkeypatch.setattr(Target, "forward", reference)
-    monkeypatch.setattr(lean.InferenceModel, "forward", engine)
+    monkeypatch.setattr(InferenceModel, "forward", engine)
     return seen
 
 

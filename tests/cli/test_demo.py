@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from domino_spec import demo as models
-from domino_spec.checkpoints import released
+from domino_spec.checkpoints import files
 from domino_spec.cli import demo as demo_module
 from domino_spec.demo import Comparison, median_ratio
 from domino_spec.errors import TargetError
@@ -84,7 +84,7 @@ def test_a_missing_model_says_how_to_install_it(monkeypatch):
 
 def ship(root, monkeypatch, *names):
     """Drafters for the tiny target, as if they had come with the package."""
-    monkeypatch.setattr(released, "_ROOT", root)
+    monkeypatch.setattr(files, "_ROOT", root)
     for name in names:
         tiny.save_draft(root / name)
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from domino_spec.checkpoints import (
     Provenance,
     describe,
+    files,
     load_drafter,
-    released,
     save_drafter,
     save_packed,
 )
@@ -86,7 +86,7 @@ def test_provenance_survives_packing(domino, packed, tmp_path):
 
 
 def test_a_released_name_is_a_source(domino, packed, tmp_path, monkeypatch):
-    monkeypatch.setattr(released, "_ROOT", packed.parent)
+    monkeypatch.setattr(files, "_ROOT", packed.parent)
     assert domino("export", "released:packed", tmp_path / "a" / "out").exit_code == 0
     result = domino("export", "released:other", tmp_path / "new")
     assert "came: released:packed. Give" in errors_of(result)[0]

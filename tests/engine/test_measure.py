@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from domino_spec.engine import graphs, measure
+from domino_spec.engine import measure, model_runner
 from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import (
@@ -100,7 +100,7 @@ def test_everything_is_launched_on_the_engines_own_gpu(bench, monkeypatch):
         yield
         inside.pop()
 
-    for module in (measure, graphs):
+    for module in (measure, model_runner):
         monkeypatch.setattr(module, "on_device", on_device, raising=False)
     launched = []
 
