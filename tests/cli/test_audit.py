@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
+from domino_spec.audit import greedy, sampling
 from domino_spec.decoding import loop
 from domino_spec.records import read_records
 from tests.audit.test_greedy import accepts_one_too_many
@@ -36,11 +38,11 @@ def test_a_bug_exits_with_1_and_every_difference_is_listed(domino, target, draft
         return accepted
 
     monkeypatch.setattr(loop, "_walk", wrong)
-    greedy = ("audit", target, "--draft", draft, *QUICK, "--samples", 0, "--engine", "reference")
-    people = domino(*greedy)
+    given = ("audit", target, "--draft", draft, *QUICK, "--samples", 0, "--engine", "reference")
+    people = domino(*given)
     assert people.exit_code == 1
     assert "greedy tokens that no rounding explains" in people.stdout
-    machine = domino(*greedy, "--json")
+    machine = domino(*given, "--json")
     assert machine.exit_code == 1
     values = json.loads(machine.stdout)
     assert values["answer"] == "bug"
@@ -48,6 +50,30 @@ def test_a_bug_exits_with_1_and_every_difference_is_listed(domino, target, draft
     names = {"prompt", "position", "plain", "found", "gap", "bound", "verdict", "why"}
     assert set(first) == names
     assert first["gap"] > first["bound"]
+
+
+@pytest.mark.parametrize("stopped", ["second prompt", "sampling"])
+def test_an_interrupted_audit_keeps_what_was_compared(
+    domino, target, draft, tmp_path, monkeypatch, stopped
+):
+    follow = greedy._follow
+
+    def interrupted(*arguments):
+        if stopped == "sampling" or arguments[2] == 0:
+            return follow(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(greedy, "_follow", interrupted)
+    if stopped == "sampling":
+        monkeypatch.setattr(sampling, "_conditionals", Mock(side_effect=KeyboardInterrupt))
+    out = tmp_path / "records.jsonl"
+    run = domino("audit", target, "--draft", draft, *QUICK, "--out", out)
+    assert run.exit_code == 130, run.output
+    assert "acceptance length" in run.stdout
+    assert "cannot tell; interrupted" in run.stdout
+    (record,) = read_records(out)
+    assert record["greedy"]["prompts"] == (3 if stopped == "sampling" else 1)
+    assert (record["answer"], record["sampling"]) == ("unclear", None)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "lookup:2"])

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from domino_spec import evaluation
 from domino_spec.data.shards import write_shard
 from domino_spec.records import read_records
 from tests.cli import tiny
@@ -63,6 +64,29 @@ def test_the_table_has_a_line_a_drafter_and_set(
     )
     assert {"date", "commit", "command"} <= set(records[0]["environment"])
     assert len(records[0]["per_prompt"]["cycles"]) == 3
+
+
+def test_an_interrupted_run_shows_what_was_measured(
+    domino, target, draft, dflash, prompts, monkeypatch
+):
+    simulated = evaluation.measure_simulated
+    answers = []
+
+    def interrupted(*arguments, **options):
+        if answers:
+            raise KeyboardInterrupt
+        answers.append(simulated(*arguments, **options))
+        return answers[0]
+
+    monkeypatch.setattr(evaluation, "measure_simulated", interrupted)
+    arguments = ("eval", target, "--draft", draft, "--draft", dflash, "--prompts", prompts)
+    run = domino(*arguments, "-n", NEW)
+    assert run.exit_code == 130, run.output
+    (line,) = [line.split() for line in run.stdout.splitlines() if "quiz" in line]
+    assert line[:3] == ["domino", "quiz", f"{answers[0].total.tokens_per_cycle:.2f}"]
+    assert "interrupted" in run.stderr
+    none = domino(*arguments, "-n", NEW)
+    assert (none.exit_code, none.stdout) == (130, "")
 
 
 def test_options_reach_the_measurement(domino, target, draft, prompts):

@@ -212,26 +212,31 @@ def audit_greedy(
     max_new_tokens: int,
     eos: Collection[int],
     say: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[GreedyAudit], None] = lambda _: None,
 ) -> GreedyAudit:
     """Decode with drafts, then read each text plainly and compare every token.
 
     Behind a tie the comparison goes on with the text that was written: each of its tokens is what
-    plain decoding would choose there. Behind a bug it ends.
+    plain decoding would choose there. Behind a bug it ends. `on_progress` gets the audit of the
+    prompts compared so far.
     """
     say(f"decoding {len(prompts)} prompts with drafts")
     params = SamplingParams(max_new_tokens=max_new_tokens)
     written = way.write(prompts, params, eos=eos)
     differences: list[Difference] = []
     tokens, stats = 0, RowStats()
+    audited = GreedyAudit(prompts=0, tokens=0, differences=(), stats=stats)
     say(f"reading {sum(len(w.tokens) for w in written)} tokens plainly")
     for index, (prompt, text) in enumerate(zip(prompts, written, strict=True)):
         found, compared = _follow(target, way, index, prompt, text, max_new_tokens, eos)
         differences += found
         tokens += compared
         stats.add(text.stats)
-    return GreedyAudit(
-        prompts=len(prompts), tokens=tokens, differences=tuple(differences), stats=stats
-    )
+        audited = GreedyAudit(
+            prompts=index + 1, tokens=tokens, differences=tuple(differences), stats=stats
+        )
+        on_progress(audited)
+    return audited
 
 
 def _follow(

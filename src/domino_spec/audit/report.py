@@ -18,6 +18,8 @@ class Audit:
 
     greedy: GreedyAudit | None
     sampling: SamplingAudit | None
+    interrupted: bool = False
+    """Whether it was stopped before all was audited."""
 
     @property
     def reasons(self) -> list[str]:
@@ -61,6 +63,8 @@ class Audit:
             found.append("no place could be tested: every sample was the same")
         if self.greedy is None and self.sampling is None:
             found.append("nothing was audited")
+        if self.interrupted:
+            found.append("interrupted before all was audited")
         return found
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,7 +60,7 @@ class AuditOptions:
         ),
     ] = field(default_factory=list)
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Rows decoded together.", rich_help_panel=_WHAT)
+        int, typer.Option(min=1, help="Sequences decoded together.", rich_help_panel=_WHAT)
     ] = 8
     limit: Annotated[
         int, typer.Option(min=0, help="Prompts; 0: no greedy part.", rich_help_panel=_GREEDY)
@@ -161,12 +162,22 @@ def audit(
         asked = params if sampled.samples else None
         way = _way(voice, decoder, opened, what, prompts, asked)
         params = replace(params, accept=params.accept or _USUAL[way.name])
-        audited = Audit(
-            greedy=_greedy(voice, decoder, way, what, prompts) if what.limit else None,
-            sampling=_sampling(voice, decoder, way, sampled, params, prompts)
-            if sampled.samples
-            else None,
-        )
+        audited = Audit(greedy=None, sampling=None)
+
+        def keep(greedy: GreedyAudit) -> None:
+            nonlocal audited
+            audited = replace(audited, greedy=greedy)
+
+        try:
+            if what.limit:
+                keep(_greedy(voice, decoder, way, what, prompts, on_progress=keep))
+            if sampled.samples:
+                sampling = _sampling(voice, decoder, way, sampled, params, prompts)
+                audited = replace(audited, sampling=sampling)
+        except KeyboardInterrupt:  # what is compared is worth keeping; the exit code stays
+            if audited.greedy is None:
+                raise
+            audited = replace(audited, interrupted=True)
         document = {
             "target": short_name(target),
             "drafter": opened.name,
@@ -187,6 +198,8 @@ def audit(
             voice.document({**document, "warnings": voice.warnings})
         else:
             print_audit(voice, audited)
+        if audited.interrupted:
+            raise KeyboardInterrupt
         if audited.exit_code:
             raise typer.Exit(audited.exit_code)
 
@@ -254,7 +267,13 @@ def _way(
 
 
 def _greedy(
-    voice: Voice, decoder: DominoDecoder, way: Way, what: AuditOptions, prompts: PromptSet
+    voice: Voice,
+    decoder: DominoDecoder,
+    way: Way,
+    what: AuditOptions,
+    prompts: PromptSet,
+    *,
+    on_progress: Callable[[GreedyAudit], None],
 ) -> GreedyAudit:
     from domino_spec.audit import audit_greedy
 
@@ -265,6 +284,7 @@ def _greedy(
         max_new_tokens=what.tokens,
         eos=decoder.eos_token_ids,
         say=voice.status,
+        on_progress=on_progress,
     )
 
 

@@ -208,22 +208,30 @@ def evaluate(
         check_system(chat.system, plain.tokenizer)
         sets = _prompt_sets(plain, source, tasks, protocol)
         documents = []
+        interrupted = False
         measured = _measure(voice, plain, drafters, sets, protocol, how, head=evaluated.head)
         table = _table(several=len(drafters) > 1)
-        for draft, measurement in zip(evaluated.draft * len(sets), measured, strict=True):
-            names = {"target": short_name(target), "drafter": short_name(draft)}
-            documents.append({**names, **measurement.to_dict()})
-            if out is not None:
-                append_record(out, {**documents[-1], "environment": environment()})
-            voice.status(
-                f"{names['drafter']} on {measurement.prompts.name}: acceptance length "
-                f"{measurement.total.tokens_per_cycle:.2f}"
-            )
-            _add_row(table, short_name(draft) if len(drafters) > 1 else None, measurement)
+        try:
+            for draft, measurement in zip(evaluated.draft * len(sets), measured, strict=True):
+                names = {"target": short_name(target), "drafter": short_name(draft)}
+                documents.append({**names, **measurement.to_dict()})
+                if out is not None:
+                    append_record(out, {**documents[-1], "environment": environment()})
+                voice.status(
+                    f"{names['drafter']} on {measurement.prompts.name}: acceptance length "
+                    f"{measurement.total.tokens_per_cycle:.2f}"
+                )
+                _add_row(table, short_name(draft) if len(drafters) > 1 else None, measurement)
+        except KeyboardInterrupt:  # what is measured is worth showing; the exit code stays
+            if not documents:
+                raise
+            interrupted = True
         if as_json:
             voice.document({"measurements": documents, "warnings": voice.warnings})
         else:
             voice.out.print(table)
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 def _tasks(voice: Voice, source: PromptOptions, *, system: str | None) -> list[Task]:
