@@ -45,7 +45,13 @@ def test_a_drafter_on_its_own_target() -> None:
 
 def test_nothing_known_is_never_ok() -> None:
     verdicts = {c.name: c.verdict for c in check_fit(CONFIG, Provenance(), FACTS)}
-    structural = {"hidden size", "vocabulary", "target layers", "taps", "mask token"}
+    structural = {
+        "hidden size",
+        "vocabulary",
+        "target layers",
+        "captured hidden states",
+        "mask token",
+    }
     assert {name for name, verdict in verdicts.items() if verdict == "ok"} == structural
     assert {verdict for name, verdict in verdicts.items() if name not in structural} == {"unknown"}
     assert require_fit(CONFIG, Provenance(), FACTS) == []

@@ -22,7 +22,7 @@ def test_a_domino_checkpoint(domino, draft):
         "GRU 16, rank 8, pure draft prefix 1",
         "block size 8",
         "shift: slot 0",
-        "7 by default (8 rows verified), at most 8 (9 rows verified)",
+        "7 by default (8 tokens verified), at most 8 (9 tokens verified)",
         "layers 1, 3 of 6",
         "mask token 4",
         "sliding layers none",
@@ -49,7 +49,7 @@ def test_a_dflash_checkpoint(domino, dflash):
     text = " ".join(domino("info", dflash).stdout.split())
     assert "DFlash (backbone alone)" in text
     assert "no-shift: slot 1" in text
-    assert "7 by default (8 rows verified), at most 7 (8 rows verified)" in text
+    assert "7 by default (8 tokens verified), at most 7 (8 tokens verified)" in text
     values = document(domino("info", dflash, "--json"))
     assert values["kind"] == "dflash"
     assert values["parameters"]["head"] == 0
@@ -63,7 +63,12 @@ def test_a_fitting_target_with_unknown_provenance(domino, draft, target):
     fit = document(domino("info", draft, "--target", target, "--json"))["fit"]
     verdicts = {check["name"]: check["verdict"] for check in fit["checks"]}
     assert fit["verdict"] == "unknown"
-    assert verdicts["hidden size"] == verdicts["vocabulary"] == verdicts["taps"] == "ok"
+    assert (
+        verdicts["hidden size"]
+        == verdicts["vocabulary"]
+        == verdicts["captured hidden states"]
+        == "ok"
+    )
     assert verdicts["tokenizer"] == "unknown"
 
 

@@ -45,10 +45,10 @@ def test_a_sound_baseline_gives_no_complaint(target, tmp_path, kind):
     findings, code = examine(target, folder)
     states = {n: f["state"] for n, f in findings.items() if f["state"] in ("warning", "problem")}
     assert (states, code) == ({}, 0)
-    assert findings["tokens a cycle"]["found"].startswith(("4.", "5."))
-    assert findings["tokens a cycle"]["expected"] == "5.00 in training"
+    assert findings["acceptance length"]["found"].startswith(("4.", "5."))
+    assert findings["acceptance length"]["expected"] == "5.00 in training"
     assert findings["engine"]["found"] == "runs this pair"
-    assert findings["taps"]["state"] == "ok"
+    assert findings["captured hidden states"]["state"] == "ok"
     assert not BLOCK_ONLY & set(findings)
 
 
@@ -56,7 +56,7 @@ def test_a_baseline_for_another_target_is_caught(target, tmp_path):
     wrong = knowing_medusa(table=chatty.successors(seed=9))
     findings, code = examine(target, chatty.save(tmp_path / "draft", wrong))
     assert code == 1
-    advice = findings["tokens a cycle"]["advice"]
+    advice = findings["acceptance length"]["advice"]
     assert "whatever the prompt format" in advice
     assert "another target" in advice
 
@@ -67,7 +67,7 @@ def test_a_baseline_of_another_shape_is_not_loaded(target, tmp_path):
     findings, code = examine(target, folder)
     assert code == 1
     assert findings["hidden size"]["state"] == findings["vocabulary"]["state"] == "problem"
-    assert "tokens a cycle" not in findings
+    assert "acceptance length" not in findings
 
 
 def test_lookup_has_nothing_to_be_set_up_wrong(target):
@@ -75,7 +75,7 @@ def test_lookup_has_nothing_to_be_set_up_wrong(target):
     assert code == 0
     assert findings["context"]["state"] == "ok"
     assert findings["type"]["found"] == "nothing is stored"
-    assert findings["tokens a cycle"]["expected"] == "nothing is trained"
+    assert findings["acceptance length"]["expected"] == "nothing is trained"
     assert not (BLOCK_ONLY | {"hidden size", "prompt format"}) & set(findings)
     too_long, code = examine(target, "lookup", "--no-measure", "--context", 9999)
     assert (code, too_long["context"]["state"]) == (1, "problem")

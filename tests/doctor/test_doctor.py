@@ -49,7 +49,7 @@ def test_a_sound_pair_gives_no_complaint(examine, provenance):
     assert complaints(findings) == {}
     assert code == 0
     assert findings["alignment"]["state"] == "ok"
-    assert findings["tokens a cycle"]["found"].startswith("7.")
+    assert findings["acceptance length"]["found"].startswith("7.")
     assert findings["engine"]["found"] == "runs this pair"
 
 
@@ -65,7 +65,7 @@ def test_the_other_alignment_is_caught(examine, really):
         f"shift_label in its config.json to {str(really).lower()}"
         in (findings["alignment"]["advice"])
     )
-    assert "Mend what is named above" in findings["tokens a cycle"]["advice"]
+    assert "Mend what is named above" in findings["acceptance length"]["advice"]
     assert examine(right)[0]["alignment"]["state"] == "ok"
 
 
@@ -73,8 +73,8 @@ def test_another_target_is_caught_by_what_is_accepted(examine, tmp_path):
     other = chatty.save_target(tmp_path / "other", seed=9)
     findings, code = examine(chatty.knowing(prefix=0, mask=None), on=other)
     assert code == 1
-    assert findings["tokens a cycle"]["state"] == "problem"
-    assert "another target" in findings["tokens a cycle"]["advice"]
+    assert findings["acceptance length"]["state"] == "problem"
+    assert "another target" in findings["acceptance length"]["advice"]
 
 
 def test_another_target_is_caught_by_its_name(examine, monkeypatch):
@@ -159,8 +159,8 @@ def test_another_chat_template_is_caught_by_what_is_accepted(examine):
 
 def test_fewer_tokens_than_in_training_is_a_warning(examine):
     findings, code = examine(chatty.knowing(), provenance=chatty.known(tokens_per_cycle=14.0))
-    assert findings["tokens a cycle"]["state"] == "warning"
-    assert "14.00 in training" in findings["tokens a cycle"]["expected"]
+    assert findings["acceptance length"]["state"] == "warning"
+    assert "14.00 in training" in findings["acceptance length"]["expected"]
     assert code == 0
 
 

@@ -123,7 +123,7 @@ def test_alibi_models_decode_one_row_but_refuse_batches():
     target = Target(model.float().eval(), name="bloom")
     probe_target(target)
     target.new_cache(1)
-    with pytest.raises(TargetError, match="one row at a time"):
+    with pytest.raises(TargetError, match="one sequence at a time"):
         target.new_cache(2)
 
 
@@ -143,7 +143,7 @@ def test_windows_a_model_counts_by_itself_refuse_batches():
     model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
     target = Target(model, name="neo")
     probe_target(target)
-    with pytest.raises(TargetError, match="window_size=256.*one row at a time"):
+    with pytest.raises(TargetError, match="window_size=256.*one sequence at a time"):
         target.new_cache(2)
     (prompt,) = random_prompts((280,))
     answer = plain_greedy(model, prompt, 20)

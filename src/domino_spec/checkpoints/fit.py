@@ -61,7 +61,7 @@ class Check:
 
 
 _ANOTHER_TARGET = "The drafter was made for another target: use the target it names."
-_STRUCTURAL = ("hidden size", "vocabulary", "target layers", "taps")
+_STRUCTURAL = ("hidden size", "vocabulary", "target layers", "captured hidden states")
 
 
 def check_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list[Check]:
@@ -71,7 +71,7 @@ def check_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list
         _compare("vocabulary", config.vocab_size, facts.vocab_size, _ANOTHER_TARGET),
         _compare("target layers", config.num_target_layers, facts.num_layers, _ANOTHER_TARGET),
         _check(
-            "taps",
+            "captured hidden states",
             list(config.target_layer_ids),
             f"layers 0 to {facts.num_layers - 1}",
             all(layer < facts.num_layers for layer in config.target_layer_ids),

@@ -120,9 +120,9 @@ def _print_description(console: Console, described: Description) -> None:
         else f"{head.sizes}, pure draft prefix {head.pure_draft_prefix_len}",
         "block size": config.block_size,
         "alignment": _alignment(described),
-        "drafts a cycle": f"{config.default_depth} by default ({config.default_depth + 1} rows "
-        f"verified), at most {config.max_depth} ({config.max_depth + 1} rows verified)",
-        "taps": f"layers {', '.join(map(str, config.target_layer_ids))} of "
+        "drafts a cycle": f"{config.default_depth} by default ({config.default_depth + 1} tokens "
+        f"verified), at most {config.max_depth} ({config.max_depth + 1} tokens verified)",
+        "captured hidden states": f"layers {', '.join(map(str, config.target_layer_ids))} of "
         f"{config.num_target_layers}",
         "mask token": config.mask_token_id,
         "vocabulary": f"{config.vocab_size:,}"

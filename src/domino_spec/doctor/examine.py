@@ -43,7 +43,13 @@ class Examination:
     @property
     def hopeless(self) -> bool:
         """Whether the pair cannot even be loaded, so that there is nothing to measure."""
-        stops = ("hidden size", "vocabulary", "target layers", "taps", "mask token")
+        stops = (
+            "hidden size",
+            "vocabulary",
+            "target layers",
+            "captured hidden states",
+            "mask token",
+        )
         return any(
             f.state == "problem" and (f.name in stops or f.name.startswith("memory"))
             for f in self.findings

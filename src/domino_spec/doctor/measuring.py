@@ -65,7 +65,7 @@ def _alignment(
 ) -> Finding:
     other = "no-shift" if config.shift_label else "shift"
     trial = measure(decoder, drafts, known, shift_label=not config.shift_label)
-    found = f"{config.alignment}: {own.tokens_per_cycle:.2f} tokens a cycle"
+    found = f"{config.alignment}: acceptance length {own.tokens_per_cycle:.2f}"
     against = f"{other}: {trial.tokens_per_cycle:.2f}"
     if trial.clearly_better_than(own):
         return Finding(
@@ -105,7 +105,7 @@ def _mask(
     trial = measure(decoder, drafts, rest, mask_token_id=best)
     own = measure(decoder, drafts, rest)
     better = trial.clearly_better_than(own)
-    found = f"{config.mask_token_id}: {own.tokens_per_cycle:.2f} tokens a cycle"
+    found = f"{config.mask_token_id}: acceptance length {own.tokens_per_cycle:.2f}"
     return Finding(
         name="mask token, measured",
         state="problem" if better else "ok",
@@ -141,7 +141,7 @@ def _format(
     return Finding(
         name="prompt format",
         state="problem" if better else "ok",
-        found=f"this template: {own.tokens_per_cycle:.2f} tokens a cycle",
+        found=f"this template: acceptance length {own.tokens_per_cycle:.2f}",
         expected=f"{best}: {trials[best].tokens_per_cycle:.2f}",
         advice=f"The drafter was trained on other prompts, more like {best}: use the template and "
         "mode of its training, or train it on this template."
@@ -154,7 +154,7 @@ def _untrained(own: Trial) -> Finding:
     """Prompt lookup: nothing was learnt, so nothing can be set up wrong."""
     useless = own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
     return Finding(
-        name="tokens a cycle",
+        name="acceptance length",
         state="warning" if useless else "ok",
         found=f"{own.tokens_per_cycle:.2f} over {own.stats.cycles} cycles",
         expected="nothing is trained",
@@ -185,7 +185,7 @@ def _tokens_per_cycle(drafts: NamedProposer, own: Trial, *, explained: bool) -> 
             )
         )
     return Finding(
-        name="tokens a cycle",
+        name="acceptance length",
         state="problem" if useless else "warning" if short else "ok",
         found=found,
         expected="unknown from training" if expected is None else f"{expected:.2f} in training",

@@ -50,7 +50,14 @@ def worst(findings: Iterable[Finding]) -> State:
     return max((finding.state for finding in findings), key=_SEVERITY.index, default="ok")
 
 
-_SERIOUS = ("hidden size", "vocabulary", "target layers", "taps", "mask token", "tokenizer")
+_SERIOUS = (
+    "hidden size",
+    "vocabulary",
+    "target layers",
+    "captured hidden states",
+    "mask token",
+    "tokenizer",
+)
 _ELSEWHERE = ("training length",)
 """Checks that are told with what the user plans."""
 _MARKER = re.compile(r"<\|[^|<>{}\s]+\|>")
@@ -259,7 +266,9 @@ def read_memory(
     tight = fits and need.total > _TIGHT * there
     advice = ""
     if not fits:
-        advice = "Use a smaller type (--dtype bfloat16), fewer rows, a shorter --context"
+        advice = (
+            "Use a smaller type (--dtype bfloat16), fewer sequences (--rows), a shorter --context"
+        )
         advice += ", or --device-map auto." if device.type == "cuda" else ", or a smaller target."
     elif tight:
         advice = "It is tight: close other programs, or plan for fewer tokens."

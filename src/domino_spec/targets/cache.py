@@ -107,8 +107,9 @@ def ragged_mask(
     """
     if attention not in MASKED_ATTENTION:
         raise TargetError(
-            f"rows of different lengths need a mask that {attention!r} attention does not take; "
-            "load the target with attn_implementation='sdpa' or decode one row at a time."
+            f"sequences of different lengths need a mask that {attention!r} attention does not "
+            "take; load the target with attn_implementation='sdpa' or decode one sequence at a "
+            "time."
         )
     slots = torch.arange(cache.slots, device=device)
     lengths = torch.tensor(cache.lengths, device=device).unsqueeze(1)

@@ -16,7 +16,7 @@ _FORWARD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, AttributeErr
 
 
 def probe_target(target: Target) -> None:
-    """Refuse a target that cannot be tapped or rolled back; learn how it scales its ends.
+    """Refuse a target whose states cannot be captured or rolled back; learn how it scales its ends.
 
     A model that ignores positions, hides state outside its cache or changes its logits in an
     unknown way would decode wrongly without an error. A few forwards of a few tokens tell.
@@ -93,7 +93,7 @@ def _check_taps(target: Target, tokens: Tensor) -> None:
         found = None if taps is None else tuple(taps.shape)
         raise TargetError(
             f"the layers of {target.name} return states of shape {found}; expected {expected}. "
-            "Such layers cannot be tapped."
+            "Hidden states of such layers cannot be captured."
         )
 
 
@@ -124,12 +124,13 @@ def _check_rollback(target: Target, prefix: Tensor, block: Tensor) -> None:
 
 
 def _batch_refusal(target: Target, prefix: Tensor, block: Tensor) -> str | None:
-    """Why rows of different lengths cannot share a forward; None if they can."""
+    """Why sequences of different lengths cannot share a forward; None if they can."""
     window = own_window(target.config)
     if window is not None:
         return (
             f"{target.name} ({type(target.model).__name__}) applies a window of its own "
-            f"({window}) that rows of different lengths would shift; decode one row at a time."
+            f"({window}) that sequences of different lengths would shift; decode one sequence at "
+            "a time."
         )
     alone = target.new_cache(1)
     target.forward(prefix[:, :_SHORT], alone)
@@ -146,14 +147,14 @@ def _batch_refusal(target: Target, prefix: Tensor, block: Tensor) -> str | None:
         raise
     except _FORWARD_ERRORS as error:
         return (
-            f"{target.name} ({type(target.model).__name__}) does not take per-row positions and "
-            f"masks ({type(error).__name__}: {error}); decode one row at a time."
+            f"{target.name} ({type(target.model).__name__}) does not take positions and masks per "
+            f"sequence ({type(error).__name__}: {error}); decode one sequence at a time."
         )
     if _same(found, expected):
         return None
     return (
-        f"{target.name} ({type(target.model).__name__}) gives other logits when a shorter row "
-        "shares a batch with a longer one; decode one row at a time."
+        f"{target.name} ({type(target.model).__name__}) gives other logits when a shorter "
+        "sequence shares a batch with a longer one; decode one sequence at a time."
     )
 
 

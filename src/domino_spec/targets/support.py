@@ -125,7 +125,8 @@ def check_config(config: Any, name: str) -> None:
     text = config.get_text_config()
     if getattr(text, "num_hidden_layers", None) is None:
         raise TargetError(
-            f"{name} ({config.model_type}) does not say num_hidden_layers; it cannot be tapped."
+            f"{name} ({config.model_type}) does not say num_hidden_layers, so that its hidden "
+            "states cannot be captured."
         )
     unknown = sorted(set(layer_types(text)) - {FULL_ATTENTION, SLIDING_ATTENTION})
     if unknown:
