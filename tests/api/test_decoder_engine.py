@@ -317,9 +317,9 @@ def out_of_memory(*arguments, **options):
     raise torch.OutOfMemoryError
 
 
-def after_a_cycle(engine, sequences, stats=None):
+def after_a_cycle(engine, sequences, stats=None, **options):
     """A stream that fails once it has given tokens."""
-    for number, output in enumerate(REAL_STREAM(engine, sequences, stats)):
+    for number, output in enumerate(REAL_STREAM(engine, sequences, stats, **options)):
         if number == 2:
             raise torch.OutOfMemoryError
         yield output
