@@ -78,7 +78,7 @@ def test_a_target_that_does_not_say(change: dict[str, Any], name: str) -> None:
         ({"hidden_size": 32}, "hidden size 16, expected 32"),
         ({"vocab_size": 64}, "vocabulary 48, expected 64"),
         ({"num_layers": 9}, "target layers 8, expected 9"),
-        ({"num_layers": 6}, r"taps \[1, 4, 6\], expected layers 0 to 5"),
+        ({"num_layers": 6}, r"captured hidden states \[1, 4, 6\], expected layers 0 to 5"),
     ],
 )
 def test_structure_that_does_not_fit(change: dict[str, Any], stated: str) -> None:
