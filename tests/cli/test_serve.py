@@ -8,13 +8,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from domino_spec.cli import serve as serve_module
-from domino_spec.serving import listening
-from domino_spec.serving.backends import ServeRequest, native
-from domino_spec.serving.backends.request import option
+from domino_spec.serving import config
+from domino_spec.serving.backends import ServeArgs, args
+from domino_spec.serving.backends.args import option
 from tests.cli.test_errors import errors_of
 from tests.serving.backends import fake_engine, samples
 
-NATIVE_LACKS = {"tensor_parallel", "memory_share", "engine_python", "passed_on"}
+NATIVE_LACKS = {"tensor_parallel", "memory_share", "engine_python", "extra_args"}
 SWITCHES = {"speculate": ["--no-speculate"], "api_keys": ["--api-key", samples.KEYS[0]]}
 KEY = samples.KEYS[0]
 
@@ -24,7 +24,7 @@ def words(field: str) -> list[str]:
     value = samples.SAMPLES[field]
     if field in SWITCHES:
         return SWITCHES[field]
-    if field == "passed_on":
+    if field == "extra_args":
         return ["--", *value]
     if isinstance(value, bool):
         return [option(field) if value else "--no-" + option(field).removeprefix("--")]
@@ -39,17 +39,17 @@ def served(monkeypatch):
     def load(voice, target, target_options, draft_options, chat_options, loop_options):
         return (target, target_options, draft_options, chat_options, loop_options)
 
-    def run(decoder, settings, *, sockets, draft_name, said):
+    def run(decoder, settings, *, sockets, draft_name, log):
         calls.append(SimpleNamespace(decoder=decoder, settings=settings, draft_name=draft_name))
-        said("listening")
+        log("listening")
         return 0
 
-    module = ModuleType("domino_spec.serving.run")
+    module = ModuleType("domino_spec.serving.server")
     module.serve = run
-    monkeypatch.setitem(sys.modules, "domino_spec.serving.run", module)
+    monkeypatch.setitem(sys.modules, "domino_spec.serving.server", module)
     monkeypatch.setattr(serve_module, "load_decoder", load)
     monkeypatch.setattr(serve_module, "require_places", lambda *_, **__: None)
-    monkeypatch.setattr(listening, "take_address", lambda settings: [])
+    monkeypatch.setattr(config, "bind_sockets", lambda settings: [])
     monkeypatch.delenv("DOMINO_API_KEY", raising=False)
     return calls
 
@@ -65,7 +65,7 @@ def engine(tmp_path, monkeypatch):
     return tmp_path / "env"
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(ServeRequest) if f.name != "target"])
+@pytest.mark.parametrize("field", [f.name for f in fields(ServeArgs) if f.name != "target"])
 def test_every_option_reaches_our_own_server_or_is_refused(field, domino, served):
     basics = ["serve", "org/model", "--draft", "org/first"]
     assert domino(*basics).exit_code == 0
@@ -146,7 +146,7 @@ def test_keys_come_from_three_places(domino, served, tmp_path):
 
 
 def test_missing_packages_are_told_before_anything_is_loaded(domino, served, monkeypatch):
-    monkeypatch.setattr(native, "_PACKAGES", ("fastapi_of_tomorrow", "json"))
+    monkeypatch.setattr(args, "_NATIVE_PACKAGES", ("fastapi_of_tomorrow", "json"))
     result = domino("serve", "org/m")
     assert "needs fastapi_of_tomorrow" in errors_of(result)[0]
     assert "pip install 'domino-spec[serve]'" in errors_of(result)[0]
@@ -172,7 +172,7 @@ def test_a_dry_run_starts_nothing(domino, served):
 
 
 def test_the_servers_exit_code_is_ours(domino, served, monkeypatch):
-    monkeypatch.setattr(sys.modules["domino_spec.serving.run"], "serve", lambda *_, **__: 3)
+    monkeypatch.setattr(sys.modules["domino_spec.serving.server"], "serve", lambda *_, **__: 3)
     assert domino("serve", "org/m").exit_code == 3
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from domino_spec.api.prompts import encode_prompt
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore
-from domino_spec.serving.errors import TooLongError
-from domino_spec.serving.settings import ServerSettings
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.errors import ContextLengthError
 from tests.cli import tiny
 
 MODEL = "tiny"
@@ -44,14 +44,14 @@ class FakeStream:
     def __aiter__(self) -> FakeStream:
         return self
 
-    async def __anext__(self) -> SequenceOutput:
+    async def __anext__(self) -> list[SequenceOutput]:
         if self.position == len(self.outputs):
             raise StopAsyncIteration
         if self.held is not None and self.position >= self.held_at:
             await self.held.wait()
         await asyncio.sleep(0)
         self.position += 1
-        return self.outputs[self.position - 1]
+        return [self.outputs[self.position - 1]]
 
     async def __aenter__(self) -> FakeStream:
         return self
@@ -64,9 +64,7 @@ class FakeStream:
 class FakeService:
     """Says `text` to everybody, in blocks of three of which two are accepted drafts."""
 
-    settings: ServerSettings = field(
-        default_factory=lambda: ServerSettings(model=MODEL, page=False)
-    )
+    config: ServerConfig = field(default_factory=lambda: ServerConfig(model=MODEL, page=False))
     text: str = "the quick brown fox"
     tokens: Sequence[int] | None = None
     """Said instead of the text."""
@@ -93,7 +91,7 @@ class FakeService:
 
     async def stop(self, seconds: float) -> None: ...
 
-    def facts(self):
+    def info(self):
         return {
             "model": MODEL,
             "draft": None,
@@ -113,7 +111,7 @@ class FakeService:
 
     def sequence(self, prompt, params, **options) -> Decoded:
         if len(prompt) + params.max_new_tokens > self.limits.context:
-            raise TooLongError("it does not fit.")
+            raise ContextLengthError("it does not fit.")
         return Decoded(prompt, params, **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> FakeStream:

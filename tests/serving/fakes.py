@@ -103,26 +103,22 @@ class Listener:
 
 
 class Counts:
-    """A meter that remembers."""
+    """Metrics that remember."""
 
     def __init__(self):
         self.ends = []
         self.firsts = self.drafts = 0
         self.gauges = []
 
-    def queue(self, *, waiting, running, slots):
+    def set_queue(self, *, waiting, running, slots):
         self.gauges.append((waiting, running, slots))
 
-    def first_token(self, seconds):
-        assert seconds >= 0
-        self.firsts += 1
-
-    def block(self, output, *, seconds):
-        assert seconds >= 0
+    def observe_output(self, output, *, now):
+        assert now >= output.sequence.last_output
+        self.firsts += output.cycle == 0
         self.drafts += output.drafts
 
-    def ended(self, reason, *, seconds):
-        assert seconds >= 0
+    def observe_finished(self, sequence, reason):
         self.ends.append(reason)
 
 

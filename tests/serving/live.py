@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from domino_spec.api import DominoDecoder
-from domino_spec.serving.http.metrics import PrometheusMeter
-from domino_spec.serving.run import Server
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.metrics import Metrics
+from domino_spec.serving.server import Server
 from domino_spec.serving.service import Service
-from domino_spec.serving.settings import ServerSettings
 from tests.support.families import make_target, random_drafter
 from tests.support.tokens import small_tokenizer
 
@@ -24,12 +24,12 @@ def tiny_decoder(*, drafter: bool = True, engine: str = "auto") -> DominoDecoder
 
 
 @contextmanager
-def live(decoder: DominoDecoder | None = None, said=lambda _: None, **settings) -> Iterator[Server]:
+def live(decoder: DominoDecoder | None = None, log=lambda _: None, **settings) -> Iterator[Server]:
     """Serve until the block ends; `.address` says where."""
-    settings = ServerSettings(**{"model": "tiny", "port": 0, "context": 128, **settings})
-    meter = PrometheusMeter()
-    service = Service(decoder or tiny_decoder(), settings, meter=meter)
-    server = Server(service, meter, said)
+    config = ServerConfig(**{"model": "tiny", "port": 0, "context": 128, **settings})
+    metrics = Metrics()
+    service = Service(decoder or tiny_decoder(), config, metrics=metrics)
+    server = Server(service, metrics, log)
     up = threading.Event()
 
     async def startup(sockets=None, begin=server.startup):

@@ -4,8 +4,8 @@ import sys
 import time
 
 from domino_spec.engine.engine import Engine
-from domino_spec.serving.run import serve
-from domino_spec.serving.settings import ServerSettings
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.server import serve
 from tests.serving.live import tiny_decoder
 
 if __name__ == "__main__":
@@ -16,7 +16,7 @@ if __name__ == "__main__":
         return quick(engine)
 
     Engine.step = step  # type: ignore[method-assign]
-    settings = ServerSettings(
+    settings = ServerConfig(
         model="tiny", port=0, slots=4, context=200, drain_seconds=float(sys.argv[1])
     )
-    sys.exit(serve(tiny_decoder(), settings, said=lambda line: print(line, flush=True)))
+    sys.exit(serve(tiny_decoder(), settings, log=lambda line: print(line, flush=True)))

@@ -5,26 +5,25 @@ import socket
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving import listening
-from domino_spec.serving.listening import take_address
-from domino_spec.serving.run import serve
-from domino_spec.serving.settings import ServerSettings
+from domino_spec.serving import config
+from domino_spec.serving.config import ServerConfig, bind_sockets
+from domino_spec.serving.server import serve
 from tests.serving.live import live, tiny_decoder
 
 
-def settings(**told) -> ServerSettings:
-    return ServerSettings(model="m", **{"port": 0, **told})
+def settings(**told) -> ServerConfig:
+    return ServerConfig(model="m", **{"port": 0, **told})
 
 
 def taken(**told):
-    held = take_address(settings(**told))
+    held = bind_sockets(settings(**told))
     for each in held:
         each.close()
     return held
 
 
 def test_nobody_connects_before_the_server_listens():
-    (held,) = take_address(settings())
+    (held,) = bind_sockets(settings())
     with held, pytest.raises(ConnectionRefusedError):
         socket.create_connection(held.getsockname())
 
@@ -46,23 +45,23 @@ def test_a_port_of_the_system(monkeypatch):
     def refused(*_):
         raise PermissionError(13, "not you")
 
-    monkeypatch.setattr(listening, "_bind", refused)
+    monkeypatch.setattr(config, "_bind", refused)
     with pytest.raises(InputError, match="this user may not listen on port 80"):
         taken(port=80)
 
 
 def test_a_port_that_another_took_while_the_model_was_loaded():
     """Two may hold a port; the first to listen has it."""
-    (ours,) = take_address(settings())
+    (ours,) = bind_sockets(settings())
     port = ours.getsockname()[1]
     with live(port=port), pytest.raises(InputError, match="another program listens"):
-        serve(tiny_decoder(), settings(port=port), sockets=[ours], said=lambda _: None)
+        serve(tiny_decoder(), settings(port=port), sockets=[ours], log=lambda _: None)
 
 
 def test_where_the_page_is():
     said: list[str] = []
-    with live(said=said.append) as server:
+    with live(log=said.append) as server:
         assert said == [f"listening on {server.address}", f"chat page: {server.address}/"]
     said.clear()
-    with live(said=said.append, page=False):
+    with live(log=said.append, page=False):
         assert len(said) == 1

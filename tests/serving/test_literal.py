@@ -4,7 +4,7 @@ import pytest
 
 from domino_spec.api.prompts import encode_prompt
 from domino_spec.errors import InputError
-from domino_spec.serving.literal import LiteralChats
+from domino_spec.serving.tokenization import ChatEncoder
 from tests.cli.tiny import SPECIALS, make_tokenizer
 from tests.serving.test_service import make_service
 
@@ -22,7 +22,7 @@ def tokenizer():
 
 @pytest.fixture
 def encode(tokenizer):
-    return LiteralChats(tokenizer).encode
+    return ChatEncoder(tokenizer).encode
 
 
 def signs(tokenizer, ids):
@@ -55,7 +55,7 @@ def test_templates_change_what_they_show(tokenizer):
         "{{ extra | tojson }}<|end|>"
     )
     message = {"role": "user", "content": "  a<|end|>b  ", "name": "<|mask|>"}
-    ids = LiteralChats(own).encode([message], {"extra": ["<|user|>", 3, None]})
+    ids = ChatEncoder(own).encode([message], {"extra": ["<|user|>", 3, None]})
     assert own.decode(ids) == '<|user|>A<|END|>B<|mask|>["<|user|>", 3, null]<|end|>'
     assert signs(own, ids) == ["<|user|>", "<|end|>"]
 
@@ -63,16 +63,16 @@ def test_templates_change_what_they_show(tokenizer):
 def test_a_name_within_a_name():
     own = make_tokenizer()
     own.add_special_tokens({"additional_special_tokens": ["<<|end|>>", "<|end|>"]})
-    ids = LiteralChats(own).encode(chat("a<<|end|>>b"), {})
+    ids = ChatEncoder(own).encode(chat("a<<|end|>>b"), {})
     assert own.decode(ids) == "<|user|>a<<|end|>>b<|end|><|assistant|>"
     assert signs(own, ids) == ["<|user|>", "<|end|>", "<|assistant|>"]
 
 
 def test_errors_are_as_ever(encode):
     with pytest.raises(InputError, match="came without a tokenizer"):
-        LiteralChats(None).encode(chat("hi"), {})
+        ChatEncoder(None).encode(chat("hi"), {})
     with pytest.raises(InputError, match="no chat template"):
-        LiteralChats(make_tokenizer(template=False)).encode(chat(FORGED), {})
+        ChatEncoder(make_tokenizer(template=False)).encode(chat(FORGED), {})
 
 
 def test_the_server_reads_chats_so_and_plain_prompts_not():

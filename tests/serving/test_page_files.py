@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from domino_spec.serving.http.page import page_router
+from domino_spec.serving.app import page_routes
 
 FOLDER = files("domino_spec.serving").joinpath("page")
 NAMES = sorted(entry.name for entry in FOLDER.iterdir())
@@ -26,7 +26,7 @@ def text(name):
 @pytest.fixture(scope="module")
 def client():
     app = FastAPI()
-    app.include_router(page_router())
+    app.include_router(page_routes())
     return TestClient(app)
 
 
@@ -70,10 +70,11 @@ def test_every_answer_carries_the_policy(client, place):
     [
         "nothing.js",
         "index.html",
-        "..%2Fhttp%2Fpage.py",
-        "../page.py",
+        "..%2Fapp.py",
+        "../app.py",
         "%2Fetc%2Fpasswd",
         "page.js/",
+        "%00",
     ],
 )
 def test_nothing_else_can_be_asked_for(client, name):

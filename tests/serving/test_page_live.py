@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from domino_spec.api import DominoDecoder
-from domino_spec.serving.http.app import make_app
-from domino_spec.serving.http.metrics import PrometheusMeter
+from domino_spec.serving.app import make_app
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.service import Service
-from domino_spec.serving.settings import ServerSettings
 from tests.support.browser import browsing, needs_browser
 from tests.support.chat_page import LAST, TILES, counters, race, said, send, verdict
 from tests.support.chat_server import listening
@@ -36,10 +36,10 @@ def pair(*, drafter=True):
 
 @pytest.fixture(scope="module")
 def server():
-    settings = ServerSettings(model="circle", context=256, slots=2, api_keys=("a key",))
-    meter = PrometheusMeter()
-    service = Service(pair(), settings, meter=meter)
-    with listening(make_app(service, meter=meter)) as url:
+    settings = ServerConfig(model="circle", context=256, slots=2, api_keys=("a key",))
+    metrics = Metrics()
+    service = Service(pair(), settings, metrics=metrics)
+    with listening(make_app(service, metrics=metrics)) as url:
         yield url
 
 

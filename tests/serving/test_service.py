@@ -10,9 +10,9 @@ from domino_spec.api import DominoDecoder
 from domino_spec.decoding import SamplingParams, Status
 from domino_spec.engine import engine
 from domino_spec.errors import InputError
-from domino_spec.serving.errors import BusyError, StoppingError, TooLongError
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.errors import ContextLengthError, QueueFullError, ShuttingDownError
 from domino_spec.serving.service import Service
-from domino_spec.serving.settings import ServerSettings
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.tokens import small_tokenizer
 
@@ -25,7 +25,7 @@ def make_service(*, engine="auto", drafter=True, **settings):
         depth=3 if drafter else None, engine=engine,
     )  # fmt: skip
     settings = {"slots": 3, "context": 128, **settings}
-    return Service(decoder, ServerSettings(model="tiny", **settings))
+    return Service(decoder, ServerConfig(model="tiny", **settings))
 
 
 def serving(check, **settings):
@@ -57,11 +57,18 @@ def ask(service, index, prompt, tokens=12, options=()):
     return service.sequence(prompt, params, index=index, **own)
 
 
+async def each_of(stream):
+    """Outputs one by one."""
+    async for outputs in stream:
+        for output in outputs:
+            yield output
+
+
 async def answer(service, *wanted, client="me"):
     """Tokens of each sequence."""
     found = [[] for _ in wanted]
     async with submit(service, *wanted, client=client) as stream:
-        async for output in stream:
+        async for output in each_of(stream):
             assert output.error is None
             found[output.sequence.index].extend(output.tokens)
     return found
@@ -99,7 +106,7 @@ def test_a_sequence_joins_and_ends_before_an_earlier_one():
         order = []
 
         async def listen(name, stream):
-            async for output in stream:
+            async for output in each_of(stream):
                 order.append((name, output.finish_reason))  # noqa: PERF401 (two write here)
 
         early = submit(service, (PROMPTS[0], 60), client="a")
@@ -132,7 +139,7 @@ def test_a_prefix_is_computed_once():
         for reuse, expected in ((True, there), (False, 0)):
             stream = submit(service, (follow_up, 12, {"reuse": reuse}))
             (sequence,) = stream.sequences
-            tokens = [token async for output in stream for token in output.tokens]
+            tokens = [token async for output in each_of(stream) for token in output.tokens]
             assert tokens == alone(follow_up)
             assert sequence.cached == expected
 
@@ -183,7 +190,7 @@ def test_what_the_engine_refuses_fails_alone():
     async def check(service):
         bad = {"processors": (lambda ids, scores: scores,)}
         stream = submit(service, (PROMPTS[1],), (PROMPTS[0], 12, bad))
-        errors = {output.sequence.index: output.error async for output in stream}
+        errors = {output.sequence.index: output.error async for output in each_of(stream)}
         assert errors[0] is None
         assert "logits processors of its own" in str(errors[1])
 
@@ -195,14 +202,14 @@ def test_sequences_with_and_without_drafts_run_together():
         wanted = (PROMPTS[1], 20)
         stream = submit(service, (*wanted, {"speculate": False}), wanted)
         sizes = ([], [])
-        async for output in stream:
+        async for output in each_of(stream):
             sizes[output.sequence.index].append(len(output.tokens))
         plain, drafted = stream.sequences
         assert plain.output == drafted.output == alone(*wanted)
         assert set(sizes[0]) == {1}
         assert not plain.stats.drafted
         assert drafted.stats.drafted
-        assert service.facts()["slots"] == 3
+        assert service.info().slots == 3
 
     serving(check)
 
@@ -217,7 +224,7 @@ def test_sequences_with_and_without_drafts_run_together():
 )
 def test_what_does_not_fit_is_refused_at_once(prompt, tokens, words):
     async def check(service):
-        with pytest.raises(TooLongError, match=words):
+        with pytest.raises(ContextLengthError, match=words):
             ask(service, 0, prompt, tokens)
 
     serving(check, max_prompt_tokens=60, max_new_tokens=100)
@@ -241,7 +248,7 @@ def test_too_many_are_sent_away():
     async def check(service):
         wanted = [(PROMPTS[0], 100)] * 4
         stream = submit(service, *wanted)
-        with pytest.raises(BusyError):
+        with pytest.raises(QueueFullError):
             submit(service, *wanted)
         stream.cancel()
 
@@ -253,9 +260,9 @@ def test_a_stopped_service_takes_nothing_and_leaves_nothing():
         stream = submit(service, (PROMPTS[0], 120))
         kept.append(weakref.ref(stream.sequences[0]))
         await service.stop(0)
-        outputs = [output async for output in stream]
-        assert isinstance(outputs[-1].error, StoppingError)
-        with pytest.raises(StoppingError):
+        outputs = [output async for output in each_of(stream)]
+        assert isinstance(outputs[-1].error, ShuttingDownError)
+        with pytest.raises(ShuttingDownError):
             submit(service, (PROMPTS[0],))
         assert service.state == "stopping"
 
@@ -267,11 +274,8 @@ def test_a_stopped_service_takes_nothing_and_leaves_nothing():
 
 def test_what_anybody_may_know():
     async def check(service):
-        facts = service.facts()
-        assert facts["model"] == "tiny"
-        assert facts["speculates"]
-        assert facts["slots"] == 3
-        assert facts["context"] == 128
+        info = service.info()
+        assert (info.model, info.speculates, info.slots, info.context) == ("tiny", True, 3, 128)
         assert service.encode_text("the fox") == tuple(small_tokenizer()("the fox")["input_ids"])
         chat = service.encode_chat([{"role": "user", "content": "hi"}], {})
         assert chat[-1] == small_tokenizer().convert_tokens_to_ids("<|assistant|>")

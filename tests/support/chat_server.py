@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from domino_spec.serving.http.page import page_router
+from domino_spec.serving.app import page_routes
 
 FACTS = {
     "model": "tiny-target",
@@ -123,7 +123,7 @@ class ChatServer:
 
     def app(self) -> FastAPI:
         app = FastAPI()
-        app.include_router(page_router())
+        app.include_router(page_routes())
 
         @app.get("/v1/domino")
         async def domino(request: Request) -> Any:

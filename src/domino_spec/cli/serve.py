@@ -24,8 +24,8 @@ from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import InputError
 
 if TYPE_CHECKING:
-    from domino_spec.serving.backends import ServeRequest
-    from domino_spec.serving.settings import ServerSettings
+    from domino_spec.serving.backends import ServeArgs
+    from domino_spec.serving.config import ServerConfig
 
 
 KEY_VARIABLE = "DOMINO_API_KEY"
@@ -189,7 +189,7 @@ def _keys_in(path: Path) -> list[str]:
 
 def serve(
     target: TargetArgument,
-    passed_on: Annotated[
+    extra_args: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="-- ARGS",
@@ -215,12 +215,12 @@ def serve(
 ) -> None:
     """Serve the target to OpenAI clients, at http://127.0.0.1:8000/v1 unless told otherwise."""
     with speaking() as voice:
-        from domino_spec.serving.backends import ServeRequest
+        from domino_spec.serving.backends import ServeArgs
 
         told = vars(listen).copy()
         del told["api_key"], told["api_key_file"]
         dtype = target_options.dtype
-        request = ServeRequest(
+        args = ServeArgs(
             target=target,
             **{**vars(target_options), "dtype": None if dtype is None else dtype.value},
             **vars(draft_options),
@@ -230,84 +230,81 @@ def serve(
             api_keys=listen.keys(),
             **vars(limits),
             **vars(engine_options),
-            passed_on=tuple(passed_on or ()),
+            extra_args=tuple(extra_args or ()),
         )
         if backend is BackendName.NATIVE:
-            code = _serve_natively(voice, request, target_options, draft_options, dry=dry_run)
+            code = _serve_natively(voice, args, target_options, draft_options, dry=dry_run)
         else:
-            code = _serve_with(voice, request, backend, dry=dry_run)
+            code = _serve_with(voice, args, backend, dry=dry_run)
         if code:
             raise typer.Exit(code)
 
 
 def _serve_natively(
     voice: Voice,
-    request: ServeRequest,
+    args: ServeArgs,
     target_options: TargetOptions,
     draft_options: DraftOptions,
     *,
     dry: bool,
 ) -> int:
-    from domino_spec.serving.backends import native
-    from domino_spec.serving.listening import take_address
+    from domino_spec.serving.backends.args import refuse_native, require_native_packages
+    from domino_spec.serving.config import bind_sockets
 
-    native.refuse(request)
-    settings = request.settings()
-    slots = "as many as the memory holds" if settings.slots is None else str(settings.slots)
+    refuse_native(args)
+    config = args.config()
+    slots = "as many as the memory holds" if config.slots is None else str(config.slots)
     if dry:
-        _announce(voice, request, settings, slots=slots)
-        shown = {name: value for name, value in asdict(settings).items() if name != "api_keys"}
-        shown["api_keys"] = f"{len(settings.api_keys)}, not shown"
+        _announce(voice, args, config, slots=slots)
+        shown = {name: value for name, value in asdict(config).items() if name != "api_keys"}
+        shown["api_keys"] = f"{len(config.api_keys)}, not shown"
         for name, value in shown.items():
             voice.out.print(f"{name}: {'unset' if value is None else value}", soft_wrap=True)
         return 0
-    native.require_packages()
-    sockets = take_address(settings)
+    require_native_packages()
+    sockets = bind_sockets(config)
     require_places(
         voice,
-        request.target,
-        revision=request.revision,
-        drafts=checkpoints_among([request.drafter]),
-        draft_revision=request.draft_revision,
+        args.target,
+        revision=args.revision,
+        drafts=checkpoints_among([args.drafter]),
+        draft_revision=args.draft_revision,
     )
     decoder = load_decoder(
         voice,
-        request.target,
+        args.target,
         target_options,
-        replace(draft_options, draft=request.drafter),
-        ChatOptions(thinking=request.thinking),
-        LoopOptions(engine=EngineName.AUTO, pack=request.pack is not False),
+        replace(draft_options, draft=args.drafter),
+        ChatOptions(thinking=args.thinking),
+        LoopOptions(engine=EngineName.AUTO, pack=args.pack is not False),
     )
-    _announce(voice, request, settings, slots=slots)
-    from domino_spec.serving.run import serve as serve_decoder
+    _announce(voice, args, config, slots=slots)
+    from domino_spec.serving.server import serve as serve_decoder
 
-    return serve_decoder(
-        decoder, settings, sockets=sockets, draft_name=request.drafter, said=voice.note
-    )
+    return serve_decoder(decoder, config, sockets=sockets, draft_name=args.drafter, log=voice.note)
 
 
-def _serve_with(voice: Voice, request: ServeRequest, name: BackendName, *, dry: bool) -> int:
+def _serve_with(voice: Voice, args: ServeArgs, name: BackendName, *, dry: bool) -> int:
     from domino_spec.serving.backends import find_backend
     from domino_spec.serving.backends.drafts import write_draft
-    from domino_spec.serving.backends.plan import plan
-    from domino_spec.serving.backends.process import run
+    from domino_spec.serving.backends.launch import plan, run
 
     backend = find_backend(name.value)
-    planned = plan(request, backend, environment=os.environ, dry=dry)
+    planned = plan(args, backend, environment=os.environ, dry=dry)
     for warning in planned.warnings:
         voice.warn(warning)
-    slots = f"as {backend.ENGINE.title} decides" if request.slots is None else str(request.slots)
-    _announce(voice, request, request.settings(), slots=slots, depth=planned.depth)
+    slots = f"as {backend.ENGINE.title} decides" if args.slots is None else str(args.slots)
+    _announce(voice, args, args.config(), slots=slots, depth=planned.depth)
     draft = planned.draft
     if draft is not None and not draft.is_own:
-        what = f"{request.drafter} in the form that {backend.ENGINE.title} reads"
+        what = f"{args.drafter} in the form that {backend.ENGINE.title} reads"
         if draft.is_there:
             voice.note(f"taking {what} from {draft.folder}, where it was exported before")
         elif dry:
             voice.note(f"{what} would be exported to {draft.folder} first")
         else:
             voice.note(f"exporting {what} to {draft.folder}; kept for the next time")
-            write_draft(request, backend.NEEDS, draft)
+            write_draft(args, backend.NEEDS, draft)
     if dry:
         voice.out.print(planned.launch.shown(), soft_wrap=True)
         return 0
@@ -317,31 +314,31 @@ def _serve_with(voice: Voice, request: ServeRequest, name: BackendName, *, dry: 
 
 def _announce(
     voice: Voice,
-    request: ServeRequest,
-    settings: ServerSettings,
+    args: ServeArgs,
+    config: ServerConfig,
     *,
     slots: str,
     depth: int | None = None,
 ) -> None:
     """Where, what, and who can reach it."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    port = "a free port" if settings.port == 0 else settings.port
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    port = "a free port" if config.port == 0 else config.port
     voice.note(f"address: http://{host}:{port}/v1")
-    voice.note(f"model:   {settings.model}")
-    drafter = request.drafter
+    voice.note(f"model:   {config.model}")
+    drafter = args.drafter
     if drafter is None:
-        drafter = "none: " + ("--no-speculate" if request.draft else "no --draft was given")
+        drafter = "none: " + ("--no-speculate" if args.draft else "no --draft was given")
     elif depth is not None:
         drafter += f", {depth} drafts a cycle"
     voice.note(f"drafter: {drafter}")
     voice.note(f"slots:   {slots}")
-    asked = "with a key" if settings.api_keys else "without a key"
-    if not settings.public:
+    asked = "with a key" if config.api_keys else "without a key"
+    if not config.public:
         voice.note(f"reached: from this machine only, {asked}")
-    elif settings.api_keys:
+    elif config.api_keys:
         voice.note(f"reached: from the network, {asked}")
     else:
         voice.warn(
-            f"everybody whom the network lets reach {settings.host} may ask, since no API key is "
+            f"everybody whom the network lets reach {config.host} may ask, since no API key is "
             "set; set DOMINO_API_KEY or --api-key-file, or listen at 127.0.0.1."
         )

@@ -13,6 +13,10 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
+        # The wrapper around the Rust tokenizer takes several times as long as the tokenizer.
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if getattr(tokenizer, "clean_up_tokenization_spaces", True):
+            self._backend = None
         self._stops = list(stops)
         self._tokens: list[int] = []
         # Tokens before `_shown_from` give context for spacing; text up to `_shown_to` is out.
@@ -21,13 +25,16 @@ class TextStream:
         self._held = ""
         self.stopped = False
 
-    def push(self, token: int) -> str:
-        """The text this token completes, which may be none yet."""
-        self._tokens.append(token)
-        if self.stopped:
+    def push(self, *tokens: int) -> str:
+        """The text that these tokens complete, which may be none yet."""
+        self._tokens += tokens
+        if self.stopped or not tokens:
             return ""
         before = self._decode(self._tokens[self._shown_from : self._shown_to])
         after = self._decode(self._tokens[self._shown_from :])
+        if after.endswith(_UNFINISHED) and len(tokens) > 1:  # all but the last may be whole
+            del self._tokens[-len(tokens) :]
+            return "".join(self.push(token) for token in tokens)
         if len(after) <= len(before) or after.endswith(_UNFINISHED):
             return ""
         self._shown_from, self._shown_to = self._shown_to, len(self._tokens)
@@ -59,6 +66,8 @@ class TextStream:
         return text[: min(found)]
 
     def _decode(self, tokens: Sequence[int]) -> str:
+        if self._backend is not None:
+            return str(self._backend.decode(tokens, skip_special_tokens=True))
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 

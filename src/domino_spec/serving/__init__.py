@@ -1,1 +1,1 @@
-"""The server: requests become rows of one engine, blocks become streams."""
+"""The server: requests become sequences of one engine, their outputs responses."""

@@ -8,7 +8,8 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol
 
@@ -17,13 +18,13 @@ import torch
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput
 from domino_spec.errors import DominoError, InputError
-from domino_spec.serving.errors import BusyError, DecodingError, StoppingError
-from domino_spec.serving.meters import Forgiven, Meter
+from domino_spec.serving.errors import DecodingError, QueueFullError, ShuttingDownError
+from domino_spec.serving.metrics import Metrics
 
 _log = logging.getLogger("domino_spec.serving")
-_LONGEST_RETRY = 120.0
+_MAX_RETRY_SECONDS = 120.0
 _MEMORY = 0.9
-"""How much the mean time of an answer remembers of those before."""
+"""How much the mean time of a sequence remembers of those before."""
 
 
 class StepEngine(Protocol):
@@ -50,18 +51,48 @@ class StepEngine(Protocol):
         """Begin anew after a step that failed; the sequences that were lost."""
 
 
+class _Wakeup:
+    """Brings outputs into an event loop, all of a step by one call: each call is a system call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._outputs: deque[tuple[OutputStream, SequenceOutput]] = deque()
+        self._scheduled = False
+
+    def post(self, stream: OutputStream, output: SequenceOutput) -> None:
+        """From any thread."""
+        self._outputs.append((stream, output))
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self.loop.call_soon_threadsafe(self._run)
+            except RuntimeError:  # the loop is closed
+                self._outputs.clear()
+
+    def _run(self) -> None:
+        self._scheduled = False  # before the first is taken: what is posted meanwhile comes again
+        while self._outputs:
+            stream, output = self._outputs.popleft()
+            stream.receive(output)
+
+
 class OutputStream:
-    """The outputs of a request's sequences, in the order in which they happen.
+    """The outputs of a request's sequences, in order; each iteration gives all that have come.
 
     Iterate in the event loop it was made in. Outputs wait here for a slow reader; there are never
     more than the sequences have tokens.
     """
 
     def __init__(
-        self, sequences: Sequence[Decoded], cancel: Callable[[Sequence[Decoded]], None]
+        self,
+        sequences: Sequence[Decoded],
+        cancel: Callable[[Sequence[Decoded]], None],
+        wakeup: _Wakeup | None = None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._outputs: asyncio.Queue[SequenceOutput | None] = asyncio.Queue()  # None: cancelled
+        """`wakeup` is the one that all streams of an event loop share."""
+        self._wakeup = wakeup or _Wakeup(asyncio.get_running_loop())
+        self._outputs: list[SequenceOutput] = []
+        self._changed = asyncio.Event()
         self._open = len(sequences)
         self._cancel = cancel
         self.sequences = sequences
@@ -70,30 +101,32 @@ class OutputStream:
 
     def deliver(self, output: SequenceOutput) -> None:
         """From any thread; a loop that is gone hears nothing."""
-        try:
-            self._loop.call_soon_threadsafe(self._outputs.put_nowait, output)
-        except RuntimeError:
-            return
+        self._wakeup.post(self, output)
+
+    def receive(self, output: SequenceOutput) -> None:
+        """In the event loop."""
+        self._outputs.append(output)
+        self._changed.set()
 
     def cancel(self) -> None:
         """The client is gone: slots are freed before the next step."""
         if self._open:
             self._open = 0
-            self._outputs.put_nowait(None)
+            self._changed.set()
             self._cancel(self.sequences)
 
     def __aiter__(self) -> OutputStream:
         return self
 
-    async def __anext__(self) -> SequenceOutput:
-        if not self._open:
+    async def __anext__(self) -> list[SequenceOutput]:
+        if self._open:
+            await self._changed.wait()
+            self._changed.clear()
+        if not self._open:  # ended, or cancelled meanwhile
             raise StopAsyncIteration
-        output = await self._outputs.get()
-        if output is None or not self._open:  # cancelled meanwhile
-            raise StopAsyncIteration
-        if output.finish_reason is not None or output.error is not None:
-            self._open -= 1
-        return output
+        outputs, self._outputs = self._outputs, []
+        self._open -= sum(o.finish_reason is not None or o.error is not None for o in outputs)
+        return outputs
 
     async def __aenter__(self) -> OutputStream:
         return self
@@ -110,20 +143,21 @@ class OutputStream:
 class AsyncEngine:
     """Takes sequences from any thread, decodes them in its own."""
 
-    def __init__(self, engine: StepEngine, *, max_queue: int, meter: Meter) -> None:
+    def __init__(self, engine: StepEngine, *, max_queue: int, metrics: Metrics) -> None:
         self.engine = engine
         self._max_queue = max_queue
-        self._meter = Forgiven(meter)
+        self._metrics = metrics
         self._changed = threading.Condition()
         self._added: list[Decoded] = []
-        self._cancelled: list[Decoded] = []
         self._held: dict[int, Decoded] = {}
         """Sequences taken from `_added` that have not ended, by identity."""
+        self._cancelled: dict[int, Decoded] = {}
+        """Of both, those to be taken out before the next step."""
         self._slots = engine.max_sequences  # kept: a reset has none for a moment
         self._deadline: float | None = None  # set: takes nothing new, ends then at the latest
         self._broken: str | None = None
         self._mean_seconds = 1.0
-        self._gauges: tuple[int, int, int] | None = None
+        self._wakeup: _Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name="domino-engine", daemon=True)
 
     # For any thread ---------------------------------------------------------------------------
@@ -161,31 +195,41 @@ class AsyncEngine:
 
     @property
     def _unfinished(self) -> int:
-        """Sequences taken and not yet ended, also those on their way to the engine."""
-        return len(self._added) + len(self._held)
+        """Sequences neither ended nor cancelled, also those on their way to the engine."""
+        return len(self._added) + len(self._held) - len(self._cancelled)
 
     def submit(self, sequences: Sequence[Decoded]) -> None:
         """Queue all of these or none."""
         with self._changed:
             if self._broken is not None:
-                raise StoppingError(f"the server cannot decode any more: {self._broken}.")
+                raise ShuttingDownError(f"the server cannot decode any more: {self._broken}.")
             if self._deadline is not None:
-                raise StoppingError("the server is going down and takes nothing new.")
+                raise ShuttingDownError("the server is going down and takes nothing new.")
             over = self._unfinished + len(sequences) - self.slots
             if over > self._max_queue:
                 self._check_ever(len(sequences))
-                raise BusyError(
-                    f"{self.waiting} answers are waiting already and {len(sequences)} more would "
+                raise QueueFullError(
+                    f"{self.waiting} sequences are waiting already and {len(sequences)} more would "
                     f"be over the limit of {self._max_queue}; come back later.",
                     retry_after=self._retry_after(),
                 )
             self._added.extend(sequences)
             self._changed.notify()
 
-    def cancel(self, sequences: Sequence[Decoded]) -> None:
-        """Take these out between two steps; harmless for what is over."""
+    def stream(self, sequences: Sequence[Decoded]) -> OutputStream:
+        """Queue these and give their outputs, in the event loop that calls it."""
+        loop = asyncio.get_running_loop()
+        if self._wakeup is None or self._wakeup.loop is not loop:
+            self._wakeup = _Wakeup(loop)
+        stream = OutputStream(sequences, self.cancel, self._wakeup)
+        self.submit(sequences)
+        return stream
+
+    def cancel(self, sequences: Iterable[Decoded]) -> None:
+        """Take these out between two steps; harmless for what has ended."""
         with self._changed:
-            self._cancelled.extend(each for each in sequences if not each.finished)
+            known = self._held.keys() | set(map(id, self._added))
+            self._cancelled |= {id(each): each for each in sequences if id(each) in known}
             self._changed.notify()
 
     def drain(self, seconds: float) -> None:
@@ -205,12 +249,12 @@ class AsyncEngine:
         most = self._max_queue + max(1, self.slots)
         if count > most:
             raise InputError(
-                f"{count} answers are asked for at once; this server takes {most}. Ask for fewer."
+                f"{count} sequences are requested at once; this server takes {most}. Request fewer."
             )
 
     def _retry_after(self) -> float:
         turns = (self.waiting + 1) / max(1, self.slots)
-        return float(min(max(1, math.ceil(turns * self._mean_seconds)), _LONGEST_RETRY))
+        return float(min(max(1, math.ceil(turns * self._mean_seconds)), _MAX_RETRY_SECONDS))
 
     # In its own thread ------------------------------------------------------------------------
 
@@ -220,13 +264,13 @@ class AsyncEngine:
             while self._wait():
                 self._take_in()
                 self._step()
-                self._gauge()
+                self._update_gauges()
         except BaseException as error:  # a bug of this file: no client may wait for ever
             _log.exception("the engine's thread stopped")
             self._break(f"its engine stopped ({type(error).__name__})")
         finally:
-            self._end_all(StoppingError("the server went down before this answer was complete."))
-            self._gauge()
+            self._end_all(ShuttingDownError("the server went down before this request was done."))
+            self._update_gauges()
 
     def _wait(self) -> bool:
         """Until there is something to do; False when it is time to end."""
@@ -237,27 +281,26 @@ class AsyncEngine:
                 busy = bool(self._held or self._added)
                 if self._deadline is not None:
                     return busy and time.monotonic() < self._deadline
-                if busy or self._cancelled:
+                if busy:
                     return True
                 self._changed.wait()
 
     def _take_in(self) -> None:
         with self._changed:
             added, self._added = self._added, []
-            cancelled, self._cancelled = self._cancelled, []
-            for sequence in added:
-                self._held[id(sequence)] = sequence
+            cancelled = list(self._cancelled.values())
+            self._held |= {id(sequence): sequence for sequence in added}
         for sequence in cancelled:  # those that were added in the same moment never begin
-            if self._held.pop(id(sequence), None) is not None:
+            if self._release(sequence):
                 self.engine.abort(sequence)
-                self._meter.ended("cancelled", seconds=time.perf_counter() - sequence.arrived)
+                self._metrics.observe_finished(sequence, "cancelled")
         for sequence in added:
             if id(sequence) not in self._held:
                 continue
             try:
                 self.engine.add_request(sequence)
             except Exception as error:
-                _log.exception("an answer could not begin")
+                _log.exception("a sequence could not be added")
                 self._fail(sequence, error)
 
     def _step(self) -> None:
@@ -269,34 +312,38 @@ class AsyncEngine:
             _log.error("a step failed", exc_info=error)
             self._recover(error)
             return
+        now = time.perf_counter()
         for output in outputs:
-            self._hand_out(output)
+            self._hand_out(output, now)
 
-    def _hand_out(self, output: SequenceOutput) -> None:
-        sequence, now = output.sequence, time.perf_counter()
+    def _hand_out(self, output: SequenceOutput, now: float) -> None:
+        sequence = output.sequence
         if output.error is not None:
-            _log.error("an answer failed", exc_info=output.error)
+            _log.error("a sequence failed", exc_info=output.error)
             self._fail(sequence, output.error)
             return
-        if output.cycle == 0:
-            self._meter.first_token(now - sequence.arrived)
-        else:
-            self._meter.block(output, seconds=now - sequence.last_output)
+        self._metrics.observe_output(output, now=now)
         sequence.last_output = now
         if output.finish_reason is not None:
-            self._held.pop(id(sequence), None)
+            self._release(sequence)
             seconds = now - (sequence.admitted or sequence.arrived)
             self._mean_seconds += (1 - _MEMORY) * (seconds - self._mean_seconds)
-            self._meter.ended(output.finish_reason, seconds=now - sequence.arrived)
+            self._metrics.observe_finished(sequence, output.finish_reason)
         if sequence.listener is not None:
             sequence.listener(output)
 
+    def _release(self, sequence: Decoded) -> bool:
+        """It has ended or is to be taken out; whether it was held."""
+        with self._changed:
+            self._cancelled.pop(id(sequence), None)
+            return self._held.pop(id(sequence), None) is not None
+
     def _fail(self, sequence: Decoded, error: Exception) -> None:
-        """The sequence will not be completed, and its client hears why."""
-        if self._held.pop(id(sequence), None) is None:
+        """The sequence will not be completed, and its client is told why."""
+        if not self._release(sequence):
             return
-        sequence.error = told = _told(error)
-        self._meter.ended("failed", seconds=time.perf_counter() - sequence.arrived)
+        sequence.error = told = _public_error(error)
+        self._metrics.observe_finished(sequence, "failed")
         if sequence.listener is not None:
             reason, cycle = sequence.finish_reason, sequence.cycles
             sequence.listener(SequenceOutput(sequence, (), 0, cycle, reason, error=told))
@@ -323,26 +370,20 @@ class AsyncEngine:
 
     def _end_all(self, error: Exception) -> None:
         with self._changed:
-            for sequence in self._added:
-                self._held[id(sequence)] = sequence
+            self._held |= {id(sequence): sequence for sequence in self._added}
             self._added.clear()
-            self._cancelled.clear()
         left = list(self._held.values())
         for sequence in left:
             self._fail(sequence, error)
         for sequence in left:
             self.engine.abort(sequence)
 
-    def _gauge(self) -> None:
+    def _update_gauges(self) -> None:
         self._slots = self.engine.max_sequences
-        found = (self.waiting, self.running, self.slots)
-        if found != self._gauges:
-            self._gauges = found
-            waiting, running, slots = found
-            self._meter.queue(waiting=waiting, running=running, slots=slots)
+        self._metrics.set_queue(waiting=self.waiting, running=self.running, slots=self.slots)
 
 
-def _told(error: Exception) -> Exception:
+def _public_error(error: Exception) -> Exception:
     """What a client may know: our own words, or that it was not the client's fault."""
     _clear(error)
     if isinstance(error, DominoError):

@@ -1,12 +1,29 @@
-"""Why a request is not answered."""
+"""Why a request is not answered, and what its client is told: every error becomes an `ApiError`."""
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
 from domino_spec.errors import DominoError, InputError
+from domino_spec.serving.protocol import UNSUPPORTED, ErrorInfo, ErrorResponse
+
+_log = logging.getLogger("domino_spec.serving")
+_TYPES = {403: "permission_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+_SHUTDOWN_RETRY_SECONDS = 5
+"""By then another server may have taken its place."""
 
 
-class BusyError(DominoError, RuntimeError):
-    """The queue is full: come back later."""
+class QueueFullError(DominoError, RuntimeError):
+    """Too many sequences wait already."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
@@ -14,17 +31,154 @@ class BusyError(DominoError, RuntimeError):
         """Seconds after which there is likely room."""
 
 
-class StoppingError(DominoError, RuntimeError):
-    """The server is going down and takes nothing new, or ended an answer for that reason."""
+class ShuttingDownError(DominoError, RuntimeError):
+    """The server takes nothing new, or ended a sequence for that reason."""
 
 
-class TooLongError(InputError):
-    """A prompt, or a prompt and its answer, that no slot holds."""
+class ContextLengthError(InputError):
+    """A prompt, or a prompt and its new tokens, that no slot holds."""
 
-
-class TooManyError(TooLongError):
-    """More new tokens than any answer may have, however short its prompt."""
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        """The parameter at fault, where it is not the prompt."""
 
 
 class DecodingError(DominoError, RuntimeError):
-    """Decoding this answer failed; a bug of ours or of the machine, not of the request."""
+    """Decoding a sequence failed: a bug, or a machine that failed, not the request's fault."""
+
+
+class ClientDisconnectedError(Exception):
+    """The client closed its connection before it had its response."""
+
+
+class ApiError(HTTPException):
+    """What a client is told, in the shape of OpenAI's errors."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.code = code
+        self.param = param
+
+    def to_json(self) -> bytes:
+        """Its body."""
+        kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = _TYPES.get(self.status_code, kind)
+        told = ErrorInfo(message=self.detail, type=kind, param=self.param, code=self.code)
+        return ErrorResponse(error=told).model_dump_json().encode()
+
+    @property
+    def response(self) -> Response:
+        """Ready to be sent."""
+        return Response(self.to_json(), self.status_code, self.headers, "application/json")
+
+
+def to_api_error(error: Exception, *, request_id: str = "", param: str | None = None) -> ApiError:
+    """What a client is told about any error; of a bug only the id under which it is logged."""
+    message, later = str(error), None
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError():
+            return _from_validation(error.errors(), error.body)
+        case HTTPException():
+            return _from_http(error)
+        case ContextLengthError():
+            status, code, param = 400, "context_length_exceeded", error.param or param
+        case InputError():
+            status, code = 400, "invalid_value"
+        case QueueFullError():
+            status, code, later = 429, "rate_limit_exceeded", error.retry_after
+        case ShuttingDownError():
+            status, code, later = 503, "server_stopping", _SHUTDOWN_RETRY_SECONDS
+        case _:
+            _log.error("request %s failed", request_id, exc_info=error)
+            status, code = 500, "internal_error"
+            message = f"the server failed on this request; its log says why under {request_id}."
+    headers = None if later is None else {"Retry-After": str(max(1, math.ceil(later)))}
+    return ApiError(status, message, code=code, param=param, headers=headers)
+
+
+async def handle_exception(request: Request, error: Exception) -> Response:
+    """The application's handler of every exception."""
+    return to_api_error(error, request_id=request.state.request_id).response
+
+
+@contextmanager
+def at_param(name: str) -> Iterator[None]:
+    """Name this parameter as the one at fault."""
+    try:
+        yield
+    except InputError as error:
+        raise to_api_error(error, param=name) from error
+
+
+def _from_http(error: HTTPException) -> ApiError:
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    message = {
+        404: "there is nothing at this path; the API is under /v1/.",
+        405: "this path does not take this method.",
+    }.get(error.status_code, error.detail)
+    return ApiError(error.status_code, message, code=code, headers=error.headers)
+
+
+_Location = tuple[str | int, ...]
+
+
+def _from_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+    """One sentence about the first field that is wrong.
+
+    A union is wrong in as many ways as it has members; the one that got furthest was meant.
+    """
+    found = [(_location(error, body), error) for error in errors]
+    first = found[0][0][:1]
+    where, error = max((each for each in found if each[0][:1] == first), key=_progress)
+    param = (error.get("ctx") or {}).get("param") or _path(where) or None
+    field = str(where[0]) if where else param
+    if error["type"] == "missing":
+        if not where:
+            return ApiError(400, "the body is empty; expected a JSON object.", code="invalid_json")
+        return ApiError(400, f"{param} is missing.", code="missing_required_parameter", param=param)
+    if error["type"] == "extra_forbidden":
+        message = f"{param} is not a parameter of this endpoint."
+        return ApiError(400, message, code="unknown_parameter", param=param)
+    if error["type"] == "unsupported" or field in UNSUPPORTED:
+        reason = UNSUPPORTED.get(field or "") or f"{error['msg']}."
+        return ApiError(400, f"{param}: {reason}", code="unsupported_parameter", param=param)
+    words = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    message = f"{param or 'the body'}: {words[:1].lower()}{words[1:]}."
+    return ApiError(400, message, code="invalid_value", param=param)
+
+
+def _progress(found: tuple[_Location, Mapping[str, Any]]) -> tuple[int, int]:
+    where = found[0]
+    last = where[-1] if where else 0
+    return len(where), last if isinstance(last, int) else 0
+
+
+def _location(error: Mapping[str, Any], body: Any) -> _Location:
+    """Where in the body; pydantic's names for the members of a union are left out."""
+    where: list[str | int] = []
+    here = body
+    steps = list(error["loc"])[1:]
+    for number, step in enumerate(steps):
+        named = isinstance(here, dict) and step in here
+        if named or (isinstance(here, list) and isinstance(step, int) and step < len(here)):
+            here = here[step]
+        elif not (error["type"] == "missing" and number == len(steps) - 1):
+            continue
+        where.append(step)
+    return tuple(where)
+
+
+def _path(where: _Location) -> str:
+    words = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where)
+    return words.removeprefix(".")[:200]

@@ -1,10 +1,11 @@
-"""The service that the routes call: prompts in, streams of outputs out."""
+"""The service that HTTP handlers call: prompts in, streams of outputs out."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from domino_spec import __version__
@@ -14,18 +15,92 @@ from domino_spec.api.sequences import make_sequences
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.reference import ReferenceEngine
-from domino_spec.engine.sizes import free_bytes, token_bytes
+from domino_spec.engine.sizes import MOST_DRAFTING, Size, free_bytes, token_bytes
+from domino_spec.errors import InputError
 from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
-from domino_spec.serving.errors import TooLongError, TooManyError
-from domino_spec.serving.literal import LiteralChats
-from domino_spec.serving.meters import Meter, Silence
-from domino_spec.serving.settings import ServerSettings
-from domino_spec.serving.sizing import context_of, limits_of, size_of
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.errors import ContextLengthError
+from domino_spec.serving.metrics import Metrics
+from domino_spec.serving.protocol import ServerInfo
+from domino_spec.serving.tokenization import ChatEncoder
 
 _CAPTURED = 32
 """Sequences for which cycles are captured at start; larger batches at their first use."""
 _UNKNOWN_CONTEXT = 4096
-"""Where neither the target nor the settings say how long a sequence may be."""
+"""Where neither the target nor the configuration says how long a sequence may be."""
+_CPU_SLOTS = 8
+"""A CPU is busy with few sequences: more of them only share it."""
+_LONGEST, _CPU_LONGEST = 32768, 4096
+"""Defaults: a context of millions would leave room for no other sequence."""
+_SHORTEST = 512
+_FEW = 4
+"""So many sequences at a time are worth a shorter context."""
+_SHARE = 0.6
+"""Of the free memory; activations, prompts and the rest of the machine need some too."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sequence may take."""
+
+    context: int
+    """Prompt and output."""
+    max_prompt_tokens: int
+    max_new_tokens: int
+
+
+def check_context(config: ServerConfig, context: int | None) -> int | None:
+    """The configured context, if the target was made for as much; else the target's own."""
+    if config.context is not None and context is not None and config.context > context:
+        raise InputError(
+            f"context is {config.context}; the target was made for {context}. Ask for less."
+        )
+    return config.context or context
+
+
+def cache_size(
+    config: ServerConfig,
+    *,
+    on_gpu: bool,
+    context: int | None,
+    token_bytes: int,
+    free: int | None,
+) -> Size:
+    """Slots that the free bytes hold: fewer of them first, then shorter ones.
+
+    What the configuration names is kept, or refused where it cannot be had.
+    """
+    wanted = check_context(config, context)
+    longest = _LONGEST if on_gpu else _CPU_LONGEST
+    capacity = config.context or min(wanted or longest, longest)
+    most = config.slots or (MOST_DRAFTING if on_gpu else _CPU_SLOTS)
+    if free is None:
+        return Size(most, capacity)
+    room = int(_SHARE * free) // token_bytes  # tokens
+    if config.context is None:
+        least = config.slots or min(most, _FEW)
+        while (least + 1) * capacity > room and capacity > _SHORTEST:
+            capacity = max(capacity // 2, _SHORTEST)
+    slots = most
+    while config.slots is None and slots > 1 and (slots + 1) * capacity > room:
+        slots -= 1
+    if (slots + 1) * capacity > room:
+        taken = (slots + 1) * capacity * token_bytes
+        raise InputError(
+            f"{slots} slots of {capacity} tokens take {taken / 1e9:.1f} GB of memory; "
+            f"{_SHARE * free / 1e9:.1f} GB are there for them. Ask for fewer slots or a shorter "
+            "context."
+        )
+    return Size(slots, capacity)
+
+
+def sequence_limits(config: ServerConfig, capacity: int) -> Limits:
+    """The configured limits, as far as a slot holds them."""
+    return Limits(
+        context=capacity,
+        max_prompt_tokens=min(config.max_prompt_tokens or capacity, capacity - 1),
+        max_new_tokens=min(config.max_new_tokens or capacity, capacity - 1),
+    )
 
 
 class Service:
@@ -34,68 +109,68 @@ class Service:
     def __init__(
         self,
         decoder: DominoDecoder,
-        settings: ServerSettings,
+        config: ServerConfig,
         *,
         draft_name: str | None = None,
-        meter: Meter | None = None,
-        said: Callable[[str], None] = lambda _: None,
+        metrics: Metrics | None = None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Makes the engine and measures what cycles cost, which takes a moment."""
         self.decoder = decoder
-        self.settings = settings
+        self.config = config
         self.tokenizer = decoder.tokenizer
         self.created = int(time.time())
         self._draft_name = draft_name
-        self._chats = LiteralChats(self.tokenizer)
-        engine, context = self._engine(said)
-        self.limits = limits_of(settings, context)
-        self.engine = AsyncEngine(engine, max_queue=settings.max_queue, meter=meter or Silence())
+        self._chats = ChatEncoder(self.tokenizer)
+        engine, context = self._make_engine(log)
+        self.limits = sequence_limits(config, context)
+        self.engine = AsyncEngine(engine, max_queue=config.max_queue, metrics=metrics or Metrics())
 
-    def _engine(self, said: Callable[[str], None]) -> tuple[StepEngine, int]:
+    def _make_engine(self, log: Callable[[str], None]) -> tuple[StepEngine, int]:
         """What decodes, and how many tokens a sequence may have."""
-        decoder, settings = self.decoder, self.settings
+        decoder, config = self.decoder, self.config
         context = decoder.target.context_length
         reason = decoder.unsupported_reason()
         if reason is not None:
-            said(f"one request at a time, through Transformers: {reason}")
+            log(f"one request at a time, through Transformers: {reason}")
             reference = ReferenceEngine(
                 decoder.target, lambda drafts: decoder.proposer(speculate=drafts)
             )
-            return reference, context_of(settings, context) or _UNKNOWN_CONTEXT
+            return reference, check_context(config, context) or _UNKNOWN_CONTEXT
         target = decoder.target
-        size = size_of(
-            settings,
+        size = cache_size(
+            config,
             on_gpu=target.device.type == "cuda",
             context=context,
             token_bytes=token_bytes(target, decoder.drafter),
             free=free_bytes(target.device),
         )
         if decoder.adapts:
-            said("measuring what cycles cost on this machine (once; it is kept)")
+            log("measuring what cycles cost on this machine (once; it is kept)")
         engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
         kinds: list[tuple[int | None, bool]] = [(None, True)]
-        if settings.page:  # it shows probabilities, and times runs without drafts too
+        if config.page:  # it shows probabilities, and times runs without drafts too
             kinds += [(0, True), (0, False)]
         for scores, drafts in kinds:
             for temperature in (0.0, 1.0):
                 params = SamplingParams(temperature=temperature, logprobs=scores)
                 few = scores is None and drafts
                 engine.capture(min(size.slots, _CAPTURED) if few else 1, params, speculate=drafts)
-        said(f"{size.slots} slots of {size.capacity} tokens")
+        log(f"{size.slots} slots of {size.capacity} tokens")
         return engine, size.capacity
 
-    # For routes -------------------------------------------------------------------------------
+    # For handlers -------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to answer."""
+        """Begin to decode."""
         self.engine.start()
 
     def drain(self, seconds: float | None = None) -> None:
-        """Take nothing new; running answers may go on for a while."""
-        self.engine.drain(self.settings.drain_seconds if seconds is None else seconds)
+        """Take nothing new; requests may go on for a while."""
+        self.engine.drain(self.config.drain_seconds if seconds is None else seconds)
 
     async def stop(self, seconds: float | None = None) -> None:
-        """Drain, and wait until the last answer has ended."""
+        """Drain, and wait until the last request has ended."""
         self.drain(seconds)
         await asyncio.to_thread(self.engine.join)
 
@@ -106,20 +181,20 @@ class Service:
 
     @property
     def ended(self) -> bool:
-        """Whether it answers nobody any more."""
+        """Whether its thread has come to an end."""
         return self.engine.ended
 
-    def facts(self) -> dict[str, Any]:
-        """What anybody may know of it."""
-        return {
-            "model": self.settings.model,
-            "draft": self._draft_name,
-            "speculates": self.decoder.speculates,
-            "slots": self.engine.slots,
-            "context": self.limits.context,
-            "version": __version__,
-            "device": str(self.decoder.target.device),
-        }
+    def info(self) -> ServerInfo:
+        """What /v1/domino tells."""
+        return ServerInfo(
+            model=self.config.model,
+            draft=self._draft_name,
+            speculates=self.decoder.speculates,
+            slots=self.engine.slots,
+            context=self.limits.context,
+            version=__version__,
+            device=str(self.decoder.target.device),
+        )
 
     def encode_text(self, text: str) -> tuple[int, ...]:
         """A text's tokens, as the tokenizer begins one."""
@@ -128,12 +203,11 @@ class Service:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> tuple[int, ...]:
-        """Messages through the target's chat template; a caller's options come before ours."""
-        chosen = {**self.decoder.chat_options, **options}
-        return tuple(self._chats.encode(messages, chosen))
+        """Messages through the target's chat template; a request's options override ours."""
+        return tuple(self._chats.encode(messages, {**self.decoder.chat_options, **options}))
 
     def sequence(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Decoded:
-        """A sequence for one answer; `options` are those of `Sequence`."""
+        """A sequence for one choice; `options` are those of `Sequence`."""
         self._check(len(prompt), params.max_new_tokens)
         (made,) = make_sequences(
             [list(prompt)],
@@ -151,25 +225,24 @@ class Service:
         """Queue these sequences. Call it in the event loop that will read their outputs."""
         for sequence in sequences:
             sequence.client = client
-        stream = OutputStream(sequences, self.engine.cancel)
-        self.engine.submit(sequences)
-        return stream
+        return self.engine.stream(sequences)
 
     def _check(self, prompt: int, new: int) -> None:
         limits = self.limits
         if prompt > limits.max_prompt_tokens:
-            raise TooLongError(
+            raise ContextLengthError(
                 f"the prompt has {prompt} tokens; this server takes {limits.max_prompt_tokens}. "
                 "Shorten it."
             )
         if new > limits.max_new_tokens:
-            raise TooManyError(
-                f"{new} new tokens are asked for; this server gives {limits.max_new_tokens}. Ask "
-                "for fewer."
+            raise ContextLengthError(
+                f"{new} new tokens are requested; this server gives {limits.max_new_tokens}. "
+                "Request fewer.",
+                param="max_tokens",
             )
         if prompt + new > limits.context:
-            raise TooLongError(
-                f"the prompt has {prompt} tokens and {new} new ones are asked for, together more "
-                f"than the context of {limits.context}. Shorten the prompt, or ask for at most "
+            raise ContextLengthError(
+                f"the prompt has {prompt} tokens and {new} new ones are requested, together more "
+                f"than the context of {limits.context}. Shorten the prompt, or request at most "
                 f"{limits.context - prompt}."
             )

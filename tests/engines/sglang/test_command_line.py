@@ -14,20 +14,20 @@ pytest.importorskip(
     reason="SGLang is not installed; see tests/engines/requirements-sglang.txt",
 )
 
-from sglang.srt.server_args import ServerArgs, prepare_server_args
+from sglang.srt.server_args import prepare_server_args
 
-from domino_spec.serving.backends import ServeRequest
+from domino_spec.serving.backends import ServeArgs
 from domino_spec.serving.backends import sglang as backend
 from domino_spec.serving.backends.drafts import ServedDraft
 from domino_spec.serving.backends.installed import Installed, find_engine
 from tests.checkpoints.helpers import tiny_drafter
 
 DRAFT = ServedDraft(folder=Path("/drafts/one"), config=tiny_drafter().config, is_own=True)
-FULL = ServeRequest(
+FULL = ServeArgs(
     target="org/Model", draft="one", revision="v1", dtype="bfloat16", device="cuda:1",
     trust_remote_code=True, thinking=False, depth=2, host="0.0.0.0", port=9000, model_name="mine",
     slots=30, max_queue=10, context=4096, tensor_parallel=1, memory_share=0.8,
-    api_keys=("a secret: #1",), passed_on=("--random-seed", "7"),
+    api_keys=("a secret: #1",), extra_args=("--random-seed", "7"),
 )  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def here() -> Installed:
     return find_engine(backend.ENGINE, sys.executable)
 
 
-def parsed(request: ServeRequest, found: Installed, draft=DRAFT) -> ServerArgs:
+def parsed(request: ServeArgs, found: Installed, draft=DRAFT) -> ServerArgs:
     backend.refuse(request)
     with backend.command(request, found, draft, {}).arguments() as words:
         assert words[1:3] == ["-m", "sglang.launch_server"]
@@ -67,11 +67,11 @@ def test_every_option_means_to_sglang_what_it_means_here(here):
 
 def test_what_is_passed_on_wins(here):
     pool = ("--speculative-domino-candidate-pool-size", "64")
-    args = parsed(replace(FULL, passed_on=pool), here)
+    args = parsed(replace(FULL, extra_args=pool), here)
     assert args.speculative_domino_candidate_pool_size == 64
 
 
 def test_a_target_alone(here):
-    args = parsed(ServeRequest(target="org/Model"), here, draft=None)
+    args = parsed(ServeArgs(target="org/Model"), here, draft=None)
     assert args.speculative_algorithm is None
     assert args.api_key is None

@@ -14,18 +14,18 @@ pytest.importorskip("vllm", reason="needs the engines' environment: make test-en
 
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from domino_spec.serving.backends import ServeRequest
+from domino_spec.serving.backends import ServeArgs
 from domino_spec.serving.backends import vllm as backend
 from domino_spec.serving.backends.drafts import ServedDraft
 from domino_spec.serving.backends.installed import Installed, find_engine
 from tests.checkpoints.helpers import tiny_drafter
 
 DRAFT = ServedDraft(folder=Path("/drafts/one"), config=tiny_drafter().config, is_own=True)
-FULL = ServeRequest(
+FULL = ServeArgs(
     target="org/Model", draft="one", revision="v1", dtype="bfloat16", trust_remote_code=True,
     thinking=False, depth=2, host="0.0.0.0", port=9000, model_name="mine", drain_seconds=2.5,
     slots=300, context=4096, max_new_tokens=128, max_queue=10, tensor_parallel=2,
-    memory_share=0.8, api_keys=("first", "second"), passed_on=("--seed", "7"),
+    memory_share=0.8, api_keys=("first", "second"), extra_args=("--seed", "7"),
 )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def here() -> Installed:
     return find_engine(backend.ENGINE, sys.executable)
 
 
-def parsed(parser, request: ServeRequest, found: Installed, draft=DRAFT) -> argparse.Namespace:
+def parsed(parser, request: ServeArgs, found: Installed, draft=DRAFT) -> argparse.Namespace:
     """The values behind the program and its subcommand."""
     backend.refuse(request)
     with backend.command(request, found, draft, {}).arguments() as words:
@@ -97,13 +97,13 @@ def test_every_option_means_to_vllm_what_it_means_here(parser, here, distributio
 
 
 def test_what_is_passed_on_wins(parser, here):
-    request = replace(FULL, api_keys=(), passed_on=("--port", "9001", "--max-num-seqs", "2"))
+    request = replace(FULL, api_keys=(), extra_args=("--port", "9001", "--max-num-seqs", "2"))
     args = parsed(parser, request, here)
     assert (args.port, args.max_num_seqs) == (9001, 2)
 
 
 def test_a_target_alone(parser, here):
-    args = parsed(parser, ServeRequest(target="org/Model"), here, draft=None)
+    args = parsed(parser, ServeArgs(target="org/Model"), here, draft=None)
     assert args.speculative_config is None
     assert args.host == "127.0.0.1"
 

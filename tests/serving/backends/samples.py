@@ -42,7 +42,7 @@ SAMPLES: dict[str, Any] = {
     "tensor_parallel": 2,
     "memory_share": 0.5,
     "engine_python": "/somewhere/python",
-    "passed_on": ("--seed", "7"),
+    "extra_args": ("--seed", "7"),
 }
 """A new field without a line here fails every test that goes through them."""
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from domino_spec.checkpoints import export_drafter, load_drafter, save_drafter, save_packed
 from domino_spec.drafter import Drafter
 from domino_spec.errors import ConfigError, ExportError, MismatchError
-from domino_spec.serving.backends import ServeRequest, sglang, vllm
-from domino_spec.serving.backends.drafts import cache_folder, plan_draft, write_draft
+from domino_spec.serving.backends import ServeArgs, sglang, vllm
+from domino_spec.serving.backends.drafts import plan_draft, write_draft
 from tests.cli import tiny
 from tests.support.families import randomise
 
@@ -23,8 +23,8 @@ NEEDS = {"vllm": vllm.NEEDS, "sglang": sglang.NEEDS}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "domino-spec" / "served"
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "served"
 
 
 @pytest.fixture(scope="module")
@@ -48,19 +48,19 @@ def packed(tmp_path):
 
 
 def served(target, source, engine, **more):
-    request = ServeRequest(target=target, draft=str(source), **more)
+    request = ServeArgs(target=target, draft=str(source), **more)
     planned = plan_draft(request, NEEDS[engine])
     if not planned.is_there:
         write_draft(request, NEEDS[engine], planned)
     return planned
 
 
-def test_vllm_serves_a_trained_folder_as_it_is(target, trained, monkeypatch):
+def test_vllm_serves_a_trained_folder_as_it_is(target, trained, monkeypatch, cache):
     monkeypatch.chdir(trained.parent)
     planned = served(target, "drafter", "vllm")
     assert planned.is_own
     assert planned.folder == trained
-    assert not cache_folder().exists()
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize(("engine", "form"), [("vllm", "vllm"), ("sglang", "sglang")])
@@ -99,8 +99,8 @@ def test_another_drafter_of_the_same_name_gets_another_folder(target, packed, tm
     assert first.is_there
 
 
-def test_an_interrupted_export_is_no_folder(target, packed, monkeypatch):
-    request = ServeRequest(target=target, draft=str(packed))
+def test_an_interrupted_export_is_no_folder(target, packed, monkeypatch, cache):
+    request = ServeArgs(target=target, draft=str(packed))
     planned = plan_draft(request, vllm.NEEDS)
 
     def fail(*_, **__):
@@ -110,7 +110,7 @@ def test_an_interrupted_export_is_no_folder(target, packed, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         write_draft(request, vllm.NEEDS, planned)
     assert not planned.is_there
-    assert list(cache_folder().iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
 def test_sglang_gets_its_own_name_and_type(target, trained):

@@ -7,13 +7,12 @@ from dataclasses import fields, replace
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.backends import ServeRequest, find_backend, plan
-from domino_spec.serving.backends.plan import plan as plan_for
-from domino_spec.serving.backends.request import option
+from domino_spec.serving.backends import ServeArgs, find_backend, launch
+from domino_spec.serving.backends.args import option
 from tests.serving.backends import samples
 
-FIELDS = [field.name for field in fields(ServeRequest)]
-BASE = ServeRequest(target="org/target", draft="drafter")
+FIELDS = [field.name for field in fields(ServeArgs)]
+BASE = ServeArgs(target="org/target", draft="drafter")
 REFUSED = {
     "vllm": {
         "device_map", "attn_implementation", "candidates", "pack", "page", "max_prompt_tokens",
@@ -38,12 +37,12 @@ def planned(monkeypatch):
         seen = (request.draft, request.draft_revision, request.shift_label)
         return replace(samples.DRAFT, folder=samples.DRAFT.folder / str(seen))
 
-    monkeypatch.setattr(plan, "find_engine", find)
-    monkeypatch.setattr(plan, "plan_draft", draft)
+    monkeypatch.setattr(launch, "find_engine", find)
+    monkeypatch.setattr(launch, "plan_draft", draft)
 
     def made(name, request):
-        launch = plan_for(request, find_backend(name), environment={}).launch
-        return (launch.argv, launch.env, launch.secret_env, launch.secret_config)
+        made = launch.plan(request, find_backend(name), environment={}).launch
+        return (made.argv, made.env, made.secret_env, made.secret_config)
 
     return made
 
@@ -87,7 +86,7 @@ def test_every_refusal_of_a_command_line_is_told_at_once(name, planned):
         ({"port": 70000}, "port is 70000"),
         ({"slots": 0}, "slots is 0"),
         ({"api_keys": (" ",)}, "an API key is empty"),
-        ({"passed_on": ("stray",)}, "'stray' follows the target"),
+        ({"extra_args": ("stray",)}, "'stray' follows the target"),
         ({"draft": None, "depth": 3, "shift_label": True}, "--shift-label, --depth without"),
     ],
 )
@@ -101,18 +100,18 @@ def test_values_that_make_no_sense_are_refused_for_every_backend(changes, told):
     [("org/Model-8B", "Model-8B"), ("model", "model"), ("/no/such/folder/", "folder")],
 )
 def test_the_short_name(target, name):
-    assert ServeRequest(target=target).name == name
+    assert ServeArgs(target=target).name == name
 
 
 def test_a_folder_and_a_file_are_named_by_where_they_lie(tmp_path, monkeypatch):
     (tmp_path / "Small").mkdir()
     (tmp_path / "Small" / "small.Q8.gguf").touch()
     monkeypatch.chdir(tmp_path / "Small")
-    assert ServeRequest(target=".").name == "Small"
-    assert ServeRequest(target="small.Q8.gguf").name == "small.Q8"
+    assert ServeArgs(target=".").name == "Small"
+    assert ServeArgs(target="small.Q8.gguf").name == "small.Q8"
 
 
 def test_keys_are_not_in_a_requests_text():
     request = replace(BASE, api_keys=samples.KEYS)
-    assert request.settings().api_keys == samples.KEYS
+    assert request.config().api_keys == samples.KEYS
     assert samples.KEYS[0] not in repr(request)

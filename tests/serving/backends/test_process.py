@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.backends.launch import Launch
-from domino_spec.serving.backends.process import run
+from domino_spec.serving.backends.launch import Launch, run
 from tests.serving.backends import fake_engine
 
 KEY = "sesame-open-1"
 _RUN = """\
 import sys
-from domino_spec.serving.backends.launch import Launch
-from domino_spec.serving.backends.process import run
+from domino_spec.serving.backends.launch import Launch, run
 sys.exit(run(Launch(argv=({command!r},), secret_config={secret!r}, prints={prints!r})))
 """
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.backends import ServeRequest, sglang
+from domino_spec.serving.backends import ServeArgs, sglang
 from tests.cli import tiny
 from tests.serving.backends import samples
 
-BASE = ServeRequest(target="org/Model", draft="drafter")
+BASE = ServeArgs(target="org/Model", draft="drafter")
 START = (
     "/env/python", "-m", "sglang.launch_server", "--model-path", "org/Model",
     "--served-model-name", "Model",
@@ -35,14 +35,14 @@ def test_the_usual_command_line():
 def test_a_drafter_without_a_head_has_no_pool():
     plain = replace(samples.DRAFT, config=tiny.drafter_config(head=False))
     assert launch(draft=plain).argv == (*START, *LISTEN, *DRAFTING)
-    assert launch(ServeRequest(target="org/Model"), draft=None).argv == (*START, *LISTEN)
+    assert launch(ServeArgs(target="org/Model"), draft=None).argv == (*START, *LISTEN)
 
 
 def test_everything_that_can_be_said():
     request = replace(
         BASE, revision="v1", dtype="bfloat16", device="cuda:2", trust_remote_code=True,
         thinking=True, slots=4, max_queue=10, context=4096, tensor_parallel=1, memory_share=0.8,
-        depth=5, passed_on=("--random-seed", "1"),
+        depth=5, extra_args=("--random-seed", "1"),
     )  # fmt: skip
     assert launch(request).argv == (
         *START, "--revision", "v1", "--dtype", "bfloat16", "--device", "cuda", "--base-gpu-id",
@@ -73,7 +73,7 @@ def test_a_key_goes_by_a_private_file_and_is_masked_in_the_log():
         ({"port": 0}, "port is 0"),
         ({"depth": 8}, "1 to 7 drafts a cycle"),
         ({"candidates": 9}, "--speculative-domino-candidate-pool-size N"),
-        ({"api_keys": ("a",), "passed_on": ("--config", "f")}, "--config was passed on"),
+        ({"api_keys": ("a",), "extra_args": ("--config", "f")}, "--config was passed on"),
     ],
 )
 def test_refusals(changes, told):
@@ -82,12 +82,12 @@ def test_refusals(changes, told):
 
 
 def test_a_target_alone_may_run_anywhere_in_any_type():
-    alone = ServeRequest(target="org/Model", device="cpu", dtype="float32")
+    alone = ServeArgs(target="org/Model", device="cpu", dtype="float32")
     assert launch(alone, draft=None).argv == (
         *START, "--dtype", "float32", "--device", "cpu", *LISTEN,
     )  # fmt: skip
 
 
 def test_its_open_door_is_pointed_out():
-    assert "every site" in sglang.cautions(BASE)[0]
-    assert sglang.cautions(replace(BASE, api_keys=("k",))) == []
+    assert "every site" in sglang.warnings(BASE)[0]
+    assert sglang.warnings(replace(BASE, api_keys=("k",))) == []

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.backends import ServeRequest, vllm
+from domino_spec.serving.backends import ServeArgs, vllm
 from tests.serving.backends import samples
 
-BASE = ServeRequest(target="org/Model", draft="drafter")
+BASE = ServeArgs(target="org/Model", draft="drafter")
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 START = (
     "/env/vllm", "serve", "org/Model", "--served-model-name", "Model", "--host", "127.0.0.1",
@@ -39,7 +39,7 @@ def test_the_usual_command_line():
 
 
 def test_without_a_drafter_nothing_speaks_of_one():
-    made = launch(ServeRequest(target="org/Model"), draft=None)
+    made = launch(ServeArgs(target="org/Model"), draft=None)
     assert made.argv == START
     assert made.env == QUIET
 
@@ -48,7 +48,7 @@ def test_everything_that_can_be_said():
     request = replace(
         BASE, revision="v1", dtype="bfloat16", trust_remote_code=True, thinking=False, depth=5,
         drain_seconds=2.2, slots=4, max_queue=10, tensor_parallel=2, memory_share=0.8,
-        context=4096, max_new_tokens=300, max_choices=2, passed_on=("--seed", "1"),
+        context=4096, max_new_tokens=300, max_choices=2, extra_args=("--seed", "1"),
     )  # fmt: skip
     made = launch(request)
     assert made.argv == (
@@ -65,7 +65,7 @@ def test_everything_that_can_be_said():
 
 
 def test_what_is_passed_on_comes_last_so_that_it_wins():
-    assert launch(replace(BASE, passed_on=("--port", "1"))).argv[-2:] == ("--port", "1")
+    assert launch(replace(BASE, extra_args=("--port", "1"))).argv[-2:] == ("--port", "1")
 
 
 def test_the_users_choice_of_runner_stands():
@@ -136,7 +136,7 @@ def test_a_gpu_is_chosen_by_its_number_among_those_seen():
         ({"max_queue": 3}, "--max-queue needs --slots too"),
         ({"depth": 8}, "1 to 7 drafts a cycle"),
         ({"depth": 0}, "--no-speculate"),
-        ({"api_keys": ("a", "b"), "passed_on": ("--config", "f")}, "--config was passed on"),
+        ({"api_keys": ("a", "b"), "extra_args": ("--config", "f")}, "--config was passed on"),
     ],
 )
 def test_refusals(changes, told):
@@ -153,5 +153,5 @@ def test_a_vllm_without_the_plugin_serves_targets_alone():
 
 def test_the_key_guards_less_than_natively_and_that_is_said():
     keyed = replace(BASE, api_keys=("k",))
-    assert vllm.cautions(keyed) == []
-    assert "its other paths are open" in vllm.cautions(replace(keyed, host="0.0.0.0"))[0]
+    assert vllm.warnings(keyed) == []
+    assert "its other paths are open" in vllm.warnings(replace(keyed, host="0.0.0.0"))[0]

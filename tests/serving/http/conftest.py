@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from domino_spec.serving.http.app import make_app
-from domino_spec.serving.http.metrics import PrometheusMeter
+from domino_spec.serving.app import make_app
+from domino_spec.serving.metrics import Metrics
 from tests.serving.fake import MODEL, FakeService
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -19,8 +19,8 @@ class Client:
 
     def __init__(self, service: FakeService) -> None:
         self.service = service
-        self.meter = PrometheusMeter()
-        self.app = make_app(service, meter=self.meter)
+        self.metrics = Metrics()
+        self.app = make_app(service, metrics=self.metrics)
 
     def send(self, method: str, path: str, base="http://127.0.0.1:8000", **how) -> httpx.Response:
         async def ask() -> httpx.Response:

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from domino_spec.serving.http import guard
-from domino_spec.serving.settings import ServerSettings
+from domino_spec.serving import middleware
+from domino_spec.serving.config import ServerConfig
 from tests.serving.fake import MODEL
 from tests.serving.http.conftest import HELLO, error_of
 
@@ -95,7 +95,7 @@ def padded(size: int) -> bytes:
 
 
 def test_bodies_end_somewhere(make_client):
-    client = make_client(settings=ServerSettings(model=MODEL, page=False, max_body_bytes=2048))
+    client = make_client(config=ServerConfig(model=MODEL, page=False, max_body_bytes=2048))
     assert client.raw(padded(2048)).status_code == 200
     response = client.raw(padded(2049))
     assert response.status_code == 413
@@ -104,7 +104,7 @@ def test_bodies_end_somewhere(make_client):
 
 
 def test_a_body_that_does_not_say_its_length_ends_too(make_client):
-    client = make_client(settings=ServerSettings(model=MODEL, page=False, max_body_bytes=2048))
+    client = make_client(config=ServerConfig(model=MODEL, page=False, max_body_bytes=2048))
     sent = 0
 
     def send(body: bytes):
@@ -156,7 +156,7 @@ def sent_slowly(client, *parts: bytes) -> list[dict]:
 
 @pytest.mark.parametrize("parts", [(), (b"{",), (b"{", b'"mod')])
 def test_a_body_that_never_ends_is_not_waited_for(client, monkeypatch, parts):
-    monkeypatch.setattr(guard, "UPLOAD_SECONDS", 0)
+    monkeypatch.setattr(middleware, "UPLOAD_SECONDS", 0)
     start, body = sent_slowly(client, *parts)
     assert start["status"] == 408
     assert (b"connection", b"close") in start["headers"]
@@ -165,6 +165,6 @@ def test_a_body_that_never_ends_is_not_waited_for(client, monkeypatch, parts):
 
 
 def test_an_answer_may_take_longer_than_its_body(client, monkeypatch):
-    monkeypatch.setattr(guard, "UPLOAD_SECONDS", 0)
+    monkeypatch.setattr(middleware, "UPLOAD_SECONDS", 0)
     start, _ = sent_slowly(client, GOOD)
     assert start["status"] == 200

@@ -91,7 +91,7 @@ def test_signs_to_the_model_are_neither_text_nor_scored(make_client):
 
 
 def test_as_many_answers_as_one_request_may_have(client):
-    most = client.service.settings.max_choices
+    most = client.service.config.max_choices
     assert client.complete(prompt=["a"] * most).status_code == 200
     assert error_of(client.complete(prompt=["a"] * (most + 1)))["param"] == "prompt"
     assert error_of(client.complete(prompt=["a"] * most, n=2))["param"] == "n"

@@ -3,7 +3,7 @@
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.errors import BusyError, DecodingError, StoppingError
+from domino_spec.serving.errors import DecodingError, QueueFullError, ShuttingDownError
 from tests.serving.fake import MODEL
 from tests.serving.http.conftest import HELLO, error_of, events
 
@@ -171,8 +171,8 @@ def test_a_template_that_refuses(client):
 @pytest.mark.parametrize(
     ("failure", "status", "code", "later"),
     [
-        (BusyError("full", retry_after=2.2), 429, "rate_limit_exceeded", "3"),
-        (StoppingError("going"), 503, "server_stopping", "5"),
+        (QueueFullError("full", retry_after=2.2), 429, "rate_limit_exceeded", "3"),
+        (ShuttingDownError("going"), 503, "server_stopping", "5"),
         (InputError("no such token"), 400, "invalid_value", None),
         (RuntimeError("secret: /home/me"), 500, "internal_error", None),
     ],

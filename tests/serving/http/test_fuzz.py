@@ -11,9 +11,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from domino_spec.serving.http.app import make_app
-from domino_spec.serving.http.metrics import PrometheusMeter
-from domino_spec.serving.settings import ServerSettings
+from domino_spec.serving.app import make_app
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.metrics import Metrics
 from tests.serving.fake import MODEL, FakeService
 
 CHECKS = [
@@ -25,8 +25,8 @@ CHECKS = [
 
 
 def described():
-    service = FakeService(settings=ServerSettings(model=MODEL, page=False, host="0.0.0.0"))
-    app = make_app(service, meter=PrometheusMeter())
+    service = FakeService(config=ServerConfig(model=MODEL, page=False, host="0.0.0.0"))
+    app = make_app(service, metrics=Metrics())
     return schemathesis.openapi.from_asgi("/openapi.json", app)
 
 

@@ -4,8 +4,8 @@ import hmac
 
 import pytest
 
-from domino_spec.serving.http import guard
-from domino_spec.serving.settings import ServerSettings
+from domino_spec.serving import middleware
+from domino_spec.serving.config import ServerConfig
 from tests.serving.fake import MODEL
 from tests.serving.http.conftest import error_of
 
@@ -18,7 +18,7 @@ def bearer(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
 
 @pytest.fixture
 def locked(make_client):
-    return make_client(settings=ServerSettings(model=MODEL, page=False, api_keys=KEYS))
+    return make_client(config=ServerConfig(model=MODEL, page=False, api_keys=KEYS))
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -58,7 +58,9 @@ def test_all_keys_are_looked_at_even_when_the_first_fits(locked, monkeypatch):
     lengths = []
     real = hmac.compare_digest
     monkeypatch.setattr(
-        guard.hmac, "compare_digest", lambda a, b: lengths.append((len(a), len(b))) or real(a, b)
+        middleware.hmac,
+        "compare_digest",
+        lambda a, b: lengths.append((len(a), len(b))) or real(a, b),
     )
     for key in (*KEYS, "wrong", ""):
         lengths.clear()
@@ -94,7 +96,7 @@ def test_a_name_that_was_made_to_mean_this_machine_is_refused(client, host):
 
 
 def test_a_public_server_has_any_name(make_client):
-    client = make_client(settings=ServerSettings(model=MODEL, page=False, host="0.0.0.0"))
+    client = make_client(config=ServerConfig(model=MODEL, page=False, host="0.0.0.0"))
     assert client.get("/health", headers={"host": "models.example"}).status_code == 200
 
 

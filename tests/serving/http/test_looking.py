@@ -3,7 +3,6 @@
 import pytest
 
 from domino_spec.decoding import SamplingParams, Sequence, SequenceOutput
-from domino_spec.serving.meters import Meter
 from tests.serving.fake import MODEL
 
 
@@ -24,7 +23,7 @@ def test_health(client, state, status):
 
 
 def test_facts(client):
-    assert client.get("/v1/domino").json() == client.service.facts()
+    assert client.get("/v1/domino").json() == client.service.info()
 
 
 def numbers(client) -> dict[str, float]:
@@ -35,13 +34,15 @@ def numbers(client) -> dict[str, float]:
 
 
 def test_what_the_engine_tells_is_counted(client):
-    meter: Meter = client.meter
+    metrics = client.metrics
     sequence = Sequence([1], SamplingParams())
-    meter.queue(waiting=3, running=2, slots=4)
-    meter.first_token(0.2)
-    meter.block(SequenceOutput(sequence, (1, 2, 3), 2, 1, None, drafts=4), seconds=0.03)
-    meter.block(SequenceOutput(sequence, (1,), 0, 2, None, drafts=1), seconds=0.03)
-    meter.ended("length", seconds=1.5)
+    sequence.arrived = sequence.last_output = 10.0
+    metrics.set_queue(waiting=3, running=2, slots=4)
+    metrics.observe_output(SequenceOutput(sequence, (1,), 0, 0, None), now=10.25)
+    first = SequenceOutput(sequence, (1, 2, 3), 2, 1, None, drafts=4)
+    metrics.observe_output(first, now=10.03)
+    metrics.observe_output(SequenceOutput(sequence, (1,), 0, 2, None, drafts=1), now=10.03)
+    metrics.observe_finished(sequence, "length")
     found = numbers(client)
     assert found["domino_answers_waiting"] == 3
     assert found["domino_answers_running"] == 2
@@ -54,10 +55,12 @@ def test_what_the_engine_tells_is_counted(client):
     accepted = [found[f'domino_drafts_accepted_total{{position="{p}"}}'] for p in range(4)]
     assert offered == [2, 1, 1, 1]
     assert accepted == [1, 1, 0, 0]
-    assert found["domino_time_to_first_token_seconds_sum"] == 0.2
+    assert found["domino_time_to_first_token_seconds_sum"] == 0.25
+    assert found['domino_time_to_first_token_seconds_bucket{le="0.25"}'] == 1
+    assert found['domino_time_to_first_token_seconds_bucket{le="0.1"}'] == 0
     assert found["domino_inter_token_seconds_count"] == 4
     assert found["domino_inter_token_seconds_sum"] == pytest.approx(0.06)
-    assert found["domino_answer_seconds_sum"] == 1.5
+    assert found["domino_answer_seconds_count"] == 1
     assert found['domino_answers_ended_total{reason="length"}'] == 1
     assert found['domino_answers_ended_total{reason="failed"}'] == 0
 
@@ -82,5 +85,5 @@ def test_responses_are_counted_by_path_and_status(client):
 
 def test_two_servers_in_a_process_count_apart(make_client):
     one, other = make_client(), make_client()
-    one.meter.first_token(1.0)
-    assert numbers(other)["domino_time_to_first_token_seconds_count"] == 0
+    one.metrics.set_queue(waiting=1, running=1, slots=1)
+    assert numbers(other)["domino_slots"] == 0

@@ -175,7 +175,7 @@ def test_errors_are_the_clients_own(client, server):
 
 
 def cancelled(server) -> float:
-    page = server.service.engine._meter._meter.page().decode()
+    page = server.service.engine._metrics.render().decode()
     return float(page.split('domino_answers_ended_total{reason="cancelled"} ')[1].split("\n")[0])
 
 
@@ -239,7 +239,7 @@ def test_a_full_queue_is_a_rate_limit(monkeypatch):
         assert full.value.code == "rate_limit_exceeded"
         assert int(full.value.response.headers["retry-after"]) >= 1
         assert len(answers[0].choices) == 2
-        with pytest.raises(openai.BadRequestError, match="3 answers are asked for at once"):
+        with pytest.raises(openai.BadRequestError, match="3 sequences are requested at once"):
             make.chat.completions.create(messages=CHAT, n=3, max_tokens=2, **how)
 
 

@@ -4,7 +4,7 @@ import pytest
 import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from domino_spec.serving.http.pieces import _LETTERS, TokenNames
+from domino_spec.serving.tokenization import _LETTERS, TokenTexts
 from tests.cli import tiny
 
 
@@ -16,27 +16,27 @@ def test_the_letters_of_bytes_are_the_tokenizers_own():
 @pytest.mark.parametrize("text", ["the quick", " fox", "→", "naïve 日本", "\x00\n\t", "😀"])
 def test_bytes_of_a_byte_level_tokenizer(text):
     tokenizer = tiny.make_tokenizer()
-    names = TokenNames(tokenizer)
+    names = TokenTexts(tokenizer)
     tokens = tokenizer(text)["input_ids"]
-    assert b"".join(map(names.raw, tokens)) == text.encode()
+    assert b"".join(map(names.bytes_of, tokens)) == text.encode()
 
 
 def test_special_tokens_are_called_by_their_names():
-    names = TokenNames(tiny.make_tokenizer())
+    names = TokenTexts(tiny.make_tokenizer())
     end = tiny.SPECIALS.index("<|end|>")
-    assert names.special(end)
-    assert names.name(end) == "<|end|>"
-    assert not names.special(len(tiny.SPECIALS) + 1)
+    assert names.is_special(end)
+    assert names.text_of(end) == "<|end|>"
+    assert not names.is_special(len(tiny.SPECIALS) + 1)
 
 
 def test_half_a_character_is_written_in_bytes():
     tokenizer = tiny.make_tokenizer()
-    names = TokenNames(tokenizer)
-    assert [names.name(t) for t in tokenizer("→")["input_ids"]] == ["\\xe2", "\\x86", "\\x92"]
+    names = TokenTexts(tokenizer)
+    assert [names.text_of(t) for t in tokenizer("→")["input_ids"]] == ["\\xe2", "\\x86", "\\x92"]
 
 
 def test_an_id_that_the_tokenizer_does_not_have():
-    assert TokenNames(tiny.make_tokenizer()).raw(10**6) == b""
+    assert TokenTexts(tiny.make_tokenizer()).bytes_of(10**6) == b""
 
 
 def fallback_tokenizer():
@@ -51,13 +51,13 @@ def fallback_tokenizer():
 
 def test_bytes_of_a_tokenizer_that_falls_back_to_them():
     tokenizer = fallback_tokenizer()
-    names = TokenNames(tokenizer)
+    names = TokenTexts(tokenizer)
     ids = tokenizer.convert_tokens_to_ids(["▁the", "▁fox", "es", "▁", "<0xE2>", "<0x86>"])
-    assert b"".join(map(names.raw, ids)) == b" the foxes \xe2\x86"
-    assert [names.name(token) for token in ids[3:]] == [" ", "\\xe2", "\\x86"]
+    assert b"".join(map(names.bytes_of, ids)) == b" the foxes \xe2\x86"
+    assert [names.text_of(token) for token in ids[3:]] == [" ", "\\xe2", "\\x86"]
 
 
 def test_a_tokenizer_of_another_make_is_asked_what_a_token_says():
     backend = Tokenizer(models.WordLevel({"fox": 0, "[UNK]": 1}, unk_token="[UNK]"))
     tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-    assert TokenNames(tokenizer).raw(0) == b"fox"
+    assert TokenTexts(tokenizer).bytes_of(0) == b"fox"

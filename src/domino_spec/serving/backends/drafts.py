@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from domino_spec import __version__
 from domino_spec.api.facts import read_target_facts
 from domino_spec.api.lm_head import lm_head_rows
+from domino_spec.cache import cache_folder
 from domino_spec.checkpoints import (
     Check,
     Description,
@@ -36,7 +36,8 @@ from domino_spec.checkpoints.files import (
 from domino_spec.checkpoints.tensors import LM_HEAD
 from domino_spec.checkpoints.write import dtype_name
 from domino_spec.drafter import DrafterConfig
-from domino_spec.serving.backends.request import ServeRequest
+from domino_spec.errors import InputError
+from domino_spec.serving.backends.args import ServeArgs
 
 
 class WrittenConfig(Protocol):
@@ -45,7 +46,6 @@ class WrittenConfig(Protocol):
     def __call__(self, shape: DrafterConfig, *, dtype: str) -> Mapping[str, Any]: ...
 
 
-CACHE_VARIABLE = "XDG_CACHE_HOME"
 _FINGERPRINT_LENGTH = 16
 _UNUSUAL = re.compile(r"[^\w.-]+")
 
@@ -76,44 +76,54 @@ class ServedDraft:
     """Whether the drafter is served from where it lies."""
     warnings: tuple[str, ...] = ()
 
+    def depth(self, wanted: int | None, engine: str) -> int:
+        """Drafts a cycle: the block less its anchor, or as few as are wanted."""
+        most = self.config.default_depth
+        if wanted is not None and not 1 <= wanted <= most:
+            raise InputError(
+                f"depth is {wanted}; {engine} gives 1 to {most} drafts a cycle with this drafter "
+                f"(blocks of {self.config.block_size}); for none use --no-speculate."
+            )
+        return most if wanted is None else wanted
+
     @property
     def is_there(self) -> bool:
         """Whether it can be served now."""
         return (self.folder / CONFIG_FILE).is_file()
 
 
-def plan_draft(request: ServeRequest, needs: DraftNeeds) -> ServedDraft:
+def plan_draft(args: ServeArgs, needs: DraftNeeds) -> ServedDraft:
     """Which folder an engine will be given; refuses what does not fit or cannot be expressed."""
-    assert request.drafter is not None
-    facts = _facts(request)
-    described = describe(request.drafter, **_how(request, facts))
+    assert args.drafter is not None
+    facts = _facts(args)
+    described = describe(args.drafter, **_how(args, facts))
     warnings = require_fit(described.config, described.provenance, facts)
-    files = locate(request.drafter, revision=request.draft_revision)
+    files = locate(args.drafter, revision=args.draft_revision)
     form = find_format(needs.form)
     if not needs.plugin:
         form.check(described.config, needs.dtype or torch.bfloat16)
     if _serves_as_it_is(files, described, needs):
         return _planned(files.config.parent.absolute(), described.config, warnings, is_own=True)
     form.check(described.config, needs.dtype or torch.bfloat16)
-    more: dict[str, Any] = {"shift_label": request.shift_label}
+    more: dict[str, Any] = {"shift_label": args.shift_label}
     if form.wants_lm_head(described.config):
-        more["target"] = _target_state(request.target, facts.revision)
-    name = _UNUSUAL.sub("-", request.drafter.rstrip("/").split("/")[-1].split(":")[-1])
-    folder = cache_folder() / f"{name}-{needs.form}-{_fingerprint(files, needs, more)}"
+        more["target"] = _target_state(args.target, facts.revision)
+    name = _UNUSUAL.sub("-", args.drafter.rstrip("/").split("/")[-1].split(":")[-1])
+    folder = cache_folder() / "served" / f"{name}-{needs.form}-{_fingerprint(files, needs, more)}"
     return _planned(folder, described.config, warnings, is_own=False)
 
 
-def write_draft(request: ServeRequest, needs: DraftNeeds, planned: ServedDraft) -> None:
+def write_draft(args: ServeArgs, needs: DraftNeeds, planned: ServedDraft) -> None:
     """Export the drafter into its folder, whole or not at all."""
-    assert request.drafter is not None
-    checkpoint = load_drafter(request.drafter, **_how(request, _facts(request)))
+    assert args.drafter is not None
+    checkpoint = load_drafter(args.drafter, **_how(args, _facts(args)))
     rows = None
     if find_format(needs.form).wants_lm_head(checkpoint.config):
         rows = lm_head_rows(
             checkpoint,
-            request.target,
-            revision=request.revision,
-            trust_remote_code=request.trust_remote_code,
+            args.target,
+            revision=args.revision,
+            trust_remote_code=args.trust_remote_code,
         )
     export_drafter(
         checkpoint.drafter,
@@ -125,12 +135,6 @@ def write_draft(request: ServeRequest, needs: DraftNeeds, planned: ServedDraft) 
     )
 
 
-def cache_folder() -> Path:
-    """Where exported drafters are kept."""
-    root = os.environ.get(CACHE_VARIABLE)
-    return (Path(root) if root else Path.home() / ".cache") / "domino-spec" / "served"
-
-
 def _planned(
     folder: Path, config: DrafterConfig, warnings: list[Check], *, is_own: bool
 ) -> ServedDraft:
@@ -139,19 +143,19 @@ def _planned(
     )
 
 
-def _facts(request: ServeRequest) -> TargetFacts:
+def _facts(args: ServeArgs) -> TargetFacts:
     return read_target_facts(
-        request.target,
-        revision=request.revision,
-        trust_remote_code=request.trust_remote_code,
-        thinking=request.thinking,
+        args.target,
+        revision=args.revision,
+        trust_remote_code=args.trust_remote_code,
+        thinking=args.thinking,
     )
 
 
-def _how(request: ServeRequest, facts: TargetFacts) -> dict[str, Any]:
+def _how(args: ServeArgs, facts: TargetFacts) -> dict[str, Any]:
     return {
-        "revision": request.draft_revision,
-        "shift_label": request.shift_label,
+        "revision": args.draft_revision,
+        "shift_label": args.shift_label,
         "num_target_layers": facts.num_layers,
     }
 

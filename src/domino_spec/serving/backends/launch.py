@@ -1,20 +1,31 @@
-"""A server as a command line: what is run, what it is told in private, how it is shown."""
+"""A backend as a child process: planned, shown without its secrets, and run to its end."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import FrameType
+from typing import IO, Any, Protocol
+
+from domino_spec.errors import InputError
+from domino_spec.serving.backends.args import CONFIG_OPTION, ServeArgs
+from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft, plan_draft
+from domino_spec.serving.backends.installed import Engine, Installed, check_version, find_engine
 
 HIDDEN = "***"
-CONFIG_OPTION = "--config"
 _SECRET_OPTION = re.compile(r"--\S*(api[-_]key|hf[-_]token|password)")
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_BY_SIGNAL = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +36,7 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     secret_env: Mapping[str, str] = field(default_factory=dict, repr=False)
     secret_config: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Options told in a file that only we can read: whoever lists processes sees argv."""
+    """Options given in a file that only this user can read: lists of processes show argv."""
     prints: tuple[str, ...] = field(default=(), repr=False)
     """Secrets that the engine writes into its own log, where they are to be masked."""
 
@@ -59,3 +70,132 @@ def _masked(argv: Iterable[str]) -> Iterator[str]:
             yield f"{name}={HIDDEN}" if hiding and equals else shlex.quote(word)
         else:
             yield HIDDEN if hiding else shlex.quote(word)
+
+
+class Backend(Protocol):
+    """The module of another engine: `vllm` or `sglang`."""
+
+    NAME: str
+    ENGINE: Engine
+    NEEDS: DraftNeeds
+    NEWEST: str
+
+    def refuse(self, args: ServeArgs) -> None: ...
+
+    def command(
+        self,
+        args: ServeArgs,
+        found: Installed,
+        draft: ServedDraft | None,
+        environment: Mapping[str, str],
+    ) -> Launch: ...
+
+    def warnings(self, args: ServeArgs) -> list[str]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A launch, the drafter's folder that it names, and what to say before."""
+
+    launch: Launch
+    draft: ServedDraft | None
+    depth: int | None
+    warnings: tuple[str, ...]
+
+
+def plan(
+    args: ServeArgs, backend: Backend, *, environment: Mapping[str, str], dry: bool = False
+) -> Plan:
+    """What would be run; `dry` does without the engine and shows its newest command line."""
+    backend.refuse(args)
+    warnings = backend.warnings(args)
+    engine = backend.ENGINE
+    try:
+        found = find_engine(engine, args.engine_python)
+    except InputError as error:
+        if not dry or args.engine_python is not None:
+            raise
+        found = Installed(
+            python="python",
+            command=engine.command,
+            distribution=engine.distributions[0],
+            version=backend.NEWEST,
+            has_plugin=True,
+        )
+        warnings.append(f"shown as for {engine.title} {found.version}: {error}")
+    draft = None
+    if args.drafter is not None:
+        warnings += check_version(engine, found)
+        draft = plan_draft(args, backend.NEEDS)
+        warnings += draft.warnings
+    return Plan(
+        launch=backend.command(args, found, draft, environment),
+        draft=draft,
+        depth=None if draft is None else draft.depth(args.depth, engine.title),
+        warnings=tuple(warnings),
+    )
+
+
+def run(launch: Launch) -> int:
+    """Run it to its end and return its exit code, as a shell would.
+
+    The child has a process group of its own: Ctrl-C in a terminal reaches it once, through us.
+    """
+    environment = {**os.environ, **launch.env, **launch.secret_env}
+    with launch.arguments() as arguments, _forwarded_signals() as signals:
+        try:
+            child = subprocess.Popen(
+                arguments,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if launch.prints else None,
+                stderr=subprocess.STDOUT if launch.prints else None,
+                process_group=0,
+            )
+        except OSError as error:
+            raise InputError(f"{arguments[0]} cannot be started ({error.strerror}).") from error
+        signals.forward_to(child)
+        if child.stdout is not None:
+            _copy_masked(child.stdout, launch.prints)
+        code = child.wait()
+    return code if code >= 0 else _BY_SIGNAL - code
+
+
+class _Signals:
+    """Signals that came, for a child that may not be there yet."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._waiting: list[int] = []
+
+    def receive(self, number: int, _frame: FrameType | None) -> None:
+        if self._child is None:
+            self._waiting.append(number)
+        else:
+            self._child.send_signal(number)
+
+    def forward_to(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+        for number in self._waiting:
+            child.send_signal(number)
+
+
+@contextmanager
+def _forwarded_signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    before = {number: signal.signal(number, signals.receive) for number in _FORWARDED}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _copy_masked(output: IO[bytes], secrets: Sequence[str]) -> None:
+    """Line by line to our own stderr."""
+    hidden = [secret.encode() for secret in secrets]
+    for line in output:
+        for secret in hidden:
+            line = line.replace(secret, HIDDEN.encode())
+        sys.stderr.buffer.write(line)
+        sys.stderr.buffer.flush()

@@ -1,59 +1,58 @@
-"""Runs the server: binds, says where, and ends its answers before it ends itself."""
+"""Runs the server: listens, says where, and drains before it ends."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
 
 from domino_spec.api import DominoDecoder
-from domino_spec.serving.http.app import make_app
-from domino_spec.serving.http.metrics import PrometheusMeter
-from domino_spec.serving.listening import take_address, why_not
+from domino_spec.serving.app import make_app
+from domino_spec.serving.config import ServerConfig, address_error, bind_sockets
+from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.service import Service
-from domino_spec.serving.settings import ServerSettings
 
-_GRACE = 5
-"""Seconds for the last bytes to reach their readers once every answer has ended."""
+_GRACE_SECONDS = 5
+"""For the last bytes to reach their readers once every request has ended."""
+_SWITCH_SECONDS = 0.001
+"""How long the event loop may keep the engine's thread from going on, and the other way round."""
 
 
 class Server(uvicorn.Server):
     """Uvicorn's, which lets the service drain when it is told to stop."""
 
-    def __init__(
-        self, service: Service, meter: PrometheusMeter, said: Callable[[str], None]
-    ) -> None:
-        settings = service.settings
+    def __init__(self, service: Service, metrics: Metrics, log: Callable[[str], None]) -> None:
         super().__init__(
             uvicorn.Config(
-                make_app(service, meter=meter),
-                host=settings.host,
-                port=settings.port,
+                make_app(service, metrics=metrics),
+                host=service.config.host,
+                port=service.config.port,
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=_GRACE,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )
         self.service = service
-        self._said = said
+        self._log = log
         self._draining = False
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        """Bind, then say where."""
+        """Listen, then say where."""
         await super().startup(sockets)  # type: ignore[arg-type]
         if self.started:
-            self._said(f"listening on {self.address}")
-            if self.service.settings.page:
-                self._said(f"chat page: {self.address}/")
+            self._log(f"listening on {self.address}")
+            if self.service.config.page:
+                self._log(f"chat page: {self.address}/")
 
     @property
     def address(self) -> str:
-        """Where it listens, with the port it was given if it asked for any."""
+        """Where it listens, with the port that it was given for port 0."""
         host, port = self.servers[0].sockets[0].getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -61,14 +60,14 @@ class Server(uvicorn.Server):
         """The first signal drains, the second ends at once; neither is an error."""
         if not self._draining:
             self._draining = True
-            self._said("stopping: running answers may end, nothing new is taken")
+            self._log("stopping: running requests may end, nothing new is taken")
             self.service.drain()
         else:
             self.service.drain(0)
             self.force_exit = self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Until the last answer has ended, who asks is told that the server is going down."""
+        """Until the last request has ended, new ones are told that the server is going down."""
         if self._draining and self.service.ended:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -76,29 +75,30 @@ class Server(uvicorn.Server):
 
 def serve(
     decoder: DominoDecoder,
-    settings: ServerSettings,
+    config: ServerConfig,
     *,
     sockets: Sequence[socket.socket] | None = None,
     draft_name: str | None = None,
-    said: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> int:
-    """Serve until a signal comes; the exit code. `sockets` are those of `take_address`."""
+    """Serve until a signal comes; the exit code. `sockets` are those of `bind_sockets`."""
     logging.getLogger("domino_spec.serving").setLevel(logging.INFO)
-    held = list(take_address(settings) if sockets is None else sockets)
+    bound = list(bind_sockets(config) if sockets is None else sockets)
     try:
-        meter = PrometheusMeter()
-        service = Service(decoder, settings, draft_name=draft_name, meter=meter, said=said)
-        server = Server(service, meter, said)
+        metrics = Metrics()
+        service = Service(decoder, config, draft_name=draft_name, metrics=metrics, log=log)
+        server = Server(service, metrics, log)
         gc.collect()
-        gc.freeze()  # the models' many objects stay: looking through them would hold requests up
+        gc.freeze()  # the models' many objects stay: collections would pause requests
+        sys.setswitchinterval(_SWITCH_SECONDS)
         try:
-            server.run(held)
+            server.run(bound)
         except OSError as error:
             if server.started:
                 raise
             # Another program began to listen meanwhile.
-            raise why_not(settings, error) from error
+            raise address_error(config, error) from error
     finally:
-        for each in held:
+        for each in bound:
             each.close()
     return 0 if server.started and service.state != "failed" else 1

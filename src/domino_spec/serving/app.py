@@ -1,0 +1,306 @@
+"""The HTTP application: routes, the page, exception handlers and the OpenAPI description."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from domino_spec import __version__
+from domino_spec.errors import DominoError
+from domino_spec.serving.completions import CompletionHandler, check_model
+from domino_spec.serving.errors import ApiError, handle_exception
+from domino_spec.serving.metrics import Metrics
+from domino_spec.serving.middleware import Middleware, is_open
+from domino_spec.serving.protocol import (
+    ChatCompletionChunk,
+    ChatCompletionRequest,
+    ChatCompletionResponse,
+    CompletionChunk,
+    CompletionRequest,
+    CompletionResponse,
+    ErrorResponse,
+    Health,
+    ModelCard,
+    ModelList,
+    ServerInfo,
+)
+
+if TYPE_CHECKING:
+    from domino_spec.serving.service import Service
+
+_ERRORS = {
+    400: "Something in the request makes no sense, or is not supported",
+    401: "The API key is missing or wrong",
+    403: "The request was sent to a host that this server does not serve",
+    404: "There is no such model or path",
+    408: "The body took too long to come",
+    413: "The body is too large",
+    415: "The body is not JSON",
+    429: "Too many sequences are waiting; Retry-After says when to come back",
+    500: "A bug, or a machine that failed",
+    503: "The server is going down",
+}
+_PAGE, _INDEX = Path(__file__).with_name("page"), "index.html"
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # kept, but revalidated: an upgrade shows at once
+}
+
+
+def make_app(service: Service, *, metrics: Metrics) -> FastAPI:
+    """The service over HTTP. The metrics are those that the service's engine writes to."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop(service.config.drain_seconds)
+
+    # FastAPI's own pages of documentation load scripts from elsewhere.
+    app = FastAPI(
+        title="domino-spec",
+        version=__version__,
+        summary="OpenAI's completions, decoded with drafts.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    for kind in (HTTPException, RequestValidationError, DominoError):
+        app.add_exception_handler(kind, handle_exception)
+    app.add_middleware(Middleware, config=service.config, metrics=metrics)
+    app.include_router(completion_routes(service))
+    app.include_router(info_routes(service, metrics))
+    if service.config.page:
+        app.include_router(page_routes())
+    _describe(app, service)
+    return app
+
+
+# Routes -------------------------------------------------------------------------------------------
+
+
+class JsonRequest(Request):
+    """A request whose body is one JSON object.
+
+    The parser takes no NaN, no half of a surrogate pair, no bytes that are not UTF-8 and nothing
+    nested without end.
+    """
+
+    async def body(self) -> bytes:
+        """The bytes, if they say that they are JSON.
+
+        No page of another site can send such a body: a browser asks for permission to send JSON
+        across sites, and gets none here.
+        """
+        kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(
+                415,
+                f"the content type is {kind[:80]!r}; expected application/json.",
+                code="unsupported_media_type",
+            )
+        return await super().body()
+
+    async def json(self) -> Any:
+        """The object."""
+        try:
+            value = from_json(await self.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise ApiError(
+                400, f"the body is not JSON that can be read: {error}.", code="invalid_json"
+            ) from error
+        if not isinstance(value, dict):
+            found = f"the body is a JSON {type(value).__name__}; expected an object."
+            raise ApiError(400, found, code="invalid_json")
+        return value
+
+
+class JsonRoute(APIRoute):
+    """A route whose requests are `JsonRequest`s."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, given the stricter request."""
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
+
+
+def completion_routes(service: Service) -> APIRouter:
+    """The endpoints that decode."""
+    routes = APIRouter(prefix="/v1", route_class=JsonRoute)
+    handler = CompletionHandler(service)
+
+    def responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+        content: dict[str, Any] = {"text/event-stream": {}}
+        found = {"model": model, "content": content, "description": "The completion"}
+        return {200: found, **_errors(*_ERRORS)}
+
+    @routes.post(
+        "/chat/completions", response_model=None, responses=responses(ChatCompletionResponse)
+    )
+    async def chat_completions(request: ChatCompletionRequest) -> Response:
+        """Complete a chat; with `stream`, in server-sent events as blocks are committed."""
+        return await handler.chat(request)
+
+    @routes.post("/completions", response_model=None, responses=responses(CompletionResponse))
+    async def completions(request: CompletionRequest) -> Response:
+        """Complete a text, or several, or token ids."""
+        return await handler.complete(request)
+
+    return routes
+
+
+def info_routes(service: Service, metrics: Metrics) -> APIRouter:
+    """Models, health and metrics."""
+    routes, errors = APIRouter(), _errors(401, 403, 404, 413, 500)
+    name = service.config.model
+    card = ModelCard(id=name, object="model", created=service.created, owned_by="domino-spec")
+
+    @routes.get("/v1/models", responses=errors)
+    async def list_models() -> ModelList:
+        """The served model."""
+        return ModelList(object="list", data=[card])
+
+    @routes.get("/v1/models/{name:path}", responses=errors)
+    async def get_model(name: str) -> ModelCard:
+        """The served model, by its name."""
+        check_model(name, card.id)
+        return card
+
+    @routes.get("/v1/domino", responses=errors)
+    async def get_info() -> ServerInfo:
+        """Target, drafter, sizes and device."""
+        return service.info()
+
+    @routes.get(
+        "/health",
+        response_model=None,
+        responses={
+            200: {"model": Health, "description": "Requests are taken"},
+            503: {"model": Health, "description": "They are not"},
+            **_errors(403, 413, 500),
+        },
+    )
+    async def get_health() -> Response:
+        """Whether requests are taken."""
+        return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
+
+    text: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+
+    @routes.get(
+        "/metrics", response_model=None, responses={200: text, **errors}, response_class=Response
+    )
+    async def get_metrics() -> Response:
+        """Prometheus metrics."""
+        return Response(metrics.render(), media_type=metrics.media_type)
+
+    return routes
+
+
+def page_routes() -> APIRouter:
+    """The chat page at `/` and its files; they need no key, since the page asks for one."""
+    routes, files = APIRouter(include_in_schema=False), StaticFiles(directory=_PAGE)
+    names = {path.name for path in _PAGE.iterdir()} - {_INDEX}  # it names its files from the root
+
+    async def get(name: str, request: Request) -> Response:
+        response = await files.get_response(name, request.scope)
+        response.headers.update(_PAGE_HEADERS)
+        if name.endswith(".js") and "content-type" in response.headers:  # systems disagree on it
+            response.headers["content-type"] = "text/javascript; charset=utf-8"
+        return response
+
+    @routes.api_route("/", methods=["GET", "HEAD"])
+    async def get_page(request: Request) -> Response:
+        return await get(_INDEX, request)
+
+    @routes.api_route("/page/{file}", methods=["GET", "HEAD"])
+    async def get_page_file(request: Request, file: str) -> Response:
+        if file not in names:
+            raise HTTPException(404)
+        return await get(file, request)
+
+    return routes
+
+
+# OpenAPI ------------------------------------------------------------------------------------------
+
+_REF = "#/components/schemas/{model}"
+_CHUNKS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletionChunk,
+    "/v1/completions": CompletionChunk,
+}
+
+
+def _describe(app: FastAPI, service: Service) -> None:
+    """FastAPI's description, with what this server allows and without errors it never sends."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            _complete(generate(), service)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _complete(schema: dict[str, Any], service: Service) -> None:
+    config, schemas = service.config, schema["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for model in (ChatCompletionRequest, CompletionRequest):
+        fields = schemas[model.__name__]["properties"]
+        fields["model"]["enum"] = [config.model]
+        fields["n"]["anyOf"][0]["maximum"] = config.max_choices
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            if config.api_keys and not is_open(path):
+                operation["security"] = [{"key": []}]
+    for path, kind in _CHUNKS.items():
+        chunk = kind.model_json_schema(ref_template=_REF)
+        schemas.update(chunk.pop("$defs"))
+        schemas[kind.__name__] = chunk
+        content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+        content["text/event-stream"] = {"itemSchema": _event_schema(kind.__name__)}
+    if config.api_keys:
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+
+
+def _event_schema(chunk: str) -> dict[str, Any]:
+    """A chunk or an error, and at last [DONE]."""
+    either = [{"$ref": _REF.format(model=name)} for name in (chunk, "ErrorResponse")]
+    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": either}}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}},
+    }

@@ -1,0 +1,199 @@
+"""One command line for every backend, and the refusals that backends share."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from domino_spec.errors import InputError
+from domino_spec.serving.config import LOOPBACK, ServerConfig
+
+GGUF_SUFFIX = ".gguf"
+CONFIG_OPTION = "--config"
+_OPTIONS = {
+    "api_keys": "--api-key",
+    "speculate": "--no-speculate",
+    "target": "TARGET",
+    "extra_args": "options after --",
+}
+_NATIVE_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn")
+_NATIVE_LACKS = {
+    "tensor_parallel": "it runs on one device; use --backend vllm or sglang, or spread the target "
+    "with --device-map",
+    "memory_share": "it takes what --slots and --context need; set these",
+    "engine_python": "it runs in this Python; drop it",
+    "extra_args": "it has no other command line; see domino serve --help for its options",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeArgs:
+    """Arguments of `domino serve`; None leaves a choice to the backend.
+
+    A backend translates every field or refuses it by name; a test goes through them all.
+    """
+
+    target: str
+    revision: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    device_map: str | None = None
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+
+    draft: str | None = None
+    draft_revision: str | None = None
+    shift_label: bool | None = None
+    depth: int | None = None
+    candidates: int | None = None
+    speculate: bool = True
+    """Without it a drafter is left out, as if none had been named."""
+
+    thinking: bool | None = None
+    pack: bool | None = None
+
+    host: str = LOOPBACK
+    port: int = 8000
+    model_name: str | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    page: bool | None = None
+    slots: int | None = None
+    context: int | None = None
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    max_choices: int | None = None
+    max_queue: int | None = None
+    max_body_bytes: int | None = None
+    drain_seconds: float | None = None
+
+    tensor_parallel: int | None = None
+    memory_share: float | None = None
+    """Of a GPU's memory, for weights and cache together."""
+    engine_python: str | None = None
+    """The Python of the environment in which the backend is installed."""
+    extra_args: tuple[str, ...] = ()
+    """Arguments for the backend's own command line, as they are."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel is not None and self.tensor_parallel < 1:
+            raise InputError(f"tensor_parallel is {self.tensor_parallel}; expected 1 or more.")
+        if self.memory_share is not None and not 0 < self.memory_share <= 1:
+            raise InputError(
+                f"memory_share is {self.memory_share}; expected a part of the GPU's memory above 0 "
+                "and up to 1, such as 0.9."
+            )
+        if self.extra_args and not self.extra_args[0].startswith("-"):
+            raise InputError(
+                f"{self.extra_args[0]!r} follows the target; expected options, or -- and what the "
+                "backend's own command line is to be given."
+            )
+        if self.draft is None:
+            idle = [
+                option(name)
+                for name in ("draft_revision", "shift_label", "depth", "candidates")
+                if getattr(self, name) is not None
+            ]
+            if idle:
+                raise InputError(f"{', '.join(idle)} without --draft; name the drafter, or drop.")
+        self.config()
+
+    @property
+    def name(self) -> str:
+        """By which clients call the model: --model-name, or the target's own short name."""
+        if self.model_name is not None:
+            return self.model_name
+        path = Path(self.target).expanduser()
+        name = path.resolve().name if path.exists() else self.target.rstrip("/").split("/")[-1]
+        return name.removesuffix(GGUF_SUFFIX) or self.target
+
+    @property
+    def drafter(self) -> str | None:
+        """The drafter that is to be used, if any."""
+        return self.draft if self.speculate else None
+
+    def config(self) -> ServerConfig:
+        """For the native server; also what checks the values for every other one."""
+        given = {one.name: getattr(self, one.name, None) for one in fields(ServerConfig)}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return ServerConfig(**{**chosen, "model": self.name})
+
+    def given(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        return {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if getattr(self, one.name) != one.default
+        }
+
+
+def option(name: str) -> str:
+    """How the command line spells a field."""
+    return _OPTIONS.get(name, "--" + name.replace("_", "-"))
+
+
+def refuse_fields(args: ServeArgs, backend: str, instead: dict[str, str]) -> None:
+    """Refuse what a backend lacks, each by its name and with what to do instead."""
+    wrong = [f"{option(name)} ({instead[name]})" for name in args.given() if name in instead]
+    if wrong:
+        raise InputError(f"--backend {backend} has no {', no '.join(wrong)}.")
+
+
+def refuse_native(args: ServeArgs) -> None:
+    """What the native server lacks."""
+    refuse_fields(args, "native", _NATIVE_LACKS)
+
+
+def require_native_packages() -> None:
+    """Say what to install before a large target is loaded."""
+    missing = [name for name in _NATIVE_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"the server needs {', '.join(missing)}, which is not installed; run pip install "
+            "'domino-spec[serve]'."
+        )
+
+
+def refuse_foreign(
+    args: ServeArgs, backend: str, title: str, instead: dict[str, str], *, keys_in_config: int
+) -> None:
+    """What neither vLLM nor SGLang has, and what this one lacks.
+
+    `keys_in_config` is the number of keys from which on they are given in a file of options.
+    """
+    refuse_fields(args, backend, instead)
+    if args.page:
+        raise InputError(
+            f"--backend {backend} has no --page: the chat page is the native server's."
+        )
+    if args.dtype == "fastest":
+        raise InputError(
+            f"--backend {backend} has no --dtype fastest, which measures our own engine; name a "
+            "type."
+        )
+    if args.target.endswith(GGUF_SUFFIX):
+        raise InputError(
+            f"{args.target} is a GGUF file; {title} is given a folder or a hub id here. Serve it "
+            "with --backend native."
+        )
+    if args.port == 0:
+        raise InputError(f"port is 0, and {title} does not say which port it took; name one.")
+    if len(args.api_keys) >= keys_in_config and CONFIG_OPTION in args.extra_args:
+        raise InputError(
+            f"{CONFIG_OPTION} was passed on, but {title} reads one such file and is given the API "
+            "key in another; set api-key in yours, and none here."
+        )
+
+
+def gpu_index(args: ServeArgs) -> int | None:
+    """The N of cuda:N; None where no one GPU was named."""
+    kind, _, index = (args.device or "cuda").partition(":")
+    if kind != "cuda" or (index and not index.isdecimal()):
+        raise InputError(f"device is {args.device!r}; expected cuda or cuda:0, for example.")
+    if index and (args.tensor_parallel or 1) > 1:
+        raise InputError(
+            f"--device {args.device} is one GPU, --tensor-parallel {args.tensor_parallel} wants "
+            "more; choose them with CUDA_VISIBLE_DEVICES and drop --device."
+        )
+    return int(index) if index else None

@@ -1,1 +1,0 @@
-"""The service over HTTP: OpenAI's API, health, metrics and the page."""

@@ -1,0 +1,169 @@
+"""ASGI middleware: allowed hosts, API keys, limits on bodies, and headers of every response."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from domino_spec.serving.config import LOOPBACK, ServerConfig
+from domino_spec.serving.errors import ApiError, ClientDisconnectedError, to_api_error
+from domino_spec.serving.metrics import Metrics
+
+DISCONNECTED = 499
+"""Counted, never sent: the client did not wait for a status."""
+UPLOAD_SECONDS = 60
+"""For a body: sent byte by byte it would hold a connection and its memory for ever."""
+_CLOSE = {"Connection": "close"}
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Middleware:
+    """Plain ASGI: Starlette's base class would come between a route and a disconnecting client."""
+
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_bytes = config.max_body_bytes
+        self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._hosts = (
+            None if config.public else {LOOPBACK, "localhost", "[::1]", config.host.lower()}
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{secrets.token_hex(12)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        status, start = DISCONNECTED, time.perf_counter()
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self._app(scope, self._limited(receive), send_with_headers)
+        except ClientDisconnectedError:
+            pass
+        except Exception as error:
+            if status != DISCONNECTED:
+                raise  # half of a response is out; the connection is all that can be closed
+            response = to_api_error(error, request_id=request_id).response
+            await response(scope, receive, send_with_headers)
+        finally:
+            self._metrics.observe_response(
+                method=scope["method"],
+                path=getattr(scope.get("route"), "path", ""),
+                status=status,
+                seconds=time.perf_counter() - start,
+            )
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        for host in headers.getlist("host"):
+            self._check_host(host)
+        if self._keys and not is_open(scope["path"]):
+            scope["state"]["key"] = self._check_key(headers.getlist("authorization"))
+        for length in headers.getlist("content-length"):
+            if length.isdigit() and int(length) > self._max_bytes:
+                raise self._too_large()
+
+    def _check_host(self, host: str) -> None:
+        """A page whose name was made to resolve to this machine still sends its own name."""
+        host = host.lower()
+        name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        if self._hosts is not None and name.removesuffix(".") not in self._hosts:
+            raise ApiError(
+                403,
+                f"the request was sent to {name[:80]!r}, but this server serves its own machine "
+                "alone; call it by 127.0.0.1, or start it with another host.",
+                code="host_not_allowed",
+            )
+
+    def _check_key(self, given: list[str]) -> int:
+        """Which of the keys it is; every one is compared, whatever was found before."""
+        scheme, _, rest = (given[-1] if given else "").partition(" ")
+        presented = rest.strip() if scheme.lower() == "bearer" else ""
+        digest, found = _digest(presented.encode("latin-1")), -1
+        for number, key in enumerate(self._keys):
+            if hmac.compare_digest(digest, key):
+                found = number
+        if found < 0:
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return found
+
+    def _limited(self, receive: Receive) -> Receive:
+        """Bodies of bounded size, within a bounded time."""
+        read, whole = 0, False
+        deadline = asyncio.get_running_loop().time() + UPLOAD_SECONDS
+
+        async def limited() -> Message:
+            nonlocal read, whole
+            if whole:
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError as error:
+                message_text = f"the body was not here within {UPLOAD_SECONDS} seconds"
+                raise ApiError(
+                    408, f"{message_text}; send it faster.", code="request_timeout", headers=_CLOSE
+                ) from error
+            if message["type"] == "http.request":
+                whole = not message.get("more_body", False)
+                read += len(message.get("body", b""))
+                if read > self._max_bytes:
+                    raise self._too_large()
+            return message
+
+        return limited
+
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413,
+            f"the body has more than {self._max_bytes} bytes; send less.",
+            code="request_too_large",
+            headers=_CLOSE,
+        )
+
+
+def is_open(path: str) -> bool:
+    """What needs no key: the page, which asks for one, and the health check."""
+    return path in ("/", "/health") or path.startswith("/page/")
+
+
+def client_of(scope: Scope) -> str:
+    """The client, for the fair queue: its key and address."""
+    key = scope.get("state", {}).get("key", "none")
+    address = (scope.get("client") or ("unknown",))[0]
+    return f"{key}/{address}"
+
+
+def _digest(key: bytes) -> bytes:
+    """All of one length, so that comparing them tells nothing about a key's."""
+    return hashlib.sha256(key).digest()

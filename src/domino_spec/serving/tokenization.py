@@ -1,0 +1,143 @@
+"""Chat prompts in which messages are plain text, and the text and bytes of single tokens."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from domino_spec.api.prompts import encode_prompt, render_chat
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = "\u2581"
+
+
+class ChatEncoder:
+    """Encodes chats so that only the template writes special tokens.
+
+    A tokenizer reads `<|im_end|>` in a message as the token that ends a turn, so that the author of
+    a message could forge the following turns. Such a name is cut after its first character before
+    the template sees it, and the pieces are encoded one by one: the model reads the characters. A
+    tokenizer's own switch for this would turn off the template's special tokens too, and belongs
+    to the whole tokenizer, which several threads use. Other chats are encoded as usual.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        names = sorted(_special_names(tokenizer), key=len, reverse=True)
+        any_of = "|".join(map(re.escape, names))
+        self._special = re.compile(any_of) if names else None
+        self._positions = re.compile(f"(?={any_of})")  # of names inside other names too
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
+    ) -> list[int]:
+        """Token ids of the rendered chat."""
+        if self._special is None or not self._has_special([*messages, template_kwargs]):
+            return encode_prompt(list(messages), self._tokenizer, template_kwargs)
+        # Neither case nor white space, which templates change, and nothing that can be guessed.
+        cut = f"\ufdd0{secrets.randbelow(10**18)}\ufdd1"
+        text = render_chat(
+            [self._split(message, cut) for message in messages],
+            self._tokenizer,
+            {name: self._split(value, cut) for name, value in template_kwargs.items()},
+        )
+        pieces = [piece for piece in text.split(cut) if piece]
+        encoded = [self._tokenizer(piece, add_special_tokens=False) for piece in pieces]
+        return [int(token) for each in encoded for token in each["input_ids"]]
+
+    def _has_special(self, value: Any) -> bool:
+        if isinstance(value, str):
+            assert self._special is not None
+            return self._special.search(value) is not None
+        if isinstance(value, Mapping):
+            return any(self._has_special(each) for each in value.values())
+        return isinstance(value, Sequence) and any(self._has_special(each) for each in value)
+
+    def _split(self, value: Any, cut: str) -> Any:
+        """The same with `cut` inside every name of a special token."""
+        if isinstance(value, str):
+            inside = [match.start() + 1 for match in self._positions.finditer(value)]
+            return cut.join(value[i:j] for i, j in pairwise([0, *inside, len(value)]))
+        if isinstance(value, Mapping):
+            return {name: self._split(each, cut) for name, each in value.items()}
+        if isinstance(value, Sequence):
+            return [self._split(each, cut) for each in value]
+        return value
+
+
+def _special_names(tokenizer: Any) -> set[str]:
+    """Names of special tokens; other added ones, such as <think>, belong to templates' text."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    names = {str(entry.content) for entry in added.values() if entry.special}
+    names |= {str(name) for name in getattr(tokenizer, "all_special_tokens", None) or ()}
+    return {name for name in names if len(name) > 1}
+
+
+def _byte_letters() -> dict[str, int]:
+    """Byte-level tokenizers write a byte as itself where it is printable, else as a letter."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+_LETTERS = _byte_letters()
+
+
+class TokenTexts:
+    """Text and bytes of a tokenizer's tokens, one by one.
+
+    Half a character is no text, but its bytes are known wherever the tokenizer works on bytes;
+    elsewhere a token is what it decodes to by itself.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+        self._added = {int(token): str(entry.content) for token, entry in added.items()}
+        self._special = {int(token) for token in getattr(tokenizer, "all_special_ids", ())}
+        self._special |= {int(token) for token, entry in added.items() if entry.special}
+        decoder = _decoder(tokenizer)
+        self._byte_level = "ByteLevel" in decoder
+        self._spaced = _SPACE in decoder or "Metaspace" in decoder
+        self._bytes: dict[int, bytes] = {}
+
+    def is_special(self, token: int) -> bool:
+        """Whether it is no part of the text."""
+        return token in self._special
+
+    def bytes_of(self, token: int) -> bytes:
+        """Its bytes; a special token's are its name."""
+        if token not in self._bytes:
+            self._bytes[token] = self._find_bytes(token)
+        return self._bytes[token]
+
+    def text_of(self, token: int) -> str:
+        """Its text; bytes that are no text by themselves are written as \\xNN."""
+        return self.bytes_of(token).decode("utf-8", errors="backslashreplace")
+
+    def _find_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        name = self.tokenizer.convert_ids_to_tokens(token)
+        if name is None:
+            return b""  # a model may have more ids than its tokenizer
+        if self._byte_level and all(letter in _LETTERS for letter in name):
+            return bytes(_LETTERS[letter] for letter in name)
+        if byte := _BYTE.fullmatch(name):
+            return bytes([int(byte[1], 16)])
+        if self._spaced:
+            return str(name).replace(_SPACE, " ").encode()
+        return str(self.tokenizer.decode([token])).encode()
+
+
+def _decoder(tokenizer: Any) -> str:
+    """How tokens become text, as the tokenizer's file says it; empty if it has none."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if decoder is None:
+        return ""
+    state = decoder.__getstate__()
+    return state.decode("utf-8") if isinstance(state, bytes) else str(state)
