@@ -69,7 +69,7 @@ class FakeEngine:
         lost, self.sequences = self.sequences, []
         for sequence in lost:
             sequence.error = error
-        return lost
+        return [SequenceOutput(each, (), 0, each.cycles, None, error=error) for each in lost]
 
 
 class Listener:

@@ -62,22 +62,6 @@ def test_outputs_come_step_by_step_and_are_counted():
     assert metrics.gauges[-1] == (0, 0, 2)
 
 
-def test_a_sequence_joins_and_ends_while_an_earlier_one_runs():
-    fake = FakeEngine(gated=True)
-    with serving(fake) as engine:
-        early, heard_early = request(0, tokens=50)
-        engine.submit([early])
-        fake.gate.release(3)
-        assert heard_early.first.wait(30)
-        late, heard_late = request(1, tokens=2)
-        engine.submit([late])
-        fake.gate.release(6)
-        assert heard_late.reason == "length"
-        assert not early.finished
-        fake.gate.release(100)
-        assert heard_early.reason == "length"
-
-
 def test_another_client_does_not_wait_for_one_with_many_requests():
     fake = FakeEngine(slots=1, gated=True)
     with serving(fake) as engine:
@@ -124,26 +108,6 @@ def test_what_is_cancelled_while_it_waits_never_begins():
     assert sorted(metrics.ends) == ["cancelled", "length"]
 
 
-def test_what_is_cancelled_before_the_engine_has_it_is_never_added():
-    """Not even to be refused."""
-
-    class Choosy(FakeEngine):
-        def add_request(self, sequence):
-            raise InputError("refused")
-
-    metrics = Counts()
-    engine = AsyncEngine(Choosy(), max_queue=9, metrics=metrics)  # not started yet
-    sequence, heard = request(0)
-    engine.submit([sequence])
-    engine.cancel([sequence])
-    engine.start()
-    assert soon(lambda: not engine.waiting)
-    engine.drain(0)
-    engine.join()
-    assert not heard.outputs
-    assert metrics.ends == ["cancelled"]
-
-
 def test_cancelling_twice_and_after_the_end_is_harmless():
     metrics = Counts()
     with serving(FakeEngine(), metrics=metrics) as engine:
@@ -170,18 +134,6 @@ def test_the_queue_is_bounded_and_all_of_a_request_is_taken_or_none():
             engine.submit(sequences[3:])
         assert 1 <= caught.value.retry_after <= 120
         assert engine.waiting + engine.running == 3
-
-
-def test_no_queue_at_all_takes_what_a_free_slot_takes():
-    fake = FakeEngine(slots=1, gated=True)
-    with serving(fake, max_queue=0) as engine:
-        for index in range(2):
-            sequence, heard = request(index, tokens=1)
-            engine.submit([sequence])
-            with pytest.raises(QueueFullError):
-                engine.submit([request(9)[0]])
-            fake.gate.release()
-            assert heard.reason == "length"  # once that is heard there is room
 
 
 def test_a_sequence_on_its_way_to_the_engine_counts():
@@ -247,31 +199,6 @@ def test_retry_after_is_by_how_many_wait(queue, seconds):
     with pytest.raises(QueueFullError) as caught:
         engine.submit([request(999)[0]])
     assert caught.value.retry_after == seconds  # a second each, as nothing is known of them
-
-
-def test_retry_after_is_by_the_time_of_an_answer_not_of_its_queueing(monkeypatch):
-    """Thirty answers of two seconds, one at a time: the last has waited for a minute."""
-    clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-
-    def tick(engine):
-        clock[0] += 2.0
-
-    fake = FakeEngine(slots=1, on_step=tick)
-    engine = AsyncEngine(fake, max_queue=29, metrics=Counts())
-    sequences, heard = requests(30, tokens=1)
-    engine.submit(sequences)
-    engine.start()
-    assert all(each.reason == "length" for each in heard)
-    fake.gated = True
-    engine.submit(requests(30, tokens=1)[0])
-    assert soon(lambda: engine.running == 1)
-    with pytest.raises(QueueFullError) as caught:
-        engine.submit([request(99)[0]])
-    fake.gate.release(100)
-    engine.drain(0)
-    engine.join()
-    assert 45 <= caught.value.retry_after <= 60  # thirty times up to two seconds
 
 
 def test_what_could_never_be_taken_is_refused_for_good():

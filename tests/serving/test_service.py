@@ -1,4 +1,4 @@
-"""The service on a real engine: sequences join, leave, share prefixes, and write as if alone."""
+"""The service on a real engine, and the sizes of its caches."""
 
 import asyncio
 import gc
@@ -9,10 +9,11 @@ import pytest
 from domino_spec.api import DominoDecoder
 from domino_spec.decoding import SamplingParams, Status
 from domino_spec.engine import engine
+from domino_spec.engine.sizes import MOST_DRAFTING, Size
 from domino_spec.errors import InputError
 from domino_spec.serving.config import ServerConfig
-from domino_spec.serving.errors import ContextLengthError, QueueFullError, ShuttingDownError
-from domino_spec.serving.service import Service
+from domino_spec.serving.errors import ContextLengthError, ShuttingDownError
+from domino_spec.serving.service import Service, cache_size, sequence_limits
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.tokens import small_tokenizer
 
@@ -118,16 +119,6 @@ def test_a_sequence_joins_and_ends_before_an_earlier_one():
         assert order.index(("late", "length")) < order.index(("early", "length"))
 
     serving(check)
-
-
-def test_leaving_frees_the_slot():
-    async def check(service):
-        async with submit(service, (PROMPTS[0], 120)) as stream:
-            async for _ in stream:
-                break
-        assert (await answer(service, (PROMPTS[1],)))[0] == alone(PROMPTS[1])
-
-    serving(check, slots=1)
 
 
 def test_a_prefix_is_computed_once():
@@ -239,22 +230,6 @@ def test_wrong_tokens_are_refused_at_once(prompt):
     serving(check)
 
 
-def test_the_reference_loop_keeps_to_the_targets_context():
-    with pytest.raises(InputError, match="context is 999; the target was made for 256"):
-        make_service(engine="reference", context=999)
-
-
-def test_too_many_are_sent_away():
-    async def check(service):
-        wanted = [(PROMPTS[0], 100)] * 4
-        stream = submit(service, *wanted)
-        with pytest.raises(QueueFullError):
-            submit(service, *wanted)
-        stream.cancel()
-
-    serving(check, max_queue=2)
-
-
 def test_a_stopped_service_takes_nothing_and_leaves_nothing():
     async def check(service):
         stream = submit(service, (PROMPTS[0], 120))
@@ -281,3 +256,81 @@ def test_what_anybody_may_know():
         assert chat[-1] == small_tokenizer().convert_tokens_to_ids("<|assistant|>")
 
     serving(check)
+
+
+# Sizes --------------------------------------------------------------------------------------------
+
+
+GB = 10**9
+
+
+def size(free, *, context=8192, token_bytes=100_000, on_gpu=True, **settings):
+    return cache_size(
+        ServerConfig(model="m", **settings),
+        on_gpu=on_gpu, context=context, token_bytes=token_bytes, free=free,
+    )  # fmt: skip
+
+
+def test_plenty_of_memory_gives_the_most_slots_of_the_whole_context():
+    assert size(1000 * GB) == Size(MOST_DRAFTING, 8192)
+    assert size(None) == Size(MOST_DRAFTING, 8192)
+
+
+def test_less_memory_gives_fewer_slots_then_shorter_ones():
+    tight = size(10 * GB)
+    assert tight.capacity == 8192
+    assert 4 <= tight.slots < MOST_DRAFTING
+    tighter = size(2 * GB)
+    assert tighter.capacity < 8192
+    assert tighter.slots >= 4
+
+
+@pytest.mark.parametrize("free", [1, 2, 5, 20, 100])
+def test_what_is_taken_is_there(free):
+    found = size(free * GB)
+    assert (found.slots + 1) * found.capacity * 100_000 <= free * GB
+
+
+def test_what_was_asked_for_is_kept_or_refused():
+    assert size(100 * GB, slots=3) == Size(3, 8192)
+    with pytest.raises(InputError, match="3 slots of 8192 tokens take 3.3 GB of memory; 0.6 GB"):
+        cache_size(
+            ServerConfig(model="m", slots=3, context=8192),
+            on_gpu=True, context=8192, token_bytes=100_000, free=GB,
+        )  # fmt: skip
+    with pytest.raises(InputError, match="context is 9000; the target was made for 8192"):
+        cache_size(
+            ServerConfig(model="m", context=9000),
+            on_gpu=True, context=8192, token_bytes=100_000, free=None,
+        )  # fmt: skip
+
+
+def test_a_cpu_gets_few_and_an_endless_context_is_cut():
+    assert size(None, on_gpu=False) == Size(8, 4096)
+    asked = ServerConfig(model="m", context=8192)
+    large = cache_size(asked, on_gpu=False, context=8192, token_bytes=1, free=None)
+    assert large.capacity == 8192, "what is asked for is had"
+    assert size(None, context=1_000_000).capacity == 32768
+    assert size(None, context=None).capacity == 32768
+
+
+def test_limits_leave_room_for_one_token():
+    limits = sequence_limits(ServerConfig(model="m", max_prompt_tokens=5000, max_new_tokens=7), 100)
+    assert (limits.context, limits.max_prompt_tokens, limits.max_new_tokens) == (100, 99, 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": ""}, "name is empty"),
+        ({"port": 70000}, "port is 70000"),
+        ({"api_keys": ("good", " ")}, "API key is empty"),
+        ({"slots": 0}, "slots is 0"),
+        ({"max_queue": -1}, "max_queue is -1"),
+        ({"max_body_bytes": 10}, "max_body_bytes is 10"),
+        ({"drain_seconds": float("nan")}, "drain_seconds is nan"),
+    ],
+)
+def test_wrong_settings_are_refused_in_words(settings, words):
+    with pytest.raises(InputError, match=words):
+        ServerConfig(**{"model": "m", **settings})

@@ -124,6 +124,8 @@ class Engine:
         """One thread at a time; but a forgotten stream may be closed in the midst of a step."""
         self._prefill_seconds = 0.0
         """What of the last step's time was spent on prompts."""
+        self._collected: list[SequenceOutput] = []
+        """Outputs of a step that has not ended."""
         self._make_slots(size.slots)
         if self._adaptive and size.slots:
             self.adapt()
@@ -261,7 +263,7 @@ class Engine:
                 outputs = self.step()
             except Exception as error:
                 if self.running:  # other callers' sequences among them, which are lost too
-                    self._deliver(_failed(self.reset(error)))
+                    self._deliver(self.reset(error))
                 raise
             self._deliver(outputs)
             if stats is not None:
@@ -329,7 +331,8 @@ class Engine:
                 self._launches.append(launched)
             # First tokens before the cycle that follows them, which may still run.
             started = time.perf_counter()
-            outputs = _failed(failed)
+            outputs = self._collected
+            outputs += _failed(failed)
             for launch in first:
                 outputs += self._collect(launch)
             self._prefill_seconds += time.perf_counter() - started
@@ -338,6 +341,7 @@ class Engine:
             for _ in range(ready):
                 for launch in self._launches.popleft():
                     outputs += self._collect(launch)
+            self._collected = []
             return outputs
 
     def _admit(self) -> None:
@@ -515,8 +519,11 @@ class Engine:
         if self.drafter is not None:
             self.drafter.cache.free()
 
-    def reset(self, error: Exception) -> list[Decoded]:
-        """After a step that failed: all running sequences end with the error, caches are new."""
+    def reset(self, error: Exception) -> list[SequenceOutput]:
+        """After a step that failed: all running sequences end with the error, caches are new.
+
+        Gives what the step had collected before it failed, then the sequences that are lost.
+        """
         with self.lock:
             lost = list(self.scheduler.running)
             for sequence in lost:
@@ -525,7 +532,8 @@ class Engine:
             self.scheduler.running.clear()
             slots = self.slots.count
             self.resize(slots=slots, capacity=self.capacity)
-            return lost
+            outputs, self._collected = self._collected, []
+            return outputs + _failed(lost)
 
     def forget(self) -> None:
         """Reuse nothing of what sequences that left have computed; for those who write to slots."""

@@ -71,13 +71,13 @@ class ReferenceEngine:
         else:
             self._queue.remove(sequence)
 
-    def reset(self, error: Exception) -> list[Decoded]:
+    def reset(self, error: Exception) -> list[SequenceOutput]:
         """The current sequence ends with the error; nothing outlives a sequence here."""
         lost = [] if self._current is None else [self._current]
         for sequence in lost:
             sequence.error = error
         self._close()
-        return lost
+        return [SequenceOutput(each, (), 0, each.cycles, None, error=error) for each in lost]
 
     def _close(self) -> None:
         outputs, self._outputs, self._current = self._outputs, None, None

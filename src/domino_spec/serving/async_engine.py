@@ -47,8 +47,8 @@ class StepEngine(Protocol):
     def abort(self, sequence: Decoded, /) -> None:
         """Take a sequence out."""
 
-    def reset(self, error: Exception, /) -> list[Decoded]:
-        """Begin anew after a step that failed; the sequences that were lost."""
+    def reset(self, error: Exception, /) -> list[SequenceOutput]:
+        """Begin anew after a step that failed; what it had collected, and what is lost."""
 
 
 class _Wakeup:
@@ -352,15 +352,20 @@ class AsyncEngine:
         """A whole step failed: its sequences are lost, the caches are new, the queue goes on."""
         _clear(error)  # or there would be caches twice while new ones are made
         try:
-            self.engine.reset(error)
+            outputs = self.engine.reset(error)
         except Exception:
             _log.exception("the engine could not be reset")
             self._break(f"after {type(error).__name__} its caches could not be made anew")
             return
+        now = time.perf_counter()
+        for output in outputs:
+            if output.error is None:
+                self._hand_out(output, now)
+            else:
+                self._fail(output.sequence, error)
+        # Where no sequence is lost the next step would fail as this one did.
         held = list(self._held.values())
-        # Also those that ended in this step, whose output is lost. Where no sequence is lost the
-        # next step would fail as this one did.
-        for sequence in [each for each in held if each.finished] or held:
+        for sequence in held if not outputs else [each for each in held if each.finished]:
             self._fail(sequence, error)
             self.engine.abort(sequence)
 

@@ -14,7 +14,7 @@ pytest.importorskip(
     reason="SGLang is not installed; see tests/engines/requirements-sglang.txt",
 )
 
-from sglang.srt.server_args import prepare_server_args
+from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from domino_spec.serving.backends import ServeArgs
 from domino_spec.serving.backends import sglang as backend

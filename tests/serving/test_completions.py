@@ -1,12 +1,14 @@
-"""Chats, whole and streamed."""
+"""The completions endpoints: chats and plain prompts, whole and streamed."""
 
+import asyncio
+import json
 import math
 
 import pytest
 
 from tests.cli import tiny
+from tests.serving.conftest import HELLO, error_of, events
 from tests.serving.fake import MODEL, OTHER
-from tests.serving.http.conftest import error_of, events
 
 
 def test_a_whole_chat(client):
@@ -59,13 +61,6 @@ def test_defaults_are_openais(client):
     assert sequence.reuse
     client.chat()
     assert client.service.sequences[0].params.seed != client.service.sequences[1].params.seed
-
-
-def test_an_answer_may_take_what_the_prompt_leaves(client):
-    client.service.limits = type(client.service.limits)(context=20, max_new_tokens=128)
-    client.chat()
-    (sequence,) = client.service.sequences
-    assert len(sequence.prompt) + sequence.params.max_new_tokens == 20
 
 
 @pytest.mark.parametrize("temperature", [0, 0.0, 1e-9])
@@ -175,16 +170,6 @@ def test_length_ends_an_answer(client):
     assert "the quick brown fox".startswith(choice["message"]["content"])
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_might_have_been_a_stop_string_is_text_after_all(client, stream):
-    answer = client.chat(stop="fox hunt", stream=stream)
-    if stream:
-        said = "".join(c["choices"][0]["delta"].get("content", "") for c in events(answer))
-    else:
-        said = answer.json()["choices"][0]["message"]["content"]
-    assert said == "the quick brown fox"
-
-
 def test_logprobs_are_those_of_the_text(client):
     (choice,) = client.chat(logprobs=True, top_logprobs=3).json()["choices"]
     content = choice["logprobs"]["content"]
@@ -197,11 +182,6 @@ def test_logprobs_are_those_of_the_text(client):
         assert (own["token"], own["logprob"]) == (each["token"], each["logprob"])
         assert other["token"] == name
         assert never == {"token": "<|mask|>", "logprob": -9999.0, "bytes": [*b"<|mask|>"]}
-
-
-def test_logprobs_without_alternatives(client):
-    (choice,) = client.chat(logprobs=True).json()["choices"]
-    assert {len(each["top_logprobs"]) for each in choice["logprobs"]["content"]} == {0}
 
 
 def test_streamed_logprobs_come_with_their_text(client):
@@ -224,3 +204,207 @@ def test_half_a_character_has_its_own_bytes(make_client):
     assert reply["message"]["content"] == "a→é"
     assert b"".join(bytes(each["bytes"]) for each in content) == "a→é".encode()
     assert [each["token"] for each in content][:2] == ["a", "\\xe2"]
+
+
+# Plain prompts ------------------------------------------------------------------------------------
+
+
+def test_a_whole_completion(client):
+    reply = client.complete().json()
+    assert reply["object"] == "text_completion"
+    assert reply["id"].startswith("cmpl-")
+    assert reply["choices"] == [
+        {"index": 0, "text": "the quick brown fox", "logprobs": None, "finish_reason": "stop"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("the fox", 1), (["the", "fox", "dog"], 3), ([10, 11, 12], 1), ([[10, 11], [12]], 2)],
+)
+def test_prompts_of_every_kind(client, prompt, count):
+    reply = client.complete(prompt=prompt, n=2).json()
+    assert [choice["index"] for choice in reply["choices"]] == list(range(2 * count))
+    prompts = [sequence.prompt for sequence in client.service.sequences]
+    assert prompts[::2] == prompts[1::2]
+    assert len(set(map(tuple, prompts))) == count
+    assert reply["usage"]["prompt_tokens"] == sum(map(len, prompts[::2]))
+    assert reply["usage"]["prompt_tokens_details"]["cached_tokens"] == sum(
+        2 + choice for choice in range(0, 2 * count, 2)
+    )
+
+
+def test_sixteen_tokens_unless_told(client):
+    client.complete(max_tokens=None)
+    assert client.service.sequences[0].params.max_new_tokens == 16
+
+
+def test_a_streamed_completion(client):
+    chunks = events(client.complete(stream=True, stream_options={"include_usage": True}))
+    choices = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert "".join(choice["text"] for choice in choices) == "the quick brown fox"
+    assert choices[-1]["finish_reason"] == "stop"
+    assert {choice["finish_reason"] for choice in choices[:-1]} == {None}
+    assert chunks[-1]["usage"] == client.complete().json()["usage"]
+
+
+def test_logprobs_in_the_shape_of_completions(client):
+    (choice,) = client.complete(logprobs=2).json()["choices"]
+    scores = choice["logprobs"]
+    assert "".join(scores["tokens"]) == "the quick brown fox"
+    for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+    assert scores["token_logprobs"] == pytest.approx([math.log(0.75)] * len(scores["tokens"]))
+    for token, top in zip(scores["tokens"], scores["top_logprobs"], strict=True):
+        assert top[token] == pytest.approx(math.log(0.75))
+        assert len(top) == 2
+
+
+def test_the_token_itself_is_always_scored(client):
+    (choice,) = client.complete(logprobs=0).json()["choices"]
+    scores = choice["logprobs"]
+    assert [[*top] for top in scores["top_logprobs"]] == [[token] for token in scores["tokens"]]
+
+
+def test_offsets_are_characters_of_the_text(make_client):
+    client = make_client(text="a→b")
+    scores = client.complete(logprobs=0).json()["choices"][0]["logprobs"]
+    assert scores["tokens"] == ["a", "\\xe2", "\\x86", "\\x92", "b"]
+    assert scores["text_offset"] == [0, 1, 1, 1, 2]
+
+
+def test_signs_to_the_model_are_neither_text_nor_scored(make_client):
+    user = tiny.SPECIALS.index("<|user|>")
+    client = make_client(tokens=[*tiny.make_tokenizer()("fox")["input_ids"], user, 0, 0])
+    (choice,) = client.complete(logprobs=0, ignore_eos=True, max_tokens=50).json()["choices"]
+    assert choice["text"] == "fox"
+    assert "".join(choice["logprobs"]["tokens"]) == "fox"
+
+
+def test_as_many_answers_as_one_request_may_have(client):
+    most = client.service.config.max_choices
+    assert client.complete(prompt=["a"] * most).status_code == 200
+    assert error_of(client.complete(prompt=["a"] * (most + 1)))["param"] == "prompt"
+    assert error_of(client.complete(prompt=["a"] * most, n=2))["param"] == "n"
+    assert error_of(client.chat(n=most + 1))["param"] == "n"
+
+
+# Blocks -------------------------------------------------------------------------------------------
+
+
+def blocks_of(chunks):
+    return [chunk["domino"] for chunk in chunks if "domino" in chunk]
+
+
+@pytest.mark.parametrize("kind", ["chat", "complete"])
+def test_every_block_is_told(client, kind):
+    chunks = events(getattr(client, kind)(stream=True, domino={"blocks": True}))
+    blocks = blocks_of(chunks)
+    outputs = client.service.streams[0].outputs
+    assert [block["cycle"] for block in blocks] == list(range(len(outputs)))
+    assert [block["accepted"] for block in blocks] == [output.accepted for output in outputs]
+    assert [[t["id"] for t in b["tokens"]] for b in blocks] == [[*o.tokens] for o in outputs]
+    tokens = [token for block in blocks for token in block["tokens"]]
+    assert [token["position"] for token in tokens] == list(range(len(tokens)))
+    assert {round(token["probability"], 6) for token in tokens} == {0.75}
+    for block in blocks:
+        accepted = [token["accepted"] for token in block["tokens"]]
+        assert accepted == [place < block["accepted"] for place in range(len(accepted))]
+    assert "".join(token["text"] for token in tokens) == "the quick brown fox<|end|>"
+
+
+def test_a_block_is_a_chunk_even_if_it_adds_no_text(make_client):
+    client = make_client(text="→")  # three bytes: the character comes with the last
+    chunks = events(client.chat(stream=True, domino={"blocks": True}))
+    texts = [token["text"] for block in blocks_of(chunks) for token in block["tokens"]]
+    assert texts == ["", "", "→", "<|end|>"]
+    told = [c["choices"][0]["delta"]["content"] for c in chunks if "domino" in c]
+    assert told == ["", "→"]
+
+
+def test_logprobs_and_blocks_do_not_mind_each_other(client):
+    chunks = events(
+        client.chat(stream=True, logprobs=True, top_logprobs=2, domino={"blocks": True})
+    )
+    content = [
+        each
+        for chunk in chunks
+        if chunk["choices"][0]["logprobs"]
+        for each in chunk["choices"][0]["logprobs"]["content"]
+    ]
+    assert "".join(each["token"] for each in content) == "the quick brown fox"
+    assert {len(each["top_logprobs"]) for each in content} == {2}
+    assert blocks_of(chunks)
+
+
+def test_blocks_are_for_streams(client):
+    error = error_of(client.chat(domino={"blocks": True}))
+    assert error["param"] == "domino.blocks"
+    assert "stream" in error["message"]
+
+
+# Disconnecting clients ----------------------------------------------------------------------------
+
+
+async def hang_up(client, *, stream: bool, after: int = 0, held_at: int = 1) -> list[dict]:
+    """Ask, take so many messages, go; what was sent until then."""
+    body = json.dumps({"model": MODEL, "messages": HELLO, "stream": stream}).encode()
+    sent: list[dict] = []
+    waiting = asyncio.Event()
+    asked = False
+
+    async def receive():
+        nonlocal asked
+        if not asked:
+            asked = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await waiting.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+        if len(sent) == after:
+            waiting.set()
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "scheme": "http",
+        "http_version": "1.1", "root_path": "", "raw_path": b"/v1/chat/completions",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+    }  # fmt: skip
+    client.service.held_at = held_at
+    client.service.held = asyncio.Event()  # never set: nothing but hanging up ends this
+    doing = asyncio.ensure_future(client.app(scope, receive, send))
+    if not after:
+        while not (client.service.streams and client.service.streams[0].position == held_at):
+            await asyncio.sleep(0)
+        waiting.set()
+    await doing
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not others, "tasks are left"
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("stream", "after", "held_at"), [(True, 2, 1), (True, 0, 0), (False, 0, 1), (False, 0, 0)]
+)
+def test_hanging_up_cancels(client, stream, after, held_at):
+    sent = asyncio.run(hang_up(client, stream=stream, after=after, held_at=held_at))
+    (stream,) = client.service.streams
+    assert stream.cancelled
+    assert len(sent) == after
+    assert not any(message.get("more_body") is False for message in sent)
+
+
+def test_hanging_up_is_counted(client):
+    asyncio.run(hang_up(client, stream=False))
+    page = client.get("/metrics").text
+    path = "/v1/chat/completions"
+    assert f'domino_http_responses_total{{method="POST",path="{path}",status="499"}} 1.0' in page
+
+
+def test_an_answer_that_was_read_to_its_end_is_not_cancelled(client):
+    for stream in (False, True):
+        assert client.chat(stream=stream).status_code == 200
+    assert [stream.cancelled for stream in client.service.streams] == [False, False]

@@ -1,6 +1,4 @@
-"""No field of a request is dropped: each backend translates it, or refuses it by its name."""
-
-from __future__ import annotations
+"""Each field of the command line is translated or refused by its name, by every backend."""
 
 from dataclasses import fields, replace
 

@@ -1,4 +1,4 @@
-"""The official client against a real server with a tiny real model."""
+"""The official client, and slow readers, against a real server with a tiny real model."""
 
 import json
 import socket
@@ -49,27 +49,6 @@ def test_a_chat_is_what_the_model_says(client, alone):
     assert details.accepted_prediction_tokens >= 0
     assert details.rejected_prediction_tokens > 0  # a random drafter is mostly wrong
     assert reply._request_id.startswith("req_")
-
-
-def test_a_chat_that_streams(client, alone):
-    stream = client.chat.completions.create(
-        messages=CHAT, stream=True, stream_options={"include_usage": True}, **GREEDY
-    )
-    *chunks, last = stream
-    assert chunks[0].choices[0].delta.role == "assistant"
-    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-    assert said == alone(CHAT).text
-    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
-    assert last.choices == []
-    assert last.usage.completion_tokens == len(alone(CHAT).tokens)
-
-
-def test_the_clients_own_helper_puts_a_stream_together(client, alone):
-    with client.chat.completions.stream(messages=CHAT, **GREEDY) as stream:
-        kinds = {event.type for event in stream}
-        whole = stream.current_completion_snapshot
-    assert {"chunk", "content.delta"} <= kinds
-    assert whole.choices[0].message.content == alone(CHAT).text
 
 
 def test_completions_of_every_kind(client, alone):
@@ -138,11 +117,6 @@ def test_the_ends_of_every_range(client, extreme):
     extra = {**how.pop("extra_body", {}), "ignore_eos": True}
     reply = client.chat.completions.create(**how, extra_body=extra)
     assert reply.usage.completion_tokens == 20
-
-
-def test_models(client):
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").id == "tiny"
 
 
 def test_errors_are_the_clients_own(client, server):
@@ -291,3 +265,57 @@ def test_penalties_change_what_is_said(client, alone):
             messages=CHAT, **{**GREEDY, "max_tokens": 40}, **penalty
         )
         assert reply.choices[0].message.content != alone(CHAT, 40).text
+
+
+# Slow readers -------------------------------------------------------------------------------------
+
+
+LONG = {
+    "model": "tiny", "messages": [{"role": "user", "content": "the fox"}], "temperature": 0,
+    "max_tokens": 170, "stream": True, "ignore_eos": True,
+}  # fmt: skip
+
+
+def opened(address, body):
+    """A stream whose client has a small window and has read nothing yet."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.settimeout(60)
+    connection.connect((host, int(port)))
+    data = json.dumps(body).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+    )
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def wait_until(true):
+    for _ in range(3000):
+        if true():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it never happened")
+
+
+def test_a_slow_reader_stalls_nobody_and_loses_nothing():
+    body = {**LONG, "n": 8, "logprobs": True, "top_logprobs": 20}  # megabytes
+    with live(slots=8, context=200) as server:
+        engine = server.service.engine
+        slow = opened(server.address, body)
+        wait_until(lambda: engine.running)
+        quick = httpx.post(
+            f"{server.address}/v1/chat/completions",
+            json={**LONG, "stream": False, "max_tokens": 5}, timeout=60,
+        )  # fmt: skip
+        assert quick.status_code == 200
+        wait_until(lambda: not engine.running)  # all is decoded, though nobody has read it
+        received = b""
+        while part := slow.recv(65536):
+            received += part
+        slow.close()
+    assert len(received) > 2_000_000
+    assert b"data: [DONE]" in received[-200:]
+    assert received.count(b'"finish_reason":"length"') == 8
