@@ -203,7 +203,7 @@ def test_a_drafter_that_vllm_does_not_read_is_exported_and_told(domino, engine, 
     first, again = domino(*arguments), domino(*arguments)
     assert "exporting" in first.stderr
     assert "where it was exported before" in again.stderr
-    (folder,) = (tmp_path / "cache" / "domino-spec" / "served").iterdir()
+    (folder,) = (tmp_path / "cache" / "served").iterdir()
     assert str(folder) in dry.stdout
     assert str(folder) in " ".join(fake_engine.given(engine)["argv"])
 
