@@ -59,7 +59,7 @@ def engine(tmp_path, monkeypatch):
     """A vLLM on the PATH that is none, and a cache of its own."""
     place = fake_engine.make(tmp_path / "env")
     monkeypatch.setenv("PATH", str(place))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_EXIT", "0")
     monkeypatch.delenv("DOMINO_API_KEY", raising=False)
     return tmp_path / "env"
@@ -223,7 +223,7 @@ def test_a_dry_run_shows_the_command_line(domino, engine, target, draft):
 
 def test_a_dry_run_needs_no_engine(domino, target, draft, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
     arguments = ["serve", target, "--draft", draft, "--backend", "sglang"]
     result = domino(*arguments, "--dry-run")
     assert "shown as for SGLang 0.5.23: there is no SGLang here" in result.stderr

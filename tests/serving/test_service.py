@@ -209,7 +209,7 @@ def test_sequences_with_and_without_drafts_run_together():
     ("prompt", "tokens", "words"),
     [
         ([1] * 61, 1, "the prompt has 61 tokens; this server takes 60"),
-        ([1] * 10, 101, "101 new tokens are asked for; this server gives 100"),
+        ([1] * 10, 101, "101 new tokens are requested; this server gives 100"),
         ([1] * 50, 90, "together more than the context of 128.*at most 78"),
     ],
 )
