@@ -344,7 +344,8 @@ def test_after_a_step_that_failed_the_engine_begins_anew(ahead, monkeypatch):
         patch.setattr(engine.runner, "run_cycle", broken)
         with pytest.raises(ZeroDivisionError) as raised:
             engine.step()
-    assert engine.reset(raised.value) == [lost]
+    (output,) = engine.reset(raised.value)
+    assert (output.sequence, output.error) == (lost, raised.value)
     assert lost.error is raised.value
     assert (engine.running, engine.waiting) == (0, 1)
     finish(engine)  # those that waited go on

@@ -201,6 +201,45 @@ def test_retry_after_is_by_how_many_wait(queue, seconds):
     assert caught.value.retry_after == seconds  # a second each, as nothing is known of them
 
 
+def test_retry_after_is_by_the_time_of_decoding_not_of_queueing(monkeypatch):
+    """Thirty requests of two seconds, one at a time: the last has waited for a minute."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def tick(engine):
+        clock[0] += 2.0
+
+    fake = FakeEngine(slots=1, on_step=tick)
+    with serving(fake, max_queue=29) as engine:
+        sequences, heard = requests(30, tokens=1)
+        engine.submit(sequences)
+        assert all(each.reason == "length" for each in heard)
+        fake.gated = True
+        engine.submit(requests(30, tokens=1)[0])
+        assert soon(lambda: engine.running == 1)
+        with pytest.raises(QueueFullError) as caught:
+            engine.submit([request(99)[0]])
+        assert 45 <= caught.value.retry_after <= 60  # thirty times up to two seconds
+
+
+def test_a_cancelled_sequence_leaves_its_place_in_the_queue_at_once():
+    """Not only when the step in progress has ended."""
+    fake = FakeEngine(slots=1, gated=True)
+    with serving(fake, max_queue=1) as engine:
+        (running, waiting, late), heard = requests(3, tokens=1)
+        engine.submit([running])
+        engine.submit([waiting])
+        with pytest.raises(QueueFullError):
+            engine.submit([late])
+        engine.cancel([waiting])
+        engine.submit([late])  # no step has ended meanwhile
+        with pytest.raises(QueueFullError):
+            engine.submit([request(9)[0]])
+        fake.gate.release(9)
+        assert heard[2].reason == "length"
+    assert fake.begun == [0, 2]
+
+
 def test_what_could_never_be_taken_is_refused_for_good():
     engine = AsyncEngine(FakeEngine(slots=2), max_queue=1, metrics=Counts())
     with pytest.raises(InputError, match="4 sequences are requested at once; this server takes 3"):
@@ -410,6 +449,21 @@ def test_whatever_ends_the_thread_every_listener_hears_of_it(where):
     assert all(isinstance(each.error, ShuttingDownError) for each in heard)
     assert engine.state == "failed"
     assert engine.ended
+
+
+@pytest.mark.parametrize("failing", ["set_queue", "observe_output", "observe_finished"])
+def test_metrics_that_fail_cost_no_request(failing):
+    def broken(*_values, **_named):
+        raise OSError("no room for numbers")
+
+    metrics = Counts()
+    setattr(metrics, failing, broken)
+    with serving(FakeEngine(), metrics=metrics) as engine:
+        sequences, heard = requests(3, tokens=3)
+        for sequence, each in zip(sequences, heard, strict=True):
+            engine.submit([sequence])
+            assert each.reason == "length"
+        assert engine.state == "ready"
 
 
 class Large:

@@ -51,6 +51,25 @@ def test_a_chat_is_what_the_model_says(client, alone):
     assert reply._request_id.startswith("req_")
 
 
+def test_a_streamed_chat_says_the_same(client, alone):
+    expected = alone(CHAT)
+    stream = client.chat.completions.create(
+        messages=CHAT, stream=True, stream_options={"include_usage": True}, **GREEDY
+    )
+    *chunks, last = stream
+    assert chunks[0].choices[0].delta.role == "assistant"
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == expected.text
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+    assert last.choices == []
+    assert last.usage.completion_tokens == len(expected.tokens)
+    with client.chat.completions.stream(messages=CHAT, **GREEDY) as stream:
+        kinds = {event.type for event in stream}
+        whole = stream.current_completion_snapshot
+    assert {"chunk", "content.delta"} <= kinds
+    assert whole.choices[0].message.content == expected.text
+
+
 def test_completions_of_every_kind(client, alone):
     ids = small_tokenizer()("the quick")["input_ids"]
     for prompt, single in (("the quick", True), (["the quick", "a dog"], False), (ids, True)):

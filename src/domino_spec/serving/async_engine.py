@@ -11,7 +11,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -293,7 +293,7 @@ class AsyncEngine:
         for sequence in cancelled:  # those that were added in the same moment never begin
             if self._release(sequence):
                 self.engine.abort(sequence)
-                self._metrics.observe_finished(sequence, "cancelled")
+                _record(self._metrics.observe_finished, sequence, "cancelled")
         for sequence in added:
             if id(sequence) not in self._held:
                 continue
@@ -322,13 +322,13 @@ class AsyncEngine:
             _log.error("a sequence failed", exc_info=output.error)
             self._fail(sequence, output.error)
             return
-        self._metrics.observe_output(output, now=now)
+        _record(self._metrics.observe_output, output, now=now)
         sequence.last_output = now
         if output.finish_reason is not None:
             self._release(sequence)
             seconds = now - (sequence.admitted or sequence.arrived)
             self._mean_seconds += (1 - _MEMORY) * (seconds - self._mean_seconds)
-            self._metrics.observe_finished(sequence, output.finish_reason)
+            _record(self._metrics.observe_finished, sequence, output.finish_reason)
         if sequence.listener is not None:
             sequence.listener(output)
 
@@ -343,7 +343,7 @@ class AsyncEngine:
         if not self._release(sequence):
             return
         sequence.error = told = _public_error(error)
-        self._metrics.observe_finished(sequence, "failed")
+        _record(self._metrics.observe_finished, sequence, "failed")
         if sequence.listener is not None:
             reason, cycle = sequence.finish_reason, sequence.cycles
             sequence.listener(SequenceOutput(sequence, (), 0, cycle, reason, error=told))
@@ -377,7 +377,11 @@ class AsyncEngine:
         with self._changed:
             self._held |= {id(sequence): sequence for sequence in self._added}
             self._added.clear()
+            cancelled = list(self._cancelled.values())
         left = list(self._held.values())
+        for sequence in cancelled:
+            if self._release(sequence):
+                _record(self._metrics.observe_finished, sequence, "cancelled")
         for sequence in left:
             self._fail(sequence, error)
         for sequence in left:
@@ -385,7 +389,17 @@ class AsyncEngine:
 
     def _update_gauges(self) -> None:
         self._slots = self.engine.max_sequences
-        self._metrics.set_queue(waiting=self.waiting, running=self.running, slots=self.slots)
+        _record(
+            self._metrics.set_queue, waiting=self.waiting, running=self.running, slots=self.slots
+        )
+
+
+def _record(observe: Callable[..., None], *values: Any, **named: Any) -> None:
+    """A bug in metrics must not stop the engine's thread."""
+    try:
+        observe(*values, **named)
+    except Exception:
+        _log.exception("a metric could not be recorded")
 
 
 def _public_error(error: Exception) -> Exception:
