@@ -23,10 +23,10 @@ import torch
 from benchmarks.ablation_plan import Entry, Plan, own_settings
 from benchmarks.ablation_sets import HELD_OUT, Sets, held_out_set, load_sets
 from domino_spec.api import DominoDecoder
-from domino_spec.baselines.every import AnyDrafter
 from domino_spec.checkpoints import save_drafter
 from domino_spec.data import Corpus, load_corpus
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters.files import AnyDrafter
 from domino_spec.evaluation import Protocol, measure_simulated
 from domino_spec.records import append_record, environment, read_records
 from domino_spec.targets import LoadedTarget, default_device, load_target
@@ -90,7 +90,7 @@ def trial(settings: dict[str, Any], loaded: LoadedTarget, corpus: Corpus, out: P
     return float(speed.reports[-1]["seconds_per_step"])
 
 
-def measure(drafter: Drafter, loaded: LoadedTarget, sets: Sets) -> dict[str, Any]:
+def measure(drafter: DraftModel, loaded: LoadedTarget, sets: Sets) -> dict[str, Any]:
     """Tokens a cycle on each set, head on and off."""
     decoder = DominoDecoder(loaded.target, drafter, tokenizer=loaded.tokenizer)
     found: dict[str, Any] = {}
@@ -168,7 +168,7 @@ class Study:
             keep = arguments.keep / entry.name if entry.keep and arguments.keep else None
             out = keep or Path(folder)
             drafter, config, speed, seconds = train_one(settings, self.loaded, self.corpus, out)
-            assert isinstance(drafter, Drafter), "baselines are compared by head_to_head_train"
+            assert isinstance(drafter, DraftModel), "baselines are compared by head_to_head_train"
             if keep is not None:
                 parts = keep / "parts"
                 save_drafter(drafter, parts, dtype=torch.bfloat16, max_shard_bytes=PART_BYTES)

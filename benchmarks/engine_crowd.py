@@ -19,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from domino_spec.baselines.lean import BaselineSource
-from domino_spec.decoding import RowStats
-from domino_spec.engine.sources import AnySource
+from domino_spec.decoding import Drafter, RowStats
 from domino_spec.records import append_record, environment
 from domino_spec.targets import Target, default_device
 from tests.engine.runs import make_engine
@@ -33,17 +30,16 @@ SIZE, HEAD_DIM = 128, 32
 KINDS = ("domino", "medusa", "eagle3", "lookup")
 
 
-def make_drafter(kind: str, device: torch.device) -> AnySource:
+def make_drafter(kind: str, device: torch.device) -> Drafter:
     """A drafter that knows the target's table, on the device."""
     drafter = drafter_for(kind, table_for(kind, SIZE), head_dim=HEAD_DIM)
-    model = drafter.drafter if isinstance(drafter, BaselineSource) else drafter
-    if isinstance(model, nn.Module):
-        model.to(device)
+    if drafter.model is not None:
+        drafter.model.to(device)
     return drafter
 
 
 def run_test(
-    target: Target, drafter: AnySource, alone: Alone, seed: int, turns: int
+    target: Target, drafter: Drafter, alone: Alone, seed: int, turns: int
 ) -> tuple[StressTest, AssertionError | None]:
     """One stress test, and what differs from its sequences alone."""
     rng = random.Random(seed)

@@ -17,6 +17,7 @@ from domino_spec.api.prompts import end_tokens
 from domino_spec.audit import EngineWay, audit_greedy
 from domino_spec.checkpoints import load_drafter
 from domino_spec.decoding import SamplingParams
+from domino_spec.drafters import drafter_of
 from domino_spec.engine.engine import Engine
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
@@ -49,7 +50,7 @@ def main() -> None:
     greedy = SamplingParams(max_new_tokens=options.tokens)
     alone = EngineWay(Engine(target, None, slots=1, **room)).write(prompts, greedy, eos=eos)
     for rows in options.rows:
-        way = EngineWay(Engine(target, drafter, slots=rows, **room))
+        way = EngineWay(Engine(target, drafter_of(drafter), slots=rows, **room))
         found = audit_greedy(target, way, prompts, max_new_tokens=options.tokens, eos=eos)
         again = way.write(prompts, greedy, eos=eos)
         same = sum(a.tokens == b.tokens for a, b in zip(alone, again, strict=True))

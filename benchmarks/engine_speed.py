@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from domino_spec.engine.report import Request, measure_engine
+from domino_spec.bench.engine_report import Request, measure_engine
 from domino_spec.engine.shapes import SHAPES
 from domino_spec.records import append_record, environment
 from domino_spec.targets import default_device

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from domino_spec.audit import ReferenceWay, judge_first
-from domino_spec.decoding import DominoProposer, NoDrafts, RowStats, SamplingParams
+from domino_spec.decoding import RowStats, SamplingParams
 from domino_spec.demo import untrained_drafter
+from domino_spec.drafters import BlockDrafter
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
 from tests.smollm2.prompts import PROMPTS
@@ -67,10 +68,10 @@ def compare(
         if kind in SCRIPTED:
             proposer: Any = SCRIPTED[kind](answers[batch], depth=DEPTH, vocab=target.vocab_size)
         elif kind == "none (plain)":
-            proposer = NoDrafts()
+            proposer = None
         else:
-            proposer = DominoProposer(untrained_drafter(target), target, depth=DEPTH)
-        way = ReferenceWay(target, lambda made=proposer: made, batch_size=rows)
+            proposer = BlockDrafter(untrained_drafter(target)).with_depth(DEPTH)
+        way = ReferenceWay(target, proposer, batch_size=rows)
         written = way.write(prompts[batch], SamplingParams(max_new_tokens=NEW), eos=())
         for prompt, plain, text in zip(prompts[batch], answers[batch], written, strict=True):
             found = judge_first(target, prompt, plain, text.tokens, text.passes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from domino_spec.records import append_record, environment
 
 
@@ -23,7 +23,7 @@ def config(**changes: object) -> DrafterConfig:
 
 
 def run(
-    drafter: Drafter, *, compiled: bool, dtype: torch.dtype
+    drafter: DraftModel, *, compiled: bool, dtype: torch.dtype
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Hidden states of many blocks in packed rows, and all gradients of their weighted sum."""
     device = torch.device("cuda")
@@ -75,7 +75,7 @@ def main() -> None:
         "full": {},
         "sliding": {"layer_types": ("full_attention", "sliding_attention"), "sliding_window": 64},
     }.items():
-        drafter = Drafter.untrained(config(**changes))
+        drafter = DraftModel.untrained(config(**changes))
         exact, exact_gradients = run(drafter, compiled=False, dtype=torch.float32)
         for dtype in (torch.float32, torch.bfloat16):
             dense, dense_gradients = run(drafter, compiled=False, dtype=dtype)

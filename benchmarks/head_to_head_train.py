@@ -27,12 +27,11 @@ import torch
 from benchmarks.ablation_sets import held_out_set
 from benchmarks.ablations import Speed, train_one
 from domino_spec.api import DominoDecoder
-from domino_spec.baselines import NamedProposer, open_drafter
-from domino_spec.baselines.every import AnyDrafter, load_any, pack_any
-from domino_spec.baselines.registry import named_baseline
 from domino_spec.data import Corpus, load_corpus
 from domino_spec.decoding import RowStats
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import LookupDrafter, drafter_of
+from domino_spec.drafters.files import AnyDrafter, load_any, pack_any
 from domino_spec.evaluation import Continuations, Protocol, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.records import append_record, environment
@@ -92,24 +91,16 @@ class Contest:
         )
         return drafter, _told(kind, drafter, config, speed)
 
-    def lookup(self) -> NamedProposer:
-        """Prompt lookup, which has no weights to train."""
-        return open_drafter("lookup", self.loaded)
-
     def measure(
-        self, drafter: AnyDrafter | NamedProposer, continuations: Continuations
+        self, drafter: AnyDrafter | LookupDrafter, continuations: Continuations
     ) -> RowStats:
         """Greedy tokens a cycle: simulated for block drafters, which is the same, else decoded."""
         target = self.loaded.target
-        if isinstance(drafter, Drafter):
+        if isinstance(drafter, DraftModel):
             return simulate(
                 drafter, target, continuations, rows_per_forward=32, max_slots=32768
             ).total
-        opened = (
-            named_baseline(drafter.config.kind, drafter, target)
-            if isinstance(drafter, torch.nn.Module)
-            else drafter
-        )
+        opened = drafter_of(drafter) if isinstance(drafter, torch.nn.Module) else drafter
         return greedy_counts(
             DominoDecoder(target, opened, self.loaded.tokenizer, depth=opened.depth),
             continuations.prompts,
@@ -138,7 +129,7 @@ class Contest:
     def run(self, kind: str, rates: Sequence[float]) -> None:
         """Search, train, pack, measure what was packed."""
         if kind == "lookup":
-            self.record("full", {"kind": kind}, held_out=self.measure(self.lookup(), self.final))
+            self.record("full", {"kind": kind}, held_out=self.measure(LookupDrafter(), self.final))
             return
         rate = self.best(kind, rates) if len(rates) > 1 else rates[0]
         with tempfile.TemporaryDirectory() as scratch:

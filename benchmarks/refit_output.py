@@ -18,7 +18,7 @@ from torch import Tensor
 
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import PackedBatches, load_corpus
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.targets import Target, load_target, read
 from domino_spec.training import TrainConfig
 from domino_spec.training.blocks import plan_blocks, step_noise
@@ -41,7 +41,9 @@ class Features:
 
 
 @torch.no_grad()
-def collect(drafter: Drafter, target: Target, batches: PackedBatches, *, labels: int) -> Features:
+def collect(
+    drafter: DraftModel, target: Target, batches: PackedBatches, *, labels: int
+) -> Features:
     """Activations and candidates of labels behind random anchors."""
     head = drafter.head
     assert head is not None

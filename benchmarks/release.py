@@ -14,10 +14,10 @@ from pathlib import Path
 import torch
 import yaml
 
-from domino_spec.api.facts import target_facts
 from domino_spec.checkpoints import Provenance, load_drafter, save_packed
 from domino_spec.demo import smollm2
 from domino_spec.drafter import DominoHeadConfig
+from domino_spec.drafters.facts import target_facts
 from domino_spec.targets import load_target
 from domino_spec.training.observers import draw_curves
 

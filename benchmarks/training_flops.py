@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from domino_spec.drafter import DominoHeadConfig, Drafter
+from domino_spec.drafter import DominoHeadConfig, DraftModel
 from domino_spec.targets import Target
 
 BF16_PEAK = {
@@ -14,7 +14,7 @@ BF16_PEAK = {
 
 
 def step_flops(
-    target: Target, drafter: Drafter, *, tokens: int, slots: int, labels: int, soft: bool
+    target: Target, drafter: DraftModel, *, tokens: int, slots: int, labels: int, soft: bool
 ) -> float:
     """Operations of one forward and backward pass; attention scores are left out.
 

@@ -19,10 +19,10 @@ from benchmarks import (
 )
 from benchmarks.ablation_plan import Entry, own_settings
 
-from domino_spec.baselines import open_drafter
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import write_shard
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import open_drafter
 from domino_spec.engine.cache import SlotCache
 from domino_spec.records import read_records
 from domino_spec.targets import load_target
@@ -126,7 +126,7 @@ def test_training_speed_leaves_a_record(tmp_path, monkeypatch):
 def test_an_output_weight_is_fitted_again(tiny, tmp_path, monkeypatch):
     """From a head whose output is zero to one that names more of the target's tokens."""
     config = replace(drafter_config(), block_size=8)
-    save_drafter(Drafter.fresh(config, seed=0), tmp_path / "bare")
+    save_drafter(DraftModel.fresh(config, seed=0), tmp_path / "bare")
     monkeypatch.setattr(refit_output, "LENGTH", 64)
     monkeypatch.setattr(refit_output, "ANCHORS", 8)
     arguments = [
@@ -145,7 +145,7 @@ def test_an_output_weight_is_fitted_again(tiny, tmp_path, monkeypatch):
 
 def test_weights_are_averaged_and_shapes_must_agree(tmp_path, monkeypatch):
     config = drafter_config()
-    parts = [Drafter.fresh(config, seed=seed) for seed in (0, 1)]
+    parts = [DraftModel.fresh(config, seed=seed) for seed in (0, 1)]
     for name, part in zip(("a", "b"), parts, strict=True):
         save_drafter(part, tmp_path / name, dtype=torch.float32)
     arguments = ["average", *(str(tmp_path / name) for name in ("a", "b", "c")), "--share", "0.25"]
@@ -154,7 +154,7 @@ def test_weights_are_averaged_and_shapes_must_agree(tmp_path, monkeypatch):
     mixed = load_drafter(tmp_path / "c", dtype=torch.float32).drafter
     for mine, a, b in zip(mixed.parameters(), *(p.parameters() for p in parts), strict=True):
         assert torch.equal(mine, (a.lerp(b, 0.25)).bfloat16().float())
-    save_drafter(Drafter.fresh(replace(config, block_size=5), seed=0), tmp_path / "b")
+    save_drafter(DraftModel.fresh(replace(config, block_size=5), seed=0), tmp_path / "b")
     with pytest.raises(SystemExit, match="different shapes"):
         average.main()
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from domino_spec.drafter import DominoHeadConfig as DominoHeadConfig
     from domino_spec.drafter import Drafter as Drafter
     from domino_spec.drafter import DrafterConfig as DrafterConfig
+    from domino_spec.drafter import DraftModel as DraftModel
     from domino_spec.drafter import HeadConfig as HeadConfig
     from domino_spec.drafter import MarkovHeadConfig as MarkovHeadConfig
     from domino_spec.errors import DominoError as DominoError
@@ -30,7 +31,7 @@ _NAMES = {
     "api": "RECIPE DominoDecoder DominoGenerate Generation StreamedToken",
     "checkpoints": "Provenance load_drafter save_drafter save_packed",
     "decoding": "SamplingParams",
-    "drafter": "DominoHeadConfig Drafter DrafterConfig HeadConfig MarkovHeadConfig",
+    "drafter": "DominoHeadConfig DraftModel Drafter DrafterConfig HeadConfig MarkovHeadConfig",
     "errors": "DominoError",
     "targets": "Target load_target",
 }

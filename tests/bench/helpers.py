@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from domino_spec.bench import Cell, HeadToHead, Journal, Method, Settings, plain, plan_cells
+from domino_spec.bench import Cell, HeadToHead, Journal, Settings, plan_cells, recorded
 from domino_spec.bench.paths import EnginePath, ReferencePath
-from domino_spec.decoding import DominoProposer
+from domino_spec.drafters import BlockDrafter, Drafter, PlainDecoding
 from domino_spec.evaluation import PromptSet
 from domino_spec.targets import Target
 from tests.engine.runs import own
-from tests.support.drafters import ScriptedProposer
+from tests.support.drafters import ScriptedDrafter
 from tests.support.pair import SIZE, bigram_target, knowing_drafter
 
 NEW = 12
@@ -29,34 +29,28 @@ def prompt_set(name="count", numbers=(0, 1, 2, 3, 4), too_long=0) -> PromptSet:
     return PromptSet(name, prompts, tuple(numbers), too_long)
 
 
-def knowing(target: Target, *, name="knowing") -> Method:
-    drafter = knowing_drafter(shift=True, prefix=0)
-    return Method(
-        name=name, kind="domino", source=drafter, fingerprint=name,
-        make=lambda: DominoProposer(drafter, target, depth=DEPTH),
-        settings={"depth": DEPTH, "candidates": None}, nbytes=64,
-    )  # fmt: skip
+def knowing(*, name="knowing") -> Drafter:
+    return BlockDrafter(knowing_drafter(shift=True, prefix=0), name=name)
 
 
-def hopeless() -> Method:
-    """The engine does not run it: a plain `Proposer`, plugged in by its factory alone."""
-    return Method(
-        name="hopeless", kind="scripted", fingerprint="hopeless",
-        make=lambda: ScriptedProposer([[0]] * 99, depth=2, vocab=SIZE),
-    )  # fmt: skip
+def hopeless() -> Drafter:
+    """A kind of one's own, known to the reference loop alone: it looks at the sequences."""
+    drafter = ScriptedDrafter([[0]] * 99, depth=2, vocab=SIZE)
+    drafter.name = "hopeless"
+    return drafter
 
 
 def make_run(
     engine="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), **settings
 ) -> HeadToHead:
     target = own(_target())
-    methods = [plain(), *(methods or [knowing(target)])]
+    methods = [PlainDecoding(), *(methods or [knowing()])]
     sets = sets or [prompt_set()]
     how = Settings(
         engine=engine, **{"max_new_tokens": NEW, "shortest_answer": 4, "repeats": 2, **settings}
     )
     if engine == "reference":
-        runs_on = ReferencePath(target, methods, eos=())
+        runs_on = ReferencePath(target, eos=())
     else:
         longest = max(len(prompt) for found in sets for prompt in found.prompts)
         capacity = longest + how.max_new_tokens
@@ -74,7 +68,7 @@ def facts(run: HeadToHead, **changes) -> dict:
     return {
         "settings": run.settings.to_dict(),
         "target": {"name": "bigram", "dtype": "float32", "device": "cpu", "fingerprint": "b"},
-        "methods": [method.to_dict() for method in run.methods],
+        "methods": [recorded(method) for method in run.methods],
         **changes,
     }
 

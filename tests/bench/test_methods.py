@@ -2,10 +2,10 @@
 
 import pytest
 
-from domino_spec.baselines import save_baseline
-from domino_spec.bench import make_methods
+from domino_spec.bench import open_drafters, recorded
 from domino_spec.bench.methods import DraftSettings
 from domino_spec.checkpoints import save_drafter
+from domino_spec.drafters import save_baseline
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget
 from tests.support.baselines import random_baseline
@@ -18,13 +18,13 @@ def test_any_kind_of_drafter_is_a_method(tmp_path):
         save_baseline(random_baseline(kind), tmp_path / kind)
     save_drafter(random_drafter(), tmp_path / "domino")
     sources = [*(str(tmp_path / kind) for kind in ("domino", "medusa", "eagle3")), "lookup:4"]
-    methods = make_methods(sources, loaded, DraftSettings())
+    methods = open_drafters(sources, loaded, DraftSettings())
     assert [m.name for m in methods] == ["plain", "domino", "medusa", "eagle3", "lookup:4"]
     assert [m.kind for m in methods] == ["plain", "domino", "medusa", "eagle3", "lookup"]
-    assert all(m.fits_engine for m in methods)
-    assert [m.nbytes > 0 for m in methods] == [False, True, True, True, False]
-    assert len({m.fingerprint for m in methods}) == len(methods)
-    assert [m.make().depth for m in methods] == [0, 7, 5, 5, 4]
+    records = [recorded(method) for method in methods]
+    assert [record["nbytes"] > 0 for record in records] == [False, True, True, True, False]
+    assert len({record["fingerprint"] for record in records}) == len(methods)
+    assert [m.depth for m in methods] == [0, 7, 5, 5, 4]
 
 
 def test_what_only_block_drafters_know_is_told_to_them_alone(tmp_path):
@@ -33,13 +33,13 @@ def test_what_only_block_drafters_know_is_told_to_them_alone(tmp_path):
     save_drafter(random_drafter(), tmp_path / "domino")
     medusa, domino = str(tmp_path / "medusa"), str(tmp_path / "domino")
     settings = DraftSettings(candidates=8)
-    methods = make_methods([medusa, domino, "lookup"], loaded, settings)
-    assert [m.settings.get("candidates") for m in methods[1:]] == [None, 8, None]
+    methods = open_drafters([medusa, domino, "lookup"], loaded, settings)
+    assert [m.candidates for m in methods[1:]] == [None, 8, None]
     with pytest.raises(InputError, match="no candidates"):
-        make_methods([medusa], loaded, settings)
+        open_drafters([medusa], loaded, settings)
 
 
 def test_a_source_given_twice_is_refused():
     loaded = LoadedTarget.of(make_target("llama"))
     with pytest.raises(InputError, match="given twice"):
-        make_methods(["lookup", "lookup"], loaded, DraftSettings())
+        open_drafters(["lookup", "lookup"], loaded, DraftSettings())

@@ -4,12 +4,13 @@ from collections import Counter
 
 import pytest
 
-from domino_spec.bench import Cell, measure, plain, summarise
+from domino_spec.bench import Cell, measure, summarise
 from domino_spec.bench.paths import EnginePath, Prompt
 from domino_spec.bench.runner import first_difference, turns
 from domino_spec.bench.settings import Settings, plan_cells
+from domino_spec.decoding import PlainDecoding
 from domino_spec.engine.models.base import InferenceModel
-from domino_spec.errors import InputError
+from domino_spec.errors import InputError, MismatchError
 from domino_spec.targets import Target
 from tests.bench.helpers import DEPTH, NEW, hopeless, journal_of, knowing, make_run, prompt_set
 from tests.engine.runs import own
@@ -40,31 +41,27 @@ def forwards(monkeypatch):
 @pytest.mark.parametrize("engine", LOOPS)
 def test_plain_decoding_is_one_forward_a_token_and_no_more(engine, forwards, monkeypatch):
     run = make_run(engine, batches=(2,))
-    drafter = run.methods[1].source
+    drafter = run.methods[1]
 
     def busy(*_, **__):
         raise AssertionError("plain decoding must leave the drafter alone")
 
-    for name in ("draft_hidden", "decode_hidden", "context"):
-        monkeypatch.setattr(drafter, name, busy)
+    for name in ("propose", "update_cache"):
+        monkeypatch.setattr(type(drafter), name, busy)
     batch = [Prompt(0, (3, 7, 11)), Prompt(1, (4, 8, 12))]
     if engine == "fast":
         assert run.path.engines["plain"].drafter is None
     forwards.clear()
-    timed = run.path.run(plain(), batch, run.settings.params(0.0))
+    timed = run.path.run(run.methods[0], batch, run.settings.params(0.0))
     assert forwards == [(3, False)] + [(1, False)] * (NEW - 1)
     assert timed.cycles == NEW - 1
     assert all(row.stats.offered == [] for row in timed.rows)
 
 
-@pytest.mark.parametrize("engine", LOOPS)
-def test_plain_and_drafted_share_weights(engine):
-    run = make_run(engine)
-    if engine == "fast":
-        one, other = (engine.target for engine in run.path.engines.values())
-        assert one.embedding.data_ptr() == other.embedding.data_ptr()
-    else:
-        assert run.path._proposers["knowing"].target is run.path.target
+def test_plain_and_drafted_share_weights():
+    run = make_run("fast")
+    one, other = (engine.target for engine in run.path.engines.values())
+    assert one.embedding.data_ptr() == other.embedding.data_ptr()
 
 
 @pytest.mark.parametrize("engine", LOOPS)
@@ -105,7 +102,7 @@ def test_records_hold_what_happened(engine, batch, tmp_path):
     assert all(r["environment"]["hardware"] and r["key"] == journal.key for r in journal.records)
 
 
-def test_any_proposer_takes_part_through_its_factory(tmp_path):
+def test_any_drafter_takes_part(tmp_path):
     run = make_run("reference", methods=[hopeless()])
     journal = journal_of(run, tmp_path / "r.jsonl")
     measure(run, journal)
@@ -113,7 +110,7 @@ def test_any_proposer_takes_part_through_its_factory(tmp_path):
     line = summary.cells[0].line("hopeless")
     assert line.same == line.compared == 5
     assert line.tokens_per_cycle.value < 1.2
-    with pytest.raises(InputError, match="cannot run hopeless"):
+    with pytest.raises(MismatchError, match="Use the reference loop"):
         make_run("fast", methods=[hopeless()])
 
 
@@ -203,7 +200,7 @@ def test_cells_that_make_no_sense_are_refused():
 def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
     target = own(bigram_target())
-    methods = [plain(), knowing(target)]
+    methods = [PlainDecoding(), knowing()]
     path = EnginePath(target, methods, eos=(), slots=1, capacity=64, adaptive=True)
     params = Settings(engine="fast", max_new_tokens=NEW).params(0.0)
     for method in methods:

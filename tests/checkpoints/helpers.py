@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from domino_spec.checkpoints import save_drafter
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from domino_spec.drafter.rollout import rollout
 
 HIDDEN, VOCAB, BLOCK = 16, 48, 4
@@ -43,11 +43,13 @@ def tiny_config(**changes: Any) -> DrafterConfig:
     return DrafterConfig(**{**values, **changes})
 
 
-def tiny_drafter(*, seed: int = 0, draft_tokens: Tensor | None = None, **changes: Any) -> Drafter:
+def tiny_drafter(
+    *, seed: int = 0, draft_tokens: Tensor | None = None, **changes: Any
+) -> DraftModel:
     """Every parameter random, norms included, so that a mixed-up tensor shows in the outputs."""
     if draft_tokens is not None:
         changes["draft_vocab_size"] = len(draft_tokens)
-    drafter = Drafter(tiny_config(**changes), draft_tokens)
+    drafter = DraftModel(tiny_config(**changes), draft_tokens)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in drafter.parameters():
@@ -55,7 +57,7 @@ def tiny_drafter(*, seed: int = 0, draft_tokens: Tensor | None = None, **changes
     return drafter.eval()
 
 
-def with_parameters_as(drafter: Drafter, dtype: torch.dtype) -> Drafter:
+def with_parameters_as(drafter: DraftModel, dtype: torch.dtype) -> DraftModel:
     """Cast the weights alone: the rotary frequencies stay exact, as they do on loading."""
     for parameter in drafter.parameters():
         parameter.data = parameter.data.to(dtype)
@@ -79,7 +81,7 @@ class TinyTarget:
 
 
 @torch.no_grad()
-def outputs(drafter: Drafter) -> tuple[Tensor, Tensor, Tensor]:
+def outputs(drafter: DraftModel) -> tuple[Tensor, Tensor, Tensor]:
     """Base logits, final logits and drafts on a fixed input: all of the drafter's paths."""
     target, length = TinyTarget(), 9
     generator = torch.Generator().manual_seed(3)
@@ -92,7 +94,7 @@ def outputs(drafter: Drafter) -> tuple[Tensor, Tensor, Tensor]:
     return base, final, drafts
 
 
-def assert_same_drafter(found: Drafter, expected: Drafter) -> None:
+def assert_same_drafter(found: DraftModel, expected: DraftModel) -> None:
     """Equal tensors and equal outputs, bit for bit."""
     found_state, expected_state = found.state_dict(), expected.state_dict()
     assert set(found_state) == set(expected_state)
@@ -158,7 +160,7 @@ def write_index(folder: Path, weight_map: dict[str, str]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def raw_public(drafter: Drafter, folder: Path) -> Raw:
+def raw_public(drafter: DraftModel, folder: Path) -> Raw:
     """What `save_drafter` writes, without our own block."""
     save_drafter(drafter, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -166,7 +168,7 @@ def raw_public(drafter: Drafter, folder: Path) -> Raw:
     return Raw(config, load_file(folder / "model.safetensors"))
 
 
-def raw_speculators(drafter: Drafter, folder: Path) -> Raw:
+def raw_speculators(drafter: DraftModel, folder: Path) -> Raw:
     """The same drafter as the speculators project lays it out."""
     public = raw_public(drafter, folder)
     config, head = drafter.config, drafter.config.head

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from domino_spec.checkpoints import Provenance, describe, export_drafter, load_drafter
 from domino_spec.checkpoints.exports import FORMATS
-from domino_spec.drafter import DominoHeadConfig, Drafter, MarkovHeadConfig
+from domino_spec.drafter import DominoHeadConfig, DraftModel, MarkovHeadConfig
 from domino_spec.errors import ConfigError, ExportError, InputError
 
 from .helpers import HIDDEN, TinyTarget, assert_same_drafter, tiny_drafter, with_parameters_as
@@ -58,17 +58,17 @@ EXPRESSED = [(to, case) for to in FORMATS for case in CASES if case not in CANNO
 REFUSED = [(to, case) for to, cases in CANNOT.items() for case in cases]
 
 
-def made(case: str) -> Drafter:
+def made(case: str) -> DraftModel:
     return with_parameters_as(tiny_drafter(**CASES[case]), torch.bfloat16)
 
 
-def rows_for(drafter: Drafter, to: str) -> torch.Tensor | None:
+def rows_for(drafter: DraftModel, to: str) -> torch.Tensor | None:
     if not FORMATS[to].wants_lm_head(drafter.config):
         return None
     return TinyTarget().out[drafter.draft_tokens]
 
 
-def export(to: str, case: str, folder: Path, **options: Any) -> tuple[Drafter, Path]:
+def export(to: str, case: str, folder: Path, **options: Any) -> tuple[DraftModel, Path]:
     drafter = made(case)
     options = {"lm_head": rows_for(drafter, to), **options}
     return drafter, export_drafter(drafter, folder / "out", to=to, **options)

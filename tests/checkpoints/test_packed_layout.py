@@ -14,7 +14,7 @@ from domino_spec.checkpoints import (
     save_drafter,
     save_packed,
 )
-from domino_spec.drafter import Drafter, MarkovHeadConfig
+from domino_spec.drafter import DraftModel, MarkovHeadConfig
 from domino_spec.errors import CheckpointError, ConfigError
 
 from .helpers import Raw, assert_same_drafter, outputs, tiny_drafter
@@ -27,7 +27,7 @@ CASES = {
 }
 
 
-def packed(folder: Path, drafter: Drafter | None = None, **options: Any) -> Path:
+def packed(folder: Path, drafter: DraftModel | None = None, **options: Any) -> Path:
     return save_packed(drafter or tiny_drafter(), folder, **{"group_size": 10, **options})
 
 

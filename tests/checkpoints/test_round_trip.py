@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from domino_spec.checkpoints import FORMAT_VERSION, Provenance, describe, load_drafter, save_drafter
 from domino_spec.checkpoints.layouts import ROPE_TYPES, write_public
 from domino_spec.checkpoints.tensors import parameter_shapes, to_public
-from domino_spec.drafter import Drafter, MarkovHeadConfig
+from domino_spec.drafter import DraftModel, MarkovHeadConfig
 from domino_spec.errors import CheckpointError, ConfigError
 
 from .helpers import (
@@ -142,7 +142,7 @@ def test_types_on_saving_and_on_loading(tmp_path: Path) -> None:
 def test_shapes_without_building_the_drafter(changes: dict[str, Any]) -> None:
     """Headers are checked against these, so they must be those of the modules."""
     config = tiny_config(**changes)
-    built = {to_public(name): tuple(p.shape) for name, p in Drafter(config).named_parameters()}
+    built = {to_public(name): tuple(p.shape) for name, p in DraftModel(config).named_parameters()}
     assert list(parameter_shapes(config).items()) == list(built.items())
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from domino_spec.baselines import Medusa, MedusaConfig, save_baseline
 from domino_spec.cli.main import app
+from domino_spec.drafters import Medusa, MedusaConfig, save_baseline
 from tests.cli import tiny
 
 

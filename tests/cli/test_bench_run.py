@@ -5,11 +5,11 @@ import json
 import pytest
 import transformers as tf
 
-from domino_spec.baselines import Medusa, MedusaConfig, save_baseline
-from domino_spec.bench import MAKERS, Method
+from domino_spec.drafters import Medusa, MedusaConfig, save_baseline
+from domino_spec.drafters.registry import NAMED
 from domino_spec.records import read_records
 from tests.cli import tiny
-from tests.support.drafters import ScriptedProposer
+from tests.support.drafters import ScriptedDrafter
 from tests.support.families import randomise
 
 QUICK = ("-n", 16, "--shortest-answer", 4, "--limit", 2, "--repeats", 1)
@@ -52,19 +52,17 @@ def test_the_default_file_is_named_after_target_and_run(domino, target, tmp_path
 
 
 def test_a_new_kind_of_drafter_is_one_line(domino, target, tmp_path, monkeypatch):
-    def scripted(name, source, loaded, settings):
-        def make():
-            return ScriptedProposer([[0]] * 99, depth=int(source), vocab=loaded.target.vocab_size)
+    def scripted(source, loaded):
+        depth = int(source.partition(":")[2])
+        return ScriptedDrafter([[0]] * 99, depth=depth, vocab=loaded.target.vocab_size)
 
-        return Method(name=name, kind="scripted", make=make, fingerprint=source)
-
-    monkeypatch.setitem(MAKERS, "scripted", scripted)
+    monkeypatch.setitem(NAMED, "scripted", scripted)
     out = tmp_path / "r.jsonl"
     result = domino(
         "bench", target, "--draft", "scripted:3", "--prompts", "code", *QUICK, "--out", out
     )
     assert result.exit_code == 0, result.output
-    assert "all in the reference loop: the engine does not run scripted" in result.stderr
+    assert "all in the reference loop: as for scripted" in result.stderr
     facts = read_records(out)[0]["facts"]
     assert facts["settings"]["engine"] == "reference"
     refused = domino("bench", target, "--draft", "scripted:3", "--engine", "fast", *QUICK)

@@ -17,8 +17,8 @@ from domino_spec.checkpoints import (
     save_packed,
 )
 from domino_spec.checkpoints.exports import FORMATS
-from domino_spec.decoding import DominoProposer
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import BlockDrafter
 from tests.cli import tiny
 from tests.cli.test_errors import errors_of
 from tests.support.families import randomise
@@ -30,7 +30,7 @@ PROVENANCE = Provenance(target_id="org/target", license="Apache-2.0", created_wi
 
 @pytest.fixture
 def packed(tmp_path):
-    drafter = randomise(Drafter.untrained(tiny.drafter_config()), 0.3)
+    drafter = randomise(DraftModel.untrained(tiny.drafter_config()), 0.3)
     return save_packed(drafter, tmp_path / "packed", bits=6, provenance=PROVENANCE)
 
 
@@ -61,7 +61,7 @@ def test_both_forms_decode_alike(domino, tmp_path):
     runs = []
     for source in (packed, tmp_path / "public"):
         drafter = load_drafter(source, dtype=torch.float32).drafter
-        proposer = DominoProposer(drafter, target, depth=drafter.config.default_depth)
+        proposer = BlockDrafter(drafter).with_depth(drafter.config.default_depth)
         answers, stats = run(target, proposer, [[3, 5], [7]], max_new_tokens=30)
         runs.append((answers, stats.rows))
     assert runs[0] == runs[1]
@@ -135,7 +135,7 @@ def test_the_line_says_what_a_folder_is_for(domino, draft, tmp_path):
 def reduced(tmp_path_factory):
     """A drafter that proposes five tokens, in float32."""
     config = replace(tiny.drafter_config(), draft_vocab_size=5)
-    drafter = Drafter.untrained(config)
+    drafter = DraftModel.untrained(config)
     drafter.draft_tokens = torch.tensor([7, 3, 250, 40, 299])
     return save_drafter(drafter, tmp_path_factory.mktemp("reduced") / "drafter")
 

@@ -192,10 +192,10 @@ def test_vllm_is_run_with_the_drafter_exported(domino, engine, target, draft):
 
 def test_a_drafter_that_vllm_does_not_read_is_exported_and_told(domino, engine, target, tmp_path):
     from domino_spec.checkpoints import save_packed
-    from domino_spec.drafter import Drafter
+    from domino_spec.drafter import DraftModel
     from tests.cli import tiny
 
-    packed = save_packed(Drafter.untrained(tiny.drafter_config()), tmp_path / "p", bits=8)
+    packed = save_packed(DraftModel.untrained(tiny.drafter_config()), tmp_path / "p", bits=8)
     arguments = ["serve", target, "--draft", packed, "--backend", "vllm"]
     dry = domino(*arguments, "--dry-run")
     assert "would be exported to" in dry.stderr

@@ -8,7 +8,7 @@ import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from domino_spec.checkpoints import Provenance, save_drafter
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from tests.support.families import randomise
 
 VOCAB, HIDDEN, LAYERS, CONTEXT = 300, 32, 6, 256
@@ -63,4 +63,6 @@ def drafter_config(*, hidden: int = HIDDEN, head: bool = True) -> DrafterConfig:
 
 
 def save_draft(folder: Path, provenance: Provenance | None = None, **shape: object) -> Path:
-    return save_drafter(Drafter.untrained(drafter_config(**shape)), folder, provenance=provenance)
+    return save_drafter(
+        DraftModel.untrained(drafter_config(**shape)), folder, provenance=provenance
+    )

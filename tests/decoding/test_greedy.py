@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 import torch
 
-from domino_spec.decoding import DominoProposer, NoDrafts
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import BlockDrafter
 from domino_spec.targets import Target, probe_target
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.families import (
@@ -51,10 +51,10 @@ def test_equal_to_plain_decoding(family, kind, rows):
     if kind in scripted:
         proposer = scripted[kind](answers, depth=DEPTH, vocab=VOCAB)
     elif kind == "plain":
-        proposer = NoDrafts()
+        proposer = None
     else:
         config = drafter_config(shift=kind == "random", head=kind == "random")
-        proposer = DominoProposer(random_drafter(config), target, depth=DEPTH)
+        proposer = BlockDrafter(random_drafter(config)).with_depth(DEPTH)
     found, stats = run(target, proposer, prompts[:rows], max_new_tokens=NEW)
     assert found == answers[:rows]
     if kind == "oracle":
@@ -92,7 +92,7 @@ def test_a_drafter_that_knows_the_target_is_always_accepted(kind, rows):
     target, drafter = bigram_target(), KNOWING[kind]()
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5]][:rows]
     answers = [plain_greedy(target.model, prompt, 50) for prompt in prompts]
-    proposer = DominoProposer(drafter, target, depth=drafter.config.default_depth)
+    proposer = BlockDrafter(drafter).with_depth(drafter.config.default_depth)
     found, stats = run(target, proposer, prompts, max_new_tokens=50)
     assert found == answers
     assert stats.rows.accepted == stats.rows.offered
@@ -101,10 +101,10 @@ def test_a_drafter_that_knows_the_target_is_always_accepted(kind, rows):
 
 def test_the_wrong_alignment_is_exact_but_useless():
     target, right = bigram_target(), knowing_drafter(shift=True, prefix=1)
-    wrong = Drafter(dataclasses.replace(right.config, shift_label=False))
+    wrong = DraftModel(dataclasses.replace(right.config, shift_label=False))
     wrong.load_state_dict(right.state_dict())
     answers = [plain_greedy(target.model, [4, 9], 50)]
-    found, stats = run(target, DominoProposer(wrong, target, depth=7), [[4, 9]], max_new_tokens=50)
+    found, stats = run(target, BlockDrafter(wrong).with_depth(7), [[4, 9]], max_new_tokens=50)
     assert found == answers
     # A mask slot names one fixed token, right once in a cycle of 39 tokens.
     assert stats.rows.accepted[0] <= 2
@@ -113,7 +113,7 @@ def test_the_wrong_alignment_is_exact_but_useless():
 
 def test_all_drafts_of_a_shifted_block_can_be_verified():
     target, drafter = bigram_target(), knowing_drafter(shift=True, prefix=1)
-    proposer = DominoProposer(drafter, target, depth=drafter.config.max_depth)
+    proposer = BlockDrafter(drafter).with_depth(drafter.config.max_depth)
     found, stats = run(target, proposer, [[4, 9]], max_new_tokens=46)
     assert found == [plain_greedy(target.model, [4, 9], 46)]
     assert stats.tokens_per_cycle == 9.0
@@ -131,7 +131,7 @@ def test_candidates_and_reduced_vocabulary_stay_exact():
     reduced = random_drafter(drafter_config(draft_vocab_size=20))
     reduced.draft_tokens = torch.arange(10, 30)
     for drafter, candidates in ((random_drafter(), 8), (reduced, None), (reduced, 4)):
-        proposer = DominoProposer(drafter, target, depth=DEPTH, candidates=candidates)
+        proposer = BlockDrafter(drafter, candidates=candidates).with_depth(DEPTH)
         assert run(target, proposer, prompts, max_new_tokens=NEW)[0] == answers
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as tf
 
-from domino_spec.decoding import NoDrafts, SamplingParams, decode
+from domino_spec.decoding import SamplingParams, decode
 from domino_spec.decoding.penalties import GeneratedPenalty
 from domino_spec.errors import InputError
 from tests.support.drafters import Good
@@ -69,7 +69,7 @@ def test_rows_of_different_prompts_pay_for_their_own_answers(changes):
     expected = [plainly(target, prompt, params) for prompt in PROMPTS]
     free = SamplingParams(max_new_tokens=20)
     assert expected != [plainly(target, prompt, free) for prompt in PROMPTS]
-    for proposer in (NoDrafts(), Good(expected, depth=7, vocab=target.vocab_size)):
+    for proposer in (None, Good(expected, depth=7, vocab=target.vocab_size)):
         sequences = make_sequences(PROMPTS, params)
         outputs = list(decode(target, proposer, sequences))
         assert [sequence.output for sequence in sequences] == expected

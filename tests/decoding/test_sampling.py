@@ -8,17 +8,11 @@ import pytest
 import torch
 
 from domino_spec import DominoGenerate
-from domino_spec.decoding import (
-    DominoProposer,
-    NoDrafts,
-    SamplingParams,
-    Sequence,
-    decode,
-    make_sampler,
-)
+from domino_spec.decoding import SamplingParams, Sequence, decode, make_sampler
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
 from domino_spec.decoding.stopping import at_length
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from tests.support.families import make_target, random_drafter, random_prompts, randomise
 from tests.support.runs import run
@@ -63,7 +57,7 @@ def sample_pairs(target, drafter, params: SamplingParams, candidates=None):
             Sequence(PROMPT, params, index=number * ROWS + index, stop_rules=[at_length()])
             for index in range(ROWS)
         ]
-        proposer = DominoProposer(drafter, target, depth=3, candidates=candidates)
+        proposer = BlockDrafter(drafter, candidates=candidates).with_depth(3)
         for _ in decode(target, proposer, rows):
             pass
         for row in rows:
@@ -127,7 +121,7 @@ def test_reduced_vocabulary_stays_exact(small):
     """Tokens the drafter cannot propose must still come out as often as the target wants."""
     target, _ = small
     config = dataclasses.replace(small[1].config, draft_vocab_size=5)
-    drafter = randomise(Drafter(config, torch.tensor([7, 2, 9, 0, 4])).eval(), 0.4, seed=6)
+    drafter = randomise(DraftModel(config, torch.tensor([7, 2, 9, 0, 4])).eval(), 0.4, seed=6)
     params = SamplingParams(max_new_tokens=NEW, seed=13, temperature=0.9, top_p=0.9)
     exact = exact_distribution(target, params)
     assert any(pair[0] not in (7, 2, 9, 0, 4) for pair in exact)
@@ -195,7 +189,7 @@ def test_seeds_repeat_and_rows_differ():
     target = make_target("llama")
 
     def once(seed):
-        proposer = DominoProposer(random_drafter(), target, depth=7)
+        proposer = BlockDrafter(random_drafter()).with_depth(7)
         prompts = [random_prompts((6,))[0]] * 3
         return run(target, proposer, prompts, max_new_tokens=20, temperature=1.0, seed=seed)[0]
 
@@ -232,7 +226,7 @@ def test_coupled_draws_give_the_same_text_with_a_drafter_and_without(small):
     for seed in (1, 2**40):
         texts = [
             run(target, proposer, [[5, 9], [7]], seed=seed, **params)[0]
-            for proposer in (NoDrafts(), DominoProposer(drafter, target, depth=4))
+            for proposer in (None, BlockDrafter(drafter).with_depth(4))
         ]
         assert texts[0] == texts[1]
 

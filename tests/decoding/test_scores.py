@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers as tf
 
-from domino_spec.decoding import NoDrafts, SamplingParams, decode
+from domino_spec.decoding import SamplingParams, decode
 from tests.support.drafters import Good
 from tests.support.families import make_target, random_prompts
 from tests.support.runs import make_sequences
@@ -33,7 +33,7 @@ def outputs_of(proposer, target, **changes):
 ], ids=["greedy", "sampled", "penalty", "in place"])  # fmt: skip
 def test_scores_are_the_models_own(changes, drafts):
     target = make_target("llama")
-    sequences, outputs = outputs_of(NoDrafts(), target, logprobs=3, **changes)
+    sequences, outputs = outputs_of(None, target, logprobs=3, **changes)
     if drafts:
         answers = [sequence.output for sequence in sequences]
         proposer = Good(answers, depth=7, vocab=target.vocab_size)
@@ -54,7 +54,7 @@ def test_scores_are_the_models_own(changes, drafts):
 
 def test_each_output_has_as_many_scores_as_tokens():
     target = make_target("llama")
-    sequences, _ = outputs_of(NoDrafts(), target)
+    sequences, _ = outputs_of(None, target)
     proposer = Good([sequence.output for sequence in sequences], depth=7, vocab=target.vocab_size)
     _, outputs = outputs_of(proposer, target, logprobs=0)
     assert any(len(each.tokens) > 2 for each in outputs)
@@ -63,5 +63,5 @@ def test_each_output_has_as_many_scores_as_tokens():
 
 
 def test_who_does_not_ask_gets_none():
-    _, outputs = outputs_of(NoDrafts(), make_target("llama"))
+    _, outputs = outputs_of(None, make_target("llama"))
     assert {each.scores for each in outputs} == {None}

@@ -2,7 +2,6 @@
 
 import pytest
 
-from domino_spec.decoding import NoDrafts
 from tests.support.drafters import Good, Oracle
 from tests.support.families import MASK, VOCAB, make_target, plain_greedy, random_prompts
 from tests.support.runs import run
@@ -48,7 +47,7 @@ def test_eos_inside_a_block_ends_the_row_there(case, place):
     for answer in answers:
         end = answer.index(eos) + 1 if eos in answer else 60
         expected.append(answer[:end])
-    for proposer in (Oracle(answers, depth=DEPTH, vocab=VOCAB), NoDrafts()):
+    for proposer in (Oracle(answers, depth=DEPTH, vocab=VOCAB), None):
         found, _ = run(target, proposer, prompts, max_new_tokens=60, eos={eos})
         assert found == expected
         assert len(found[0]) == answers[0].index(eos) + 1

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import torch
 
-from domino_spec.baselines.every import AnyDrafter, save_any
 from domino_spec.checkpoints import (
     Provenance,
     chat_template_fingerprint,
     tokenizer_fingerprint,
 )
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters.files import AnyDrafter, save_any
 from tests.cli import tiny
 from tests.support.pair import bigram_target, knowing_drafter
 
@@ -38,7 +38,7 @@ def save_target(folder: Path, *, seed: int = 0, tokenizer=None) -> Path:
     return folder
 
 
-def knowing(**changes) -> Drafter:
+def knowing(**changes) -> DraftModel:
     return knowing_drafter(
         **{"shift": True, "prefix": 1, "table": successors(), "mask": MASK, **changes}
     )

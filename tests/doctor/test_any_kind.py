@@ -6,11 +6,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from domino_spec.baselines import MedusaConfig, medusa
-from domino_spec.baselines.describe import describe_any
 from domino_spec.cli.main import app
 from domino_spec.doctor import Plans
 from domino_spec.doctor.reading import needs
+from domino_spec.drafters import MedusaConfig, describe_drafter, medusa
 from domino_spec.errors import InputError
 from domino_spec.targets import load_config
 from tests.doctor import chatty
@@ -85,7 +84,7 @@ def test_memory_of_every_kind_is_counted(target, tmp_path):
     config = load_config(target)
 
     def need(spec):
-        described = describe_any(spec)
+        described = describe_drafter(spec)
         return needs(config, described, Plans(), dtype=torch.float32, context=100)
 
     folders = {k: chatty.save(tmp_path / k, knowing(k)) for k in ("medusa", "eagle3")}
@@ -95,4 +94,4 @@ def test_memory_of_every_kind_is_counted(target, tmp_path):
     assert nothing.drafter == 0
     assert heads.caches == nothing.caches < chain.caches
     with pytest.raises(InputError, match="drafts nothing"):
-        describe_any("plain")
+        describe_drafter("plain")

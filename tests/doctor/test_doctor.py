@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 
-from domino_spec.baselines.describe import describe_any
 from domino_spec.checkpoints import Provenance
 from domino_spec.cli.main import app
 from domino_spec.decoding import RowStats
 from domino_spec.doctor import Finding, Plans, worst
 from domino_spec.doctor.measuring import Trial
 from domino_spec.doctor.reading import needs
+from domino_spec.drafters import describe_drafter
 from domino_spec.targets import load_config
 from tests.cli import tiny
 from tests.doctor import chatty
@@ -174,7 +174,7 @@ def test_too_little_memory_is_caught_before_loading(examine, monkeypatch):
 
 
 def test_memory_is_counted_from_the_shapes(target, tmp_path):
-    described = describe_any(chatty.save(tmp_path / "draft", chatty.knowing()))
+    described = describe_drafter(chatty.save(tmp_path / "draft", chatty.knowing()))
     config = load_config(target)
     count = {"config": config, "described": described, "dtype": torch.float32}
     small = needs(plans=Plans(), context=100, **count)

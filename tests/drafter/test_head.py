@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from domino_spec.drafter import DraftContext, Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.drafter.heads import DominoHead
 from domino_spec.drafter.rollout import rollout
 from domino_spec.errors import ConfigError
@@ -146,7 +146,7 @@ def test_reduced_vocabulary_proposes_target_ids():
 )
 def test_a_broken_map_of_a_reduced_vocabulary_is_an_error(tokens):
     with pytest.raises(ConfigError, match="draft_tokens"):
-        Drafter(drafter_config(draft_vocab_size=3), torch.tensor(tokens))
+        DraftModel(drafter_config(draft_vocab_size=3), torch.tensor(tokens))
 
 
 def test_logits_from_another_device_come_back_to_the_drafter():
@@ -175,12 +175,14 @@ def test_built_drafter_knows_its_bigram_target(shift, prefix):
     expected = [int(successor()[anchor])]
     while len(expected) < drafter.config.max_depth:
         expected.append(int(successor()[expected[-1]]))
-    context = DraftContext(1)
-    taps = torch.randn(1, 4, 2 * 40)
     with torch.no_grad():
-        context.append(drafter.context(taps, torch.arange(4).unsqueeze(0)), [4])
-        hidden = drafter.decode_hidden(
-            target, torch.tensor([anchor]), context, drafter.config.max_depth
-        )
+        hidden = drafter.block_hidden(
+            target,
+            taps=torch.randn(1, 5, 2 * 40),
+            tokens=torch.tensor([[1, 2, 3, 4, anchor]]),
+            anchors=torch.tensor([[4]]),
+            positions=torch.arange(5).unsqueeze(0),
+            documents=None,
+        )[:, 0]
         drafts = rollout(drafter, target, hidden=hidden, anchor_tokens=torch.tensor([anchor]))
     assert drafts[0].tolist() == expected

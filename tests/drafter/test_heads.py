@@ -7,8 +7,8 @@ import torch
 
 from domino_spec.drafter import (
     DominoHeadConfig,
-    Drafter,
     DrafterConfig,
+    DraftModel,
     HeadConfig,
     MarkovHeadConfig,
 )
@@ -132,7 +132,7 @@ def test_a_rollout_equals_the_forward_over_its_own_drafts(kind, candidates, redu
 @torch.no_grad()
 def test_a_fresh_head_leaves_the_base_logits_and_can_learn(kind):
     target = make_target("llama")
-    drafter = Drafter.fresh(drafter_config(head=HEADS[kind]), seed=1)
+    drafter = DraftModel.fresh(drafter_config(head=HEADS[kind]), seed=1)
     assert drafter.training
     tokens, taps = some_tokens(2, 20), some(2, 20, 3 * 32)
     with torch.enable_grad():
@@ -148,17 +148,17 @@ def test_fresh_weights_depend_on_the_seed_alone(kind):
     config = drafter_config(head=HEADS[kind])
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    first = Drafter.fresh(config, seed=5).state_dict()
+    first = DraftModel.fresh(config, seed=5).state_dict()
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    again, other = Drafter.fresh(config, seed=5), Drafter.fresh(config, seed=6)
+    again, other = DraftModel.fresh(config, seed=5), DraftModel.fresh(config, seed=6)
     assert all(torch.equal(first[name], tensor) for name, tensor in again.state_dict().items())
     assert not torch.equal(first["backbone.fc.weight"], other.backbone.fc.weight)
 
 
 def test_fresh_weights_are_of_the_intended_size():
     config = drafter_config(hidden_size=64, head_dim=16, num_layers=8, layer_types=())
-    drafter = Drafter.fresh(config, seed=0)
+    drafter = DraftModel.fresh(config, seed=0)
     layer = drafter.backbone.layers[3]
     assert layer.self_attn.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.1)
     for damped in (layer.self_attn.o_proj, layer.mlp.down_proj):
@@ -170,7 +170,7 @@ def test_fresh_weights_are_of_the_intended_size():
 
 def test_fresh_weights_with_a_reduced_vocabulary():
     tokens = torch.tensor([9, 4, 77])
-    drafter = Drafter.fresh(
+    drafter = DraftModel.fresh(
         drafter_config(head=markov_head(), draft_vocab_size=3), seed=0, draft_tokens=tokens
     )
     assert drafter.draft_tokens.tolist() == [9, 4, 77]

@@ -6,10 +6,9 @@ import copy
 
 import torch
 
-from domino_spec.decoding import DominoProposer, NoDrafts, RowStats, SamplingParams, Sequence
-from domino_spec.drafter import Drafter
+from domino_spec.decoding import Drafter, RowStats, SamplingParams, Sequence
+from domino_spec.drafters import drafter_of
 from domino_spec.engine.engine import Engine
-from domino_spec.engine.sources import AnySource
 from domino_spec.targets import Target
 from tests.support.runs import make_sequences, run
 
@@ -17,43 +16,40 @@ Blocks = set[tuple[int, ...]]
 """Where each block stood (tokens before its anchor), its anchor and its drafts."""
 
 
-def run_reference(
-    target: Target, drafter: Drafter | None, prompts, *, depth=None, candidates=None, **params
-):
+def run_reference(target: Target, drafter, prompts, *, depth=None, candidates=None, **params):
     """Tokens, counts and drafts of the reference loop."""
-    blocks: Blocks = set()
-    proposer = NoDrafts()
-    if drafter is not None:
-        depth = drafter.config.default_depth if depth is None else depth
-        proposer = DominoProposer(drafter, target, depth=depth, candidates=candidates)
-        plain = proposer.propose
-
-        def propose(sequences, asked):
-            made = plain(sequences, asked)
-            for sequence, drafts in zip(sequences, made.tokens.tolist(), strict=True):
-                before = len(sequence.prompt) + len(sequence.output) - 1
-                blocks.add((before, sequence.anchor, *drafts))
-            return made
-
-        proposer.propose = propose
-    tokens, stats = run(target, proposer, prompts, **params)
+    if drafter is None:
+        tokens, stats = run(target, None, prompts, **params)
+        return tokens, stats.rows, set()
+    drafter = opened(drafter, candidates=candidates).with_depth(depth)
+    blocks = watch_drafter(drafter)
+    tokens, stats = run(target, drafter, prompts, **params)
     return tokens, stats.rows, blocks
+
+
+def opened(drafter, *, candidates=None) -> Drafter:
+    """A drafter, or that of a model."""
+    return drafter if isinstance(drafter, Drafter) else drafter_of(drafter, candidates=candidates)
+
+
+def watch_drafter(drafter: Drafter) -> Blocks:
+    """What it drafts from now on, bound or to be bound."""
+    blocks: Blocks = set()
+
+    class Watched(type(drafter)):
+        def propose(self, anchors, *, starts, **options):
+            drafts = super().propose(anchors, starts=starts, **options)
+            lists = (starts.tolist(), anchors.tolist(), drafts.tolist())
+            blocks.update((s, a, *d) for s, a, d in zip(*lists, strict=True))
+            return drafts
+
+    drafter.__class__ = Watched
+    return blocks
 
 
 def watch(engine: Engine) -> Blocks:
     """What the engine drafts from now on."""
-    blocks: Blocks = set()
-    if engine.drafter is not None:
-        plain = type(engine.drafter).propose
-
-        def propose(anchors, rows, depth, draws):
-            drafts = plain(engine.drafter, anchors, rows, depth, draws)
-            lists = (rows.starts.tolist(), anchors.tolist(), drafts.tolist())
-            blocks.update((s, a, *d) for s, a, d in zip(*lists, strict=True))
-            return drafts
-
-        engine.drafter.propose = propose
-    return blocks
+    return set() if engine.drafter is None else watch_drafter(engine.drafter)
 
 
 def make_requests(prompts, *, eos=(), seeds=None, params=None, **common) -> list[Sequence]:
@@ -87,9 +83,11 @@ def finish(engine: Engine) -> list:
     return outputs
 
 
-def make_engine(target: Target, drafter: AnySource | None, **options) -> Engine:
-    """An engine on copies, since it joins weights."""
-    return Engine(own(target), copy.deepcopy(drafter), **{"slots": 8, "capacity": 192, **options})
+def make_engine(target: Target, drafter=None, *, candidates=None, **options) -> Engine:
+    """An engine on copies, since it joins weights; a drafter may be given as its model."""
+    if drafter is not None:
+        drafter = opened(copy.deepcopy(drafter), candidates=candidates)
+    return Engine(own(target), drafter, **{"slots": 8, "capacity": 192, **options})
 
 
 def own(target: Target) -> Target:
@@ -104,10 +102,10 @@ def script(engine: Engine, answers: list[list[int]]) -> None:
     """Let the engine draft each sequence's known answer, right four times in five."""
     vocabulary = engine.target.vocab_size
 
-    def propose(_anchors, rows, depth, _draws):
+    def propose(_anchors, *, slots, starts, depth, sampler):
         running = {sequence.slot: sequence for sequence in engine.scheduler.running}
         drafts = []
-        for slot, start in zip(rows.slots.tolist(), rows.starts.tolist(), strict=True):
+        for slot, start in zip(slots.tolist(), starts.tolist(), strict=True):
             sequence = running.get(slot)  # gone, where a cycle was started ahead
             done = 0 if sequence is None else start + 1 - len(sequence.prompt)
             known = [] if sequence is None else answers[sequence.index][done : done + depth]

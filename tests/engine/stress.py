@@ -9,10 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from domino_spec.baselines.lean import BaselineSource
-from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.decoding import NoDrafts, SamplingParams, decode
-from domino_spec.engine.sources import AnySource
+from domino_spec.decoding import Drafter, SamplingParams, decode
+from domino_spec.drafters import LookupDrafter, drafter_of
 from domino_spec.targets import Target
 from tests.engine.runs import script
 from tests.support.baselines import knowing_eagle3, knowing_medusa
@@ -47,16 +45,19 @@ def disturbed_target(table: Tensor, *, disturbance: float = 0.05) -> Target:
     return target
 
 
-def drafter_for(kind: str, table: Tensor, *, head_dim: int = 10) -> AnySource:
+def drafter_for(kind: str, table: Tensor, *, head_dim: int = 10) -> Drafter:
     """One that knows the table alone; prompt lookup knows what the sequence has said."""
     if kind == "domino":
-        return knowing_drafter(shift=True, prefix=0, table=table, head_dim=head_dim)
-    if kind == "markov":
-        return knowing_markov_drafter(shift=True)
-    if kind == "lookup":
-        return LookupSource(depth=3, longest=2)
-    known = knowing_medusa(table=table) if kind == "medusa" else knowing_eagle3(size=len(table))
-    return BaselineSource(known)
+        known = knowing_drafter(shift=True, prefix=0, table=table, head_dim=head_dim)
+    elif kind == "markov":
+        known = knowing_markov_drafter(shift=True)
+    elif kind == "lookup":
+        return LookupDrafter(depth=3, longest=2)
+    elif kind == "medusa":
+        known = knowing_medusa(table=table)
+    else:
+        known = knowing_eagle3(size=len(table))
+    return drafter_of(known)
 
 
 class Alone:
@@ -70,7 +71,7 @@ class Alone:
         key = (tuple(prompt), params)
         if key not in self._known:
             (sequence,) = make_sequences([prompt], params, seed=params.seed)
-            outputs = list(decode(self.target, NoDrafts(), [sequence]))
+            outputs = list(decode(self.target, None, [sequence]))
             scores = [score for output in outputs for score in output.scores or ()]
             self._known[key] = sequence.output, scores
         return self._known[key]

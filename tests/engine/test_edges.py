@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as tf
 
+from domino_spec.drafters import drafter_of
 from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench, accepted_pattern
@@ -96,7 +97,7 @@ def test_a_wider_mlp_has_costs_of_its_own(cache):
         config = CONFIGS["llama"]()
         config.intermediate_size = width
         model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
-        adapt_depth(Engine(Target(model), random_drafter(), slots=1, capacity=64))
+        adapt_depth(Engine(Target(model), drafter_of(random_drafter()), slots=1, capacity=64))
     assert kept_keys(cache) == 2
 
 
@@ -195,7 +196,7 @@ def test_the_callers_drafter_keeps_its_type():
     target.model.to(torch.bfloat16)
     drafter = random_drafter()
     before = copy.deepcopy(drafter.state_dict())
-    Engine(target, drafter, slots=1, capacity=32)
+    Engine(target, drafter_of(drafter), slots=1, capacity=32)
     assert drafter.dtype == torch.float32
     assert all(torch.equal(before[k], v) for k, v in drafter.state_dict().items())
 

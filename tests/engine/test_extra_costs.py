@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.drafters import BlockDrafter
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import measure_extras
-from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.measure import Bench
 from domino_spec.engine.model_runner import KINDS, ModelRunner, Plan
 from tests.engine.runs import make_engine, run_engine, run_reference
@@ -106,7 +106,7 @@ def test_on_a_gpu_a_part_is_asked_whether_it_fits(bench, monkeypatch):
 def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
     """With neutral values in the slots a kernel might leave it out."""
     seen, drawn = {}, set()
-    choose, roll_out = ModelRunner.choose, LeanDrafter.roll_out
+    choose, roll_out = ModelRunner.choose, BlockDrafter._roll_out
 
     def chosen(cycle, logits, block, rows, draws, plan):
         seen[plan] = (draws, tuple(logits.shape[:2]))
@@ -119,7 +119,7 @@ def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
         return roll_out(drafter, hidden, anchors, rows, draws)
 
     monkeypatch.setattr(ModelRunner, "choose", chosen)
-    monkeypatch.setattr(LeanDrafter, "roll_out", rolled)
+    monkeypatch.setattr(BlockDrafter, "_roll_out", rolled)
     measure_extras(bench, 2, (0, 5))
     assert drawn == {(5, False), (5, True)}
     assert {plan.depth for plan in seen} == {0, 5}

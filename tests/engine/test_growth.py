@@ -6,8 +6,8 @@ import weakref
 import pytest
 import torch
 
+from domino_spec.drafters import BlockDrafter
 from domino_spec.engine import sizes
-from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sizes import (
     Size,
@@ -131,7 +131,7 @@ def test_memory_that_runs_out_while_growing_costs_that_run_alone(monkeypatch):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(LeanDrafter, "resize", resize)
+        patch.setattr(BlockDrafter, "resize", resize)
         with pytest.raises(torch.OutOfMemoryError):
             run(engine)
     assert engine.cache_bytes == 0  # others may need it now
@@ -146,7 +146,7 @@ def test_a_fixed_engine_whose_caches_were_lost_makes_them_again(monkeypatch):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(LeanDrafter, "resize", resize)
+        patch.setattr(BlockDrafter, "resize", resize)
         with pytest.raises(torch.OutOfMemoryError):
             engine.reset(RuntimeError("a step failed"))
     assert run(engine) == expected()

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from domino_spec.bench.engine_report import Request, measure_engine
+from domino_spec.drafters import BlockDrafter
 from domino_spec.engine import measure, model_runner
-from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import (
     Bench,
@@ -18,7 +19,6 @@ from domino_spec.engine.measure import (
 )
 from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.models.base import InferenceModel
-from domino_spec.engine.report import Request, measure_engine
 from domino_spec.engine.shapes import (
     SHAPES,
     drafter_config,
@@ -34,7 +34,8 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def bench():
     target = random_target("tiny", device=CPU, dtype=torch.float32)
-    engine = Engine(target, random_drafter(target), slots=2, capacity=256, candidates=32)
+    drafter = BlockDrafter(random_drafter(target), candidates=32)
+    engine = Engine(target, drafter, slots=2, capacity=256)
     return Bench(engine, context=64)
 
 
@@ -111,7 +112,7 @@ def test_everything_is_launched_on_the_engines_own_gpu(bench, monkeypatch):
 
         return run
 
-    for part, name in ((InferenceModel, "forward"), (LeanDrafter, "hidden")):
+    for part, name in ((InferenceModel, "forward"), (BlockDrafter, "_hidden")):
         monkeypatch.setattr(part, name, watched(getattr(part, name)))
     for measured in (
         lambda: bench.cycle_seconds(1, 3),

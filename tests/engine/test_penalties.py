@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from domino_spec.decoding import DominoProposer, NoDrafts, SamplingParams, decode
+from domino_spec.decoding import SamplingParams, decode
+from domino_spec.drafters import BlockDrafter
 from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.penalties import Penalties
 from tests.engine.runs import finish, make_engine, make_requests, script
@@ -26,7 +27,7 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.9, "accept": "coupled"}
 
 def reference(target, each, proposer=None):
     sequences = make_requests(PROMPTS, params=each)
-    for _ in decode(target, proposer or NoDrafts(), sequences):
+    for _ in decode(target, proposer or None, sequences):
         pass
     return [sequence.output for sequence in sequences]
 
@@ -73,7 +74,7 @@ def test_a_drafter_that_repeats_itself_is_believed_as_far_as_it_pays(changes):
     target, drafter = bigram_target(table), knowing_drafter(shift=True, prefix=1, table=table)
     params = SamplingParams(max_new_tokens=40, **changes)
     sequences, own = (make_sequences([[4, 7], [12]], params) for _ in range(2))
-    expected = list(decode(target, DominoProposer(drafter, target, depth=7), sequences))
+    expected = list(decode(target, BlockDrafter(drafter).with_depth(7), sequences))
     found = list(make_engine(target, drafter, slots=2).stream(own))
     assert [each.output for each in own] == [each.output for each in sequences]
     blocks = [
@@ -131,7 +132,7 @@ def test_a_prompt_that_was_there_already_costs_the_same():
     for prompt, reused in ((text, 0), (text[:15] + PROMPTS[0], 15)):
         sequence, expected = make_sequences([prompt] * 2, params)
         list(engine.stream([sequence]))
-        list(decode(target, NoDrafts(), [expected]))
+        list(decode(target, None, [expected]))
         assert sequence.cached == reused
         assert sequence.output == expected.output
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from domino_spec.decoding import NoDrafts, SamplingParams, TokenScore, decode
+from domino_spec.decoding import SamplingParams, TokenScore, decode
 from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.scores import ScoreTable, score_columns
 from tests.engine.runs import make_engine, make_requests, script
@@ -43,7 +43,7 @@ def test_scores_are_the_reference_loops(changes, drafts, options):
     target, drafter = make_target("qwen3"), random_drafter() if drafts else None
     params = SamplingParams(max_new_tokens=NEW, logprobs=4, seed=3, **changes)
     plain, sequences = (make_sequences(PROMPTS, params) for _ in range(2))
-    expected = list(decode(target, NoDrafts(), plain))
+    expected = list(decode(target, None, plain))
     engine = make_engine(target, drafter, **options)
     if drafts:
         script(engine, [sequence.output for sequence in plain])
@@ -61,7 +61,7 @@ def test_each_sequence_gets_what_it_asked_for():
     engine = make_engine(target, drafter, slots=4)
     sequences = make_requests(PROMPTS, params=each)
     plain = make_sequences(PROMPTS, SamplingParams(max_new_tokens=18))
-    list(decode(target, NoDrafts(), plain))
+    list(decode(target, None, plain))
     script(engine, [sequence.output for sequence in plain])
     found = list(engine.stream(sequences))
     assert {output.scores for output in found if output.sequence is sequences[2]} == {None}

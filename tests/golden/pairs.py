@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import transformers as tf
 
-from domino_spec.baselines import Eagle3, Eagle3Config, Medusa, MedusaConfig
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig, MarkovHeadConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel, MarkovHeadConfig
+from domino_spec.drafters import Eagle3, Eagle3Config, Medusa, MedusaConfig
 from domino_spec.targets import Target, probe_target
 
 VOCAB = 12
@@ -43,7 +43,7 @@ def target_of(family: str) -> Target:
     return target
 
 
-def drafter_of(kind: str) -> torch.nn.Module | None:
+def model_of(kind: str) -> torch.nn.Module | None:
     """None for prompt lookup, which has no weights."""
     shape = {"hidden_size": 16, "vocab_size": VOCAB, "num_target_layers": 4}
     heads = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 8, "intermediate_size": 32}
@@ -63,7 +63,7 @@ def drafter_of(kind: str) -> torch.nn.Module | None:
         **shape, **heads, num_layers=1, target_layer_ids=(0, 3), mask_token_id=VOCAB - 1,
         block_size=5, shift_label=kind != "dflash", head=head,
     )  # fmt: skip
-    return _drawn(Drafter(config).eval(), 0.4, seed=6).double()
+    return _drawn(DraftModel(config).eval(), 0.4, seed=6).double()
 
 
 def _drawn(module, scale: float, *, seed: int):

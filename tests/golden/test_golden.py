@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from domino_spec.baselines.lean import BaselineSource
-from domino_spec.baselines.lean_lookup import LookupSource
-from domino_spec.baselines.lookup import PromptLookup
-from domino_spec.baselines.registry import baseline_proposer
-from domino_spec.decoding import DominoProposer, SamplingParams, Sequence, decode
+from domino_spec.decoding import Drafter, SamplingParams, Sequence, decode
 from domino_spec.decoding.stopping import at_length
+from domino_spec.drafters import LookupDrafter, drafter_of
 from domino_spec.engine.engine import Engine
-from tests.golden.pairs import FAMILIES, KINDS, SETTINGS, drafter_of, prompts, target_of
+from tests.golden.pairs import FAMILIES, KINDS, SETTINGS, model_of, prompts, target_of
 
 GOLDEN = json.loads((Path(__file__).parent / "tokens.json").read_text())
 DEPTH = 4
@@ -37,6 +34,12 @@ def sequences(name: str) -> list[Sequence]:
     ]
 
 
+def opened(kind: str) -> Drafter:
+    model = model_of(kind)
+    drafter = LookupDrafter() if model is None else drafter_of(model)
+    return drafter.with_depth(DEPTH)
+
+
 def found(sequence: Sequence) -> dict:
     stats = sequence.stats
     counts = {"cycles": stats.cycles, "offered": stats.offered, "accepted": stats.accepted}
@@ -45,29 +48,17 @@ def found(sequence: Sequence) -> dict:
 
 @pytest.mark.parametrize(("family", "kind", "name"), CASES)
 def test_the_reference_loop(family, kind, name):
-    target, drafter = target_of(family), drafter_of(kind)
-    if kind == "lookup":
-        proposer = PromptLookup(depth=DEPTH)
-    elif kind in ("medusa", "eagle3"):
-        proposer = baseline_proposer(drafter, target, depth=DEPTH)
-    else:
-        proposer = DominoProposer(drafter, target, depth=DEPTH)
+    target, drafter = target_of(family), opened(kind)
     every = sequences(name)
     for sequence in every:
-        for _ in decode(target, proposer, [sequence]):
+        for _ in decode(target, drafter, [sequence]):
             pass
     assert [found(sequence) for sequence in every] == GOLDEN[f"{family} {kind} {name}"]
 
 
 @pytest.mark.parametrize(("family", "kind", "name"), CASES)
 def test_the_engine(family, kind, name):
-    target, drafter = target_of(family), drafter_of(kind)
-    source = drafter
-    if kind == "lookup":
-        source = LookupSource(depth=DEPTH)
-    elif kind in ("medusa", "eagle3"):
-        source = BaselineSource(drafter)
-    engine = Engine(target, source, slots=2, capacity=64, depth=DEPTH)
+    engine = Engine(target_of(family), opened(kind), slots=2, capacity=64)
     every = sequences(name)
     for _ in engine.stream(every):
         pass

@@ -9,7 +9,8 @@ import weakref
 
 import pytest
 
-from domino_spec.decoding import NoDrafts, SamplingParams, Sequence, SequenceOutput
+from domino_spec.decoding import SamplingParams, Sequence, SequenceOutput
+from domino_spec.drafters import drafter_of
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.reference import ReferenceEngine
 from domino_spec.errors import InputError
@@ -587,12 +588,13 @@ PROMPTS = random_prompts([3, 9, 5, 40, 14, 30])
 @pytest.fixture(scope="module")
 def expected():
     """What plain decoding alone writes; a shorter output is its beginning."""
-    return run(make_target("llama"), NoDrafts(), PROMPTS, max_new_tokens=MOST)[0]
+    return run(make_target("llama"), None, PROMPTS, max_new_tokens=MOST)[0]
 
 
 def make_engine(**options):
     return Engine(
-        make_target("llama"), random_drafter(), slots=3, capacity=64, depth=3, chunk=16, reuse=True,
+        make_target("llama"), drafter_of(random_drafter()), slots=3, capacity=64, depth=3,
+        chunk=16, reuse=True,
         **options,
     )  # fmt: skip
 
@@ -646,7 +648,7 @@ def test_the_reference_loop_serves_one_sequence_at_a_time(expected):
         raise ZeroDivisionError
 
     decoder = tiny_decoder(engine="reference")
-    real = ReferenceEngine(decoder.target, lambda drafts: decoder.proposer(speculate=drafts))
+    real = ReferenceEngine(decoder.target, decoder.drafter)
     with serving(real) as engine:
         broken, heard_broken = request(0, rules=[bad], prompt=PROMPTS[0])
         gone, heard_gone = request(1, tokens=50, prompt=PROMPTS[1])

@@ -3,8 +3,8 @@
 import pytest
 
 from domino_spec import DominoDecoder
-from domino_spec.decoding import DominoProposer
 from domino_spec.demo import untrained_drafter
+from domino_spec.drafters import BlockDrafter
 from tests.smollm2.prompts import PROMPTS
 from tests.support.drafters import Adversarial, Oracle
 from tests.support.runs import run
@@ -28,7 +28,7 @@ def test_adversarial_drafts(loaded, prompts, short_answers):
 
 def test_random_drafter_over_real_taps(loaded, prompts, short_answers):
     drafter = untrained_drafter(loaded.target)
-    proposer = DominoProposer(drafter, loaded.target, depth=DEPTH)
+    proposer = BlockDrafter(drafter).with_depth(DEPTH)
     found, _ = run(loaded.target, proposer, prompts[:4], max_new_tokens=32)
     assert found == [answer[:32] for answer in short_answers]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from domino_spec.decoding import DominoProposer
 from domino_spec.demo import untrained_drafter
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import BlockDrafter
 from domino_spec.records import append_record, environment
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.runs import run
@@ -27,7 +27,7 @@ def make_proposer(kind, target):
     if kind in SCRIPTED:
         return SCRIPTED[kind]([], depth=DEPTH, vocab=target.vocab_size)
     config = dataclasses.replace(untrained_drafter(target).config, **RANDOM[kind])
-    return DominoProposer(Drafter.untrained(config), target, depth=DEPTH)
+    return BlockDrafter(DraftModel.untrained(config)).with_depth(DEPTH)
 
 
 @pytest.fixture(scope="module")

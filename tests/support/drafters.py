@@ -1,56 +1,52 @@
-"""Proposers that know the answer, half know it, or work against it."""
+"""Drafters that know the answer, half know it, or work against it."""
 
 from __future__ import annotations
 
 import torch
 
-from domino_spec.decoding import Proposal
+from domino_spec.decoding import PlainDecoding
 
 
-class ScriptedProposer:
+class ScriptedDrafter(PlainDecoding):
     """Proposes from a known continuation of each sequence, spoiled as its subclass likes."""
 
-    taps = ()
+    kind = "scripted"
+    max_depth = None
 
     def __init__(self, answers: list[list[int]], *, depth: int, vocab: int) -> None:
         self.answers = answers
-        self.depth = depth
+        self.default_depth = depth
         self.vocab = vocab
+        super().__init__()
 
-    def begin(self, rows):
-        pass
+    def unsupported_reason(self, device):
+        return "its script looks at the reference loop's sequences"
 
-    def observe(self, taps, counts):
-        pass
-
-    def select(self, rows):
-        pass
-
-    def propose(self, sequences, depth):
+    def propose(self, anchors, *, slots, starts, depth, sampler):
         drafts = []
-        for sequence in sequences:
+        for sequence in sampler.sequences:
             done = len(sequence.output)
             known = self.answers[sequence.index][done : done + depth]
             known = known + [0] * (depth - len(known))
             drafts.append([self.spoil(done, j, token) for j, token in enumerate(known)])
-        return Proposal(torch.tensor(drafts), [None] * len(sequences))
+        return torch.tensor(drafts)
 
     def spoil(self, done: int, index: int, token: int) -> int:
         return token
 
 
-class Oracle(ScriptedProposer):
+class Oracle(ScriptedDrafter):
     """Always right."""
 
 
-class Good(ScriptedProposer):
+class Good(ScriptedDrafter):
     """Right four times in five."""
 
     def spoil(self, done, index, token):
         return token if (done * 31 + index * 17) % 5 else (token + 1) % self.vocab
 
 
-class Adversarial(ScriptedProposer):
+class Adversarial(ScriptedDrafter):
     """Wrong in every way: at once, after a right prefix, with special ids."""
 
     def spoil(self, done, index, token):

@@ -9,8 +9,8 @@ import transformers as tf
 
 from domino_spec.drafter import (
     DominoHeadConfig,
-    Drafter,
     DrafterConfig,
+    DraftModel,
     HeadConfig,
     MarkovHeadConfig,
 )
@@ -110,9 +110,9 @@ def markov_head(*, prefix: int = 0) -> MarkovHeadConfig:
     return MarkovHeadConfig(emb_dim=8, pure_draft_prefix_len=prefix)
 
 
-def random_drafter(config: DrafterConfig | None = None, *, seed: int = 0) -> Drafter:
+def random_drafter(config: DrafterConfig | None = None, *, seed: int = 0) -> DraftModel:
     """Weights large enough that the head changes many of the backbone's choices."""
-    drafter = randomise(Drafter(config or drafter_config()).eval(), 0.3, seed=seed)
+    drafter = randomise(DraftModel(config or drafter_config()).eval(), 0.3, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in drafter.parameters():

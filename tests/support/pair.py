@@ -13,8 +13,8 @@ import transformers as tf
 
 from domino_spec.drafter import (
     DominoHeadConfig,
-    Drafter,
     DrafterConfig,
+    DraftModel,
     HeadConfig,
     MarkovHeadConfig,
 )
@@ -64,7 +64,7 @@ def knowing_drafter(
     table: torch.Tensor | None = None,
     mask: int | None = None,
     head_dim: int = 10,
-) -> Drafter:
+) -> DraftModel:
     """Knows a table; given a mask, its head is right in slots of that token alone."""
     table = successor() if table is None else table
     size = len(table)
@@ -91,7 +91,7 @@ def knowing_drafter(
     return drafter
 
 
-def knowing_markov_drafter(*, shift: bool) -> Drafter:
+def knowing_markov_drafter(*, shift: bool) -> DraftModel:
     """The same knowledge as a table of bigrams."""
     drafter = _silent_backbone(MarkovHeadConfig(emb_dim=SIZE), shift=shift)
     with torch.no_grad():
@@ -103,14 +103,14 @@ def knowing_markov_drafter(*, shift: bool) -> Drafter:
 
 def _silent_backbone(
     head: HeadConfig, *, shift: bool, size: int = SIZE, mask: int = MASK, head_dim: int = 10
-) -> Drafter:
+) -> DraftModel:
     config = DrafterConfig(
         hidden_size=size, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
         head_dim=head_dim, vocab_size=size, num_target_layers=4, target_layer_ids=(1, 2),
         mask_token_id=mask, block_size=8, shift_label=shift,
         head=head,
     )  # fmt: skip
-    drafter = Drafter.untrained(config)
+    drafter = DraftModel.untrained(config)
     with torch.no_grad():
         for layer in drafter.backbone.layers:
             layer.self_attn.o_proj.weight.zero_()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import transformers as tf
 
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from domino_spec.targets import Target, probe_target
 from tests.support.families import randomise
 
 VOCAB = 12
 
 
-def small_pair() -> tuple[Target, Drafter]:
+def small_pair() -> tuple[Target, DraftModel]:
     config = tf.LlamaConfig(
         vocab_size=VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
@@ -26,4 +26,4 @@ def small_pair() -> tuple[Target, Drafter]:
         mask_token_id=11, block_size=4, shift_label=True,
         head=DominoHeadConfig(gru_hidden_dim=8, emb_dim=8, pure_draft_prefix_len=1),
     )  # fmt: skip
-    return target, randomise(Drafter(config).eval(), 0.4, seed=6)
+    return target, randomise(DraftModel(config).eval(), 0.4, seed=6)

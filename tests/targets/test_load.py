@@ -11,7 +11,7 @@ import transformers as tf
 
 from domino_spec.audit import ReferenceWay, audit_greedy
 from domino_spec.checkpoints import save_drafter
-from domino_spec.decoding import DominoProposer
+from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import TargetError
 from domino_spec.targets import Target, load_target, probe_target
 from tests.support.drafters import Good
@@ -37,7 +37,7 @@ def assert_exact(target, model, *, drafter=None):
     answers = [plain_greedy(model, prompt, NEW) for prompt in prompts]
     proposers = [Good(answers, depth=7, vocab=VOCAB)]
     if drafter is not None:
-        proposers.append(DominoProposer(drafter, target, depth=7))
+        proposers.append(BlockDrafter(drafter).with_depth(7))
     for proposer in proposers:
         found, _ = run(target, proposer, prompts, max_new_tokens=NEW)
         assert found == answers
@@ -143,9 +143,9 @@ def test_four_bit_target(tmp_path):
         answer = plain_greedy(quantised, prompt, NEW)
         for proposer in (
             Good([answer], depth=7, vocab=VOCAB),
-            DominoProposer(random_drafter(drafter_config(hidden_size=128)), target, depth=7),
+            BlockDrafter(random_drafter(drafter_config(hidden_size=128))).with_depth(7),
         ):
-            way = ReferenceWay(target, lambda: proposer)  # noqa: B023
+            way = ReferenceWay(target, proposer)
             audit = audit_greedy(target, way, [prompt], max_new_tokens=NEW, eos=())
             same += not audit.differences
             assert audit.count("tie") == len(audit.differences)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from domino_spec.baselines import Eagle3, Medusa, load_baseline, open_drafter
+from domino_spec.drafters import Eagle3, Medusa, load_baseline, open_drafter
 from domino_spec.errors import TrainingError
 from domino_spec.targets import read
 from domino_spec.training import TrainConfig, train
@@ -136,7 +136,7 @@ def test_the_saved_drafter_opens_and_decodes_as_training_measured(learnt, loaded
         run.drafter.named_parameters(), stored.drafter.parameters(), strict=True
     ):
         assert torch.equal(one, two), name
-    found, stats = decode_run(loaded.target, opened.make(), [[4, 9], [11]], max_new_tokens=30)
+    found, stats = decode_run(loaded.target, opened, [[4, 9], [11]], max_new_tokens=30)
     assert stats.tokens_per_cycle > 2.5
     assert all(len(answer) == 30 for answer in found)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from domino_spec.data import Batch
-from domino_spec.decoding import DominoProposer
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import BlockDrafter
 from domino_spec.targets import read
 from domino_spec.training.loss import Mixture
 from domino_spec.training.objective import BlockObjective
@@ -52,7 +52,7 @@ def test_training_and_drafts_are_aligned(shift, prefix):
     # The pure prefix has base logits alone, and this backbone knows the anchor's slot only.
     assert terms.final_hits.equal(terms.counts)
     assert terms.counts.min() > 10
-    other = Drafter(dataclasses.replace(drafter.config, shift_label=not shift))
+    other = DraftModel(dataclasses.replace(drafter.config, shift_label=not shift))
     other.load_state_dict(drafter.state_dict())
     wrong, _, _ = losses_of(other, target, batch, lam=0.0)
     assert prefix == 0 or wrong.final_hits[0] < 0.2 * wrong.counts[0]
@@ -71,7 +71,7 @@ def test_both_alignments_verify_as_many_positions(shift, monkeypatch):
         return forward(self, tokens, *args, **options)
 
     monkeypatch.setattr(type(target), "forward", counted)
-    proposer = DominoProposer(drafter, target, depth=drafter.config.default_depth)
+    proposer = BlockDrafter(drafter).with_depth(drafter.config.default_depth)
     run(target, proposer, [[5, 6, 7]], max_new_tokens=30)
     assert max(widths[1:]) == drafter.config.block_size == 8
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from domino_spec.drafter import Drafter, MarkovHeadConfig
+from domino_spec.drafter import DraftModel, MarkovHeadConfig
 from domino_spec.targets import read
 from domino_spec.training.loss import Mixture
 from domino_spec.training.objective import BlockObjective
@@ -81,7 +81,7 @@ CASES = {
 def test_loss_and_gradients_are_the_formulas(case):
     changes, soft, lam, tv = CASES[case]
     target = make_target("llama")
-    drafter: Drafter = random_drafter(drafter_config(**changes))
+    drafter: DraftModel = random_drafter(drafter_config(**changes))
     batch = batch_of(ROWS, length=40, vocab=VOCAB)
     objective = BlockObjective(drafter, labels="soft" if soft else "hard", sharpness=1.0, chunk=8)
     blocks = blocks_of(

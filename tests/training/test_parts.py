@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.errors import TrainingError
 from domino_spec.targets import read
 from domino_spec.training import train
@@ -82,7 +82,7 @@ def test_a_fresh_drafter_starts_at_the_scale_of_the_targets_states(corpus):
             return corpus[index]
 
     target = make_target("gemma2")
-    drafter = Drafter.fresh(drafter_config(), seed=0)
+    drafter = DraftModel.fresh(drafter_config(), seed=0)
     match_output_scale(drafter, target, Two())
     states = [
         read(target, torch.from_numpy(corpus[i].tokens).long().unsqueeze(0), taps=(0,)).hidden[0]

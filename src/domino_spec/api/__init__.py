@@ -2,15 +2,15 @@
 
 from domino_spec.api.custom_generate import RECIPE, DominoGenerate
 from domino_spec.api.decoder import DominoDecoder
-from domino_spec.api.facts import read_target_facts, target_facts
 from domino_spec.api.notices import (
     DtypeNotice,
-    MismatchWarning,
     NoGainNotice,
     ReferenceLoopNotice,
     UselessDrafterWarning,
 )
 from domino_spec.api.results import Generation, StreamedToken
+from domino_spec.drafters import MismatchWarning
+from domino_spec.drafters.facts import read_target_facts, target_facts
 
 __all__ = [
     "RECIPE",

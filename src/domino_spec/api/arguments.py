@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.drafter import DrafterConfig
 from domino_spec.errors import InputError
 
 
@@ -36,24 +35,3 @@ def params_per_row(
             f"known are {', '.join(sorted(known))}."
         )
     return [dataclasses.replace(row, **overrides) for row in per_row] if overrides else per_row
-
-
-def checked_depth(depth: int | None, config: DrafterConfig | None) -> int:
-    """How many drafts a cycle: what was asked for, or the drafter's own default."""
-    if config is None:
-        return 0
-    if depth is None:
-        return config.default_depth
-    if not 0 <= depth <= config.max_depth:
-        raise InputError(
-            f"depth is {depth}; this drafter ({config.alignment}, block of {config.block_size}) "
-            f"gives 0 to {config.max_depth} drafts a cycle."
-        )
-    return depth
-
-
-def checked_candidates(candidates: int | None) -> int | None:
-    """How many candidates a slot, None for all."""
-    if candidates is not None and candidates < 1:
-        raise InputError(f"candidates is {candidates}; expected 1 or more; leave it out for all.")
-    return candidates

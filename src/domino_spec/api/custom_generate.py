@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -19,12 +19,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from domino_spec.api.decoder import DominoDecoder
 from domino_spec.api.prompts import check_prompt
-from domino_spec.checkpoints import load_drafter
-from domino_spec.decoding import RunStats, Sampler, SamplingParams
+from domino_spec.decoding import Drafter, RunStats, Sampler, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.processors import criteria_for_row, for_row, warpers_of
 from domino_spec.decoding.stopping import at_criteria
-from domino_spec.drafter import Drafter
 from domino_spec.errors import InputError
 
 RECIPE = str(Path(__file__).parent / "recipe")
@@ -44,16 +42,16 @@ class DominoGenerate:
 
     def __init__(
         self,
-        draft: Drafter | DominoDecoder | str | Path,
+        draft: Drafter | nn.Module | DominoDecoder | str | Path,
         *,
         depth: int | None = None,
         candidates: int | None = None,
         shift_label: bool | None = None,
     ) -> None:
-        if not isinstance(draft, (Drafter, DominoDecoder, str, Path)):
+        if not isinstance(draft, (Drafter, nn.Module, DominoDecoder, str, Path)):
             raise InputError(
-                f"the draft is {type(draft).__name__}; expected a folder or hub id, a Drafter or a "
-                "DominoDecoder."
+                f"the draft is {type(draft).__name__}; expected a name such as 'lookup', a folder "
+                "or hub id, a drafter, its model or a DominoDecoder."
             )
         if isinstance(draft, DominoDecoder) and (depth, candidates) != (None, None):
             raise InputError("depth and candidates are the decoder's own; set them there.")
@@ -108,22 +106,11 @@ class DominoGenerate:
     def _decoder_for(self, model: Any) -> DominoDecoder:
         decoder = self._decoder
         if decoder is None:
-            drafter, provenance = self._draft, None
-            if isinstance(drafter, (str, Path)):
-                layers = int(model.config.get_text_config().num_hidden_layers)
-                checkpoint = load_drafter(
-                    drafter,
-                    shift_label=self._shift_label,
-                    num_target_layers=layers,
-                    dtype=model.dtype,
-                    device=model.device,
-                )
-                drafter, provenance = checkpoint.drafter, checkpoint.provenance
-            assert isinstance(drafter, Drafter)
+            assert not isinstance(self._draft, DominoDecoder)
             decoder = self._decoder = DominoDecoder(
                 model,
-                drafter,
-                provenance=provenance,
+                self._draft,
+                shift_label=self._shift_label,
                 depth=self._depth,
                 candidates=self._candidates,
             )
@@ -141,7 +128,8 @@ def generate_with_recipe(model: Any, draft: Any, **arguments: Any) -> Any:
     """
     if draft is None:
         raise InputError(
-            "the recipe needs a drafter: model.generate(..., draft=<folder, Drafter or decoder>)."
+            "the recipe needs a drafter: model.generate(..., draft='lookup'), or a folder, a hub "
+            "id, a drafter or a decoder."
         )
     method = draft if isinstance(draft, DominoGenerate) else DominoGenerate(draft)
     tokenizer = arguments.pop("tokenizer", None)

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, overload, runtime_checkable
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from domino_spec.api.arguments import checked_candidates, checked_depth, params_per_row
+from domino_spec.api.arguments import params_per_row
 from domino_spec.api.dtypes import DtypeChoice, dtype_rule
-from domino_spec.api.facts import target_facts
-from domino_spec.api.notices import DraftWatch, MismatchWarning, tell_reference
+from domino_spec.api.notices import DraftWatch, tell_reference
 from domino_spec.api.prompts import Prompt, end_tokens, split_prompts
 from domino_spec.api.results import Generation, StreamedToken
 from domino_spec.api.sequences import make_sequences
-from domino_spec.checkpoints import (
-    Checkpoint,
-    Provenance,
-    TargetFacts,
-    load_drafter,
-    require_fit,
-)
+from domino_spec.checkpoints import Provenance, TargetFacts
 from domino_spec.decoding import (
-    DominoProposer,
-    NoDrafts,
-    Proposer,
+    Drafter,
     RunStats,
     SamplingParams,
     SequenceOutput,
@@ -38,37 +28,16 @@ from domino_spec.decoding import (
     decode,
 )
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.drafters import open_drafter
+from domino_spec.drafters.facts import target_facts
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.models import unsupported_reason
 from domino_spec.engine.models.base import hooked_modules
 from domino_spec.engine.sampling import unsupported_reason as unsupported_params
-from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 EngineChoice = Literal["auto", "fast", "reference"]
-
-
-@runtime_checkable
-class OpenedDrafter(Protocol):
-    """A drafter that is no block drafter, as `baselines.open_drafter` gives it."""
-
-    @property
-    def depth(self) -> int:
-        """Drafts a cycle."""
-
-    @property
-    def make(self) -> Callable[[], Proposer]:
-        """A fresh source of drafts for the reference loop."""
-
-    @property
-    def source(self) -> AnySource | None:
-        """What the engine drafts with."""
-
-    @property
-    def drafter(self) -> nn.Module | None:
-        """Its weights; None where it has none."""
 
 
 _OUT_OF_MEMORY = "it ran out of memory"
@@ -82,69 +51,65 @@ class DominoDecoder:
     def __init__(
         self,
         target: Target | Any,
-        drafter: Drafter | OpenedDrafter | None,
+        drafter: Drafter | nn.Module | str | Path | None,
         tokenizer: Any | None = None,
         *,
         provenance: Provenance | None = None,
         revision: str | None = None,
+        draft_revision: str | None = None,
+        shift_label: bool | None = None,
         depth: int | None = None,
         candidates: int | None = None,
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
         pack: bool | None = None,
     ) -> None:
-        """Combine loaded parts; `from_pretrained` loads them first.
+        """Combine loaded parts; `from_pretrained` loads a target by its name too.
 
-        `depth` is the number of drafts a cycle; by default the engine chooses it by cost, up to
-        block size - 1. `candidates` limits the head to each slot's best base candidates.
-        `chat_options` go to the chat template. `engine` is `fast`, `reference` or `auto`, which
-        takes the engine where it can; on a CPU it keeps a packed copy of the weights unless
-        `pack` is False.
+        `drafter` is whatever `drafters.open_drafter` takes; None decodes plainly. `depth` is the
+        number of drafts a cycle; by default the engine chooses it by cost, up to the drafter's
+        own. `candidates` limits a head to each draft's best base candidates. `chat_options` go to
+        the chat template. `engine` is `fast`, `reference` or `auto`, which takes the engine where
+        it can; on a CPU it keeps a packed copy of the weights unless `pack` is False.
         """
-        target = LoadedTarget.of(target).target
-        opened = drafter if isinstance(drafter, OpenedDrafter) else None
-        drafter = None if isinstance(drafter, OpenedDrafter) else drafter
-        if drafter is not None and not isinstance(drafter, Drafter):
-            raise InputError(
-                f"the drafter is {type(drafter).__name__}; expected a Drafter. To load one from a "
-                "path or hub id use DominoDecoder.from_pretrained."
-            )
-        self.target = target
-        self.drafter = drafter
-        self.opened = opened
-        """A drafter of another kind: prompt lookup, Medusa, EAGLE-3."""
+        loaded = LoadedTarget.of(target)
+        self.target = loaded.target
         self.tokenizer = tokenizer
-        self.provenance = provenance or Provenance()
         self.revision = revision
         self.chat_options = dict(chat_options or {})
-        self.depth = checked_depth(depth, None if drafter is None else drafter.config)
-        if opened is not None:
-            self.depth = opened.depth if depth is None else depth
+        self.drafter: Drafter | None = None
+        if drafter is not None:
+            opened = open_drafter(
+                drafter,
+                LoadedTarget(self.target, tokenizer, loaded.source, revision),
+                depth=depth,
+                candidates=candidates,
+                shift_label=shift_label,
+                revision=draft_revision,
+                provenance=provenance,
+                chat_options=chat_options,
+            )
+            self.drafter = opened if opened.drafts else None
+        if self.drafter is not None:
+            provenance = self.drafter.provenance
+            if self.drafter.model is not None:
+                self.drafter.model.to(self.target.device).eval()
+        self.provenance = provenance or Provenance()
+        self.depth = 0 if self.drafter is None else self.drafter.depth
+        self.candidates = None if self.drafter is None else self.drafter.candidates
         self.adapts = depth is None and self.speculates
         """Whether the engine may draft less than `depth`."""
-        self.candidates = checked_candidates(candidates)
-        if drafter is not None:
-            for check in require_fit(drafter.config, self.provenance, self.facts()):
-                warnings.warn(str(check), MismatchWarning, stacklevel=2)
-            drafter.to(target.device).eval()
         if engine not in get_args(EngineChoice):
             choices = ", ".join(map(repr, get_args(EngineChoice)))
             raise InputError(f"engine is {engine!r}; expected one of {choices}.")
         self.choice: EngineChoice = engine
-        self._drafts: AnySource | None = drafter if opened is None else opened.source
-        if depth == 0:
-            self._drafts = None
-        self._engine_options: dict[str, Any] = {
-            "depth": None if self._drafts is None else depth,
-            "candidates": None if self._drafts is None else candidates,
-            "adaptive": self.adapts,
-            "pack": pack,
-        }
+        self._drafting = self.drafter if self.depth else None
+        self._engine_options: dict[str, Any] = {"adaptive": self.adapts, "pack": pack}
         self._engine: Engine | None = None
         self._weights: Any = None
         """The weights that the engine has: another state of them makes it anew."""
         self._reason: tuple[Any, str | None] | None = None
-        self._watch = DraftWatch(drafter, target)
+        self._watch = DraftWatch(self.drafter, self.target)
         self._told: set[str] = set()
         if engine == "fast":
             self._refuse(self.unsupported_reason())
@@ -153,7 +118,7 @@ class DominoDecoder:
     def from_pretrained(
         cls,
         target: str | Path | LoadedTarget | Target | PreTrainedModel,
-        draft: str | Path | Drafter | None,
+        draft: str | Path | nn.Module | Drafter | None,
         *,
         tokenizer: Any | None = None,
         revision: str | None = None,
@@ -172,7 +137,8 @@ class DominoDecoder:
     ) -> DominoDecoder:
         """Load a target and a drafter from folders, files or hub ids; loaded ones are taken too.
 
-        `draft=None` decodes plainly. `shift_label` answers for a checkpoint that does not say.
+        `draft="lookup"` drafts from the text itself, for any target; `draft=None` decodes plainly.
+        `shift_label` answers for a checkpoint that does not say.
         `dtype="fastest"` measures on a CPU what multiplies faster, float32 or bfloat16.
         """
         if isinstance(target, LoadedTarget):
@@ -189,22 +155,13 @@ class DominoDecoder:
             )
         else:
             loaded = LoadedTarget.of(target)
-        checkpoint: Checkpoint | None = None
-        if isinstance(draft, (str, Path)):
-            checkpoint = load_drafter(
-                draft,
-                revision=draft_revision,
-                shift_label=shift_label,
-                num_target_layers=loaded.target.num_layers,
-                dtype=loaded.target.dtype,
-                device=loaded.target.device,
-            )
         return cls(
             loaded.target,
-            checkpoint.drafter if checkpoint else draft,  # type: ignore[arg-type]
+            draft,
             tokenizer if tokenizer is not None else loaded.tokenizer,
-            provenance=checkpoint.provenance if checkpoint else None,
             revision=loaded.revision,
+            draft_revision=draft_revision,
+            shift_label=shift_label,
             depth=depth,
             candidates=candidates,
             chat_options=chat_options,
@@ -214,12 +171,12 @@ class DominoDecoder:
 
     @property
     def speculates(self) -> bool:
-        """Whether there is a drafter of any kind."""
-        return self.drafter is not None or self.opened is not None
+        """Whether there is a drafter."""
+        return self.drafter is not None
 
     @property
-    def config(self) -> DrafterConfig | None:
-        """The drafter's configuration."""
+    def config(self) -> Any:
+        """The drafter's configuration; None where it has none."""
         return None if self.drafter is None else self.drafter.config
 
     def facts(self) -> TargetFacts:
@@ -343,13 +300,13 @@ class DominoDecoder:
         state = self._weights_state()
         if self._engine is None or state != self._weights:
             self._engine = None  # its caches go before new ones come, unless a stream has it
-            self._engine = Engine(self.target, self._drafts, **self._engine_options)
+            self._engine = Engine(self.target, self._drafting, **self._engine_options)
             self._weights = self._weights_state()
         return self._engine
 
     def make_engine(self, **options: Any) -> Engine:
         """An engine of the caller's own, set up as this decoder's; the weights are shared."""
-        return Engine(self.target, self._drafts, **self._engine_options, **options)
+        return Engine(self.target, self._drafting, **self._engine_options, **options)
 
     def unsupported_reason(self) -> str | None:
         """What keeps this target and drafter off the engine, in words; None if nothing does."""
@@ -360,29 +317,18 @@ class DominoDecoder:
             reason = unsupported_reason(self.target)
             if reason is not None:
                 reason = f"as for the target, {reason}"
-            elif self._drafts is not None:
-                reason = as_maker(self._drafts).why_not(self.target.device)
+            elif self._drafting is not None:
+                reason = self._drafting.unsupported_reason(self.target.device)
             self._reason = (state, reason)
         return self._reason[1]
 
     def _weights_state(self) -> Any:
         """What hooks the target's modules; where every weight lies, how often it was written."""
-        drafter = self.drafter if self.opened is None else self.opened.drafter
+        drafter = None if self.drafter is None else self.drafter.model
         models = [self.target.model] if drafter is None else [self.target.model, drafter]
         weights = (weight for model in models for weight in model.parameters())
         places = ((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
         return tuple(hooked_modules(self.target.model)), tuple(places)
-
-    def proposer(self, *, speculate: bool = True) -> Proposer:
-        """A fresh source of drafts for one run of the reference loop."""
-        if self._drafts is None or not speculate:
-            return NoDrafts()
-        if self.opened is not None:
-            return self.opened.make()
-        assert self.drafter is not None
-        return DominoProposer(
-            self.drafter, self.target, depth=self.depth, candidates=self.candidates
-        )
 
     def _unsupported(self, sequences: Sequence[Decoded]) -> str | None:
         """Why the engine does not run this; said once, or raised where the engine is wanted."""
@@ -429,7 +375,7 @@ class DominoDecoder:
         more: Callable[[], Decoded | None] | None = None,
     ) -> Generator[SequenceOutput, None, None]:
         engine = self.engine
-        speculates = self._drafts is not None and (
+        speculates = self._drafting is not None and (
             more is not None or any(s.speculate for s in sequences)
         )
         failed = False
@@ -461,8 +407,9 @@ class DominoDecoder:
         self, sequences: Sequence[Decoded], stats: RunStats
     ) -> Generator[SequenceOutput, None, None]:
         speculate = any(sequence.speculate for sequence in sequences)
+        drafter = self._drafting if speculate else None
         try:
-            for output in decode(self.target, self.proposer(speculate=speculate), sequences, stats):
+            for output in decode(self.target, drafter, sequences, stats):
                 yield output
                 self._watch.look(stats, None)
         finally:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from domino_spec.api.facts import target_facts
 from domino_spec.checkpoints import Checkpoint, require_fit
+from domino_spec.drafters.facts import target_facts
 from domino_spec.targets import load_target
 
 

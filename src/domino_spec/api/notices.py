@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import warnings
 
-from domino_spec.decoding import RowStats, RunStats
-from domino_spec.drafter import Drafter
+from domino_spec.decoding import Drafter, RowStats, RunStats
+from domino_spec.drafter import DrafterConfig
 from domino_spec.engine.policy import DepthPolicy, Disabled
 from domino_spec.errors import Notice
 from domino_spec.targets import Target
@@ -17,10 +17,6 @@ _LOOK_EVERY = 8
 
 class UselessDrafterWarning(UserWarning):
     """The drafter is hardly ever right: probably misconfigured."""
-
-
-class MismatchWarning(UserWarning):
-    """The drafter was made for something slightly different."""
 
 
 class ReferenceLoopNotice(Notice):
@@ -47,7 +43,7 @@ class DraftWatch:
     """Says once a run that the drafter is hardly ever right, and once that it does not pay."""
 
     def __init__(self, drafter: Drafter | None, target: Target) -> None:
-        self._drafter = drafter
+        self._drafter = None if drafter is None or drafter.model is None else drafter
         self._target = target
         self._before = RowStats()
         self._warned: RunStats | None = None
@@ -74,14 +70,15 @@ class DraftWatch:
         self._before.add(stats.rows)
 
 
-def _warn_useless(total: RowStats, drafter: Drafter | None, target: Target) -> None:
+def _warn_useless(total: RowStats, drafter: Drafter, target: Target) -> None:
     """Name the usual reasons for a drafter that is hardly ever right."""
-    alignment = "plain" if drafter is None else drafter.config.alignment
+    alignment = ""
+    if isinstance(drafter.config, DrafterConfig):
+        alignment = f"its alignment (it is read as {drafter.config.alignment!r}), "
     _tell(
         f"only {total.tokens_per_drafted_cycle:.2f} tokens a cycle after {total.drafted} cycles "
-        f"with drafts: the drafter is hardly ever right. Check its alignment (it is read as "
-        f"{alignment!r}), that it was trained for this target ({target.name}), and that the prompt "
-        "uses the chat template of its training.",
+        f"with drafts: the drafter is hardly ever right. Check {alignment}that it was trained for "
+        f"this target ({target.name}), and that the prompt uses the chat template of its training.",
         UselessDrafterWarning,
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import Proposer, RowStats, SamplingParams, decode
+from domino_spec.decoding import Drafter, RowStats, SamplingParams, decode
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
@@ -79,11 +79,9 @@ class ReferenceWay:
 
     name = "reference"
 
-    def __init__(
-        self, target: Target, proposer: Callable[[], Proposer], *, batch_size: int = 8
-    ) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None, *, batch_size: int = 8) -> None:
         self._target = target
-        self._proposer = proposer
+        self._drafter = drafter
         self.batch_size = 1 if target.batch_refusal else batch_size
 
     def write(
@@ -112,7 +110,7 @@ class ReferenceWay:
         passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
         with _watched(self._target) as forwards:
             verified: Any = None
-            for commit in decode(self._target, self._proposer(), rows):
+            for commit in decode(self._target, self._drafter, rows):
                 if verified is None:
                     verified = forwards[-1].cache  # the prefill's; a proposer may have its own
                 forward = next(f for f in reversed(forwards) if f.cache is verified)

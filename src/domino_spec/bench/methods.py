@@ -1,63 +1,22 @@
-"""What takes part in a head-to-head: plain decoding, and whatever can propose drafts.
+"""What takes part in a head-to-head: plain decoding, and drafters of any kind.
 
-A drafter of any kind we know is opened by `baselines.registry`; a kind of one's own is one line of
-`MAKERS`.
+A kind of one's own is a `Drafter` and a line in `drafters.registry.NAMED`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from domino_spec.baselines import PLAIN, NamedProposer, open_drafter
-from domino_spec.baselines.registry import is_baseline_source
 from domino_spec.bench.settings import digest
-from domino_spec.decoding import NoDrafts, Proposer
-from domino_spec.engine.sources import AnySource
+from domino_spec.drafters import PLAIN, Drafter, PlainDecoding, open_drafter
+from domino_spec.drafters.registry import is_block_drafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import weight_values
 from domino_spec.targets import LoadedTarget
-
-
-@dataclass(frozen=True, kw_only=True)
-class Method:
-    """A name in the tables, and how its source of drafts is made."""
-
-    name: str
-    kind: str
-    make: Callable[[], Proposer]
-    """Called once; every run of it begins anew with `Proposer.begin`."""
-    fingerprint: str
-    """Changes whenever the drafts could: a run is not continued with another one."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    source: AnySource | None = None
-    """What the engine runs; None where only the reference loop can."""
-    nbytes: int = 0
-    """Weights it brings along."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing drafts: what the others are held against."""
-        return self.kind == PLAIN
-
-    @property
-    def fits_engine(self) -> bool:
-        """Whether the engine can run it."""
-        return self.is_plain or self.source is not None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "fingerprint": self.fingerprint,
-            "settings": dict(self.settings),
-            "nbytes": self.nbytes,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,57 +29,43 @@ class DraftSettings:
     chat_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def plain() -> Method:
-    """Plain decoding: one forward a token and nothing else."""
-    return Method(name=PLAIN, kind=PLAIN, make=NoDrafts, fingerprint=PLAIN)
-
-
-Maker = Callable[[str, str, LoadedTarget, DraftSettings], Method]
-"""From the name it is to have, what follows the prefix, the target and the settings."""
-
-MAKERS: dict[str, Maker] = {}
-"""Kinds of one's own, by the prefix of their source: `--draft mine:3`."""
-
-
-def make_methods(
+def open_drafters(
     sources: Sequence[str], loaded: LoadedTarget, settings: DraftSettings
-) -> list[Method]:
-    """Plain decoding and a method for each source, in order."""
-    found, names = [plain()], names_of(sources)
-    known = [source for source in sources if source.partition(":")[0] not in MAKERS]
-    blocks_too = not all(is_baseline_source(source) for source in known)
-    for name, source in zip(names, sources, strict=True):
-        prefix, _, rest = source.partition(":")
-        if prefix in MAKERS:
-            found.append(MAKERS[prefix](name, rest, loaded, settings))
-            continue
-        # Candidates and alignment are block drafters'; beside others they are theirs alone.
-        is_block = not (blocks_too and is_baseline_source(source))
-        opened = open_drafter(
+) -> list[Drafter]:
+    """Plain decoding and the drafter of each source, in order, each with a name of its own."""
+    found: list[Drafter] = [PlainDecoding()]
+    names = names_of(sources)
+    blocks = [is_block_drafter(source) for source in sources]
+    for name, source, is_block in zip(names, sources, blocks, strict=True):
+        # Candidates and alignment are block drafters'; where there are some, theirs alone.
+        told = is_block or not any(blocks)
+        drafter = open_drafter(
             source,
             loaded,
             depth=settings.depth,
-            candidates=settings.candidates if is_block else None,
-            shift_label=settings.shift_label if is_block else None,
+            candidates=settings.candidates if told else None,
+            shift_label=settings.shift_label if told else None,
             chat_options=settings.chat_options,
         )
-        found.append(method_of(opened, name=name))
+        drafter = copy.copy(drafter)
+        drafter.name = name
+        found.append(drafter)
     return found
 
 
-def method_of(opened: NamedProposer, *, name: str) -> Method:
-    """Any source of drafts as a method."""
-    drafter = opened.drafter
-    facts: list[Any] = [opened.kind, opened.config and opened.config.to_dict()]
-    return Method(
-        name=name,
-        kind=opened.kind,
-        make=opened.make,
-        fingerprint=digest(facts if drafter is None else [*facts, weight_values(drafter)]),
-        settings={"depth": opened.depth, "candidates": opened.candidates},
-        source=opened.source,
-        nbytes=0 if drafter is None else bytes_of(drafter),
-    )
+def recorded(drafter: Drafter) -> dict[str, Any]:
+    """A drafter as plain values; the fingerprint changes whenever its drafts could."""
+    facts: list[Any] = [drafter.kind, drafter.config and drafter.config.to_dict()]
+    if drafter.model is not None:
+        facts.append(weight_values(drafter.model))
+    settings = {"depth": drafter.depth, "candidates": drafter.candidates}
+    return {
+        "name": drafter.name,
+        "kind": drafter.kind,
+        "fingerprint": digest(facts) if drafter.drafts else PLAIN,
+        "settings": settings if drafter.drafts else {},
+        "nbytes": drafter.weight_bytes,
+    }
 
 
 def names_of(sources: Sequence[str]) -> list[str]:
@@ -139,8 +84,3 @@ def _short(source: str, parts: int) -> str:
     if not Path(source).exists():
         return source.removeprefix("released:")
     return "/".join(Path(source).resolve().parts[-parts:])
-
-
-def bytes_of(module: nn.Module) -> int:
-    """Of all weights."""
-    return sum(weight.nbytes for weight in module.parameters())

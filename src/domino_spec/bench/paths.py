@@ -14,14 +14,12 @@ from typing import Protocol
 
 import torch
 
-from domino_spec.bench.methods import Method
-from domino_spec.decoding import RunStats, SamplingParams, decode
+from domino_spec.decoding import Drafter, RunStats, SamplingParams, decode
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench
 from domino_spec.engine.sizes import graph_bytes
-from domino_spec.errors import InputError
 from domino_spec.evaluation.runs import make_sequence
 from domino_spec.targets import Target
 
@@ -56,32 +54,31 @@ class Timed:
 class DecodingPath(Protocol):
     """Runs every method of a run."""
 
-    def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+    def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """Answer a batch, timed."""
 
-    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:
+    def prepare(self, method: Drafter, batch: int, params: SamplingParams) -> None:
         """Whatever would otherwise happen at first use, inside a timed run."""
 
-    def stages(self, method: Method, batch: int, context: int) -> Stages | None:
+    def stages(self, method: Drafter, batch: int, context: int) -> Stages | None:
         """The parts of a cycle timed alone, where `run` cannot tell them apart."""
 
 
 class ReferencePath:
-    """The reference loop through Transformers: any target, any proposer."""
+    """The reference loop through Transformers: any target, any drafter."""
 
-    def __init__(self, target: Target, methods: Sequence[Method], *, eos: Collection[int]) -> None:
+    def __init__(self, target: Target, *, eos: Collection[int]) -> None:
         self.target = target
         self._eos = eos
-        self._proposers = {method.name: method.make() for method in methods}
         self._memory = PeakMemory(target.device)
 
-    def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+    def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """Prefill, draft and verify are told apart by waiting for the device at each boundary."""
         rows = make_rows(prompts, params, self._eos)
         stats, cycles = RunStats(), 0
         self._memory.reset()
         start = _now(self.target)
-        for commit in decode(self.target, self._proposers[method.name], rows, stats):
+        for commit in decode(self.target, method, rows, stats):
             cycles = commit.cycle
         seconds = _now(self.target) - start
         return Timed(
@@ -94,10 +91,10 @@ class ReferencePath:
             peak_memory=self._memory.read(),
         )
 
-    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:
+    def prepare(self, method: Drafter, batch: int, params: SamplingParams) -> None:
         """Nothing is captured or compiled."""
 
-    def stages(self, method: Method, batch: int, context: int) -> Stages | None:  # noqa: ARG002
+    def stages(self, method: Drafter, batch: int, context: int) -> Stages | None:  # noqa: ARG002
         """Every run has its own."""
         return None
 
@@ -108,7 +105,7 @@ class EnginePath:
     def __init__(
         self,
         target: Target,
-        methods: Sequence[Method],
+        methods: Sequence[Drafter],
         *,
         eos: Collection[int],
         slots: int,
@@ -120,20 +117,12 @@ class EnginePath:
         self._memory = PeakMemory(target.device)
         self.engines: dict[str, Engine] = {}
         for method in methods:
-            if not method.fits_engine:
-                raise InputError(
-                    f"the engine cannot run {method.name} ({method.kind}), which is a proposer and "
-                    "no more. Take the reference loop for all."
-                )
-            drafts = dict(method.settings) if method.source is not None else {}
-            self.engines[method.name] = Engine(
-                target, method.source, slots=slots, capacity=capacity, **drafts
-            )
+            self.engines[method.name] = Engine(target, method, slots=slots, capacity=capacity)
         self._adaptive = adaptive
         self._inside = target.device.type == "cpu"
         """Whether the parts of a cycle can be timed inside it."""
 
-    def run(self, method: Method, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
+    def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """All prompts are computed together, then decoded to the end of the last one."""
         engine = self.engines[method.name]
         rows = make_rows(prompts, params, self._eos)
@@ -161,14 +150,14 @@ class EnginePath:
             peak_memory=self._memory.read(),
         )
 
-    def prepare(self, method: Method, batch: int, params: SamplingParams) -> None:
+    def prepare(self, method: Drafter, batch: int, params: SamplingParams) -> None:
         """Costs are measured and cycles captured beforehand."""
         engine = self.engines[method.name]
         if self._adaptive and engine.drafter is not None and engine.policy is None:
             adapt_depth(engine)
         engine.capture(batch, params)
 
-    def stages(self, method: Method, batch: int, context: int) -> Stages | None:
+    def stages(self, method: Drafter, batch: int, context: int) -> Stages | None:
         """Greedy, at the drafter's whole depth; None where depth changes cycle by cycle."""
         engine = self.engines[method.name]
         if self._inside or engine.policy is not None:

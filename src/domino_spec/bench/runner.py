@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from domino_spec.api.prompts import end_tokens
-from domino_spec.baselines import PLAIN, short_name
 from domino_spec.bench.journal import Journal
-from domino_spec.bench.methods import DraftSettings, Method, make_methods
+from domino_spec.bench.methods import DraftSettings, open_drafters, recorded
 from domino_spec.bench.paths import DecodingPath, EnginePath, Prompt, ReferencePath, Timed
 from domino_spec.bench.settings import Cell, LoopChoice, LoopName, Settings, digest, plan_cells
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tasks import Task, check_system, prompts_digest, read_tasks
+from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.params import AcceptRule
+from domino_spec.drafters import PLAIN, short_name
 from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
 from domino_spec.evaluation.runs import unsupported_by_engine
@@ -81,7 +82,7 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
         shift_label=request.shift_label,
         chat_options=request.chat_options,
     )
-    methods = make_methods(request.draft, loaded, drafts)
+    methods = open_drafters(request.draft, loaded, drafts)
     settings = _settings(request, choose_loop(request, loaded.target, methods, watcher))
     prompts = _encoded(tasks, loaded, settings, request)
     facts = {
@@ -93,7 +94,7 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
             "device": loaded.target.device.type,
             "attention": loaded.target.model.config._attn_implementation,
         },
-        "methods": [method.to_dict() for method in methods],
+        "methods": [recorded(method) for method in methods],
         "system": request.system,
         "chat_options": dict(request.chat_options),
     }
@@ -115,14 +116,12 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
 
 
 def choose_loop(
-    request: Request, target: Target, methods: list[Method], watcher: Watcher
+    request: Request, target: Target, methods: list[Drafter], watcher: Watcher
 ) -> LoopName:
     """The engine where it runs all, else the reference loop, unless told."""
     if request.engine == "reference":
         return "reference"
-    reasons = (
-        unsupported_by_engine(target, name=m.name, kind=m.kind, source=m.source) for m in methods
-    )
+    reasons = (unsupported_by_engine(target, method) for method in methods)
     reason = next(filter(None, reasons), None)
     if reason is None and request.accept != "coupled":
         reason = f"the engine does not know the {request.accept} rule"
@@ -168,7 +167,7 @@ def _encoded(
 def _open_path(
     settings: Settings,
     loaded: LoadedTarget,
-    methods: list[Method],
+    methods: list[Drafter],
     prompts: Mapping[str, PromptSet],
     slots: int,
 ) -> DecodingPath:
@@ -176,7 +175,7 @@ def _open_path(
     if settings.engine == "reference":
         if slots > 1 and loaded.target.batch_refusal:
             raise TargetError(loaded.target.batch_refusal)
-        return ReferencePath(loaded.target, methods, eos=eos)
+        return ReferencePath(loaded.target, eos=eos)
     longest = max((len(p) for found in prompts.values() for p in found.prompts), default=1)
     capacity = longest + settings.max_new_tokens
     return EnginePath(
@@ -212,7 +211,7 @@ class HeadToHead:
 
     settings: Settings
     path: DecodingPath
-    methods: Sequence[Method]
+    methods: Sequence[Drafter]
     """Plain decoding first."""
     prompts: Mapping[str, PromptSet]
     """By the name of the task."""

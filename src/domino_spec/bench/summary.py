@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from domino_spec.baselines import PLAIN
 from domino_spec.bench.journal import CELL, RUN, STAGES, UNIT
 from domino_spec.bench.settings import Cell
 from domino_spec.bench.statistics import (
@@ -20,6 +19,7 @@ from domino_spec.bench.statistics import (
     ratio,
 )
 from domino_spec.decoding import RowStats
+from domino_spec.drafters import PLAIN
 from domino_spec.errors import InputError
 from domino_spec.records import read_records
 

@@ -36,7 +36,7 @@ PUBLIC = "public"
 SPECULATORS = "speculators"
 PACKED = "packed"
 BASELINE_FIELD = "drafter"
-"""Names the kind of a drafter that is none of ours (`domino_spec.baselines`)."""
+"""Names the kind of a drafter that is none of ours (`domino_spec.drafters`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from domino_spec.checkpoints.packing import PackedTensor
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.quantise import dequantise, unpack
 from domino_spec.checkpoints.tensors import OFFSETS, TensorPlan, Weight, to_state
-from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.drafter import DrafterConfig, DraftModel
 from domino_spec.drafter.backbone import RotaryPositions
 from domino_spec.errors import CheckpointError, ConfigError
 
@@ -25,7 +25,7 @@ from domino_spec.errors import CheckpointError, ConfigError
 class Checkpoint:
     """A loaded drafter and what its files say about it."""
 
-    drafter: Drafter
+    drafter: DraftModel
     config: DrafterConfig
     provenance: Provenance
     layout: str
@@ -57,7 +57,7 @@ def load_drafter(
     files, reading, plan = inspect(source, revision, overrides)
     device = torch.device("cpu" if device is None else device)
     with torch.device("meta"):
-        drafter = Drafter(reading.config)
+        drafter = DraftModel(reading.config)
     _fill(drafter, plan, dtype=dtype or getattr(torch, plan.dtype), device=device)
     return Checkpoint(
         drafter=drafter.eval(),
@@ -70,7 +70,9 @@ def load_drafter(
     )
 
 
-def _fill(drafter: Drafter, plan: TensorPlan, *, dtype: torch.dtype, device: torch.device) -> None:
+def _fill(
+    drafter: DraftModel, plan: TensorPlan, *, dtype: torch.dtype, device: torch.device
+) -> None:
     """Give a drafter on the meta device its memory, one file after the other."""
     by_file: dict[Path, list[tuple[str, TensorHeader]]] = defaultdict(list)
     unpacked: dict[str, Tensor] = {}

@@ -29,14 +29,14 @@ from domino_spec.checkpoints.packing import CODES, DTYPE, SCALES, Packing, choos
 from domino_spec.checkpoints.provenance import CONFIG_KEY, FORMAT_VERSION, Provenance
 from domino_spec.checkpoints.quantise import pack, quantise
 from domino_spec.checkpoints.tensors import OFFSETS, to_public
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.errors import CheckpointError, ConfigError
 
 MAX_SHARD_BYTES = 5 * 10**9
 
 
 def save_drafter(
-    drafter: Drafter,
+    drafter: DraftModel,
     folder: str | Path,
     *,
     provenance: Provenance | None = None,
@@ -60,7 +60,7 @@ def save_drafter(
 
 
 def save_packed(
-    drafter: Drafter,
+    drafter: DraftModel,
     folder: str | Path,
     *,
     bits: int | Mapping[str, int] = 8,
@@ -104,12 +104,12 @@ def packed_tensors(
     return tensors, packing
 
 
-def public_weights(drafter: Drafter) -> dict[str, Tensor]:
+def public_weights(drafter: DraftModel) -> dict[str, Tensor]:
     """The drafter's parameters by their public names."""
     return {to_public(name): p.detach() for name, p in drafter.named_parameters()}
 
 
-def public_tensors(drafter: Drafter) -> dict[str, Tensor]:
+def public_tensors(drafter: DraftModel) -> dict[str, Tensor]:
     """The parameters and, of a reduced vocabulary, its map."""
     tensors = public_weights(drafter)
     if drafter.draft_tokens is not None:

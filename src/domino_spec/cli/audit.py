@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from domino_spec.cli.loading import checkpoints_among, load_any, require_places
+from domino_spec.cli.loading import checkpoints_among, load_drafter, require_places
 from domino_spec.cli.options import (
     Accept,
     AnyDraftOptions,
@@ -27,10 +27,10 @@ from domino_spec.cli.voice import Voice, speaking
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
     from domino_spec.audit import Audit, GreedyAudit, SamplingAudit, Way
-    from domino_spec.baselines import NamedProposer
     from domino_spec.bench.tasks import Task
     from domino_spec.decoding import SamplingParams
     from domino_spec.decoding.params import AcceptRule
+    from domino_spec.drafters import Drafter
     from domino_spec.evaluation import PromptSet
 
 _WHAT = "Audit"
@@ -150,13 +150,13 @@ def audit(
         )
 
         from domino_spec.audit import Audit
-        from domino_spec.baselines import short_name
         from domino_spec.bench.tasks import check_system
+        from domino_spec.drafters import short_name
         from domino_spec.records import append_record, environment
 
         params = sampled.params()
         task = _task(voice, what, system=chat.system)
-        decoder, opened = load_any(voice, target, target_options, draft_options, chat)
+        decoder, opened = load_drafter(voice, target, target_options, draft_options, chat)
         check_system(chat.system, decoder.tokenizer)
         prompts = _encoded(decoder, task, what)
         asked = params if sampled.samples else None
@@ -233,7 +233,7 @@ def _encoded(decoder: DominoDecoder, task: Task, what: AuditOptions) -> PromptSe
 def _way(
     voice: Voice,
     decoder: DominoDecoder,
-    opened: NamedProposer,
+    opened: Drafter,
     what: AuditOptions,
     prompts: PromptSet,
     sampled: SamplingParams | None,
@@ -246,22 +246,20 @@ def _way(
 
     reason: str | None = "it was asked for"
     if what.engine is not EngineName.REFERENCE:
-        reason = unsupported_by_engine(
-            decoder.target, name=opened.name, kind=opened.kind, source=opened.source
-        ) or (None if sampled is None else unsupported_reason(sampled))
+        reason = unsupported_by_engine(decoder.target, opened)
+        if reason is None and sampled is not None:
+            reason = unsupported_reason(sampled)
     if reason is not None:
         if what.engine is EngineName.FAST:
             raise InputError(f"the engine cannot be audited: {reason}. Take --engine reference.")
         voice.status(f"the reference loop is audited: {reason}")
-        return ReferenceWay(decoder.target, opened.make, batch_size=what.batch_size)
+        return ReferenceWay(decoder.target, opened, batch_size=what.batch_size)
     voice.status("the engine is audited")
     engine = Engine(
         decoder.target,
-        opened.source,
+        opened,
         slots=what.batch_size,
         capacity=max(map(len, prompts.prompts)) + what.tokens,
-        depth=None if opened.source is None else opened.depth,
-        candidates=opened.candidates,
     )
     return EngineWay(engine)
 

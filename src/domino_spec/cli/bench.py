@@ -345,7 +345,7 @@ def engine(
     with speaking(as_json=as_json) as voice:
         import torch
 
-        from domino_spec.engine.report import Request, measure_engine
+        from domino_spec.bench.engine_report import Request, measure_engine
         from domino_spec.records import append_record, environment
         from domino_spec.targets import default_device
 

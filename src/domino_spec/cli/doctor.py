@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from domino_spec.cli.loading import checkpoints_among, load_any, require_places
+from domino_spec.cli.loading import checkpoints_among, load_drafter, require_places
 from domino_spec.cli.options import (
     AnyDraftOptions,
     ChatOptions,
@@ -82,8 +82,8 @@ def doctor(
             draft_revision=draft_options.draft_revision,
         )
 
-        from domino_spec.baselines import short_name
         from domino_spec.doctor import Examination
+        from domino_spec.drafters import short_name
 
         read = _read(target, draft_options, plans, chat, target_options)
         findings = list(read.findings)
@@ -120,9 +120,9 @@ def _read(
     import torch
 
     from domino_spec.api import read_target_facts
-    from domino_spec.baselines.describe import describe_any
     from domino_spec.cli.options import checked_device
     from domino_spec.doctor import Plans, examine_files
+    from domino_spec.drafters import describe_drafter
     from domino_spec.targets import default_device, load_config, load_tokenizer
 
     assert draft_options.draft is not None
@@ -134,7 +134,7 @@ def _read(
     }
     config = load_config(target, **place)
     facts = read_target_facts(target, **place, thinking=chat.thinking)
-    described = describe_any(
+    described = describe_drafter(
         draft_options.draft,
         revision=draft_options.draft_revision,
         shift_label=draft_options.shift_label,
@@ -179,7 +179,7 @@ def _measured(
     from domino_spec.doctor import examine_loaded
 
     template = read.get("chat template")
-    decoder, drafts = load_any(voice, target, target_options, draft_options, chat)
+    decoder, drafts = load_drafter(voice, target, target_options, draft_options, chat)
     return examine_loaded(
         decoder,
         drafts,

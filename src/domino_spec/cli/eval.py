@@ -188,8 +188,8 @@ def evaluate(
             data=source.data,
         )
 
-        from domino_spec.baselines import short_name
         from domino_spec.bench.tasks import check_system
+        from domino_spec.drafters import short_name
         from domino_spec.records import append_record, environment
 
         protocol = how.protocol()
@@ -201,7 +201,7 @@ def evaluate(
             evaluated.each(),
             chat,
             LoopOptions(engine=how.engine),
-            baselines=how.decode and evaluated.head,
+            any_kind=how.decode and evaluated.head,
         )
         if protocol.temperature and not how.decode:
             voice.note("at a temperature a simulation counts the match rule: greedy drafts")

@@ -12,7 +12,7 @@ from domino_spec.errors import InputError, TargetError
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
-    from domino_spec.baselines import NamedProposer
+    from domino_spec.drafters import Drafter
     from domino_spec.targets import LoadedTarget
 
 
@@ -25,33 +25,26 @@ def load_decoder(
     loop_options: LoopOptions | None = None,
 ) -> DominoDecoder:
     """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
-    from domino_spec.baselines.registry import is_baseline_source
-
-    draft = draft_options.draft
-    if draft is None and loop_options is not None:
+    if draft_options.draft is not None:
+        _check_drafter(target, target_options, draft_options)
+    elif loop_options is not None:
         voice.note(
             "no drafter, so decoding is plain; --draft lookup drafts from the text itself, for any "
             "model, and `domino train` makes a better drafter"
         )
-    elif draft is not None and not is_baseline_source(draft, revision=draft_options.draft_revision):
-        _check_drafter(target, target_options, draft_options)
     loaded = _load_target(voice, target, target_options)
     return _decoder(loaded, draft_options, chat_options, loop_options)
 
 
-def load_any(
+def load_drafter(
     voice: Voice,
     target: str,
     target_options: TargetOptions,
     draft_options: DraftOptions,
     chat_options: ChatOptions,
-) -> tuple[DominoDecoder, NamedProposer]:
-    """The target alone, and a drafter of whatever kind for it."""
-    from domino_spec.baselines.registry import is_baseline_source
-
-    assert draft_options.draft is not None
-    if not is_baseline_source(draft_options.draft, revision=draft_options.draft_revision):
-        _check_drafter(target, target_options, draft_options)
+) -> tuple[DominoDecoder, Drafter]:
+    """The target alone, and a drafter of any kind for it."""
+    _check_drafter(target, target_options, draft_options)
     loaded = _load_target(voice, target, target_options)
     plain = _decoder(loaded, DraftOptions(draft=None), chat_options)
     return plain, _opened(loaded, draft_options, chat_options)
@@ -65,19 +58,18 @@ def load_compared(
     chat_options: ChatOptions,
     loop_options: LoopOptions,
     *,
-    baselines: bool,
+    any_kind: bool,
 ) -> tuple[DominoDecoder, list[DominoDecoder]]:
     """The target alone, and a decoder with each drafter of whatever kind.
 
-    Without `baselines` those that are no block drafters are refused, before anything is loaded.
+    Without `any_kind` those that are no block drafters are refused, before anything is loaded.
     """
-    from domino_spec.baselines.registry import is_baseline_source
+    from domino_spec.drafters.registry import is_block_drafter
 
     for options in drafts:
         assert options.draft is not None
-        if not is_baseline_source(options.draft, revision=options.draft_revision):
-            _check_drafter(target, target_options, options)
-        elif not baselines:
+        _check_drafter(target, target_options, options)
+        if not any_kind and not is_block_drafter(options.draft, revision=options.draft_revision):
             raise InputError(
                 f"{options.draft} is no block drafter and cannot be simulated with these "
                 "settings; decode for real with --decode, and leave --no-head out."
@@ -107,19 +99,7 @@ def _decoder(
     loop_options: LoopOptions | None = None,
 ) -> DominoDecoder:
     from domino_spec.api import DominoDecoder
-    from domino_spec.baselines.registry import is_baseline_source
 
-    draft, revision = draft_options.draft, draft_options.draft_revision
-    if draft is not None and is_baseline_source(draft, revision=revision):
-        return DominoDecoder(
-            loaded.target,
-            _opened(loaded, draft_options, chat_options),
-            loaded.tokenizer,
-            revision=loaded.revision,
-            depth=draft_options.depth,
-            chat_options=chat_options.template_options(),
-            **(loop_options or LoopOptions()).arguments(),
-        )
     return DominoDecoder.from_pretrained(
         loaded,
         draft_options.draft,
@@ -134,8 +114,8 @@ def _decoder(
 
 def _opened(
     loaded: LoadedTarget, draft_options: DraftOptions, chat_options: ChatOptions
-) -> NamedProposer:
-    from domino_spec.baselines import open_drafter
+) -> Drafter:
+    from domino_spec.drafters import open_drafter
 
     assert draft_options.draft is not None
     return open_drafter(
@@ -151,24 +131,29 @@ def _opened(
 
 def _check_drafter(target: str, target_options: TargetOptions, draft_options: DraftOptions) -> None:
     """All that config files and headers tell, before a large target is loaded."""
-    from domino_spec.api.arguments import checked_candidates, checked_depth
-    from domino_spec.checkpoints import describe
+    from domino_spec.decoding.drafter import check_depth
+    from domino_spec.drafter.names import PLAIN
+    from domino_spec.drafters import describe_drafter
+    from domino_spec.drafters.block import check_candidates
     from domino_spec.targets import load_config
 
     assert draft_options.draft is not None
+    if draft_options.draft == PLAIN:
+        return
     config = load_config(
         target,
         revision=target_options.revision,
         trust_remote_code=target_options.trust_remote_code,
     )
-    described = describe(
+    described = describe_drafter(
         draft_options.draft,
         revision=draft_options.draft_revision,
         shift_label=draft_options.shift_label,
         num_target_layers=getattr(config.get_text_config(), "num_hidden_layers", None),
     )
-    checked_depth(draft_options.depth, described.config)
-    checked_candidates(draft_options.candidates)
+    most = None if described.config is None else described.config.max_depth
+    check_depth(draft_options.depth, described.drafts, most, what=described.words)
+    check_candidates(draft_options.candidates)
 
 
 def require_places(
@@ -205,5 +190,7 @@ def require_drafter(voice: Voice, draft: str, *, revision: str | None = None) ->
 
 
 def checkpoints_among(drafts: Iterable[str | None]) -> list[str]:
-    """Paths and hub ids; a drafter without a slash may be a method's name, such as lookup."""
-    return [draft for draft in drafts if draft is not None and "/" in draft]
+    """Those that have files: all but `plain`, `lookup` and `lookup:DEPTH`."""
+    from domino_spec.drafter.names import has_no_files
+
+    return [draft for draft in drafts if draft is not None and not has_no_files(draft)]

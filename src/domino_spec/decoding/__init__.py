@@ -1,14 +1,8 @@
 """Decoding: the reference loop and the parts it is made of."""
 
+from domino_spec.decoding.drafter import Drafter, DraftSampler, PlainDecoding
 from domino_spec.decoding.loop import decode
 from domino_spec.decoding.params import SamplingParams
-from domino_spec.decoding.proposers import (
-    DominoProposer,
-    DraftChoices,
-    NoDrafts,
-    Proposal,
-    Proposer,
-)
 from domino_spec.decoding.sampling import Sampler, make_sampler
 from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.sequence import Sequence, SequenceOutput, Status, StopRule
@@ -16,11 +10,9 @@ from domino_spec.decoding.stats import RowStats, RunStats
 from domino_spec.decoding.text import TextStream
 
 __all__ = [
-    "DominoProposer",
-    "DraftChoices",
-    "NoDrafts",
-    "Proposal",
-    "Proposer",
+    "DraftSampler",
+    "Drafter",
+    "PlainDecoding",
     "RowStats",
     "RunStats",
     "Sampler",

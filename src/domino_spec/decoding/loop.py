@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from domino_spec.decoding.proposers import Proposal, Proposer
+from domino_spec.decoding.drafter import Drafter, SequenceSampler
 from domino_spec.decoding.sampling import Choice, DraftDistribution, make_sampler
 from domino_spec.decoding.scores import token_scores
 from domino_spec.decoding.sequence import Sequence as Decoded
@@ -19,13 +19,14 @@ from domino_spec.targets import Target, TargetCache
 @torch.no_grad()
 def decode(
     target: Target,
-    proposer: Proposer,
+    drafter: Drafter | None,
     sequences: Sequence[Decoded],
     stats: RunStats | None = None,
 ) -> Iterator[SequenceOutput]:
     """Decode all sequences to their end, yielding what each commits as it is committed.
 
-    A sequence whose `finish_reason` the caller sets in between is dropped.
+    A sequence whose `finish_reason` the caller sets in between is dropped. Without a drafter each
+    cycle is a step of plain decoding.
     """
     stats = RunStats() if stats is None else stats
     watch = Stopwatch(stats, target.device)
@@ -34,32 +35,36 @@ def decode(
         if sequence.sampler is None:
             sequence.sampler = make_sampler(sequence, target.device)
         sequence.sampler.ids(sequence, target.device)
+    drafting = _Drafting(target, drafter, sequences)
     cache = target.new_cache(len(sequences))
-    proposer.begin(len(sequences))
 
     with watch.stage("prefill"):
-        outputs = _prefill(target, proposer, cache, sequences)
+        outputs = _prefill(target, drafting, cache, sequences)
     cycle = 0
     while True:
         yield from outputs
         with watch.stage("other"):
-            sequences = _drop_finished(sequences, cache, proposer)
+            going = [index for index, sequence in enumerate(sequences) if not sequence.finished]
+            if going and len(going) < len(sequences):
+                cache.select(going)
+                drafting.select(going)
+            sequences = [sequences[index] for index in going]
         if not sequences:
             return
         cycle += 1
-        depth = min(proposer.depth, max(sequence.remaining for sequence in sequences) - 1)
+        depth = min(drafting.depth, max(sequence.remaining for sequence in sequences) - 1)
 
         with watch.stage("draft"):
-            proposal = (
-                proposer.propose(sequences, depth) if depth else Proposal.empty(len(sequences))
-            )
+            sampler = SequenceSampler(sequences)
             anchors = torch.tensor([[sequence.anchor] for sequence in sequences])
-            block = torch.cat((anchors, proposal.tokens.to(anchors.device)), dim=1)
+            block = drafting.block(anchors, depth, sampler)
         with watch.stage("verify"):
             lasts = [sequence.last_position for sequence in sequences]
-            output = target.forward(block, cache, taps=proposer.taps, last_positions=lasts)
+            output = target.forward(
+                block, cache, taps=drafting.capture_layers, last_positions=lasts
+            )
         with watch.stage("other"):
-            outputs = _commit(sequences, output.logits, block[:, 1:], proposal, cycle)
+            outputs = _commit(sequences, output.logits, block[:, 1:], sampler.distributions, cycle)
             for each in outputs:
                 if each.sequence.run is not stats:
                     counts = {"accepted": each.accepted, "committed": len(each.tokens)}
@@ -67,11 +72,57 @@ def decode(
             kept = [each.accepted + 1 for each in outputs]  # the anchor and accepted drafts
             cache.commit(kept)
         with watch.stage("draft"):
-            proposer.observe(output.taps, kept)
+            drafting.update(output.taps, block, kept)
+
+
+class _Drafting:
+    """A drafter bound to the target for one run: sequence i of the call has slot i."""
+
+    def __init__(
+        self, target: Target, drafter: Drafter | None, sequences: Sequence[Decoded]
+    ) -> None:
+        self._drafter = None if drafter is None or not drafter.drafts else drafter.bind(target)
+        self._slots = list(range(len(sequences)))
+        self._lengths = [0] * len(sequences)
+        self.depth = 0
+        self.capture_layers: Sequence[int] = ()
+        if self._drafter is not None:
+            self.depth = self._drafter.depth
+            self.capture_layers = self._drafter.capture_layers
+            longest = max(sequence.max_length for sequence in sequences)
+            capacity = longest + self.depth + 1 + self._drafter.lookahead
+            self._drafter.resize(slots=len(sequences), capacity=capacity)
+
+    def select(self, going: Sequence[int]) -> None:
+        """Only these sequences go on, in this order."""
+        self._slots = [self._slots[index] for index in going]
+        self._lengths = [self._lengths[index] for index in going]
+
+    def block(self, anchors: Tensor, depth: int, sampler: SequenceSampler) -> Tensor:
+        """Each anchor and its drafts, [batch, 1 + drafts]."""
+        if self._drafter is None or not depth:
+            return anchors
+        drafts = self._drafter.propose(
+            anchors[:, 0].to(self._drafter.device), **self._places(), depth=depth, sampler=sampler
+        )
+        return torch.cat((anchors, drafts.to(anchors.device)), dim=1)
+
+    def update(self, captured: Tensor | None, tokens: Tensor, kept: Sequence[int]) -> None:
+        """Tell the drafter what the target read; the first `kept[i]` tokens of i stay."""
+        if self._drafter is not None:
+            device = self._drafter.device
+            states = torch.empty(0, device=device) if captured is None else captured.flatten(0, 1)
+            self._drafter.update_cache(states, tokens.to(device), **self._places())
+        self._lengths = [a + b for a, b in zip(self._lengths, kept, strict=True)]
+
+    def _places(self) -> dict[str, Tensor]:
+        assert self._drafter is not None
+        places = torch.tensor([self._slots, self._lengths], device=self._drafter.device)
+        return {"slots": places[0], "starts": places[1]}
 
 
 def _prefill(
-    target: Target, proposer: Proposer, cache: TargetCache, sequences: Sequence[Decoded]
+    target: Target, drafting: _Drafting, cache: TargetCache, sequences: Sequence[Decoded]
 ) -> list[SequenceOutput]:
     """Read the prompts and choose each sequence's first token, its first anchor."""
     lengths = [len(sequence.prompt) for sequence in sequences]
@@ -80,18 +131,21 @@ def _prefill(
     for index, sequence in enumerate(sequences):
         prompts[index, : lengths[index]] = torch.tensor(sequence.prompt)
     lasts = [length - 1 for length in lengths]
-    output = target.forward(prompts, cache, taps=proposer.taps, keep=lasts)
+    output = target.forward(prompts, cache, taps=drafting.capture_layers, keep=lasts)
     columns = [sorted(set(lasts)).index(last) for last in lasts]
     logits = output.logits[torch.arange(len(sequences)), columns].unsqueeze(1)
-    empty = Proposal.empty(len(sequences))
-    outputs = _commit(sequences, logits, prompts[:, :0], empty, cycle=0)
+    outputs = _commit(sequences, logits, prompts[:, :0], [None] * len(sequences), cycle=0)
     cache.commit(lengths)
-    proposer.observe(output.taps, lengths)
+    drafting.update(output.taps, prompts, lengths)
     return outputs
 
 
 def _commit(
-    sequences: Sequence[Decoded], logits: Tensor, drafts: Tensor, proposal: Proposal, cycle: int
+    sequences: Sequence[Decoded],
+    logits: Tensor,
+    drafts: Tensor,
+    distributions: Sequence[Sequence[DraftDistribution] | None],
+    cycle: int,
 ) -> list[SequenceOutput]:
     """Let each sequence walk its verified block and keep what plain decoding would have chosen."""
     # One transfer serves every sequence that needs no more than an argmax.
@@ -107,7 +161,7 @@ def _commit(
             sequence,
             logits[index],
             own,
-            proposal.drawn_from[index],
+            distributions[index],
             argmax[index] if argmax is not None and plain[index] else None,
         )
         tokens = tuple(sequence.output[before:])
@@ -151,13 +205,3 @@ def _walk(
         if sequence.finish_reason or not choice.accepted:
             break
     return accepted
-
-
-def _drop_finished(
-    sequences: list[Decoded], cache: TargetCache, proposer: Proposer
-) -> list[Decoded]:
-    going = [index for index, sequence in enumerate(sequences) if not sequence.finished]
-    if going and len(going) < len(sequences):
-        cache.select(going)
-        proposer.select(going)
-    return [sequences[index] for index in going]

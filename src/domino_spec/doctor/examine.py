@@ -9,8 +9,6 @@ from typing import Any
 import torch
 
 from domino_spec.api import DominoDecoder
-from domino_spec.baselines import NamedProposer
-from domino_spec.baselines.describe import AnyDescription
 from domino_spec.checkpoints import TargetFacts
 from domino_spec.doctor.measuring import measured_findings
 from domino_spec.doctor.reading import (
@@ -25,6 +23,8 @@ from domino_spec.doctor.reading import (
     worst,
 )
 from domino_spec.drafter import DrafterConfig
+from domino_spec.drafters import Drafter
+from domino_spec.drafters.registry import DrafterDescription
 from domino_spec.evaluation.runs import unsupported_by_engine
 from domino_spec.records import hardware
 
@@ -65,7 +65,7 @@ def examine_files(
     config: Any,
     tokenizer: Any | None,
     facts: TargetFacts,
-    described: AnyDescription,
+    described: DrafterDescription,
     dtype: torch.dtype,
     device: torch.device,
     plans: Plans,
@@ -86,7 +86,7 @@ def examine_files(
 
 def examine_loaded(
     decoder: DominoDecoder,
-    drafts: NamedProposer,
+    drafts: Drafter,
     texts: Sequence[str],
     *,
     tokens: int,
@@ -94,9 +94,7 @@ def examine_loaded(
     say: Callable[[str], None] = lambda _: None,
 ) -> Examination:
     """What a few answers of the target tell; the decoder needs no drafter of its own."""
-    reason = unsupported_by_engine(
-        decoder.target, name=drafts.name, kind=drafts.kind, source=drafts.source
-    )
+    reason = unsupported_by_engine(decoder.target, drafts)
     engine = Finding(
         name="engine",
         state="ok",
@@ -108,7 +106,7 @@ def examine_loaded(
     return Examination(findings=(engine, *measured))
 
 
-def _types(described: AnyDescription, dtype: torch.dtype, device: torch.device) -> Finding:
+def _types(described: DrafterDescription, dtype: torch.dtype, device: torch.device) -> Finding:
     stored = f"drafter stored as {', '.join(described.dtypes)}"
     name = str(dtype).removeprefix("torch.")
     state: State = "ok"

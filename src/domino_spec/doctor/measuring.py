@@ -11,11 +11,11 @@ from typing import Any
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import encode_prompt
-from domino_spec.baselines import NamedProposer
 from domino_spec.decoding import RowStats
 from domino_spec.decoding.stats import MIN_TOKENS_PER_CYCLE
 from domino_spec.doctor.reading import Finding, mask_candidates
-from domino_spec.drafter import Drafter, DrafterConfig
+from domino_spec.drafter import DrafterConfig, DraftModel
+from domino_spec.drafters import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
 
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 def measured_findings(
     decoder: DominoDecoder,
-    drafts: NamedProposer,
+    drafts: Drafter,
     texts: Sequence[str],
     *,
     tokens: int,
@@ -58,7 +58,7 @@ def measured_findings(
 
 def _alignment(
     decoder: DominoDecoder,
-    drafts: NamedProposer,
+    drafts: Drafter,
     config: DrafterConfig,
     known: Continuations,
     own: Trial,
@@ -86,7 +86,7 @@ def _alignment(
 
 def _mask(
     decoder: DominoDecoder,
-    drafts: NamedProposer,
+    drafts: Drafter,
     config: DrafterConfig,
     known: Continuations,
     say: Say,
@@ -120,7 +120,7 @@ def _mask(
 
 def _format(
     decoder: DominoDecoder,
-    drafts: NamedProposer,
+    drafts: Drafter,
     texts: Sequence[str],
     own: Trial,
     *,
@@ -162,7 +162,7 @@ def _untrained(own: Trial) -> Finding:
     )
 
 
-def _tokens_per_cycle(drafts: NamedProposer, own: Trial, *, explained: bool) -> Finding:
+def _tokens_per_cycle(drafts: Drafter, own: Trial, *, explained: bool) -> Finding:
     expected = drafts.provenance.tokens_per_cycle
     reached = own.tokens_per_cycle
     found = f"{reached:.2f} over {own.stats.cycles} cycles"
@@ -193,7 +193,7 @@ def _tokens_per_cycle(drafts: NamedProposer, own: Trial, *, explained: bool) -> 
     )
 
 
-def _tried(drafts: NamedProposer) -> str:
+def _tried(drafts: Drafter) -> str:
     is_block = isinstance(drafts.config, DrafterConfig)
     return "alignment, mask token and prompt format" if is_block else "prompt format"
 
@@ -251,13 +251,13 @@ def answers(
 
 
 def measure(
-    decoder: DominoDecoder, drafts: NamedProposer, continuations: Continuations, **changes: Any
+    decoder: DominoDecoder, drafts: Drafter, continuations: Continuations, **changes: Any
 ) -> Trial:
     """Tokens a cycle with the drafter as it is, or with fields of its configuration changed.
 
     Block drafters are simulated, which counts the same; others decode.
     """
-    if not isinstance(drafts.drafter, Drafter):
+    if not isinstance(drafts.model, DraftModel):
         assert not changes, "only block drafters can be read differently"
         drafting = DominoDecoder(decoder.target, drafts, decoder.tokenizer, depth=drafts.depth)
         counts = greedy_counts(
@@ -267,7 +267,7 @@ def measure(
             batch_size=len(continuations.prompts),
         )
         return Trial(counts)
-    drafter = changed(drafts.drafter, **changes) if changes else drafts.drafter
+    drafter = changed(drafts.model, **changes) if changes else drafts.model
     depth = min(drafts.depth, drafter.config.max_depth)
     simulated = simulate(
         drafter, decoder.target, continuations, depth=depth, candidates=drafts.candidates
@@ -275,7 +275,7 @@ def measure(
     return Trial(simulated.total)
 
 
-def changed(drafter: Drafter, **changes: Any) -> Drafter:
+def changed(drafter: DraftModel, **changes: Any) -> DraftModel:
     """The same weights under a configuration that reads them differently."""
     other = copy.copy(drafter)
     other._modules = dict(drafter._modules)

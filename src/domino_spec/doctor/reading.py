@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from transformers import AutoModelForCausalLM
 
-from domino_spec.baselines import BaselineConfig, Eagle3Config
-from domino_spec.baselines.describe import AnyDescription
 from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.drafter import DrafterConfig
+from domino_spec.drafters import Eagle3Config, ModuleConfig
+from domino_spec.drafters.registry import DrafterDescription
 
 State = Literal["ok", "unknown", "warning", "problem"]
 _SEVERITY: tuple[State, ...] = ("ok", "unknown", "warning", "problem")
@@ -64,7 +64,7 @@ _MARKER = re.compile(r"<\|[^|<>{}\s]+\|>")
 
 
 def read_fit(
-    config: DrafterConfig | BaselineConfig, provenance: Provenance, facts: TargetFacts
+    config: DrafterConfig | ModuleConfig, provenance: Provenance, facts: TargetFacts
 ) -> Iterator[Finding]:
     """Every comparison of checkpoint and target, as `domino info` makes it."""
     for check in check_fit(config, provenance, facts):
@@ -163,7 +163,7 @@ def _special(tokenizer: Any) -> list[int]:
 
 
 def read_context(
-    config: DrafterConfig | BaselineConfig | None,
+    config: DrafterConfig | ModuleConfig | None,
     provenance: Provenance,
     facts: TargetFacts,
     plans: Plans,
@@ -220,7 +220,7 @@ class Needs:
 
 
 def needs(
-    config: Any, described: AnyDescription, plans: Plans, *, dtype: torch.dtype, context: int
+    config: Any, described: DrafterDescription, plans: Plans, *, dtype: torch.dtype, context: int
 ) -> Needs | None:
     """What decoding takes at a context; None for a target whose size cannot be counted."""
     weights = _parameters(config)
@@ -248,7 +248,7 @@ def needs(
 
 def read_memory(
     config: Any,
-    described: AnyDescription,
+    described: DrafterDescription,
     plans: Plans,
     *,
     dtype: torch.dtype,
@@ -301,7 +301,7 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
 
 
-def _cached_width(described: AnyDescription) -> int:
+def _cached_width(described: DrafterDescription) -> int:
     """Numbers a token in the drafter's own keys, over all its layers."""
     config = described.config
     if isinstance(config, DrafterConfig):
@@ -309,7 +309,7 @@ def _cached_width(described: AnyDescription) -> int:
     return config.num_kv_heads * config.head_dim if isinstance(config, Eagle3Config) else 0
 
 
-def _taps(described: AnyDescription) -> int:
+def _taps(described: DrafterDescription) -> int:
     """States of the target that are kept for the drafter."""
     config = described.config
     if config is None:

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from domino_spec.drafter.config import HeadConfig as HeadConfig
     from domino_spec.drafter.config import MarkovHeadConfig as MarkovHeadConfig
     from domino_spec.drafter.config import default_target_layer_ids as default_target_layer_ids
-    from domino_spec.drafter.context import DraftContext as DraftContext
     from domino_spec.drafter.heads import Head as Head
     from domino_spec.drafter.model import Drafter as Drafter
+    from domino_spec.drafter.model import DraftModel as DraftModel
     from domino_spec.drafter.model import TargetVocabulary as TargetVocabulary
     from domino_spec.drafter.rollout import greedy as greedy
 else:
@@ -21,9 +21,8 @@ else:
         {
             "config": "DrafterConfig default_target_layer_ids DominoHeadConfig HeadConfig "
             "MarkovHeadConfig",
-            "context": "DraftContext",
             "heads": "Head",
-            "model": "Drafter TargetVocabulary",
+            "model": "DraftModel Drafter TargetVocabulary",
             "rollout": "greedy",
         },
     )

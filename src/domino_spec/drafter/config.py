@@ -171,6 +171,11 @@ class DrafterConfig:
         return self.max_depth
 
     @property
+    def token_width(self) -> int:
+        """Numbers that the draft cache holds for each token: keys and values."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @property
     def alignment(self) -> str:
         """The alignment in words, for messages."""
         return "shift" if self.shift_label else "no-shift"

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from domino_spec.drafter.backbone import Backbone
 from domino_spec.drafter.config import DrafterConfig
-from domino_spec.drafter.context import DraftContext
 from domino_spec.drafter.heads import build_head
 from domino_spec.drafter.initial import initialise_layers
 from domino_spec.drafter.layers import KeyValue
@@ -27,7 +26,7 @@ class TargetVocabulary(Protocol):
         """Logits as the target itself would report them, for all or only these tokens."""
 
 
-class Drafter(nn.Module):
+class DraftModel(nn.Module):
     """Proposes the tokens behind an anchor from the target's tapped states before it."""
 
     draft_tokens: Tensor | None
@@ -56,7 +55,7 @@ class Drafter(nn.Module):
         self.register_buffer("draft_tokens", draft_tokens)
 
     @classmethod
-    def untrained(cls, config: DrafterConfig, *, seed: int = 0) -> Drafter:
+    def untrained(cls, config: DrafterConfig, *, seed: int = 0) -> DraftModel:
         """Random weights: exact to decode with, since decoding is lossless, but no faster."""
         drafter = cls(config)
         generator = torch.Generator().manual_seed(seed)
@@ -69,7 +68,7 @@ class Drafter(nn.Module):
     @classmethod
     def fresh(
         cls, config: DrafterConfig, *, seed: int, draft_tokens: Tensor | None = None
-    ) -> Drafter:
+    ) -> DraftModel:
         """A drafter to train: its head leaves the base logits as they are until it has learnt."""
         with torch.random.fork_rng(devices=[]):  # building draws numbers that nobody uses
             drafter = cls(config, draft_tokens)
@@ -80,8 +79,8 @@ class Drafter(nn.Module):
         return drafter
 
     @property
-    def taps(self) -> tuple[int, ...]:
-        """Target layers whose outputs it reads."""
+    def capture_layers(self) -> tuple[int, ...]:
+        """Target layers whose hidden states it reads."""
         return self.config.target_layer_ids
 
     @property
@@ -118,8 +117,7 @@ class Drafter(nn.Module):
     ) -> Tensor:
         """Hidden state behind each draft, [rows, anchors, max_depth, hidden].
 
-        The one forward: training calls it with many anchors over a whole sequence, decoding
-        with one anchor a row over the cached context.
+        The one forward of training: many anchors over a whole sequence.
         """
         config = self.config
         rows, count = anchors.shape
@@ -148,23 +146,6 @@ class Drafter(nn.Module):
     def base_logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
         """The backbone's own guess, [..., output vocabulary]."""
         return target.logits(hidden, self.draft_tokens).to(self.device)
-
-    # Decoding -------------------------------------------------------------------------------
-
-    def decode_hidden(
-        self, target: TargetVocabulary, anchor_tokens: Tensor, context: DraftContext, depth: int
-    ) -> Tensor:
-        """Hidden states of the first `depth` drafts behind each row's anchor."""
-        anchors = torch.tensor(context.lengths, device=self.device).unsqueeze(1)
-        positions = torch.arange(context.size, device=self.device).expand(len(context.lengths), -1)
-        hidden = self.draft_hidden(
-            target,
-            anchor_tokens=anchor_tokens.to(self.device).unsqueeze(1),
-            anchors=anchors,
-            context=context.layers(),
-            context_positions=positions,
-        )
-        return hidden[:, 0, :depth]
 
     # Training -------------------------------------------------------------------------------
 
@@ -253,3 +234,7 @@ def check_draft_tokens(tokens: Tensor, *, size: int | None, vocab_size: int) -> 
             f"draft_tokens must be different ids from 0 to {vocab_size - 1}; found one "
             "outside or twice."
         )
+
+
+Drafter = DraftModel
+"""The public name it had first."""

@@ -77,3 +77,51 @@ class SlotCache:
     def element_size(self) -> int:
         """Bytes of one number."""
         return self._states.element_size()
+
+
+class SlotStates:
+    """Numbers kept for every token in slots, [slots, capacity, ...]."""
+
+    def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.capacity = 0
+        self._shape = shape
+        self._states = torch.empty(0, dtype=dtype, device=device)
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots; the old ones' memory is given back first."""
+        self.capacity = capacity
+        self.free()
+        self._states = self._states.new_zeros((slots, capacity, *self._shape))
+
+    def free(self) -> None:
+        """No slots at all: their memory is given back."""
+        self._states = self._states.new_empty(0)
+
+    def copy(self, source: int, goal: int, count: int) -> None:
+        """The first tokens of one slot into another."""
+        self._states[goal, :count] = self._states[source, :count]
+
+    def write(self, states: Tensor, slots: Tensor, starts: Tensor) -> None:
+        """Of new tokens [batch, count, ...], from each start on."""
+        self._states[slots.unsqueeze(1), self.places(starts, states.shape[1])] = states
+
+    def read(self, slots: Tensor, places: Tensor) -> Tensor:
+        """Of some places [batch, n] of each slot [batch]: [batch, n, ...]."""
+        return self._states[slots.unsqueeze(1), places]
+
+    def places(self, starts: Tensor, count: int) -> Tensor:
+        """So many places from each start on, [batch, count].
+
+        Sequences that only fill up a batch run past the end of their slot; theirs is the last.
+        """
+        steps = torch.arange(count, device=starts.device)
+        return (starts.unsqueeze(1) + steps).clamp(max=self.capacity - 1)
+
+    def of(self, slots: Tensor) -> Tensor:
+        """All places of some slots, [batch, capacity, ...]."""
+        return self._states[slots]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self._states.nbytes

@@ -155,7 +155,7 @@ def _facts(engine: Engine) -> list[Any]:
         os.environ.get(overlap.SWITCH, ""),
         engine.target.vocab_size,
         len(engine.target.layers),
-        *engine.drafter.facts,
+        *engine.drafter.cost_key,
     ]
 
 
@@ -242,7 +242,6 @@ def _parts(
     anchors = engine.slots.anchors[rows.slots].clone()
     block = anchors.unsqueeze(1).repeat(1, depth + 1)
     with on_device(bench.device):
-        chooser = drafter.chooser(anchors, rows, depth)
         states, _ = target.forward(block, rows, ())
         logits = target.logits(states).view(batch, depth + 1, -1).clone()
 
@@ -250,7 +249,16 @@ def _parts(
         return engine.slots.draws(rows.slots, sampled=plan.sampled, filtered=plan.filtered)
 
     def drafts(plan: Plan) -> Callable[[], Any]:
-        return lambda: chooser(draws(plan))
+        with on_device(bench.device):  # the last part is the one that chooses
+            parts = drafter.parts(
+                anchors,
+                slots=rows.slots,
+                starts=rows.starts,
+                depth=depth,
+                sampler=draws(plan),
+                cached=0,
+            )
+        return parts[-1][1]
 
     def choice(plan: Plan) -> Callable[[], Any]:
         def choose() -> Any:

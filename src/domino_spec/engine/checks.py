@@ -6,20 +6,18 @@ from collections.abc import Sequence as Tokens
 
 import torch
 
-from domino_spec.decoding import Sequence
+from domino_spec.decoding import Drafter, Sequence
 from domino_spec.engine.sampling import unsupported_reason
-from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError, MismatchError
 
 
 def check_settings(
-    drafter: AnySource | None,
+    drafter: Drafter | None,
     device: torch.device,
     *,
     slots: int | None,
     capacity: int | None,
     depth: int | None,
-    candidates: int | None,
     graphs: bool | None,
     chunk: int | None,
 ) -> None:
@@ -29,20 +27,12 @@ def check_settings(
             raise InputError(f"{name} is {value}; expected 1 or more.")
     if graphs and device.type != "cuda":
         raise InputError(f"graphs are CUDA's and the target is on {device}; leave graphs out.")
-    if drafter is None:
-        given = [n for n, v in (("depth", depth), ("candidates", candidates)) if v is not None]
-        if given:
-            raise InputError(f"{' and '.join(given)} without a drafter; leave out what drafts.")
+    if drafter is None or not drafter.drafts:
+        if depth:
+            raise InputError(f"depth is {depth} without a drafter; leave it out, or give one.")
         return
-    if candidates is not None and candidates < 1:
-        raise InputError(f"candidates is {candidates}; expected 1 or more, or None for all tokens.")
-    maker = as_maker(drafter, candidates)
-    if (reason := maker.why_not(device)) is not None:
+    if (reason := drafter.unsupported_reason(device)) is not None:
         raise MismatchError(f"{reason}. Use the reference loop.")
-    most = maker.most_drafts
-    if depth is not None and not 0 <= depth <= (depth if most is None else most):
-        end = "or more" if most is None else f"to {most}"
-        raise InputError(f"depth is {depth}; the drafter gives 0 {end} drafts.")
 
 
 def check_sequence(sequence: Sequence, *, vocab_size: int) -> None:

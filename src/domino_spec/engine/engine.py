@@ -15,7 +15,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import RunStats, SamplingParams
+from domino_spec.decoding import Drafter, RunStats, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
@@ -34,7 +34,6 @@ from domino_spec.engine.sizes import (
     packs_by_default,
 )
 from domino_spec.engine.slots import Slots
-from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
@@ -61,12 +60,11 @@ class Engine:
     def __init__(
         self,
         target: Target,
-        drafter: AnySource | None = None,
+        drafter: Drafter | None = None,
         *,
         slots: int | None = None,
         capacity: int | None = None,
         depth: int | None = None,
-        candidates: int | None = None,
         adaptive: bool = False,
         graphs: bool | None = None,
         ahead: bool | None = None,
@@ -76,14 +74,14 @@ class Engine:
     ) -> None:
         """`slots` sequences of up to `capacity` tokens each, prompt and output, run at a time.
 
-        Both follow from the requests and the free memory where they are None: the caches then
-        grow, between two sequences, to what is asked for. `depth` is drafts a cycle; `adaptive`
-        lets each cycle choose fewer, by costs that are measured once. `graphs` captures work in
-        CUDA graphs; `ahead` starts the next cycle before the last one's report is read. Both are on
-        where there is a GPU. `pack` keeps a copy of the weights in the order in which a CPU
-        multiplies fastest. `reuse` remembers what lies in the caches: a prompt that begins as some
-        other sequence did is computed from where they part. `chunk` is how many prompt tokens a
-        step computes while others decode.
+        Both follow from the requests and the free memory where they are None: the caches then grow,
+        between two sequences, to what is asked for. `depth` is drafts a cycle, by default the
+        drafter's own; `adaptive` lets each cycle choose fewer, by costs that are measured once.
+        `graphs` captures work in CUDA graphs; `ahead` starts the next cycle before the last one's
+        report is read. Both are on where there is a GPU. `pack` keeps a copy of the weights in the
+        order in which a CPU multiplies fastest. `reuse` remembers what lies in the caches: a prompt
+        that begins as some other sequence did is computed from where they part. `chunk` is how many
+        prompt tokens a step computes while others decode.
         """
         check_settings(
             drafter,
@@ -91,17 +89,16 @@ class Engine:
             slots=slots,
             capacity=capacity,
             depth=depth,
-            candidates=candidates,
             graphs=graphs,
             chunk=chunk,
         )
         on_gpu = target.device.type == "cuda"
-        maker = None if drafter is None else as_maker(drafter, candidates)
-        self.depth = 0
-        if maker is not None:
-            self.depth = maker.default_depth if depth is None else depth
+        if drafter is not None:
+            drafter = drafter.with_depth(drafter.depth if depth is None else depth)
+            drafter = drafter if drafter.drafts else None
+        self.depth = 0 if drafter is None else drafter.depth
         # A sequence may run a block past its end, and another one started ahead of its report.
-        self.margin = 2 * (self.depth + 1) + (maker.reach if maker is not None else 0)
+        self.margin = 2 * (self.depth + 1) + (0 if drafter is None else drafter.lookahead)
         self.packs = packs_by_default(target, drafter) if pack is None else pack
         self._source = target
         self._drafts = drafter
@@ -109,9 +106,9 @@ class Engine:
         size = Size(slots or 0, capacity or 0) if slots and capacity else Size(0, 1)
         sizes = {"slots": size.slots + 1, "capacity": size.capacity + self.margin}
         self.target = load_model(target, **sizes, pack=self.packs)
-        self.drafter = (
-            maker.lean(self.target, **sizes, pack=self.packs) if maker is not None else None
-        )
+        self.drafter = None if drafter is None else drafter.bind(self.target, pack=self.packs)
+        if self.drafter is not None:
+            self.drafter.resize(**sizes)
         self.capacity = size.capacity
         self.ahead = on_gpu if ahead is None else ahead
         self.policy: DepthPolicy | None = None
@@ -285,7 +282,7 @@ class Engine:
     def cache_bytes(self) -> int:
         """What its caches take."""
         own = self.target.cache.nbytes
-        return own if self.drafter is None else own + self.drafter.cache.nbytes
+        return own if self.drafter is None else own + self.drafter.cache_bytes
 
     @property
     def running(self) -> int:
@@ -517,7 +514,7 @@ class Engine:
         self._make_slots(0, self.scheduler)
         self.target.cache.free()
         if self.drafter is not None:
-            self.drafter.cache.free()
+            self.drafter.free()
 
     def reset(self, error: Exception) -> list[SequenceOutput]:
         """After a step that failed: all running sequences end with the error, caches are new.

@@ -12,17 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from domino_spec.decoding.drafter import DraftPart
 from domino_spec.engine.attention import AttentionMetadata
-from domino_spec.engine.draft import LeanDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import nbytes
 from domino_spec.errors import InputError
-
-Part = tuple[str, Callable[[], Any], int]
-"""A part of a cycle: its name, how it is run, and the bytes it reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +131,8 @@ class Bench:
         anchors = torch.ones(batch, dtype=torch.long, device=self.device)
         block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
         with on_device(self.device):
-            states, tapped = target.forward(block, rows, drafter.taps)
+            states, captured = target.forward(block, rows, drafter.capture_layers)
+        place = {"slots": rows.slots, "starts": rows.starts}
         head = nbytes([target.lm_head])
         layers = sum(weights.nbytes for weights in target.layers)
 
@@ -142,36 +140,23 @@ class Bench:
             logits = target.logits(states).view(batch, depth + 1, -1)
             return Draws().choose(logits, rows.starts)
 
-        timed: Sequence[Part] = (
-            *self._drafting(anchors, rows, depth),
-            ("verify", lambda: target.forward(block, rows, drafter.taps),
+        with on_device(self.device), torch.no_grad():
+            drafting = drafter.parts(
+                anchors, **place, depth=depth, sampler=Draws(), cached=batch * self.context
+            )
+        timed: Sequence[DraftPart] = (
+            *drafting,
+            ("verify", lambda: target.forward(block, rows, drafter.capture_layers),
              layers + self.kv_bytes(batch, target)),
             ("logits and choice", verify, head),
-            ("context for the drafter", lambda: drafter.observe(tapped, block, rows),
-             nbytes([drafter.fc]) if isinstance(drafter, LeanDrafter) else 0),
+            ("context for the drafter", lambda: drafter.update_cache(captured, block, **place),
+             drafter.update_bytes),
         )  # fmt: skip
         with torch.no_grad():
             return [
                 Stage(name=name, seconds=seconds_of(call, self.device), bytes=size)
                 for name, call, size in timed
             ]
-
-    def _drafting(self, anchors: Tensor, rows: AttentionMetadata, depth: int) -> list[Part]:
-        """Making drafts: of a block drafter in its two parts, of any other as one."""
-        drafter, batch = self.engine.drafter, len(anchors)
-        assert drafter is not None
-        if not isinstance(drafter, LeanDrafter):
-            return [("draft", lambda: drafter.propose(anchors, rows, depth, Draws()), 0)]
-        layers = sum(weights.nbytes for weights in drafter.layers)
-        correction = nbytes(drafter.head.parameters()) if drafter.head is not None else 0
-        with on_device(self.device):
-            choose = drafter.chooser(anchors, rows, depth)
-        return [
-            ("draft backbone", lambda: drafter.hidden(anchors, rows),
-             layers + self.kv_bytes(batch, drafter)),
-            ("draft logits and rollout", lambda: choose(Draws()),
-             nbytes([drafter.lm_head]) + correction),
-        ]  # fmt: skip
 
     def kv_bytes(self, batch: int, part: Any) -> int:
         """Keys and values that a forward reads."""
@@ -183,8 +168,8 @@ class Bench:
         """What a plain step, or a cycle, cannot do without."""
         target, drafter = self.engine.target, self.engine.drafter
         size = target.nbytes + self.kv_bytes(batch, target)
-        if drafts and isinstance(drafter, LeanDrafter):
-            size += drafter.nbytes + nbytes([drafter.lm_head]) + self.kv_bytes(batch, drafter)
+        if drafts and drafter is not None:
+            size += drafter.cycle_bytes(batch * self.context)
         return size
 
     def paced(self, batch: int, depth: int, accepted: Sequence[int], *, cycles: int) -> float:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import Drafter, SamplingParams
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.kernels.attention import MAX_TOKENS
 from domino_spec.engine.kernels.commit import commit
@@ -30,7 +30,6 @@ from domino_spec.engine.sampling import Draws, needs_filter
 from domino_spec.engine.scores import score_columns
 from domino_spec.engine.side_stream import SideStream
 from domino_spec.engine.slots import Slots
-from domino_spec.engine.sources import Source
 from domino_spec.errors import InputError
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -168,7 +167,7 @@ class ModelRunner:
     def __init__(
         self,
         model: InferenceModel,
-        drafter: Source | None,
+        drafter: Drafter | None,
         slots: Slots,
         *,
         graphs: bool,
@@ -262,16 +261,18 @@ class ModelRunner:
         if plan.depth:
             assert self.drafter is not None
             with self._timed("draft"):
-                drafts = self.drafter.propose(anchors, metadata, plan.depth, draws)
+                drafts = self.drafter.propose(
+                    anchors, slots=slots, starts=starts, depth=plan.depth, sampler=draws
+                )
             block = torch.cat((block, drafts), dim=1)
         drafter = None if plan.alone else self.drafter
-        layers = () if drafter is None else drafter.taps
+        layers = () if drafter is None else drafter.capture_layers
         with self._timed("verify"):
             states, captured = self.model.forward(block, metadata, layers)
         try:
             if drafter is not None:
                 with self._timed("draft"), self._side_stream.work():
-                    drafter.observe(captured, block, metadata)
+                    drafter.update_cache(captured, block, slots=slots, starts=starts)
             with self._timed("verify"):
                 logits = self.model.logits(states).view(*block.shape, -1)
                 chosen = self.choose(logits, block, metadata, draws, plan)
@@ -355,7 +356,7 @@ class ModelRunner:
         """The first tokens of one slot into another."""
         self.model.cache.copy(source, slot, count)
         if drafts and self.drafter is not None:
-            self.drafter.cache.copy(source, slot, count)
+            self.drafter.copy_prefix(source, slot, count)
 
     @torch.no_grad()
     def prefill(self, parts: Sequence[PromptChunk], *, drafts: bool) -> Tensor:
@@ -460,10 +461,10 @@ class ModelRunner:
         tokens = numbers[3 * even :].view(shape.rows, shape.count)
         metadata = AttentionMetadata(slots, starts, shape.count, longest=shape.longest)
         drafter = self.drafter if shape.drafts else None
-        layers = () if drafter is None else drafter.taps
+        layers = () if drafter is None else drafter.capture_layers
         states, captured = self.model.forward(tokens, metadata, layers)
         if drafter is not None:
-            drafter.observe(captured, tokens, metadata)
+            drafter.update_cache(captured, tokens, slots=slots, starts=starts)
         return states.rows.index_select(0, last)
 
     def _capture_prefill(self, shape: PrefillShape) -> CapturedPrefill:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import suppress
 from typing import cast
 
-from domino_spec.decoding import Proposer, SequenceOutput, decode
+from domino_spec.decoding import Drafter, SequenceOutput, decode
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import ABORTED
 from domino_spec.engine.fair import FairQueue
@@ -18,10 +18,9 @@ class ReferenceEngine:
 
     max_sequences = 1
 
-    def __init__(self, target: Target, proposer: Callable[[bool], Proposer]) -> None:
-        """`proposer` makes a source of drafts, or none for a sequence that wants no drafts."""
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
         self._target = target
-        self._proposer = proposer
+        self._drafter = drafter
         self._queue: FairQueue[Decoded] = FairQueue()
         self._current: Decoded | None = None
         self._outputs: Generator[SequenceOutput, None, None] | None = None
@@ -49,7 +48,8 @@ class ReferenceEngine:
                 return []
             sequence = self._current
             sequence.begin()
-            outputs = decode(self._target, self._proposer(sequence.speculate), [sequence])
+            drafter = self._drafter if sequence.speculate else None
+            outputs = decode(self._target, drafter, [sequence])
             self._outputs = cast("Generator[SequenceOutput, None, None]", outputs)
         sequence = self._current
         assert self._outputs is not None

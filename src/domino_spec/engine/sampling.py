@@ -34,8 +34,7 @@ class Draws:
         """Tokens [rows, n] from logits [rows, n, k] of tokens at `starts` and behind.
 
         A choice stands one place behind the token it was made from. `tokens` [k] are the columns'
-        ids, where these are not the whole vocabulary's. Drafts are chosen without a `cut`: what the
-        target would cut off is simply refused.
+        ids, where these are not the whole vocabulary's.
         """
         rows, count, width = logits.shape
         flat = logits.reshape(-1, width)
@@ -62,6 +61,10 @@ class Draws:
             tokens=None if tokens is None else tokens.expand(rows * count, -1),
         )
         return _named(columns, tokens).view(rows, count)
+
+    def choose_drafts(self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """Drafts: what the target would cut off is not cut off here, but simply refused."""
+        return self.choose(logits, starts, tokens, cut=False)
 
 
 def _named(columns: Tensor, tokens: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from domino_spec.errors import InputError
 from domino_spec.targets import Target, probe_target
 
@@ -100,10 +100,10 @@ def random_target(shape: str, *, device: torch.device, dtype: torch.dtype) -> Ta
 
 
 @torch.no_grad()
-def random_drafter(target: Target) -> Drafter:
+def random_drafter(target: Target) -> DraftModel:
     """A drafter of the public shape for a target, made where the target is."""
     with torch.device(target.device):
-        drafter = Drafter(drafter_config(target.config)).to(target.dtype)
+        drafter = DraftModel(drafter_config(target.config)).to(target.dtype)
     for parameter in drafter.parameters():
         if parameter.dim() > 1:
             parameter.normal_(0.0, 0.02)

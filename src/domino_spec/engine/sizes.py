@@ -10,10 +10,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.drafter import Drafter
 from domino_spec.engine.models.base import read_shape
-from domino_spec.engine.sources import AnySource
 from domino_spec.targets import Target
 
 MOST_DRAFTING = 256
@@ -67,7 +66,7 @@ def most_sequences(target: Target, *, drafts: bool) -> int:
 def fitting_size(
     engine: Caches,
     target: Target,
-    drafter: AnySource | None,
+    drafter: Drafter | None,
     waiting: Sequence[Decoded],
     fixed: tuple[int | None, int | None],
 ) -> Size | None:
@@ -84,7 +83,7 @@ def fitting_size(
 
 
 def no_room_reason(
-    engine: Caches, target: Target, drafter: AnySource | None, sequences: Sequence[Decoded]
+    engine: Caches, target: Target, drafter: Drafter | None, sequences: Sequence[Decoded]
 ) -> str | None:
     """Why the memory holds not even one of these at a time; None if it does."""
     needed = max(sequence.max_length for sequence in sequences)
@@ -96,7 +95,7 @@ def no_room_reason(
     return f"a slot of {needed} tokens takes {size:.1f} GB of memory, which is not free"
 
 
-def packs_by_default(target: Target, drafter: AnySource | None) -> bool:
+def packs_by_default(target: Target, drafter: Drafter | None) -> bool:
     """On a CPU, if a packed copy of the weights leaves as much memory free."""
     if target.device.type != "cpu":
         return False
@@ -130,21 +129,19 @@ def _bytes(size: Size, row: int) -> int:
     return (size.slots + 1) * size.capacity * row  # one slot is for what fills up a batch
 
 
-def token_bytes(target: Target, drafter: AnySource | None) -> int:
-    """Keys and values of one token in all layers of both models."""
+def token_bytes(target: Target, drafter: Drafter | None) -> int:
+    """What the caches of both models hold of one token."""
     shape = read_shape(target.config)
-    numbers = target.num_layers * shape.kv_heads * shape.head_dim
-    if isinstance(drafter, Drafter):
-        config = drafter.config
-        numbers += config.num_layers * config.num_kv_heads * config.head_dim
-    return 2 * numbers * target.dtype.itemsize
+    numbers = 2 * target.num_layers * shape.kv_heads * shape.head_dim
+    numbers += 0 if drafter is None else drafter.token_width
+    return numbers * target.dtype.itemsize
 
 
-def packed_bytes(target: Target, drafter: AnySource | None) -> int:
+def packed_bytes(target: Target, drafter: Drafter | None) -> int:
     """What packed copies of all matrices take."""
     models: list[nn.Module] = [target.model]
-    if isinstance(drafter, nn.Module):
-        models.append(drafter)
+    if drafter is not None and drafter.model is not None:
+        models.append(drafter.model)
     layers = (layer for model in models for layer in model.modules())
     return sum(layer.weight.nbytes for layer in layers if isinstance(layer, nn.Linear))
 

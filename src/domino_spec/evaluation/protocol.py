@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from domino_spec.api import DominoDecoder
 from domino_spec.data import is_loop
-from domino_spec.decoding import RowStats, RunStats, SamplingParams
+from domino_spec.decoding import Drafter, RowStats, RunStats, SamplingParams
 from domino_spec.decoding.params import AcceptRule
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations, continue_prompts
 from domino_spec.evaluation.prompts import PromptSet
@@ -144,7 +145,7 @@ def measure_simulated(
     outcomes = tuple(protocol.outcome(answer) for answer in continuations.answers)
     used = [index for index, outcome in enumerate(outcomes) if outcome == "used"]
     simulation = simulate(
-        _drafter(decoder),
+        _model(decoder),
         decoder.target,
         continuations.select(used),
         depth=decoder.depth,
@@ -208,7 +209,7 @@ def measure_decoded(
         accept=used if protocol.temperature else None,
         depth=fixed.depth,
         candidates=decoder.candidates,
-        head=None if decoder.drafter is None else head,
+        head=head if isinstance(decoder.drafter, BlockDrafter) else None,
         outcomes=tuple(protocol.outcome(answer.tokens) for answer in answers),
         rows=tuple(answer.stats for answer in answers),
         seconds=time.perf_counter() - start,
@@ -217,22 +218,23 @@ def measure_decoded(
 
 def _at_fixed_depth(decoder: DominoDecoder, *, head: bool) -> DominoDecoder:
     """A decoder of the same pair that drafts as deep in every cycle."""
-    drafter = decoder.opened if decoder.drafter is None else decoder.drafter
+    drafter: Drafter | None = decoder.drafter
     if drafter is None:
         raise InputError("there is no drafter to measure; load one with draft=...")
     if not head:
-        drafter = without_head(_drafter(decoder))
+        drafter = BlockDrafter(without_head(_model(decoder)), candidates=decoder.candidates)
     return DominoDecoder(
         decoder.target,
         drafter,
         decoder.tokenizer,
         depth=decoder.depth,
-        candidates=decoder.candidates,
         engine=decoder.choice,
     )
 
 
-def _drafter(decoder: DominoDecoder) -> Drafter:
+def _model(decoder: DominoDecoder) -> DraftModel:
     if decoder.drafter is None:
         raise InputError("there is no drafter to measure; load one with draft=...")
-    return decoder.drafter
+    if not isinstance(decoder.drafter, BlockDrafter):
+        raise InputError(f"{decoder.drafter.name} is no block drafter; decode for real instead.")
+    return decoder.drafter.model

@@ -8,12 +8,10 @@ from itertools import chain
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import check_prompt
-from domino_spec.baselines import PLAIN
-from domino_spec.decoding import RowStats, RunStats, SamplingParams, SequenceOutput
+from domino_spec.decoding import Drafter, RowStats, RunStats, SamplingParams, SequenceOutput
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.models import unsupported_reason
-from domino_spec.engine.sources import AnySource, as_maker
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
@@ -93,14 +91,10 @@ def batches(lengths: Sequence[int], target: Target, size: int) -> list[list[int]
     return [order[first : first + size] for first in range(0, len(order), size)]
 
 
-def unsupported_by_engine(
-    target: Target, *, name: str, kind: str, source: AnySource | None
-) -> str | None:
+def unsupported_by_engine(target: Target, drafter: Drafter) -> str | None:
     """What keeps it off the engine, in words; None if nothing does."""
     reason = unsupported_reason(target)
     if reason is not None:
         return f"as for the target, {reason}"
-    if source is not None:
-        reason = as_maker(source).why_not(target.device)
-        return None if reason is None else f"as for {name}, {reason}"
-    return None if kind == PLAIN else f"the engine does not run {name} ({kind})"
+    reason = drafter.unsupported_reason(target.device)
+    return None if reason is None else f"as for {drafter.name}, {reason}"

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.api.arguments import checked_candidates, checked_depth
 from domino_spec.decoding import RowStats
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.drafter.rollout import rollout
+from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations
 from domino_spec.evaluation.runs import batches
@@ -72,7 +72,7 @@ class Simulation:
 
 @torch.no_grad()
 def simulate(
-    drafter: Drafter,
+    drafter: DraftModel,
     target: Target,
     continuations: Continuations,
     *,
@@ -90,8 +90,8 @@ def simulate(
     reference loop, where a sequence's last block is as wide as the longest of its batch needs;
     unset: the engine, whose blocks have the whole depth.
     """
-    depth = checked_depth(depth, drafter.config)
-    candidates = checked_candidates(candidates)
+    asked = BlockDrafter(drafter, candidates=candidates).with_depth(depth)
+    depth, candidates = asked.depth, asked.candidates
     if max_slots < 1:
         raise InputError(f"max_slots is {max_slots}; expected 1 or more.")
     answers = continuations.answers
@@ -120,7 +120,7 @@ def simulate(
     return Simulation(rows=stats, total=total, reached=reached, right=right)
 
 
-def without_head(drafter: Drafter) -> Drafter:
+def without_head(drafter: DraftModel) -> DraftModel:
     """The same drafter with its base logits alone; the weights are shared."""
     bare = copy.copy(drafter)
     bare._modules = {**drafter._modules, "head": None}
@@ -129,7 +129,7 @@ def without_head(drafter: Drafter) -> Drafter:
 
 
 def _matches(
-    drafter: Drafter,
+    drafter: DraftModel,
     target: Target,
     continuations: Continuations,
     *,
@@ -180,7 +180,7 @@ def _matches(
 
 
 def _count_right(
-    drafter: Drafter,
+    drafter: DraftModel,
     target: Target,
     *,
     hidden: Tensor,  # [anchors, depth, hidden]
@@ -217,7 +217,7 @@ def _padded(rows: Sequence[Sequence[int]], *, fill: int) -> Tensor:
 
 
 @contextmanager
-def _measuring(drafter: Drafter) -> Iterator[Drafter]:
+def _measuring(drafter: DraftModel) -> Iterator[DraftModel]:
     """As decoding runs it, leaving a drafter in training as it was found."""
     modes = {module: module.training for module in drafter.modules()}
     attention = drafter.backbone.attention

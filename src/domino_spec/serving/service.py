@@ -133,9 +133,7 @@ class Service:
         reason = decoder.unsupported_reason()
         if reason is not None:
             log(f"one request at a time, through Transformers: {reason}")
-            reference = ReferenceEngine(
-                decoder.target, lambda drafts: decoder.proposer(speculate=drafts)
-            )
+            reference = ReferenceEngine(decoder.target, decoder.drafter if decoder.depth else None)
             return reference, check_context(config, context) or _UNKNOWN_CONTEXT
         target = decoder.target
         size = cache_size(

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from domino_spec.baselines.every import AnyDrafter
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.drafter.layers import DraftLayer
+from domino_spec.drafters.files import AnyDrafter
 from domino_spec.targets import Target
 from domino_spec.training.loss import ChunkGradients, chunk_gradients
 
@@ -29,7 +29,7 @@ class Acceleration:
     def __init__(self, drafter: AnyDrafter, target: Target) -> None:
         self._drafter = drafter
         self._forms: list[tuple[nn.Module, str, Callable[..., Any]]] = []
-        if isinstance(drafter, Drafter):
+        if isinstance(drafter, DraftModel):
             for layer in drafter.backbone.layers:
                 assert isinstance(layer, DraftLayer)
                 self._add(layer, "forward", _learning)
@@ -64,7 +64,7 @@ class Acceleration:
     def _apply(self) -> None:
         for module, name, compiled in self._forms:
             module.__dict__[name] = compiled
-        if isinstance(self._drafter, Drafter):
+        if isinstance(self._drafter, DraftModel):
             # FlexAttention has no backward pass on a CPU.
             on_gpu = self._drafter.device.type == "cuda"
             self._drafter.backbone.attention = "flex" if on_gpu else "dense"
@@ -72,7 +72,7 @@ class Acceleration:
     def _remove(self) -> None:
         for module, name, _ in self._forms:
             module.__dict__.pop(name, None)
-        if isinstance(self._drafter, Drafter):
+        if isinstance(self._drafter, DraftModel):
             self._drafter.backbone.attention = "dense"
 
 

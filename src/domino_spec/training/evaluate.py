@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import end_tokens
-from domino_spec.baselines.every import AnyDrafter
-from domino_spec.baselines.files import AnyBaseline
-from domino_spec.baselines.registry import named_baseline
 from domino_spec.data import Corpus, is_loop
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters import drafter_of
+from domino_spec.drafters.files import AnyBaseline, AnyDrafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.targets import Target
@@ -73,7 +73,7 @@ def held_out_evaluation(
 
     def evaluate() -> dict[str, Any]:
         with acceleration.suspended() if acceleration else nullcontext():
-            if not isinstance(drafter, Drafter):
+            if not isinstance(drafter, DraftModel):
                 return _decoded(drafter, target, tokenizer, answers())
             on = simulate(drafter, target, answers())
             told: dict[str, Any] = {
@@ -92,7 +92,7 @@ def _decoded(
     drafter: AnyBaseline, target: Target, tokenizer: Any | None, answers: Continuations
 ) -> dict[str, Any]:
     """The same for drafters without a simulation, by decoding."""
-    opened = named_baseline(drafter.config.kind, drafter, target)
+    opened = drafter_of(copy.deepcopy(drafter))  # bound weights are rearranged
     # Weights that training changes are not worth a packed copy.
     decoder = DominoDecoder(target, opened, tokenizer, depth=opened.depth, pack=False)
     total = greedy_counts(

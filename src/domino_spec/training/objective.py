@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from domino_spec.baselines import Eagle3, Medusa
-from domino_spec.baselines.every import AnyDrafter
-from domino_spec.drafter import Drafter, TargetVocabulary
+from domino_spec.drafter import DraftModel, TargetVocabulary
+from domino_spec.drafters import Eagle3, Medusa
+from domino_spec.drafters.files import AnyDrafter
 from domino_spec.targets import Reading
 from domino_spec.training.blocks import Blocks
 from domino_spec.training.loss import ChunkedLoss, ChunkGradients, LossJob, Mixture, chunk_gradients
@@ -153,7 +153,7 @@ def sequences(reading: Reading, blocks: Blocks) -> dict[str, Any]:
     }
 
 
-class BlockObjective(Objective[Drafter]):
+class BlockObjective(Objective[DraftModel]):
     """Block drafters: the backbone over all blocks, the head over the true prefixes."""
 
     def learn(self, target: TargetVocabulary, reading: Reading, blocks: Blocks) -> Learnt:
@@ -220,7 +220,7 @@ class Eagle3Objective(Objective[Eagle3]):
 
 def make_objective(drafter: AnyDrafter, **options: Any) -> Objective[Any]:
     """The objective of a drafter's kind."""
-    if isinstance(drafter, Drafter):
+    if isinstance(drafter, DraftModel):
         return BlockObjective(drafter, **options)
     if isinstance(drafter, Medusa):
         return MedusaObjective(drafter, **options)

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from domino_spec.api.facts import target_facts
-from domino_spec.baselines import BaselineConfig
-from domino_spec.baselines.every import AnyDrafter
 from domino_spec.checkpoints import Provenance
 from domino_spec.data import Corpus, PackedBatches, load_corpus
 from domino_spec.drafter import DrafterConfig
+from domino_spec.drafters import ModuleConfig
+from domino_spec.drafters.facts import target_facts
+from domino_spec.drafters.files import AnyDrafter
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import fingerprint
 from domino_spec.targets import LoadedTarget, Target, load_target
@@ -255,7 +255,7 @@ def _intervals(config: TrainConfig) -> Intervals:
     return Intervals(log=config.log_every, evaluate=evaluate, save=save or steps)
 
 
-def _chunk(config: TrainConfig, drafter: DrafterConfig | BaselineConfig) -> int:
+def _chunk(config: TrainConfig, drafter: DrafterConfig | ModuleConfig) -> int:
     """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
     fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
     most = _known(config.batch_size) * _known(config.anchors) * drafter.trained_depth

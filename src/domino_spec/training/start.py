@@ -9,18 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from domino_spec.baselines import BaselineConfig, Eagle3Config, MedusaConfig
-from domino_spec.baselines.every import AnyDrafter, load_any
-from domino_spec.baselines.files import MODELS
 from domino_spec.data import Corpus
 from domino_spec.drafter import (
     DominoHeadConfig,
-    Drafter,
     DrafterConfig,
+    DraftModel,
     HeadConfig,
     MarkovHeadConfig,
     default_target_layer_ids,
 )
+from domino_spec.drafters import Eagle3Config, MedusaConfig, ModuleConfig
+from domino_spec.drafters.files import MODELS, AnyDrafter, load_any
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.training.config import BASELINES, TrainConfig
@@ -97,7 +96,7 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
     return config.replace(**filled)
 
 
-def baseline_config(config: TrainConfig, target: Target) -> BaselineConfig:
+def baseline_config(config: TrainConfig, target: Target) -> ModuleConfig:
     """The same for a drafter that is no block drafter."""
     assert config.draft_steps is not None, "derive comes first"
     shared: dict[str, Any] = {
@@ -235,7 +234,7 @@ def start_drafter(
     config: TrainConfig, target: Target, tokenizer: Any, training: Corpus
 ) -> tuple[AnyDrafter, TrainConfig]:
     """Random weights, or those of `init`; and the configuration with its mask token."""
-    shape: DrafterConfig | BaselineConfig
+    shape: DrafterConfig | ModuleConfig
     if config.variant in BASELINES:
         shape = baseline_config(config, target)
     else:
@@ -250,7 +249,7 @@ def start_drafter(
         tokens = torch.from_numpy(choose_draft_tokens(counts, config.draft_vocab))
     drafter: AnyDrafter
     if isinstance(shape, DrafterConfig):
-        drafter = Drafter.fresh(shape, seed=config.seed, draft_tokens=tokens)
+        drafter = DraftModel.fresh(shape, seed=config.seed, draft_tokens=tokens)
     else:
         drafter = MODELS[shape.kind].fresh(shape, seed=config.seed, draft_tokens=tokens)
     match_output_scale(drafter, target, training)
@@ -270,7 +269,7 @@ def _mask_token(config: TrainConfig, target: Target, tokenizer: Any, training: C
     return mask
 
 
-def _warm_start(config: TrainConfig, shape: DrafterConfig | BaselineConfig) -> AnyDrafter:
+def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> AnyDrafter:
     assert config.init is not None
     drafter, _ = load_any(config.init, dtype=torch.float32)
     stated, wanted = drafter.config.to_dict(), shape.to_dict()

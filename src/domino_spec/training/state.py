@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.baselines.every import AnyDrafter, drafter_like, save_any
 from domino_spec.checkpoints import Provenance
+from domino_spec.drafters.files import AnyDrafter, drafter_like, save_any
 from domino_spec.errors import TrainingError
 from domino_spec.training.config import TrainConfig, renamed
 from domino_spec.training.trainer import Trainer

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from domino_spec.baselines.lean import BaselineSource
-from domino_spec.baselines.lean_lookup import LookupSource
+from domino_spec.drafters import LookupDrafter, drafter_of
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.model_runner import Plan
 from tests.engine.runs import finish, make_requests, own
@@ -17,9 +16,9 @@ DRAFTS, NEW = 2, 5
 PROMPTS = [[4, 9, 4]]
 TABLE = successor(SIZE)
 SOURCES = {
-    "medusa": lambda: BaselineSource(knowing_medusa(heads=DRAFTS, table=TABLE)),
-    "eagle3": lambda: BaselineSource(knowing_eagle3(unrolled=DRAFTS, size=SIZE)),
-    "lookup": lambda: LookupSource(depth=DRAFTS),
+    "medusa": lambda: drafter_of(knowing_medusa(heads=DRAFTS, table=TABLE)),
+    "eagle3": lambda: drafter_of(knowing_eagle3(unrolled=DRAFTS, size=SIZE)),
+    "lookup": lambda: LookupDrafter(depth=DRAFTS),
 }
 
 

@@ -134,7 +134,8 @@ def _engine(shape: str, candidates: int | None) -> Any:
     import torch
     import transformers
 
-    from domino_spec.drafter import DominoHeadConfig, Drafter
+    from domino_spec.drafter import DominoHeadConfig, DraftModel
+    from domino_spec.drafters import BlockDrafter
     from domino_spec.engine import shapes, target
     from domino_spec.engine.engine import Engine
     from domino_spec.targets import Target
@@ -153,10 +154,10 @@ def _engine(shape: str, candidates: int | None) -> Any:
     target.unsupported_reason = lambda _target: None
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        drafter = Drafter(draft_config).to(torch.bfloat16).eval()
+        drafter = DraftModel(draft_config).to(torch.bfloat16).eval()
     return Engine(
-        Target(model.eval(), name=shape), drafter, slots=max(BATCHES), capacity=4096,
-        candidates=candidates, graphs=False, pack=False,
+        Target(model.eval(), name=shape), BlockDrafter(drafter, candidates=candidates),
+        slots=max(BATCHES), capacity=4096, graphs=False, pack=False,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from domino_spec.drafter.rollout import rollout
 
 pytest.importorskip(
@@ -47,7 +47,7 @@ class Vocabulary:
 
 def make(
     shape: str, *, shift: bool, generator: torch.Generator
-) -> tuple[Drafter, Vocabulary, Tensor, Tensor]:
+) -> tuple[DraftModel, Vocabulary, Tensor, Tensor]:
     """A drafter with a random head, its target, hidden states of whole blocks and anchors."""
     hidden, vocab, block, gru, rank = SHAPES[shape]
     config = DrafterConfig(
@@ -56,7 +56,7 @@ def make(
         mask_token_id=0, block_size=max(block, 3), shift_label=shift,
         head=DominoHeadConfig(gru_hidden_dim=gru, emb_dim=rank, pure_draft_prefix_len=1),
     )  # fmt: skip
-    drafter = Drafter(config).eval()
+    drafter = DraftModel(config).eval()
     assert drafter.head is not None
     with torch.no_grad():
         for parameter in drafter.head.parameters():
@@ -66,7 +66,7 @@ def make(
     return drafter, Vocabulary(vocab, hidden, generator), slots, anchors
 
 
-def theirs(drafter: Drafter, target: Vocabulary, slots: Tensor, anchors: Tensor) -> Tensor:
+def theirs(drafter: DraftModel, target: Vocabulary, slots: Tensor, anchors: Tensor) -> Tensor:
     head: Any = drafter.head
     options: dict[str, Any] = {}
     if "in_cuda_graph" in inspect.signature(domino_greedy_rollout).parameters:
@@ -86,7 +86,7 @@ def theirs(drafter: Drafter, target: Vocabulary, slots: Tensor, anchors: Tensor)
 
 
 @torch.no_grad()
-def ours(drafter: Drafter, target: Vocabulary, slots: Tensor, anchors: Tensor) -> Tensor:
+def ours(drafter: DraftModel, target: Vocabulary, slots: Tensor, anchors: Tensor) -> Tensor:
     first, depth = drafter.config.first_slot, slots.shape[1] - 1
     return rollout(drafter, target, hidden=slots[:, first : first + depth], anchor_tokens=anchors)
 

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from domino_spec.checkpoints import save_drafter
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 
 VOCAB, HIDDEN, MASK, CONSTANT = 64, 128, 63, 64
 SHARP = 20.0
@@ -77,7 +77,7 @@ def embeddings() -> Tensor:
     return table
 
 
-def knowing_drafter(*, shift_label: bool, prefix_len: int, block_size: int = 8) -> Drafter:
+def knowing_drafter(*, shift_label: bool, prefix_len: int, block_size: int = 8) -> DraftModel:
     """Its backbone passes embeddings on, its GRU remembers the last token, its head the table."""
     config = DrafterConfig(
         hidden_size=HIDDEN, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -88,7 +88,7 @@ def knowing_drafter(*, shift_label: bool, prefix_len: int, block_size: int = 8) 
             emb_dim=VOCAB, gru_hidden_dim=VOCAB, pure_draft_prefix_len=prefix_len
         ),
     )  # fmt: skip
-    drafter = Drafter.untrained(config)
+    drafter = DraftModel.untrained(config)
     state = drafter.state_dict()
     eye = torch.eye(VOCAB)
     with torch.no_grad():
@@ -111,19 +111,19 @@ def save_knowing_drafter(
     """In the public layout; without its head it is a plain DFlash drafter that knows nothing."""
     drafter = knowing_drafter(shift_label=shift_label, prefix_len=prefix_len)
     if not head:
-        bare = Drafter(replace(drafter.config, head=None))
+        bare = DraftModel(replace(drafter.config, head=None))
         bare.backbone.load_state_dict(drafter.backbone.state_dict())
         drafter = bare
     return save_drafter(drafter, folder, dtype=torch.float32)
 
 
-def save_random_drafter(folder: Path, *, seed: int, **changes: object) -> tuple[Path, Drafter]:
+def save_random_drafter(folder: Path, *, seed: int, **changes: object) -> tuple[Path, DraftModel]:
     """Random weights of a scale at which context and prefix change the drafts.
 
     A reduced vocabulary is a random one too, in no order.
     """
     shape = replace(knowing_drafter(shift_label=True, prefix_len=1).config, **changes)
-    drafter = Drafter.untrained(shape, seed=seed)
+    drafter = DraftModel.untrained(shape, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in drafter.parameters():

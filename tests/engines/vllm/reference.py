@@ -2,14 +2,14 @@
 
 import torch
 
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.drafter.rollout import rollout
 from domino_spec.targets import Target, read
 
 
 def reference_blocks(
     target: Target,
-    drafter: Drafter,
+    drafter: DraftModel,
     tokens: list[int],
     *,
     first: int,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from domino_spec.checkpoints import export_drafter
-from domino_spec.drafter import DominoHeadConfig, Drafter, MarkovHeadConfig
+from domino_spec.drafter import DominoHeadConfig, DraftModel, MarkovHeadConfig
 from domino_spec.targets import load_target
 from tests.engines.vllm.job import run_job
 from tests.engines.vllm.pairs import (
@@ -102,7 +102,7 @@ def test_our_export_for_vllm_with_its_own_rows_of_a_reduced_vocabulary(lively, t
     assert_drafts_are_ours(lively, *save_reduced_export(lively, tmp_path))
 
 
-def save_reduced_export(target: str, folder: Path) -> tuple[Path, Drafter]:
+def save_reduced_export(target: str, folder: Path) -> tuple[Path, DraftModel]:
     """A random drafter of a reduced vocabulary beside the target's lm_head rows for it."""
     _, drafter = save_random_drafter(folder / "plain", seed=3, **CASES["reduced vocabulary"])
     loaded = load_target(target, device="cpu", dtype=torch.float32).target
@@ -112,7 +112,7 @@ def save_reduced_export(target: str, folder: Path) -> tuple[Path, Drafter]:
     ), drafter
 
 
-def assert_drafts_are_ours(target: str, folder: Path, drafter: Drafter, **job: Any) -> None:
+def assert_drafts_are_ours(target: str, folder: Path, drafter: DraftModel, **job: Any) -> None:
     """Block by block, behind a target whose answer is not simple."""
     prompt = [9, 4, 17, 30, 2]
     result = run_job(

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from domino_spec.checkpoints import export_drafter, load_drafter, save_drafter, save_packed
-from domino_spec.drafter import Drafter
+from domino_spec.drafter import DraftModel
 from domino_spec.errors import ConfigError, ExportError, MismatchError
 from domino_spec.serving.backends import ServeArgs, sglang, vllm
 from domino_spec.serving.backends.drafts import plan_draft, write_draft
@@ -33,7 +33,7 @@ def target(tmp_path_factory):
 
 
 def drafter(**changes):
-    built = Drafter.untrained(replace(tiny.drafter_config(), **changes))
+    built = DraftModel.untrained(replace(tiny.drafter_config(), **changes))
     return randomise(built, 0.3)
 
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from domino_spec import __version__
-from domino_spec.api.facts import read_target_facts
 from domino_spec.api.lm_head import lm_head_rows
 from domino_spec.cache import cache_folder
 from domino_spec.checkpoints import (
@@ -36,6 +35,7 @@ from domino_spec.checkpoints.files import (
 from domino_spec.checkpoints.tensors import LM_HEAD
 from domino_spec.checkpoints.write import dtype_name
 from domino_spec.drafter import DrafterConfig
+from domino_spec.drafters.facts import read_target_facts
 from domino_spec.errors import InputError
 from domino_spec.serving.backends.args import ServeArgs
 

@@ -1,4 +1,4 @@
-"""The typed descriptions of the baseline drafters."""
+"""Configurations of the trained drafters that are no block drafters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from domino_spec.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaselineConfig(ABC):
-    """What every trained baseline has: a target whose lm_head it borrows."""
+class ModuleConfig(ABC):
+    """What each of them has: a target whose lm_head it borrows."""
 
     kind: ClassVar[str]
     hidden_size: int
@@ -54,30 +54,35 @@ class BaselineConfig(ABC):
         return self.default_depth
 
     @property
-    def most_drafts(self) -> int | None:
+    def max_depth(self) -> int | None:
         """Drafts it can give in a cycle; None where there is no end."""
         return self.default_depth
+
+    @property
+    @abstractmethod
+    def token_width(self) -> int:
+        """Numbers that its cache holds for each token."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that `from_dict` turns back into an equal configuration."""
         return {"drafter": self.kind, **dataclasses.asdict(self)}
 
     @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> BaselineConfig:
+    def from_dict(values: Mapping[str, Any]) -> ModuleConfig:
         """Build the kind that the values name; unknown or missing names are errors."""
         named = dict(values)
         kind = named.pop("drafter", None)
-        if kind not in BASELINE_CONFIGS:
+        if kind not in MODULE_CONFIGS:
             raise ConfigError(
                 f"the drafter's kind is {kind!r}; known kinds are "
-                f"{', '.join(map(repr, BASELINE_CONFIGS))}."
+                f"{', '.join(map(repr, MODULE_CONFIGS))}."
             )
-        cls = BASELINE_CONFIGS[kind]
+        cls = MODULE_CONFIGS[kind]
         return cls(**known_fields(cls, named))
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedusaConfig(BaselineConfig):
+class MedusaConfig(ModuleConfig):
     """Parallel heads on the state behind the target's last logits (Medusa-1: frozen target).
 
     Each head ends in the target's own lm_head. A head of its own for each would be trained too
@@ -100,9 +105,14 @@ class MedusaConfig(BaselineConfig):
         """One draft a head."""
         return self.num_heads
 
+    @property
+    def token_width(self) -> int:
+        """What the lm_head reads."""
+        return self.hidden_size
+
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(BaselineConfig):
+class Eagle3Config(ModuleConfig):
     """One autoregressive layer over fused taps (EAGLE-3), drafting a chain.
 
     It shares the target's lm_head and by default its whole vocabulary: a reduced one is faster
@@ -157,11 +167,16 @@ class Eagle3Config(BaselineConfig):
         return self.unrolled
 
     @property
-    def most_drafts(self) -> int | None:
+    def max_depth(self) -> int | None:
         """A chain has no end."""
         return None
 
+    @property
+    def token_width(self) -> int:
+        """Keys, values and the feature."""
+        return 2 * self.num_kv_heads * self.head_dim + self.hidden_size
 
-BASELINE_CONFIGS: Mapping[str, type[BaselineConfig]] = {
+
+MODULE_CONFIGS: Mapping[str, type[ModuleConfig]] = {
     config.kind: config for config in (MedusaConfig, Eagle3Config)
 }

@@ -1,11 +1,9 @@
-"""Every baseline decodes exactly as the target alone, whatever it drafts."""
+"""Every other kind of drafter decodes exactly as the target alone, whatever it drafts."""
 
 import pytest
 import torch
 
-from domino_spec.baselines import PromptLookup
-from domino_spec.baselines.registry import baseline_proposer
-from domino_spec.decoding import NoDrafts
+from domino_spec.drafters import LookupDrafter, drafter_of
 from tests.support.baselines import knowing_eagle3, knowing_medusa, random_baseline
 from tests.support.families import VOCAB, make_target, plain_greedy, random_prompts
 from tests.support.pair import SIZE, bigram_target, successor
@@ -16,10 +14,10 @@ NEW = 23
 KINDS = ("medusa", "eagle3", "lookup")
 
 
-def proposer_of(kind, target, *, depth=5, **changes):
+def opened(kind, **changes):
     if kind == "lookup":
-        return PromptLookup(depth=depth)
-    return baseline_proposer(random_baseline(kind, **changes), target, depth=depth)
+        return LookupDrafter(depth=5)
+    return drafter_of(random_baseline(kind, **changes)).with_depth(5)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen3_moe"])
@@ -30,7 +28,7 @@ def test_greedy_is_plain_decoding(family):
     answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
     for kind in KINDS:
         for rows in (1, len(prompts)):
-            found, _ = run(target, proposer_of(kind, target), prompts[:rows], max_new_tokens=NEW)
+            found, _ = run(target, opened(kind), prompts[:rows], max_new_tokens=NEW)
             assert found == answers[:rows], (kind, rows)
 
 
@@ -38,11 +36,9 @@ def test_greedy_is_plain_decoding(family):
 def test_rows_may_end_at_different_times(kind):
     target = make_target("llama")
     prompts = random_prompts(LENGTHS)
-    answers, _ = run(target, NoDrafts(), prompts, max_new_tokens=NEW, eos=range(0, VOCAB, 6))
+    answers, _ = run(target, None, prompts, max_new_tokens=NEW, eos=range(0, VOCAB, 6))
     assert len({len(answer) for answer in answers}) > 2, "the test is blind"
-    found, _ = run(
-        target, proposer_of(kind, target), prompts, max_new_tokens=NEW, eos=range(0, VOCAB, 6)
-    )
+    found, _ = run(target, opened(kind), prompts, max_new_tokens=NEW, eos=range(0, VOCAB, 6))
     assert found == answers
 
 
@@ -51,10 +47,10 @@ def test_coupled_sampling_gives_the_text_of_plain_decoding(kind):
     target = make_target("qwen3")
     prompts = random_prompts(LENGTHS)
     options = {"max_new_tokens": NEW, "temperature": 1.3, "seed": 5, "accept": "coupled"}
-    plain, _ = run(target, NoDrafts(), prompts, **options)
-    assert run(target, proposer_of(kind, target), prompts, **options)[0] == plain
+    plain, _ = run(target, None, prompts, **options)
+    assert run(target, opened(kind), prompts, **options)[0] == plain
     reduced = {} if kind == "lookup" else {"draft_vocab_size": 30}
-    assert run(target, proposer_of(kind, target, **reduced), prompts, **options)[0] == plain
+    assert run(target, opened(kind, **reduced), prompts, **options)[0] == plain
 
 
 @pytest.mark.parametrize("accept", ["rejection", "match"])
@@ -70,9 +66,9 @@ def test_drawn_tokens_follow_the_target(kind, accept):
         probability = target.logits(states)[:, 0].softmax(-1)
     exact = torch.linalg.matrix_power(probability, 3)[4]
     drafter = {
-        "medusa": lambda: baseline_proposer(knowing_medusa(), target, depth=4),
-        "lookup": lambda: PromptLookup(depth=4),
-        "eagle3": lambda: baseline_proposer(_eagle(), target, depth=4),
+        "medusa": lambda: drafter_of(knowing_medusa()),
+        "lookup": lambda: LookupDrafter(depth=4),
+        "eagle3": lambda: drafter_of(_eagle()),
     }[kind]()
     rows = 1500
     found, _ = run(
@@ -102,9 +98,7 @@ def test_a_drafter_that_knows_the_target_is_always_accepted(kind, drafts):
     target = bigram_target()
     drafter = knowing_medusa(heads=drafts) if kind == "medusa" else knowing_eagle3(unrolled=drafts)
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
-    found, stats = run(
-        target, baseline_proposer(drafter, target, depth=drafts), prompts, max_new_tokens=31
-    )
+    found, stats = run(target, drafter_of(drafter), prompts, max_new_tokens=31)
     assert found == [plain_greedy(target.model, prompt, 31) for prompt in prompts]
     assert stats.rows.accepted == stats.rows.offered
     assert stats.tokens_per_cycle == drafts + 1

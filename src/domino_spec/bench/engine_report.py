@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from domino_spec.decoding import DominoProposer, SamplingParams, make_sampler
+from domino_spec.decoding import SamplingParams, make_sampler
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.drafter import Drafter
+from domino_spec.decoding.drafter import Drafter, SequenceSampler
+from domino_spec.drafters import BlockDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench, accepted_pattern, bandwidth, expected, geometric
 from domino_spec.engine.model_runner import Plan
@@ -48,14 +49,13 @@ def measure_engine(request: Request, say: Say) -> dict[str, Any]:
     began = time.perf_counter()
     say(f"making {request.shape} with random weights")
     target = random_target(request.shape, device=request.device, dtype=request.dtype)
-    drafter = random_drafter(target)
-    depth = drafter.config.default_depth
+    drafter = BlockDrafter(random_drafter(target), candidates=request.candidates)
+    depth = drafter.depth
     engine = Engine(
         target,
         drafter,
         slots=max(request.batches),
         capacity=request.context + 128 * (depth + 1),
-        candidates=request.candidates,
     )
     engine.runner.start_cycle([0], Plan(depth))()
     record: dict[str, Any] = {
@@ -92,9 +92,8 @@ def measure_engine(request: Request, say: Say) -> dict[str, Any]:
 def memory(engine: Engine, target: Target, drafter: Drafter) -> dict[str, int]:
     """Bytes of weights and caches, and on a GPU the most that was held at a time."""
     found = {
-        "weights": nbytes(target.model.parameters()) + nbytes(drafter.parameters()),
-        "caches": engine.target.cache.nbytes
-        + (engine.drafter.cache.nbytes if engine.drafter is not None else 0),
+        "weights": nbytes(target.model.parameters()) + drafter.weight_bytes,
+        "caches": engine.cache_bytes,
     }
     if engine.target.device.type == "cuda":
         found["peak"] = torch.cuda.max_memory_allocated(engine.target.device)
@@ -162,25 +161,35 @@ def loop_paces(bench: Bench, batch: int, wanted: Sequence[float]) -> list[dict[s
 @torch.no_grad()
 def reference_seconds(target: Target, drafter: Drafter, context: int) -> dict[str, float]:
     """A plain step and a cycle of the reference loop, through Transformers."""
-    depth = drafter.config.default_depth
     prompt = torch.ones(1, context, dtype=torch.long)
-    cache, proposer = target.new_cache(1), DominoProposer(drafter, target, depth=depth)
-    drafter.to(target.device, target.dtype)
-    proposer.begin(1)
-    output = target.forward(prompt, cache, taps=proposer.taps, keep=[context - 1])
+    cache, bound = target.new_cache(1), drafter.bind(target)
+    depth, layers = bound.depth, bound.capture_layers
+    bound.resize(slots=1, capacity=context + 2 * (depth + 1) + bound.lookahead)
+    output = target.forward(prompt, cache, taps=layers, keep=[context - 1])
+    assert output.taps is not None
     cache.commit([context])
-    proposer.observe(output.taps, [context])
+    slots, starts = torch.tensor([[0], [0]], device=target.device)
+    bound.update_cache(
+        output.taps.flatten(0, 1), prompt.to(target.device), slots=slots, starts=starts
+    )
     sequence = Decoded(prompt[0].tolist(), SamplingParams(max_new_tokens=4), index=0)
     sequence.sampler = make_sampler(sequence, target.device)
     sequence.take([1])
+    anchors = torch.ones(1, dtype=torch.long, device=target.device)
 
     def step(count: int) -> None:
         block = torch.ones(1, count, dtype=torch.long)
-        target.forward(block, cache, taps=proposer.taps if count > 1 else ()).logits.argmax(-1)
+        target.forward(block, cache, taps=layers if count > 1 else ()).logits.argmax(-1)
         cache.commit([0])
 
     def cycle() -> None:
-        proposer.propose([sequence], depth)
+        bound.propose(
+            anchors,
+            slots=slots,
+            starts=starts + context,
+            depth=depth,
+            sampler=SequenceSampler([sequence]),
+        )
         step(depth + 1)
 
     return {"plain": _clocked(lambda: step(1), target), "cycle": _clocked(cycle, target)}

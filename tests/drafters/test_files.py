@@ -7,10 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from domino_spec.baselines import Eagle3, PromptLookup, load_baseline, open_drafter, save_baseline
-from domino_spec.baselines.config import BaselineConfig
 from domino_spec.checkpoints import Provenance, load_drafter, save_drafter
-from domino_spec.decoding import NoDrafts
+from domino_spec.drafters import Eagle3, load_baseline, open_drafter, save_baseline
+from domino_spec.drafters.config import ModuleConfig
 from domino_spec.errors import CheckpointError, ConfigError, InputError, MismatchError
 from tests.support.baselines import eagle3_config, medusa_config, random_baseline
 from tests.support.families import (
@@ -99,7 +98,7 @@ def test_wrong_folders_are_refused_by_name(tmp_path):
 )
 def test_configurations_that_make_no_sense(changes, message):
     with pytest.raises(ConfigError, match=message):
-        BaselineConfig.from_dict({**medusa_config().to_dict(), **changes})
+        ModuleConfig.from_dict({**medusa_config().to_dict(), **changes})
 
 
 @pytest.mark.parametrize(
@@ -126,21 +125,18 @@ def test_any_drafter_opens_by_path_or_name(tmp_path):
         opened = open_drafter(spec, target)
         assert (opened.name, opened.kind) == (name, name.split(":")[0])
         assert opened.depth == depths.get(name, 7)
-        assert opened.make() is not opened.make()
-        assert run(target, opened.make(), prompts, max_new_tokens=15)[0] == answers, name
+        assert run(target, opened, prompts, max_new_tokens=15)[0] == answers, name
         described = json.loads(json.dumps(opened.describe()))
         assert (described["parameters"] > 0) == (opened.config is not None)
-    assert isinstance(open_drafter("plain", target).make(), NoDrafts)
-    assert isinstance(open_drafter("lookup", target).make(), PromptLookup)
 
 
 def test_depths_and_targets_that_do_not_fit(tmp_path):
     target = make_target("llama")
     save_baseline(random_baseline("medusa"), tmp_path / "m")
     save_baseline(random_baseline("eagle3"), tmp_path / "e")
-    assert open_drafter(tmp_path / "m", target, depth=2).make().depth == 2
-    assert open_drafter(tmp_path / "e", target, depth=12).make().depth == 12, "a chain has no end"
-    with pytest.raises(InputError, match="depth is 6; this medusa drafter gives 1 to 5"):
+    assert open_drafter(tmp_path / "m", target, depth=2).depth == 2
+    assert open_drafter(tmp_path / "e", target, depth=12).depth == 12, "a chain has no end"
+    with pytest.raises(InputError, match="depth is 6; this medusa drafter gives 0 to 5"):
         open_drafter(tmp_path / "m", target, depth=6)
     with pytest.raises(InputError, match="no block drafter"):
         open_drafter(tmp_path / "m", target, candidates=4)

@@ -1,4 +1,4 @@
-"""Baseline drafters as folders: config.json with the kind, and tensors, plain or packed."""
+"""Trained drafters of any kind as folders; block drafters' layouts are those of `checkpoints`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.baselines.base import BaselineDrafter
-from domino_spec.baselines.config import BASELINE_CONFIGS, BaselineConfig
-from domino_spec.baselines.eagle3 import Eagle3
-from domino_spec.baselines.medusa import Medusa
+from domino_spec.checkpoints import load_drafter, save_drafter, save_packed
 from domino_spec.checkpoints.fields import Fields
 from domino_spec.checkpoints.files import TensorHeader, locate, read_headers
 from domino_spec.checkpoints.layouts import BASELINE_FIELD
@@ -34,8 +31,13 @@ from domino_spec.checkpoints.write import (
     packed_tensors,
     write_folder,
 )
+from domino_spec.drafter import DraftModel
+from domino_spec.drafters.base import DraftModule
+from domino_spec.drafters.config import MODULE_CONFIGS, ModuleConfig
+from domino_spec.drafters.eagle3 import Eagle3
+from domino_spec.drafters.medusa import Medusa
 
-AnyBaseline = BaselineDrafter[Any]
+AnyBaseline = DraftModule[Any]
 MODELS: Mapping[str, type[AnyBaseline]] = {"medusa": Medusa, "eagle3": Eagle3}
 _DTYPE = "dtype"
 
@@ -45,19 +47,19 @@ class BaselineCheckpoint:
     """A loaded baseline and what its files say about it."""
 
     drafter: AnyBaseline
-    config: BaselineConfig
+    config: ModuleConfig
     provenance: Provenance
     source: str
 
 
-def build(config: BaselineConfig, tokens: Tensor | None = None) -> AnyBaseline:
+def build(config: ModuleConfig, tokens: Tensor | None = None) -> AnyBaseline:
     """The module of a configuration."""
     return MODELS[config.kind](config, tokens)
 
 
 def is_baseline(values: Mapping[str, Any]) -> bool:
     """Whether a config.json is one of these drafters'."""
-    return values.get(BASELINE_FIELD) in BASELINE_CONFIGS
+    return values.get(BASELINE_FIELD) in MODULE_CONFIGS
 
 
 def save_baseline(
@@ -95,7 +97,7 @@ class BaselineFiles:
     """A checked checkpoint whose tensors are not read yet."""
 
     source: str
-    config: BaselineConfig
+    config: ModuleConfig
     provenance: Provenance
     weights: Mapping[str, Weight]
     offsets: TensorHeader | None
@@ -109,7 +111,7 @@ def inspect_baseline(source: str | Path, *, revision: str | None = None) -> Base
     packing = read_section(values) if SECTION in values else None
     provenance = Provenance.from_dict(Fields(values).nested(CONFIG_KEY).values)
     own = {name: v for name, v in values.items() if name not in (SECTION, CONFIG_KEY, _DTYPE)}
-    config = BaselineConfig.from_dict(own)
+    config = ModuleConfig.from_dict(own)
     with torch.device("meta"):
         drafter = build(config)
     expected = {name: tuple(p.shape) for name, p in drafter.named_parameters()}
@@ -162,3 +164,58 @@ def load_baseline(
         provenance=files.provenance,
         source=files.source,
     )
+
+
+# Any kind -------------------------------------------------------------------------------------
+
+AnyDrafter = DraftModel | AnyBaseline
+
+
+def save_any(
+    drafter: AnyDrafter,
+    folder: str | Path,
+    *,
+    provenance: Provenance | None = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """A checkpoint folder of the drafter's kind: a block drafter's is the public one."""
+    if isinstance(drafter, DraftModel):
+        return save_drafter(drafter, folder, provenance=provenance, dtype=dtype)
+    return save_baseline(drafter, folder, provenance=provenance, dtype=dtype)
+
+
+def pack_any(
+    drafter: AnyDrafter,
+    folder: str | Path,
+    *,
+    bits: int | Mapping[str, int] = 8,
+    provenance: Provenance | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> Path:
+    """The same with matrices of 8, 6 or 4 bits."""
+    options: dict[str, Any] = {"provenance": provenance, "max_shard_bytes": max_shard_bytes}
+    if isinstance(drafter, DraftModel):
+        return save_packed(drafter, folder, bits=bits, **options)
+    return save_baseline(drafter, folder, bits=bits, **options)
+
+
+def load_any(
+    source: str | Path, *, dtype: torch.dtype | None = None
+) -> tuple[AnyDrafter, Provenance]:
+    """A drafter on the CPU, in eval mode, and where it comes from."""
+    if is_baseline(locate(source).read_config()):
+        baseline = load_baseline(source, dtype=dtype)
+        return baseline.drafter, baseline.provenance
+    checkpoint = load_drafter(source, dtype=dtype)
+    return checkpoint.drafter, checkpoint.provenance
+
+
+def drafter_like(drafter: AnyDrafter, weights: Mapping[str, Tensor]) -> AnyDrafter:
+    """A drafter on the CPU of the same kind and shape, with these weights."""
+    tokens = None if drafter.draft_tokens is None else drafter.draft_tokens.cpu()
+    made: AnyDrafter = type(drafter)(drafter.config, tokens)
+    own = dict(made.named_parameters())
+    with torch.no_grad():
+        for name, value in weights.items():
+            own[name].copy_(value)
+    return made.eval()

@@ -1,0 +1,305 @@
+"""The one interface of drafters: update the draft cache, propose. Both loops call it alike."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from domino_spec.checkpoints.provenance import Provenance
+from domino_spec.decoding.sampling import DraftDistribution, Sampler
+from domino_spec.decoding.sequence import Sequence as Decoded
+from domino_spec.drafter.names import PLAIN
+from domino_spec.errors import InputError
+
+DraftPart = tuple[str, Callable[[], Any], int]
+"""A part of drafting, to be timed: its name, how it is run, and the bytes it reads."""
+
+
+class DraftSampler(Protocol):
+    """Chooses drafts as their sequences want them."""
+
+    def choose_drafts(self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None) -> Tensor:
+        """The next drafts [batch, n] from logits [batch, n, k].
+
+        `starts` [batch] are the positions of the tokens that the first logits follow. `tokens` [k]
+        are the columns' ids, where these are not the whole vocabulary's.
+        """
+
+
+class Drafter(ABC):
+    """Proposes tokens for sequences in slots. Decoding is exact whatever it proposes.
+
+    A drafter is made once and bound to a model for each loop that runs it: the reference loop
+    binds it to a `Target`, whose own embedding and lm_head it then calls, the engine to its
+    inference model. A bound drafter keeps its state in slots, as the model does.
+    """
+
+    kind: str
+    name: str
+    model: nn.Module | None = None
+    """Its trained weights, where it has any."""
+    config: Any = None
+    """Their configuration."""
+    candidates: int | None = None
+    """Base candidates that a head chooses among; None means all tokens."""
+    capture_layers: Sequence[int] = ()
+    """Target layers whose hidden states it reads; the target's number of layers stands for what
+    its lm_head reads."""
+    default_depth: int
+    """Drafts in a cycle unless another number is asked for."""
+    max_depth: int | None = None
+    """Drafts it can give in a cycle; None where there is no end."""
+    lookahead: int = 0
+    """Positions from the anchor on that drafting writes to, besides those of its drafts."""
+    depth: int
+    """Drafts in a cycle."""
+    provenance: Provenance
+    device: torch.device
+    """Where the model is that it is bound to."""
+
+    def __init__(self, *, name: str | None = None, provenance: Provenance | None = None) -> None:
+        self.name = name or self.kind
+        self.provenance = provenance or Provenance()
+        self.depth = self.default_depth
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is anything to verify: not in plain decoding."""
+        return self.kind != PLAIN
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has learnt."""
+        return 0 if self.model is None else sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def weight_bytes(self) -> int:
+        """What these take."""
+        return 0 if self.model is None else sum(p.nbytes for p in self.model.parameters())
+
+    def with_depth(self, depth: int | None) -> Self:
+        """The same with so many drafts in a cycle; None leaves the default."""
+        other = copy.copy(self)
+        other.depth = check_depth(depth, self.default_depth, self.max_depth, what=self.described)
+        return other
+
+    @property
+    def described(self) -> str:
+        """What it is, for messages."""
+        return f"this {self.kind} drafter"
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for a record."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "depth": self.depth,
+            "parameters": self.parameters,
+            "config": None if self.config is None else self.config.to_dict(),
+        }
+
+    @property
+    def cost_key(self) -> list[Any]:
+        """Whatever changes what its drafts cost, as plain values."""
+        return [None if self.config is None else self.config.to_dict(), self.candidates]
+
+    @property
+    def token_width(self) -> int:
+        """Numbers of the model's type that it keeps for each token of a sequence."""
+        return 0 if self.config is None else int(self.config.token_width)
+
+    def unsupported_reason(self, device: torch.device) -> str | None:  # noqa: ARG002
+        """What keeps it off an engine on this device, in words; None if nothing does."""
+        return None
+
+    # Bound to a model -----------------------------------------------------------------------
+
+    def bind(self, model: Any, *, pack: bool = False) -> Self:
+        """The same drafter over a `Target` or an inference model, with slots of its own.
+
+        `pack` keeps a copy of the weights in the order in which a CPU multiplies fastest.
+        """
+        bound = copy.copy(self)
+        bound.device = model.device
+        bound._bind(model, pack=pack)
+        return bound
+
+    @abstractmethod
+    def _bind(self, model: Any, *, pack: bool) -> None:
+        """Take over the weights, in the model's place and type, and make an empty cache."""
+
+    @abstractmethod
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots, as many and as long as these; the old ones' memory is given back first."""
+
+    @abstractmethod
+    def free(self) -> None:
+        """No slots at all: their memory is given back."""
+
+    @abstractmethod
+    def copy_prefix(self, source: int, goal: int, count: int) -> None:
+        """The first tokens of one slot into another."""
+
+    @property
+    @abstractmethod
+    def cache_bytes(self) -> int:
+        """Bytes of all slots."""
+
+    @abstractmethod
+    def update_cache(
+        self,
+        captured: Tensor,  # [batch * count, capture layers * hidden]
+        tokens: Tensor,  # [batch, count]
+        *,
+        slots: Tensor,  # [batch]
+        starts: Tensor,  # [batch]
+    ) -> None:
+        """Take in what the target read from each start on, and its captured hidden states.
+
+        Of a verified block all go in; what was not accepted is written over by the next one.
+        """
+
+    @abstractmethod
+    def propose(
+        self,
+        anchors: Tensor,  # [batch]
+        *,
+        slots: Tensor,  # [batch]
+        starts: Tensor,  # [batch]: the anchors' positions
+        depth: int,
+        sampler: DraftSampler,
+    ) -> Tensor:
+        """Drafts [batch, depth] after each anchor; in the reference loop perhaps fewer columns."""
+
+    # Measured -------------------------------------------------------------------------------
+
+    def parts(
+        self,
+        anchors: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        depth: int,
+        sampler: DraftSampler,
+        cached: int,  # noqa: ARG002
+    ) -> list[DraftPart]:
+        """Drafting in parts that can be timed alone, over `cached` tokens of all slots together."""
+
+        def draft() -> Tensor:
+            return self.propose(anchors, slots=slots, starts=starts, depth=depth, sampler=sampler)
+
+        return [("draft", draft, 0)]
+
+    def cycle_bytes(self, cached: int) -> int:  # noqa: ARG002
+        """Bytes of weights and cache that a cycle's drafts read; 0 where they are not counted."""
+        return 0
+
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of weights that updating the cache reads; 0 where they are not counted."""
+        return 0
+
+
+class PlainDecoding(Drafter):
+    """No drafts: every cycle is a step of plain decoding."""
+
+    kind = PLAIN
+    default_depth = 0
+    max_depth = 0
+
+    def _bind(self, model: Any, *, pack: bool) -> None:
+        """Nothing."""
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Nothing."""
+
+    def free(self) -> None:
+        """Nothing."""
+
+    def copy_prefix(self, source: int, goal: int, count: int) -> None:
+        """Nothing."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """None."""
+        return 0
+
+    def update_cache(
+        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
+    ) -> None:
+        """Nothing."""
+
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        slots: Tensor,  # noqa: ARG002
+        starts: Tensor,  # noqa: ARG002
+        depth: int,  # noqa: ARG002
+        sampler: DraftSampler,  # noqa: ARG002
+    ) -> Tensor:
+        """No columns."""
+        return anchors.new_empty(len(anchors), 0)
+
+
+class SequenceSampler:
+    """Chooses drafts as the reference loop's sequences want: greedily, drawn, or coupled.
+
+    Keeps the distributions that drawn drafts came from, for rejection sampling.
+    """
+
+    def __init__(self, sequences: Sequence[Decoded]) -> None:
+        self.sequences = sequences
+        self.distributions: list[list[DraftDistribution] | None] = [
+            [] if _sampler(sequence).draws_drafts else None for sequence in sequences
+        ]
+        self._chosen = 0
+
+    def choose_drafts(
+        self,
+        logits: Tensor,
+        starts: Tensor,  # noqa: ARG002
+        tokens: Tensor | None = None,
+    ) -> Tensor:
+        """Drafts are chosen in order, whatever the number of columns in a call."""
+        ids = None if tokens is None else tokens.expand(len(logits), -1)
+        columns = torch.stack(
+            [self.column(self._chosen, logits[:, i], ids) for i in range(logits.shape[1])], dim=1
+        )
+        return columns if tokens is None else tokens[columns]
+
+    def column(self, index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+        """Columns [batch] of draft `index`'s logits [batch, k], whose target ids are `tokens`."""
+        columns = logits.argmax(dim=-1)
+        for place, kept in enumerate(self.distributions):
+            sequence = self.sequences[place]
+            sampler = _sampler(sequence)
+            ids = None if tokens is None else tokens[place]
+            if kept is not None:
+                columns[place], distribution = sampler.draft(logits[place], ids)
+                kept.append(distribution)
+            elif sampler.couples:
+                position = sampler.ids(sequence).shape[1] + index
+                columns[place] = sampler.coupled_draft(logits[place], ids, position)
+        self._chosen = index + 1
+        return columns
+
+
+def _sampler(sequence: Decoded) -> Sampler:
+    assert sequence.sampler is not None
+    return sequence.sampler
+
+
+def check_depth(depth: int | None, default: int, most: int | None, *, what: str) -> int:
+    """How many drafts in a cycle: what was asked for, or the default."""
+    if depth is None:
+        return default
+    if depth < 0 or (most is not None and depth > most):
+        end = "or more" if most is None else f"to {most}"
+        raise InputError(f"depth is {depth}; {what} gives 0 {end} drafts in a cycle.")
+    return depth

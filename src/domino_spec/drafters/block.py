@@ -1,0 +1,276 @@
+"""Block drafters (Domino, DFlash, Markov): one forward drafts a block, then the head rolls out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from domino_spec.checkpoints.provenance import Provenance
+from domino_spec.decoding.drafter import Drafter, DraftPart, DraftSampler, SequenceSampler
+from domino_spec.drafter import DraftModel
+from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
+from domino_spec.drafter.rollout import roll
+from domino_spec.drafters.base import (
+    Vocabulary,
+    WeightVocabulary,
+    placed,
+    unsupported_heads,
+    vocabulary_of,
+)
+from domino_spec.engine.attention import AttentionMetadata, store_context
+from domino_spec.engine.cache import SlotCache
+from domino_spec.engine.kernels.linear import linear, linear_then_norm
+from domino_spec.engine.kernels.packing import Weight, packed
+from domino_spec.engine.kernels.pointwise import rms_norm
+from domino_spec.engine.kernels.rollout import roll_out
+from domino_spec.engine.kernels.topk import top_candidates
+from domino_spec.engine.models.base import InferenceModel, Shape, draft_shape, rotary_table
+from domino_spec.engine.models.llama import run_layer
+from domino_spec.engine.sampling import Draws
+from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
+from domino_spec.errors import InputError
+from domino_spec.targets import Target
+
+
+class BlockDrafter(Drafter):
+    """A draft model and the keys and values of the tokens its target has verified."""
+
+    model: DraftModel
+    config: DrafterConfig
+    cache: SlotCache
+
+    def __init__(
+        self,
+        model: DraftModel,
+        *,
+        candidates: int | None = None,
+        name: str | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        config = model.config
+        self.kind = block_kind(config)
+        self.model, self.config = model, config
+        self.candidates = check_candidates(candidates)
+        self.capture_layers = config.target_layer_ids
+        self.default_depth, self.max_depth = config.default_depth, config.max_depth
+        self.lookahead = config.block_size
+        super().__init__(name=name, provenance=provenance)
+
+    @property
+    def described(self) -> str:
+        """With what decides how many drafts there are."""
+        return described_as(self.kind, self.config)
+
+    def unsupported_reason(self, device: torch.device) -> str | None:
+        """Heads that the kernels do not take."""
+        return unsupported_heads(self.config.head_dim, device)
+
+    # Bound to a model -----------------------------------------------------------------------
+
+    def _bind(self, model: Target | InferenceModel, *, pack: bool) -> None:
+        module: DraftModel = placed(self.model, model)
+        config = self.config
+        self._head = module.head
+        self._vocabulary: Vocabulary = vocabulary_of(model, module, pack=pack)
+        self._shape: Shape = draft_shape(
+            config,
+            tuple(
+                config.sliding_window if kind == SLIDING_ATTENTION else None
+                for kind in config.layer_types
+            ),
+        )
+        backbone = module.backbone
+        self._dtype = module.dtype
+        self._fc: Weight = backbone.fc.weight.detach()
+        self._hidden_norm = backbone.hidden_norm.weight.detach()
+        self._norm = backbone.norm.weight.detach()
+        self._layers: list[LayerWeights]
+        self._layers, projections = adopt_layers(backbone.layers)
+        # Of context tokens only keys and values are wanted: the rows after the queries'.
+        self._kv: Weight = projections[:, config.num_heads * config.head_dim :]
+        norms = [w.k_norm for w in self._layers if w.k_norm is not None]
+        self._k_norm = torch.stack(norms) if norms else None
+        self._rotary_module = backbone.rotary
+        self._masks = torch.full(
+            (1, config.block_size - 1), config.mask_token_id, device=self.device
+        )
+        if pack:
+            self._fc = packed(self._fc)
+            self._kv = packed(self._kv.flatten(0, 1))
+            self._layers = [weights.packed() for weights in self._layers]
+        self.cache = SlotCache(
+            layers=len(self._layers),
+            slots=0,
+            kv_heads=config.num_kv_heads,
+            capacity=1,
+            head_dim=config.head_dim,
+            dtype=self._dtype,
+            device=self.device,
+        )
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots of another size."""
+        self.cache.resize(slots=slots, capacity=capacity)
+        self._rotary = rotary_table(self._rotary_module, capacity, self.device)
+
+    def free(self) -> None:
+        """No slots at all."""
+        self.cache.free()
+
+    def copy_prefix(self, source: int, goal: int, count: int) -> None:
+        """The first tokens of one slot into another."""
+        self.cache.copy(source, goal, count)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.cache.nbytes
+
+    def update_cache(
+        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
+    ) -> None:
+        """Context keys and values of captured hidden states."""
+        captured = captured.to(self.device, self._dtype)
+        feature = linear_then_norm(captured, self._fc, self._hidden_norm, self._shape.eps)
+        kv = linear(feature, self._kv)
+        metadata = AttentionMetadata(slots, starts, tokens.shape[1])
+        store_context(kv, self._k_norm, self.cache.layers, self._rotary, metadata, self._shape)
+
+    def propose(
+        self,
+        anchors: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        depth: int,
+        sampler: DraftSampler,
+    ) -> Tensor:
+        """One backbone forward, then the head's rollout."""
+        hidden = self._hidden(anchors, slots, starts)[:, :depth]
+        return self._roll_out(hidden, anchors, starts, sampler)
+
+    def _hidden(self, anchors: Tensor, slots: Tensor, starts: Tensor) -> Tensor:
+        """The backbone over a block each: states of each draft, [batch, max depth, hidden]."""
+        config = self.config
+        batch, block = anchors.shape[0], config.block_size
+        tokens = torch.cat((anchors.unsqueeze(1), self._masks.expand(batch, -1)), dim=1)
+        norms = [*(weights.input_norm for weights in self._layers), self._norm]
+        states = self._vocabulary.embed_normed(tokens.flatten(), norms[0], self._shape.eps)
+        metadata = AttentionMetadata(slots, starts, block)
+        for index, weights in enumerate(self._layers):
+            window = self._shape.windows[index]
+            states = run_layer(
+                states,
+                weights,
+                self.cache.layer(index),
+                self._rotary,
+                metadata,
+                self._shape,
+                causal=window is not None and config.causal_window,
+                window=window,
+                norm=norms[index + 1],
+            )
+        hidden = rms_norm(states.rows, self._norm, self._shape.eps)
+        return hidden.view(batch, block, -1)[:, config.first_slot :]
+
+    def _roll_out(
+        self, hidden: Tensor, anchors: Tensor, starts: Tensor, sampler: DraftSampler
+    ) -> Tensor:
+        """Base logits of all drafts, then the head, one draft after the other."""
+        batch, depth, _ = hidden.shape
+        vocabulary = self._vocabulary
+        flat = vocabulary.logits(hidden.flatten(0, 1))
+        if self._head is None and self.candidates is None:
+            logits = flat.view(batch, depth, -1)
+            return sampler.choose_drafts(logits, starts, vocabulary.tokens)
+        fused = isinstance(sampler, Draws) and isinstance(vocabulary, WeightVocabulary)
+        columns = None
+        if self.candidates is not None and self.candidates < flat.shape[1]:
+            best = top_candidates(flat, self.candidates) if fused else flat.topk(self.candidates)
+            flat, columns = best[0], best[1].view(batch, depth, -1)
+        common: dict[str, Any] = {
+            "hidden": hidden,
+            "anchor_tokens": anchors,
+            "base": flat.view(batch, depth, -1),
+            "columns": columns,
+            "draft_tokens": vocabulary.tokens,
+        }
+        if isinstance(sampler, SequenceSampler):
+            return roll(self._head, vocabulary.embed, choose=sampler.column, **common)
+        assert isinstance(sampler, Draws)
+        assert isinstance(vocabulary, WeightVocabulary)
+        return roll_out(
+            self._head,
+            embedding=vocabulary.embedding,
+            temperature=sampler.temperature,
+            seeds=sampler.seeds,
+            positions=None if sampler.temperature is None else starts + 1,
+            **common,
+        )
+
+    # Measured -------------------------------------------------------------------------------
+
+    def parts(
+        self,
+        anchors: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        depth: int,
+        sampler: DraftSampler,
+        cached: int,
+    ) -> list[DraftPart]:
+        """The backbone, and the rollout over its states."""
+        hidden = self._hidden(anchors, slots, starts)[:, :depth].clone()
+        layers = sum(weights.nbytes for weights in self._layers)
+        return [
+            ("draft backbone", lambda: self._hidden(anchors, slots, starts),
+             layers + self._read_cache(cached)),
+            ("draft logits and rollout",
+             lambda: self._roll_out(hidden, anchors, starts, sampler),
+             self._lm_head_bytes + self._head_bytes),
+        ]  # fmt: skip
+
+    def cycle_bytes(self, cached: int) -> int:
+        """Its own weights and the lm_head once, and keys and values of the context."""
+        layers = sum(weights.nbytes for weights in self._layers)
+        own = layers + self.update_bytes + self._head_bytes
+        return own + self._lm_head_bytes + self._read_cache(cached)
+
+    @property
+    def update_bytes(self) -> int:
+        """The projection of captured hidden states."""
+        return nbytes([self._fc])
+
+    def _read_cache(self, cached: int) -> int:
+        return cached * self.token_width * self.cache.element_size
+
+    @property
+    def _head_bytes(self) -> int:
+        return 0 if self._head is None else nbytes(self._head.parameters())
+
+    @property
+    def _lm_head_bytes(self) -> int:
+        assert isinstance(self._vocabulary, WeightVocabulary)
+        return nbytes([self._vocabulary.lm_head])
+
+
+def block_kind(config: DrafterConfig) -> str:
+    """The kind of a block drafter: that of its head."""
+    return "dflash" if config.head is None else config.head.kind
+
+
+def described_as(kind: str, config: Any) -> str:
+    """What a drafter is, for messages: of a block drafter what decides how many drafts it gives."""
+    if isinstance(config, DrafterConfig):
+        return f"this drafter ({config.alignment}, block of {config.block_size})"
+    return f"this {kind} drafter"
+
+
+def check_candidates(candidates: Any) -> int | None:
+    """How many candidates for each draft, None for all."""
+    if candidates is not None and candidates < 1:
+        raise InputError(f"candidates is {candidates}; expected 1 or more; leave it out for all.")
+    return candidates  # type: ignore[no-any-return]

@@ -1,0 +1,155 @@
+"""Medusa: a head for each of the next tokens, all from one state of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from domino_spec.checkpoints.provenance import Provenance
+from domino_spec.decoding.drafter import Drafter, DraftSampler
+from domino_spec.drafters.base import DraftModule, placed, vocabulary_of
+from domino_spec.drafters.config import MedusaConfig
+from domino_spec.engine.cache import SlotStates
+from domino_spec.engine.kernels.linear import linear
+from domino_spec.engine.kernels.packing import Packed, Weight, packed
+from domino_spec.engine.models.base import InferenceModel
+from domino_spec.targets import Target
+
+
+class MedusaHead(nn.Module):
+    """Residual blocks x + SiLU(W x + b); a fresh head leaves the state as it is."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(config.num_layers))
+
+    def forward(self, states: Tensor) -> Tensor:
+        for block in self.blocks:
+            states = states + F.silu(block(states))
+        return states
+
+
+class Medusa(DraftModule[MedusaConfig]):
+    """Guesses the tokens behind the next one, each without knowing the others.
+
+    The state is the one whose logits gave the anchor: the anchor itself is not read.
+    """
+
+    def __init__(self, config: MedusaConfig, draft_tokens: Tensor | None = None) -> None:
+        super().__init__(config, draft_tokens)
+        self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.num_heads))
+
+    @torch.no_grad()
+    def initialise(self, generator: torch.Generator) -> None:  # noqa: ARG002
+        """Zeros: every head begins as the target's own next token."""
+        for parameter in self.parameters():
+            parameter.zero_()
+
+    @property
+    def capture_layers(self) -> tuple[int, ...]:
+        """What the lm_head reads."""
+        return (self.config.num_target_layers,)
+
+    def forward(self, states: Tensor, depth: int | None = None) -> Tensor:
+        """Hidden states behind each draft: [..., hidden] -> [..., depth, hidden]."""
+        states = states.to(self.device, self.dtype)
+        return torch.stack([head(states) for head in self.heads[:depth]], dim=-2)
+
+
+class MedusaDrafter(Drafter):
+    """Heads on the state whose logits gave the anchor; each chooses whatever the others chose."""
+
+    kind = "medusa"
+    model: Medusa
+    config: MedusaConfig
+    cache: SlotStates
+
+    def __init__(
+        self, model: Medusa, *, name: str | None = None, provenance: Provenance | None = None
+    ) -> None:
+        self.model, self.config = model, model.config
+        self.capture_layers = model.capture_layers
+        self.default_depth = model.config.default_depth
+        self.max_depth = model.config.max_depth
+        super().__init__(name=name, provenance=provenance)
+
+    def _bind(self, model: Target | InferenceModel, *, pack: bool) -> None:
+        module: Medusa = placed(self.model, model)
+        self._dtype = module.dtype
+        self._vocabulary = vocabulary_of(model, module, pack=pack)
+        first, *rest = (
+            [head.get_submodule(f"blocks.{layer}") for head in module.heads]
+            for layer in range(module.config.num_layers)
+        )
+        # All heads' first blocks read one state: one product. After them each has its own.
+        weights = torch.cat([block.get_parameter("weight").detach() for block in first])
+        self._first: Weight = packed(weights) if pack else weights
+        self._first_bias = torch.cat([block.get_parameter("bias").detach() for block in first])
+        self._rest = [_stacked(blocks) for blocks in rest]
+        self.cache = SlotStates(self.config.hidden_size, dtype=self._dtype, device=self.device)
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        """Empty slots of another size."""
+        self.cache.resize(slots=slots, capacity=capacity)
+
+    def free(self) -> None:
+        """No slots at all."""
+        self.cache.free()
+
+    def copy_prefix(self, source: int, goal: int, count: int) -> None:
+        """The first tokens of one slot into another."""
+        self.cache.copy(source, goal, count)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all slots."""
+        return self.cache.nbytes
+
+    def update_cache(
+        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
+    ) -> None:
+        """Keep what the lm_head read at every token."""
+        captured = captured.to(self.device, self._dtype)
+        self.cache.write(captured.view(*tokens.shape, -1), slots, starts)
+
+    def propose(
+        self,
+        anchors: Tensor,  # noqa: ARG002
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        depth: int,
+        sampler: DraftSampler,
+    ) -> Tensor:
+        """All heads at once."""
+        # The anchor itself has not been read: the last state is that of the token before it.
+        lasts = (starts - 1).clamp(min=0)  # the spare slot has none
+        before = self.cache.read(slots, self.cache.places(lasts, 1))  # [batch, 1, hidden]
+        weight, bias = self._first_of(depth)
+        made = linear(before[:, 0], weight, bias=bias)
+        hidden = before + F.silu(made).view(len(before), -1, before.shape[2])[:, :depth]
+        if self._rest:
+            hidden = hidden.transpose(0, 1)  # [depth, batch, hidden]
+            for weights, biases in self._rest:
+                hidden = hidden + F.silu(torch.baddbmm(biases[:depth], hidden, weights[:depth]))
+            hidden = hidden.transpose(0, 1)
+        logits = self._vocabulary.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        return sampler.choose_drafts(logits, starts, self._vocabulary.tokens)
+
+    def _first_of(self, depth: int) -> tuple[Weight, Tensor]:
+        """The first blocks of so many heads; of all, where they lie packed."""
+        if isinstance(self._first, Packed):
+            return self._first, self._first_bias
+        size = depth * self.config.hidden_size
+        return self._first[:size], self._first_bias[:size]
+
+
+def _stacked(blocks: Sequence[nn.Module]) -> tuple[Tensor, Tensor]:
+    """One layer of all heads: weights [heads, in, out] and biases [heads, 1, out]."""
+    weights = torch.stack([block.get_parameter("weight").detach().T for block in blocks])
+    biases = torch.stack([block.get_parameter("bias").detach() for block in blocks])
+    return weights, biases.unsqueeze(1)
