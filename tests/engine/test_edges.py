@@ -9,8 +9,8 @@ import transformers as tf
 from domino_spec.drafters import drafter_of
 from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine
+from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.measure import Bench, accepted_pattern
-from domino_spec.engine.models.base import kernels_take
 from domino_spec.engine.policy import depths
 from domino_spec.errors import InputError, MismatchError
 from domino_spec.targets import Target

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from domino_spec.drafter.model import TargetVocabulary as Borrowed
 from domino_spec.drafter.model import check_draft_tokens
 from domino_spec.drafters.config import ModuleConfig
+from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, normed
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.models.base import InferenceModel, kernels_take
+from domino_spec.engine.models.base import InferenceModel
 from domino_spec.errors import MismatchError
 from domino_spec.targets import Target
 

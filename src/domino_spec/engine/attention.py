@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domino_spec.engine.kernels.attention import attend, mix, visible, visible_to
+from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
 
@@ -64,7 +64,7 @@ def run_attention(
 ) -> Tensor:
     """Keys and values stored, then attention over cache and new tokens: [tokens, width]."""
     batch, keys, values = len(metadata.slots), *cache
-    if on_host(qkv):
+    if _attends_over_views(qkv, shape):
         host = metadata.on_host(rotary, qkv.dtype)
         heads = qkv.view(batch, metadata.count, -1, shape.head_dim)
         sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
@@ -100,7 +100,7 @@ def store_context(
     keys, values = cache
     layers = len(keys)
     whole = kv.view(len(metadata.slots), metadata.count, layers, -1)
-    if not on_host(kv):
+    if not _attends_over_views(kv, shape):
         place = (*rotary, keys, values, metadata.slots, metadata.starts)
         store(whole, *place, k_norm=k_norm, eps=shape.eps, positions=metadata.positions)
         return
@@ -110,6 +110,13 @@ def store_context(
         key, value = heads[:, :, layer].chunk(2, dim=2)
         norm = None if k_norm is None else k_norm[layer]
         host.write((keys[layer], values[layer]), key, value, norm, shape.eps)
+
+
+def _attends_over_views(states: Tensor, shape: Shape) -> bool:
+    """On a CPU; elsewhere where no kernel exists, which the reference loop's drafters may meet."""
+    if states.device.type == "cpu":
+        return on_host(states)
+    return not states.is_cuda or not kernels_take(shape.head_dim)
 
 
 class Spans:
@@ -124,6 +131,7 @@ class Spans:
         mask: Tensor | None = None,  # [sequences, count, count]
     ) -> None:
         self.count = count
+        self._device = slots.device
         self._given = None if positions is None and mask is None else (starts, positions, mask)
         self.spans = list(zip(slots.tolist(), starts.tolist(), strict=True))
         self._seen: dict[tuple[int, bool, int | None], tuple[int, Tensor | None]] = {}
@@ -171,8 +179,9 @@ class Spans:
             first = 0 if window is None else min(max(start - window + 1, 0), end - 1)
             mask = None
             if window is not None or (causal and self.count > 1):
-                positions = torch.arange(start, start + self.count)
-                mask = visible(positions, torch.arange(first, end), causal, window)
+                positions = torch.arange(start, start + self.count, device=self._device)
+                places = torch.arange(first, end, device=self._device)
+                mask = visible(positions, places, causal, window)
             self._seen[key] = (first, mask)
         return self._seen[key]
 
@@ -189,7 +198,8 @@ class HostMetadata(Spans):
         cos, sin = rotary
         positions = metadata.positions
         if positions is None:
-            positions = metadata.starts.unsqueeze(1) + torch.arange(metadata.count)
+            steps = torch.arange(metadata.count, device=metadata.starts.device)
+            positions = metadata.starts.unsqueeze(1) + steps
         places = positions.clamp(max=len(cos) - 1)
         self.cos = cos[places].to(dtype).unsqueeze(2)  # [sequences, count, 1, head_dim]
         # Half of a head is turned by the negative sine: the sign is put in here.

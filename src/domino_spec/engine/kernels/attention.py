@@ -24,6 +24,11 @@ MAX_TOKENS = 64
 """More tokens a row are a prompt."""
 
 
+def kernels_take(head_dim: int) -> bool:
+    """Whether attention's kernels can be compiled for heads so wide."""
+    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
+
+
 def attend(
     query: Tensor,  # [rows, n, heads, head_dim]
     keys: Tensor,  # [slots, kv heads, capacity, head_dim], the new tokens' already in it

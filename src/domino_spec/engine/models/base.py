@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cache import SlotCache
+from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, linear, normed
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
@@ -235,11 +236,6 @@ def _is_hooked(module: nn.Module) -> bool:
     own = "transformers.utils.output_capturing"
     # A forward of the object's own, in place of its class's, is a hook by another name.
     return "forward" in vars(module) or any(getattr(h, "__module__", "") != own for h in hooks)
-
-
-def kernels_take(head_dim: int) -> bool:
-    """Whether attention's kernels can be compiled for heads so wide."""
-    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
 def _not_plain_reason(target: Target) -> str | None:
