@@ -136,7 +136,7 @@ def _engine(shape: str, candidates: int | None) -> Any:
 
     from domino_spec.drafter import DominoHeadConfig, DraftModel
     from domino_spec.drafters import BlockDrafter
-    from domino_spec.engine import shapes, target
+    from domino_spec.engine import models, shapes
     from domino_spec.engine.engine import Engine
     from domino_spec.targets import Target
 
@@ -151,7 +151,7 @@ def _engine(shape: str, candidates: int | None) -> Any:
     for name, module in list(sys.modules.items()):
         if name.startswith("domino_spec.engine.kernels.") and hasattr(module, "usable"):
             module.usable = lambda _tensor: True  # type: ignore[attr-defined]
-    target.unsupported_reason = lambda _target: None
+    models.unsupported_reason = lambda _target: None
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         drafter = DraftModel(draft_config).to(torch.bfloat16).eval()
