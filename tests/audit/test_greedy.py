@@ -35,9 +35,7 @@ def answers_of(target):
 def scripted(target, kind=Good):
     """A way whose drafts are often right, and its prompts."""
     prompts, answers = random_prompts(LENGTHS), answers_of(target)
-    way = ReferenceWay(
-        target, lambda: kind(answers, depth=DEPTH, vocab=target.vocab_size), batch_size=4
-    )
+    way = ReferenceWay(target, kind(answers, depth=DEPTH, vocab=target.vocab_size), batch_size=4)
     return way, prompts
 
 
@@ -227,7 +225,7 @@ def test_the_same_difference_without_rounding_is_a_bug(twins):
     target = Target(twins.model.float())
     try:
         prompt = random_prompts((9,))[0]
-        way = ReferenceWay(target, lambda: Good([[0] * NEW], depth=DEPTH, vocab=VOCAB))
+        way = ReferenceWay(target, Good([[0] * NEW], depth=DEPTH, vocab=VOCAB))
         (text,) = way.write([prompt], SamplingParams(max_new_tokens=NEW), eos=())
         plain = plain_greedy(target.model, prompt, NEW)
         assert judge_first(target, prompt, plain, text.tokens, text.passes) is None

@@ -193,7 +193,10 @@ def test_continuations_of_other_prompts_are_refused(decoder):
         measure_simulated(decoder, others, SHORT, continuations)
 
 
-def test_a_drafter_is_needed():
+def test_plain_decoding_is_decoded_but_not_simulated():
     plain = DominoDecoder(make_target("llama"), None)
+    found = measure_decoded(plain, PROMPTS, SHORT)
+    assert (found.depth, found.head, found.total.tokens_per_cycle) == (0, None, 1.0)
+    continuations = continuations_for(plain, PROMPTS, SHORT)
     with pytest.raises(InputError, match="no drafter to measure"):
-        measure_decoded(plain, PROMPTS, SHORT)
+        measure_simulated(plain, PROMPTS, SHORT, continuations)

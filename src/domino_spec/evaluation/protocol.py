@@ -217,10 +217,8 @@ def measure_decoded(
 
 
 def _at_fixed_depth(decoder: DominoDecoder, *, head: bool) -> DominoDecoder:
-    """A decoder of the same pair that drafts as deep in every cycle."""
+    """A decoder of the same pair that drafts as deep in every cycle; plain decoding stays so."""
     drafter: Drafter | None = decoder.drafter
-    if drafter is None:
-        raise InputError("there is no drafter to measure; load one with draft=...")
     if not head:
         drafter = BlockDrafter(without_head(_model(decoder)), candidates=decoder.candidates)
     return DominoDecoder(
