@@ -125,7 +125,7 @@ def test_a_target_that_only_transformers_runs(domino, tmp_path):
         (("-t", "-1"), "expected 0 or more"),
         (("-b", "2", "-b", "2"), "given twice"),
         (("--repeats", "0"), "repeats is 0"),
-        (("--draft", "released:x", "--draft", "released:x"), "given twice"),
+        (("--draft", "lookup:3", "--draft", "lookup:3"), "given twice"),
         (("-n", "5000"), "leaves no room"),
     ],
 )

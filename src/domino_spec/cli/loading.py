@@ -190,7 +190,10 @@ def require_drafter(voice: Voice, draft: str, *, revision: str | None = None) ->
 
 
 def checkpoints_among(drafts: Iterable[str | None]) -> list[str]:
-    """Those that have files: all but `plain`, `lookup` and `lookup:DEPTH`."""
+    """Those that have files: all but `plain`, `lookup` and other kinds by name, `NAME:OPTIONS`."""
     from domino_spec.drafter.names import has_no_files
 
-    return [draft for draft in drafts if draft is not None and not has_no_files(draft)]
+    def by_name(draft: str) -> bool:  # the registry, which needs PyTorch, knows which there are
+        return ":" in draft and "/" not in draft and not draft.startswith("released:")
+
+    return [d for d in drafts if d is not None and not has_no_files(d) and not by_name(d)]
