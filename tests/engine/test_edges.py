@@ -128,7 +128,7 @@ def test_measuring_plain_steps_does_no_drafter_work(monkeypatch):
     def troubled(*_args, **_kwargs):
         raise AssertionError("the drafter was asked")
 
-    monkeypatch.setattr(engine.drafter, "observe", troubled)
+    monkeypatch.setattr(engine.drafter, "update_cache", troubled)
     monkeypatch.setattr(engine.drafter, "propose", troubled)
     Bench(engine, context=8).plain_seconds(1)
     with pytest.raises(AssertionError, match="asked"):
@@ -149,7 +149,7 @@ def test_an_engine_of_depth_zero_with_a_policy_decodes():
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"depth": 9}, "depth is 9; the drafter gives 0 to 8"),
+    ({"depth": 9}, "depth is 9; this drafter .* gives 0 to 8"),
     ({"depth": -1}, "depth is -1"),
     ({"candidates": 0}, "candidates is 0"),
     ({"graphs": True}, "graphs are CUDA's"),
@@ -162,8 +162,8 @@ def test_wrong_settings_are_refused_in_words(options, words):
 
 
 def test_what_drafts_is_refused_without_a_drafter():
-    with pytest.raises(InputError, match="depth and candidates without a drafter"):
-        make_engine(make_target("qwen3"), None, depth=3, candidates=4)
+    with pytest.raises(InputError, match="depth is 3 without a drafter"):
+        make_engine(make_target("qwen3"), None, depth=3)
 
 
 @pytest.mark.parametrize(("prompt", "words"), [

@@ -245,19 +245,19 @@ def test_sequences_with_and_without_drafts_in_one_batch(params, ahead):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_sequence_without_drafts_causes_no_drafter_work(ahead, monkeypatch):
-    """Nothing is observed, proposed or written for it, also beside one with drafts."""
+    """No cache update, no proposal, no write for it, also next to a sequence with drafts."""
     engine = make_engine(make_target("llama"), random_drafter(), slots=2, ahead=ahead)
-    observe, propose, touched = engine.drafter.observe, engine.drafter.propose, set()
+    update, propose, touched = engine.drafter.update_cache, engine.drafter.propose, set()
 
-    def observed(tapped, tokens, rows):
-        touched.update(rows.slots.tolist())
-        return observe(tapped, tokens, rows)
+    def updated(*states, slots, **rest):
+        touched.update(slots.tolist())
+        return update(*states, slots=slots, **rest)
 
-    def proposed(anchors, rows, *rest):
-        touched.update(rows.slots.tolist())
-        return propose(anchors, rows, *rest)
+    def proposed(anchors, *, slots, **rest):
+        touched.update(slots.tolist())
+        return propose(anchors, slots=slots, **rest)
 
-    monkeypatch.setattr(engine.drafter, "observe", observed)
+    monkeypatch.setattr(engine.drafter, "update_cache", updated)
     monkeypatch.setattr(engine.drafter, "propose", proposed)
     plain, other, drafting = make_requests(PROMPTS[:3], max_new_tokens=20)
     plain.speculate = other.speculate = False

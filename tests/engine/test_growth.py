@@ -42,7 +42,7 @@ def expected(prompts=PROMPTS, new=NEW):
 
 def matrices(engine):
     """Every matrix of both models, packed or not, by identity."""
-    layers = [*engine.target.layers, *engine.drafter.layers]
+    layers = [*engine.target.layers, *engine.drafter._layers]
     return [id(value) for weights in layers for value in vars(weights).values()]
 
 
@@ -100,7 +100,7 @@ def test_more_sequences_than_slots_take_turns(monkeypatch):
 
 def test_the_number_of_sequences_follows_the_memory(monkeypatch):
     """Here there is room for three slots of the context, one of which fills up batches."""
-    token = token_bytes(make_target("llama"), random_drafter())
+    token = token_bytes(make_target("llama"), BlockDrafter(random_drafter()))
     monkeypatch.setattr(sizes, "free_bytes", lambda _: 2 * 3 * 256 * token)
     engine = growing()
     assert run(engine) == expected()
@@ -108,7 +108,7 @@ def test_the_number_of_sequences_follows_the_memory(monkeypatch):
 
 
 def test_a_sequence_that_the_memory_does_not_hold_ends_and_others_go_on(monkeypatch):
-    token = token_bytes(make_target("llama"), random_drafter())
+    token = token_bytes(make_target("llama"), BlockDrafter(random_drafter()))
     monkeypatch.setattr(sizes, "free_bytes", lambda _: 150 * token)
     engine = growing()
     large, small = make_requests([[5] * 200, PROMPTS[0]], max_new_tokens=NEW)
@@ -213,7 +213,7 @@ def test_slots_follow_the_memory(free, found):
 
 
 def test_a_token_costs_its_keys_and_values_in_both_models():
-    target, drafter = make_target("llama"), random_drafter()
+    target, drafter = make_target("llama"), BlockDrafter(random_drafter())
     engine = make_engine(target, drafter, slots=3, capacity=50)
     places = 4 * (50 + engine.margin)
     assert engine.target.cache.nbytes == token_bytes(target, None) * places
@@ -222,7 +222,7 @@ def test_a_token_costs_its_keys_and_values_in_both_models():
 
 @pytest.mark.parametrize(("share", "packs"), [(2.0, True), (1.9, False), (None, True)])
 def test_weights_are_packed_where_the_copy_leaves_as_much_free(share, packs, monkeypatch):
-    target, drafter = make_target("llama"), random_drafter()
+    target, drafter = make_target("llama"), BlockDrafter(random_drafter())
     copy = packed_bytes(target, drafter)
     assert copy > sum(p.nbytes for p in target.model.model.layers.parameters())
     free = None if share is None else int(share * copy)

@@ -107,11 +107,11 @@ def test_a_prefill_that_fails_loses_what_ran_and_no_more(monkeypatch):
     engine.add_request(lost)
     engine.step()
 
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.drafter, "observe", broken)
+        patch.setattr(engine.drafter, "update_cache", broken)
         with pytest.raises(RuntimeError, match="out of memory") as raised:
             engine.step()
     assert [output.sequence for output in engine.reset(raised.value)] == [lost]

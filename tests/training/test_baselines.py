@@ -29,7 +29,7 @@ ROWS = [[(4, 14), (0, 12)], [(3, 30)]]  # the second document has nothing before
 
 def read_batch(target, drafter, batch):
     return read(
-        target, batch.tokens, taps=drafter.taps, positions=batch.positions,
+        target, batch.tokens, taps=drafter.capture_layers, positions=batch.positions,
         documents=batch.documents,
     )  # fmt: skip
 
