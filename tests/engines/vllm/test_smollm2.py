@@ -41,7 +41,11 @@ def test_same_tokens_same_drafts_and_as_many_tokens_a_cycle(smollm2_folder, rele
         tuple(block)
         for prompt, one in zip(prompts, ours, strict=True)
         for block in reference_blocks(
-            loaded.target, decoder.drafter, prompt + one.tokens, first=len(prompt), depth=DRAFTS
+            loaded.target,
+            decoder.drafter.model,
+            prompt + one.tokens,
+            first=len(prompt),
+            depth=DRAFTS,
         )
     }
     theirs = [tuple(block) for block in result["blocks"]]
