@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from domino_spec.engine.kernels import runtime
 from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
@@ -116,7 +117,7 @@ def _attends_over_views(states: Tensor, shape: Shape) -> bool:
     """On a CPU; elsewhere where no kernel exists, which the reference loop's drafters may meet."""
     if states.device.type == "cpu":
         return on_host(states)
-    return not states.is_cuda or not kernels_take(shape.head_dim)
+    return not kernels_take(shape.head_dim) or not (states.is_cuda or runtime.usable(states))
 
 
 class Spans:
