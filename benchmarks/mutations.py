@@ -394,14 +394,14 @@ MUTATIONS = (
         "serving",
         "            self._cancel(self.sequences)",
         "            pass",
-        "tests/serving/test_async_engine.py tests/serving/http",
+        "tests/serving/test_async_engine.py tests/serving/test_openai.py",
     ),
     Mutation(
         "a stream drops its last text",
         "serving",
-        "pieces.append(choice.end(output))",
-        "choice.end(output)",
-        "tests/serving/http",
+        "text += self._stream.finish()",
+        "self._stream.finish()",
+        "tests/serving/test_completions.py tests/serving/test_openai.py",
     ),
     Mutation(
         "the queue takes one request more than it says",
@@ -433,13 +433,13 @@ MUTATIONS = (
         "f'<td>{cell}</td>' for cell in line",
         "tests/report",
     ),
-    # baselines
+    # drafters
     Mutation(
         "prompt lookup takes the earliest match",
-        "baselines",
+        "drafters",
         "longer = torch.where(same, places, 0).amax(dim=1, keepdim=True)",
         "longer = torch.where(same, places, 0).amax(dim=1, keepdim=True).clamp(max=2)",
-        "tests/baselines",
+        "tests/drafters/test_lookup.py",
     ),
     # plugins
     Mutation(
