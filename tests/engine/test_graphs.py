@@ -24,7 +24,7 @@ def recorded_by(engine, *, graphs=True):
         runner._cycles[size, plan] = None
 
     runner.capture_cycle = capture
-    runner.capture_prefill = lambda **_: None
+    runner.capture_prefill = lambda *_, **__: None
     engine.runner = runner
     return found
 

@@ -23,6 +23,7 @@ LENGTHS = (4, 8, 24, 80)
 @pytest.fixture(autouse=True)
 def short_lengths(monkeypatch):
     monkeypatch.setattr(model_runner, "PROMPT_LENGTHS", LENGTHS)
+    monkeypatch.setattr(model_runner, "SHARED_LENGTHS", LENGTHS[1:])
     monkeypatch.setattr(engine_module, "_ALONE", 1)  # chunks also where nothing decodes
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
 
@@ -138,6 +139,21 @@ def test_prompts_of_similar_lengths_share_a_forward(family, padded):
     alone = [run_engine(make_engine(target, drafter), [p], max_new_tokens=NEW) for p in prompts]
     assert blocks == set.union(*(each[2] for each in alone))
     assert counts.cycles == sum(each[1].cycles for each in alone)
+
+
+@pytest.mark.parametrize(("reuse", "replayed"), [(False, True), (True, True), (True, False)])
+def test_several_prompts_fill_up_a_shape_where_that_is_cheap(reuse, replayed):
+    """Three fill up a shape of four; with reuse they start at different positions."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=4, reuse=reuse, chunk=2048)
+    recorder = Replays() if replayed else None
+    padding(engine, recorder=recorder).runner._cheap = 100
+    shapes = shapes_of(engine)
+    prompts = random_prompts([15, 20, 5])
+    for token in range(3):
+        assert run_engine(engine, prompts, max_new_tokens=NEW)[0] == expected(prompts)
+        prompts = [[*prompt, token] for prompt in prompts]
+    assert ((4, 8) if reuse else (4, 24)) in shapes
+    assert recorder is None or recorder.outputs
 
 
 def test_prompts_with_and_without_drafts_are_computed_apart():

@@ -542,7 +542,7 @@ class Engine:
         Otherwise each is captured at its first use, inside a request.
         """
         drafts = speculate and self.drafter is not None
-        self.runner.capture_prefill(drafts=drafts)
+        self.runner.capture_prefill(sequences, drafts=drafts)
         chosen = depths(self.depth) if self.policy is not None and drafts else (self.depth,)
         for depth in chosen:
             self.runner.capture_cycles(sequences, self._plan([params], depth, alone=not drafts))

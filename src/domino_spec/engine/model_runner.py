@@ -2,9 +2,9 @@
 
 Nothing here waits for the host. Of a small model's forward nearly all is the host launching
 kernels. So on a GPU each kind of cycle is captured in a CUDA graph, for batches filled up to one of
-a few sizes. Prompts of similar lengths are padded to one length and computed together; a prompt
-alone is padded to one of a few lengths, each captured once. Padding comes after a prompt: no token
-of it sees that, and the next tokens are written over it.
+a few sizes. Prompts are computed together, padded to one of a few shapes, each captured once, where
+launching costs more than computing. Padding comes after a prompt: no token of it sees that, and the
+next tokens are written over it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 MOST_GRAPHS = 256
 """Kinds of cycles kept; each takes a few megabytes, and requests of all kinds make more."""
 PROMPT_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Prompts are padded to one of these; longer ones keep the GPU busy by themselves."""
+"""A prompt alone is padded to one of these; longer ones keep the GPU busy by themselves."""
+PROMPT_COUNTS = (2, 4, 8, 16, 32)
+"""Several prompts are filled up to one of these counts, and padded to ..."""
+SHARED_LENGTHS = (16, 64, 256, 1024)
+"""... one of these: few, since each count is captured with each length."""
 _LONGEST_CAPTURED = 4096
 """Forwards that see more are not captured: what their attention needs would stay taken for good."""
-_CHEAP_TOKENS = 2048
-"""Tokens of a forward that a GPU computes in less time than its kernels take to launch."""
+_CHEAP_TOKENS, _CHEAP_PRODUCTS = 2048, 4e10
+"""Tokens, and tokens times a layer's weights, that a GPU computes while kernels are launched."""
 _SIMILAR = 0.7
 """Prompts share a forward if each is at least so long, compared with the longest of them."""
 LONGEST_PATTERN = 1024
@@ -181,7 +185,7 @@ class ModelRunner:
         self._side_stream = SideStream(slots.device)
         self._cycles: dict[tuple[int, Plan], CapturedCycle] = {}
         self._pad = graphs if pad is None else pad
-        self._cheap = _CHEAP_TOKENS if slots.device.type == "cuda" else 0
+        self._cheap = _cheap_tokens(model) if slots.device.type == "cuda" else 0
         self._prefills: dict[PrefillShape, CapturedPrefill] = {}
         self._seen: Counter[PrefillShape] = Counter()
         self._too_large: set[PrefillShape] = set()
@@ -379,16 +383,21 @@ class ModelRunner:
         return model.logits(normed(states, model.norm, model.shape.eps))
 
     @torch.no_grad()
-    def capture_prefill(self, *, drafts: bool) -> None:
-        """Capture every length that one prompt in an empty slot may be padded to."""
+    def capture_prefill(self, sequences: int, *, drafts: bool) -> None:
+        """Capture every shape that up to so many prompts in empty slots may be padded to."""
         if self.recorder is None:
             return
+        shapes = {
+            self._prefill_shape(count, length, 0, drafts=drafts): None
+            for count in range(1, min(sequences, PROMPT_COUNTS[-1]) + 1)
+            for length in (PROMPT_LENGTHS if count == 1 else SHARED_LENGTHS)
+            if length <= self.model.cache.capacity
+        }
         with on_device(self._device):
-            for length in reversed(PROMPT_LENGTHS):  # smaller ones fit into what the largest took
-                if length <= self.model.cache.capacity:
-                    shape = self._prefill_shape(1, length, 0, drafts=drafts)
-                    if shape not in self._prefills:
-                        self._capture_prefill(shape)
+            # Smaller ones fit into what the largest took.
+            for shape in sorted(shapes, key=lambda each: -each.rows * each.count):
+                if shape.common and shape not in self._prefills:
+                    self._capture_prefill(shape)
 
     def _groups(self, parts: Sequence[PromptChunk]) -> list[list[int]]:
         """Parts that share a forward: of similar lengths, and none reaching past its slot."""
@@ -428,18 +437,20 @@ class ModelRunner:
         capacity = self.model.cache.capacity
         drafts = drafts and self.drafter is not None
         exact = PrefillShape(rows, count, start + count, drafts, common=False)
-        length = next((n for n in PROMPT_LENGTHS if n >= count), None)
-        if not self._pad or length is None or start + length > capacity:
+        lengths, counts = (PROMPT_LENGTHS, (1,)) if rows == 1 else (SHARED_LENGTHS, PROMPT_COUNTS)
+        length = next((n for n in lengths if n >= count), None)
+        filled = next((n for n in counts if n >= rows), None)
+        if not self._pad or length is None or filled is None or start + length > capacity:
             return exact
-        if rows > 1:  # so many shapes that capturing them would hold requests up
+        if filled > 1 and filled * length > self._cheap:
             return exact
         if length <= MAX_TOKENS:
-            return PrefillShape(1, length, None, drafts)
+            return PrefillShape(filled, length, None, drafts)
         # After other tokens a few bounds, so that a few graphs serve all starts.
         bound = min(1 << (start + length - 1).bit_length(), capacity) if start else length
         if bound > _LONGEST_CAPTURED:
             return exact
-        return PrefillShape(1, length, bound, drafts)
+        return PrefillShape(filled, length, bound, drafts)
 
     def _worth_capturing(self, shape: PrefillShape) -> CapturedPrefill | None:
         """A graph for a shape that comes for the second time; capturing takes three forwards."""
@@ -493,6 +504,12 @@ def _numbers(parts: Sequence[PromptChunk], shape: PrefillShape, spare: int) -> l
         # Padded with a token of its own: any number is finite where its own are.
         tokens += [*part.tokens, *[part.tokens[-1]] * (shape.count - len(part.tokens))]
     return [*slots, *starts, *last, *tokens, *[0] * (more * shape.count)]
+
+
+def _cheap_tokens(model: InferenceModel) -> int:
+    """Tokens of a forward that a GPU computes in less time than its kernels take to launch."""
+    weights = model.layers[0].nbytes // model.cache.element_size
+    return min(_CHEAP_TOKENS, int(_CHEAP_PRODUCTS / weights))
 
 
 def filled_size(sequences: int) -> int:
