@@ -3,7 +3,7 @@
 import pytest
 
 from domino_spec.decoding import SamplingParams, Status
-from domino_spec.engine.block_manager import BlockManager, common
+from domino_spec.engine.block_manager import BlockManager, common, pack
 from domino_spec.engine.scheduler import Scheduler
 from tests.support.families import random_prompts
 from tests.support.runs import make_sequences
@@ -215,9 +215,47 @@ def test_one_waits_for_a_long_beginning_that_another_is_about_to_compute():
     assert blocks.allocate(second, [first], drafts=True).reused == 80
 
 
-@pytest.mark.parametrize("length", [0, 1, 255, 256, 257, 700])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_equally_good_slots_the_one_that_loses_less_is_taken_over(order):
+    """All of the prompt lies in both; one of them holds much more."""
+    blocks = BlockManager(3, reuse=True)
+    placed = [place(blocks, SYSTEM), place(blocks, SYSTEM + random_prompts([90])[0])]
+    for index in order:
+        leave(blocks, placed[index][0])
+    for prompt in (SYSTEM, [*SYSTEM[:-2], 1]):
+        asked, found = place(blocks, prompt)
+        assert (found.slot, found.reused) == (placed[0][1].slot, len(prompt) - 1)
+        leave(blocks, asked)
+        leave(blocks, place(blocks, SYSTEM)[0])
+
+
+@pytest.mark.parametrize("length", [0, 1, 15, 16, 257, 700, 5000])
 def test_how_much_two_texts_share(length):
-    left = list(range(length)) + [-1] * 300
-    right = list(range(length)) + [-2] * 10
+    left = pack([*range(length), *[9] * 300])
+    right, prefix = pack([*range(length), *[8] * 10]), pack(range(length))
     assert common(left, right) == common(right, left) == length
-    assert common(left, left[:length]) == length
+    assert common(left, prefix) == common(left, right, length // 2) == length
+
+
+def test_the_longest_beginning_is_found_among_many():
+    """Also one that a running sequence is generating."""
+    texts = random_prompts([60] * 40)
+    blocks = BlockManager(41, reuse=True)
+    placed = [place(blocks, SYSTEM + text) for text in texts]
+    for sequence, _ in placed[::2]:
+        leave(blocks, sequence)
+    running = [sequence for sequence, _ in placed[1::2]]
+    for index, count in ((6, 40), (7, 11)):
+        asked = make_sequence(SYSTEM + texts[index][:count] + ASK)
+        found = blocks.allocate(asked, running, drafts=True)
+        assert (found.source, found.reused) == (placed[index][1].slot, len(SYSTEM) + count)
+        leave(blocks, asked)
+    running[0].output = [1, 2, 3, 4]
+    same = [make_sequence(running[0].prompt) for _ in range(2)]  # holds less, and is no better
+    for sequence in same:
+        blocks.allocate(sequence, running, drafts=True)
+        sequence.computed = len(sequence.prompt)
+    leave(blocks, same[0])
+    asked = make_sequence([*running[0].prompt, 1, 2, 3, 4])
+    found = blocks.allocate(asked, [*running, same[1]], drafts=True)
+    assert (found.source, found.reused) == (running[0].slot, len(running[0].prompt) + 3)

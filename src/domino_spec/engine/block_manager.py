@@ -5,13 +5,14 @@ Contiguous: a sequence owns one slot, room for `capacity` tokens in all layers o
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from domino_spec.decoding import Sequence
 
-_STRIDE = 256
+_ID = array("I").itemsize
+_STRIDES = (4096, 256, 16, 1)
 _WORTH_WAITING = 64
 """Tokens of a common beginning for which a sequence waits while another computes them."""
 
@@ -34,8 +35,10 @@ class BlockManager:
         self.free = list(range(count))[::-1]
         """The slot freed last comes last."""
         self._reuse = reuse
-        self._held: dict[int, tuple[list[int], bool]] = {}
+        self._held: dict[int, tuple[bytes, bool]] = {}
         """Of free slots: the tokens whose states lie there, and whether the drafter has them."""
+        self._prompts: dict[int, bytes] = {}
+        """Of slots in use, with reuse."""
 
     def allocate(
         self, sequence: Sequence, running: Iterable[Sequence], *, drafts: bool
@@ -48,14 +51,15 @@ class BlockManager:
         if not self.free:
             return None
         found = Allocation(self.free[-1], self.free[-1], 0)
-        if self._reuse and sequence.reuse:
-            placed = self._place(sequence.prompt, list(running), drafts=drafts)
-            if placed is None:
-                return None
-            found = placed
-        elif self._reuse:
-            slot = self._least_wanted()
+        if self._reuse:
+            prompt, slot = pack(sequence.prompt), self._least_wanted()
             found = Allocation(slot, slot, 0)
+            if sequence.reuse:
+                placed = self._place(prompt, list(running), drafts=drafts)
+                if placed is None:
+                    return None
+                found = placed
+            self._prompts[found.slot] = prompt
         self.free.remove(found.slot)
         self._held.pop(found.slot, None)
         sequence.slot = found.slot
@@ -66,46 +70,59 @@ class BlockManager:
         """A sequence's slot is free again; what it holds is remembered."""
         if sequence.slot is None:
             return
-        self.free.append(sequence.slot)
+        slot = sequence.slot
+        self.free.append(slot)
+        self._prompts.pop(slot, None)
         if self._reuse and (held := sequence.in_cache):
-            self._held[sequence.slot] = (held, drafts)
+            self._held[slot] = (pack(held), drafts)
         sequence.slot = None
 
     def forget(self) -> None:
         """What lies in free slots is not what was known of them."""
         self._held.clear()
 
-    def _place(
-        self, prompt: Tokens[int], running: list[Sequence], *, drafts: bool
-    ) -> Allocation | None:
+    def _place(self, prompt: bytes, running: list[Sequence], *, drafts: bool) -> Allocation | None:
         """The slot that holds most of the prompt is taken over if it is free and at least half of
         what it holds is of use; else the beginning is to be copied into the least wanted one.
         """
-        known = {s: tokens for s, (tokens, has) in self._held.items() if has or not drafts}
-        known |= {
-            each.slot: each.in_cache
-            for each in running
-            if each.slot is not None and (each.speculate or not drafts)
-        }
         # The last token is always computed: the first choice is made from its state.
-        most = max(0, len(prompt) - 1)
-        shared = {slot: min(common(tokens, prompt), most) for slot, tokens in known.items()}
-        ready = {s for s in self._held if s in shared and 2 * shared[s] >= len(known[s])}
-        source = max(shared, key=lambda slot: (shared[slot], slot in ready), default=None)
-        best = 0 if source is None else shared[source]
-        if self._soon(prompt, running, drafts=drafts) - best >= _WORTH_WAITING:
+        most = max(0, len(prompt) // _ID - 1)
+        best, source, ready = 0, None, False
+        longer = prompt[:_ID]
+        for slot, (tokens, drafted) in self._held.items():  # hundreds: one comparison for most
+            if drafts and not drafted:
+                continue
+            if best < most and tokens.startswith(longer):
+                best, source = min(common(tokens, prompt, best), most), slot
+                longer = prompt[: (best + 1) * _ID]
+                ready = 2 * best * _ID >= len(tokens)
+            elif not ready and best and 2 * best * _ID >= len(tokens):
+                ready = tokens.startswith(longer[:-_ID])
+                source = slot if ready else source
+        for each in running:
+            if each.slot is None or (drafts and not each.speculate):
+                continue
+            tokens = self._prompts[each.slot][: each.computed * _ID]
+            if len(each.output) > 1 and prompt.startswith(tokens):
+                tokens += pack(each.output[:-1])
+            if best < most and tokens.startswith(longer):
+                best, source, ready = min(common(tokens, prompt, best), most), each.slot, False
+                longer = prompt[: (best + 1) * _ID]
+        if self._soon(prompt, most, running, drafts=drafts) - best >= _WORTH_WAITING:
             return None
         slot = self._least_wanted()
         if source is None or not best:
             return Allocation(slot, slot, 0)
-        return Allocation(source if source in ready else slot, source, best)
+        return Allocation(source if ready else slot, source, best)
 
-    def _soon(self, prompt: Tokens[int], running: list[Sequence], *, drafts: bool) -> int:
+    def _soon(self, prompt: bytes, most: int, running: Iterable[Sequence], *, drafts: bool) -> int:
         """Tokens of the prompt's beginning that a prefill under way will have computed."""
         under_way = (
-            min(common(each.prompt, prompt), max(0, len(prompt) - 1))
+            min(common(self._prompts[each.slot], prompt), most)
             for each in running
-            if each.computed < len(each.prompt) and (each.speculate or not drafts)
+            if each.slot is not None
+            and each.computed < len(each.prompt)
+            and (each.speculate or not drafts)
         )
         return max(under_way, default=0)
 
@@ -114,12 +131,16 @@ class BlockManager:
         return next((slot for slot in self.free if slot not in self._held), self.free[0])
 
 
-def common(left: Tokens[int], right: Tokens[int]) -> int:
-    """How many tokens two sequences have in common before they part."""
-    most = min(len(left), len(right))
-    start = 0
-    while start < most and left[start : start + _STRIDE] == right[start : start + _STRIDE]:
-        start += _STRIDE  # as slices while they agree: prompts are long
-    while start < most and left[start] == right[start]:
-        start += 1
-    return min(start, most)
+def pack(tokens: Iterable[int]) -> bytes:
+    """Tokens as bytes: prefixes of these are compared at the speed of the memory."""
+    return array("I", tokens).tobytes()
+
+
+def common(left: bytes, right: bytes, known: int = 0) -> int:
+    """How many tokens two sequences have in common before they part; the `known` first ones are."""
+    start, end = known * _ID, min(len(left), len(right))
+    for stride in _STRIDES:
+        step = stride * _ID
+        while start + step <= end and left[start : start + step] == right[start : start + step]:
+            start += step
+    return start // _ID
