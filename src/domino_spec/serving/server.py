@@ -92,6 +92,8 @@ def serve(
         gc.freeze()  # the models' many objects stay: collections would pause requests
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
+            for each in bound:
+                each.listen(server.config.backlog)  # not every event loop tells that it failed
             server.run(bound)
         except OSError as error:
             if server.started:
