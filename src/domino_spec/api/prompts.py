@@ -49,6 +49,8 @@ def encode_prompt(
         raise InputError(
             f"a prompt is {type(prompt).__name__}; expected text, token ids or chat messages."
         )
+    if {*map(type, prompt)} == {int}:  # the common case, at a tenth of the next one's cost
+        return list(prompt)  # type: ignore[arg-type]
     if all(isinstance(token, Integral) for token in prompt):
         return [int(token) for token in prompt]  # type: ignore[arg-type]
     if all(isinstance(message, Mapping) for message in prompt):
