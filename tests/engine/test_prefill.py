@@ -156,6 +156,26 @@ def test_several_prompts_fill_up_a_shape_where_that_is_cheap(reuse, replayed):
     assert recorder is None or recorder.outputs
 
 
+@pytest.mark.parametrize(("cheap", "wanted"), [(100, [(4, 24), (1, 24)]), (0, [(5, 24)])])
+def test_prompts_that_do_not_fit_a_captured_shape_are_split_where_that_is_cheap(cheap, wanted):
+    """A replay costs less than launching kernels; a model that is busy computing takes them all."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=5, chunk=2048)
+    padding(engine).runner._cheap = cheap
+    shapes = shapes_of(engine)
+    prompts = random_prompts([24, 24, 20, 20, 20])
+    assert run_engine(engine, prompts, max_new_tokens=NEW)[0] == expected(prompts)
+    assert shapes == wanted
+
+
+def test_long_prompts_after_a_prefix_are_computed_one_by_one():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2, reuse=True, chunk=2048)
+    padding(engine).runner._cheap = 1000
+    run_engine(engine, [LONG, SHORT], max_new_tokens=1)
+    shapes, prompts = shapes_of(engine), [LONG + PROMPTS[5], SHORT + PROMPTS[5]]
+    assert run_engine(engine, prompts, max_new_tokens=NEW)[0] == expected(prompts)
+    assert shapes == [(1, 80), (1, 80)]
+
+
 def test_prompts_with_and_without_drafts_are_computed_apart():
     engine = make_engine(make_target("llama"), random_drafter(), chunk=2048)
     shapes = shapes_of(engine)

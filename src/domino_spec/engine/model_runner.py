@@ -40,7 +40,7 @@ PROMPT_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """A prompt alone is padded to one of these; longer ones keep the GPU busy by themselves."""
 PROMPT_COUNTS = (2, 4, 8, 16, 32)
 """Several prompts are filled up to one of these counts, and padded to ..."""
-SHARED_LENGTHS = (16, 64, 256, 1024)
+SHARED_LENGTHS = (16, 64, 128, 256, 512, 1024)
 """... one of these: few, since each count is captured with each length."""
 _LONGEST_CAPTURED = 4096
 """Forwards that see more are not captured: what their attention needs would stay taken for good."""
@@ -400,21 +400,27 @@ class ModelRunner:
                     self._capture_prefill(shape)
 
     def _groups(self, parts: Sequence[PromptChunk]) -> list[list[int]]:
-        """Parts that share a forward: of similar lengths, and none reaching past its slot."""
-        capacity = self.model.cache.capacity
+        """Parts that share a forward, and none reaching past its slot."""
         order = sorted(range(len(parts)), key=lambda i: -len(parts[i].tokens))
         groups: list[list[int]] = []
         for index in order:
-            part = parts[index]
-            if groups:
-                longest = len(parts[groups[-1][0]].tokens)
-                padded = (len(groups[-1]) + 1) * longest
-                similar = len(part.tokens) >= _SIMILAR * longest or padded <= self._cheap
-                if similar and part.start + longest <= capacity:
-                    groups[-1].append(index)
-                    continue
-            groups.append([index])
+            if groups and self._share([*(parts[i] for i in groups[-1]), parts[index]]):
+                groups[-1].append(index)
+            else:
+                groups.append([index])
         return groups
+
+    def _share(self, parts: Sequence[PromptChunk]) -> bool:
+        """Whether the last of these goes into the forward of all others, the longest first."""
+        longest, last = len(parts[0].tokens), parts[-1]
+        if last.start + longest > self.model.cache.capacity:
+            return False
+        start = max(part.start for part in parts)
+        if self._prefill_shape(len(parts), longest, start, drafts=False).common:
+            return True
+        if self._pad and 2 * longest <= self._cheap:
+            return False  # two replays cost less than launching the kernels of one forward
+        return len(last.tokens) >= _SIMILAR * longest
 
     def _together(self, parts: Sequence[PromptChunk], *, drafts: bool) -> Tensor:
         count = max(len(part.tokens) for part in parts)
@@ -446,6 +452,8 @@ class ModelRunner:
             return exact
         if length <= MAX_TOKENS:
             return PrefillShape(filled, length, None, drafts)
+        if filled > 1 and start:  # one by one: with the bounds below there would be too many
+            return exact
         # After other tokens a few bounds, so that a few graphs serve all starts.
         bound = min(1 << (start + length - 1).bit_length(), capacity) if start else length
         if bound > _LONGEST_CAPTURED:

@@ -19,7 +19,7 @@ from domino_spec.serving.service import Service
 
 _GRACE_SECONDS = 5
 """For the last bytes to reach their readers once every request has ended."""
-_SWITCH_SECONDS = 0.0001
+_SWITCH_SECONDS = 0.0003
 """How long the event loop may keep the engine's thread from going on, and the other way round."""
 
 
