@@ -3,7 +3,7 @@
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.load.summary import Quantiles, inter_token, summarise, tpot
+from domino_spec.load.summary import Quantiles, inter_token, latency, summarise, tpot, ttft
 from domino_spec.load.tables import caveats, tables
 from tests.load.made_up import facts, request_record, round_record, two_sides
 
@@ -28,6 +28,14 @@ def test_a_chunks_gap_is_shared_by_its_tokens():
     assert inter_token(silent) == []
     assert tpot(silent) == pytest.approx([1.0 / 5])
     assert tpot(request_record(chunks=[1.0], tokens=6)) == []
+
+
+def test_times_count_from_when_a_request_was_due():
+    """A client that sends late would otherwise hide how long its requests waited."""
+    record = request_record(scheduled=0.2, sent=0.9, chunks=[1.0, 1.5], ended=1.6)
+    assert ttft(record) == pytest.approx([0.8])
+    assert latency(record) == pytest.approx([1.4])
+    assert ttft(request_record()) == []
 
 
 def test_full_tokens_are_those_that_arrived_in_the_window():
