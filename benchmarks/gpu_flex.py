@@ -31,7 +31,7 @@ def run(
     generator = torch.Generator().manual_seed(0)
     rows, length, count = 3, 512, 64
     shape = drafter.config
-    taps = torch.randn(rows, length, 3 * shape.hidden_size, generator=generator)
+    captured = torch.randn(rows, length, 3 * shape.hidden_size, generator=generator)
     documents = (torch.arange(length) // 200).expand(rows, -1).to(device)
     positions = (torch.arange(length) % 200).expand(rows, -1).to(device)
     anchors = torch.stack(
@@ -48,7 +48,7 @@ def run(
     hidden = drafter.backbone(
         embeddings.to(device, dtype),
         anchors=positions.gather(1, anchors),
-        context=drafter.context(taps.to(device), positions),
+        context=drafter.context(captured.to(device), positions),
         context_positions=positions,
         anchor_documents=documents.gather(1, anchors),
         context_documents=documents,

@@ -56,12 +56,12 @@ def collect(
         step += 1
         blocks = plan_blocks(batch, anchors=ANCHORS, depth=depth, gamma=GAMMA, noise=noise, chunk=1)
         reading = read(
-            target, blocks.tokens, taps=drafter.config.target_layer_ids,
+            target, blocks.tokens, capture_layers=drafter.config.target_layer_ids,
             positions=blocks.positions, documents=blocks.documents,
         )  # fmt: skip
         hidden = drafter.block_hidden(
             target,
-            taps=reading.taps,
+            captured=reading.captured,
             tokens=blocks.tokens,
             anchors=blocks.anchors,
             positions=blocks.positions,

@@ -27,8 +27,8 @@ CARD = """# {name}
 
 A Domino drafter for SmolLM2-135M-Instruct, Apache-2.0 (the target's own licence).
 
-- {parameters:.1f}M parameters, {layers} layers, taps {taps}, blocks of {block} (shifted labels),
-  {head}; {vocabulary}
+- {parameters:.1f}M parameters, {layers} layers, captured layers {captured}, blocks of {block}
+  (shifted labels), {head}; {vocabulary}
 - stored as {bits}: {size:.1f} MB; `domino export released:{name} OUT` writes the public bfloat16
   layout
 - trained on 76,461 conversations that the target answered itself (no benchmark's test set among
@@ -84,7 +84,7 @@ def main() -> None:
         name=arguments.name,
         parameters=sum(p.numel() for p in drafter.parameters()) / 1e6,
         layers=config.num_layers,
-        taps=list(config.target_layer_ids),
+        captured=list(config.target_layer_ids),
         block=config.block_size,
         head=f"GRU of {head.gru_hidden_dim}, correction of rank {head.emb_dim}",
         vocabulary=f"drafts {reduced} of the target's tokens" if reduced else "whole vocabulary",

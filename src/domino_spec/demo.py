@@ -25,7 +25,7 @@ _RELEASED_FOR_CPU = "smollm2-135m-instruct-cpu"
 _MASK_TOKEN = 16  # an unused special token of SmolLM2
 _BLOCK_SIZE = 16
 _LAYERS = 2
-_FEWEST_LAYERS_FOR_FIVE_TAPS = 8
+_FEWEST_LAYERS_TO_CAPTURE_FIVE = 8
 
 
 def smollm2() -> Path:
@@ -77,9 +77,9 @@ def untrained_drafter(target: Target, *, seed: int = 0) -> DraftModel:
 
     shape = target.config
     hidden, heads = target.hidden_size, int(shape.num_attention_heads)
-    taps: tuple[int, ...] = (target.num_layers // 2,)
-    if target.num_layers >= _FEWEST_LAYERS_FOR_FIVE_TAPS:
-        taps = default_target_layer_ids(target.num_layers)
+    capture_layers: tuple[int, ...] = (target.num_layers // 2,)
+    if target.num_layers >= _FEWEST_LAYERS_TO_CAPTURE_FIVE:
+        capture_layers = default_target_layer_ids(target.num_layers)
     config = DrafterConfig(
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -89,7 +89,7 @@ def untrained_drafter(target: Target, *, seed: int = 0) -> DraftModel:
         head_dim=int(getattr(shape, "head_dim", None) or hidden // heads),
         vocab_size=target.vocab_size,
         num_target_layers=target.num_layers,
-        target_layer_ids=taps,
+        target_layer_ids=capture_layers,
         mask_token_id=min(_MASK_TOKEN, target.vocab_size - 1),
         block_size=_BLOCK_SIZE,
         shift_label=True,

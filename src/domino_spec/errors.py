@@ -16,7 +16,7 @@ class CheckpointError(DominoError, ValueError):
 
 
 class TargetError(DominoError, ValueError):
-    """A target model that cannot be loaded, tapped or rolled back exactly."""
+    """A target model that cannot be loaded, captured from or rolled back exactly."""
 
 
 class MismatchError(DominoError, ValueError):

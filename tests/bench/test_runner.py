@@ -25,9 +25,9 @@ def forwards(monkeypatch):
     seen = []
     plain_forward, engine_forward = Target.forward, InferenceModel.forward
 
-    def reference(self, tokens, cache, *, taps=(), **options):
-        seen.append((tokens.shape[1], bool(taps)))
-        return plain_forward(self, tokens, cache, taps=taps, **options)
+    def reference(self, tokens, cache, *, capture_layers=(), **options):
+        seen.append((tokens.shape[1], bool(capture_layers)))
+        return plain_forward(self, tokens, cache, capture_layers=capture_layers, **options)
 
     def engine(self, block, metadata, capture_layers=()):
         seen.append((block.shape[1], bool(capture_layers)))

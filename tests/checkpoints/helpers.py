@@ -86,9 +86,11 @@ def outputs(drafter: DraftModel) -> tuple[Tensor, Tensor, Tensor]:
     target, length = TinyTarget(), 9
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, VOCAB, (2, length), generator=generator)
-    taps = torch.randn(2, length, drafter.config.num_taps * HIDDEN, generator=generator)
+    captured = torch.randn(
+        2, length, drafter.config.num_captured_layers * HIDDEN, generator=generator
+    )
     anchors = torch.tensor([[3, 6], [4, 5]])
-    base, final = drafter(target, taps=taps, tokens=tokens, anchors=anchors)
+    base, final = drafter(target, captured=captured, tokens=tokens, anchors=anchors)
     hidden = torch.randn(2, 3, HIDDEN, generator=generator).to(drafter.dtype)
     drafts = rollout(drafter, target, hidden=hidden, anchor_tokens=tokens[:, 0])
     return base, final, drafts

@@ -22,11 +22,11 @@ def rope(x, position, head_dim, theta=10000.0):
     )
 
 
-def spelled_out_hidden(drafter, taps, embeddings, anchor):
+def spelled_out_hidden(drafter, captured, embeddings, anchor):
     """One block behind one context, with no cache, no batch and no mask: plain loops."""
     config, net = drafter.config, drafter.backbone
     dim, group = config.head_dim, config.num_heads // config.num_kv_heads
-    features = [rms(net.fc(tap), net.hidden_norm) for tap in taps[:anchor]]
+    features = [rms(net.fc(states), net.hidden_norm) for states in captured[:anchor]]
     states = list(embeddings)
     for layer in net.layers:
         attention = layer.self_attn
@@ -64,15 +64,17 @@ def test_backbone_computes_the_method(shift):
     tokens = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(5))
     anchor = 6
     with torch.no_grad():
-        taps = target.forward(tokens, target.new_cache(1), taps=config.target_layer_ids).taps
+        captured = target.forward(
+            tokens, target.new_cache(1), capture_layers=config.target_layer_ids
+        ).captured
         block = torch.full((config.block_size,), config.mask_token_id)
         block[0] = tokens[0, anchor]
-        expected = spelled_out_hidden(drafter, taps[0], target.embed(block), anchor)
+        expected = spelled_out_hidden(drafter, captured[0], target.embed(block), anchor)
         found = drafter.draft_hidden(
             target,
             anchor_tokens=tokens[:, anchor : anchor + 1],
             anchors=torch.tensor([[anchor]]),
-            context=drafter.context(taps, torch.arange(9).unsqueeze(0)),
+            context=drafter.context(captured, torch.arange(9).unsqueeze(0)),
             context_positions=torch.arange(9).unsqueeze(0),
         )
     assert found.shape == (1, 1, config.max_depth, config.hidden_size)

@@ -62,7 +62,7 @@ def test_configuration_is_frozen():
         drafter_config().block_size = 4
 
 
-def test_default_taps_spread_over_the_target():
+def test_default_capture_layers_spread_over_the_target():
     assert default_target_layer_ids(36) == (1, 9, 17, 25, 33)
     assert default_target_layer_ids(30, 1) == (15,)
     with pytest.raises(ConfigError, match="too shallow"):

@@ -58,7 +58,9 @@ def test_flex_attention_gives_the_dense_masks_result(sliding):
     drafter = random_drafter(config)
     generator = torch.Generator().manual_seed(1)
     rows, length, count = 2, 150, 40
-    taps = torch.randn(rows, length, config.num_taps * config.hidden_size, generator=generator)
+    captured = torch.randn(
+        rows, length, config.num_captured_layers * config.hidden_size, generator=generator
+    )
     documents = torch.cat((torch.zeros(rows, 70), torch.ones(rows, 80)), dim=1).long()
     positions = torch.cat((torch.arange(70), torch.arange(80))).expand(rows, -1)
     anchors = torch.stack(
@@ -74,7 +76,7 @@ def test_flex_attention_gives_the_dense_masks_result(sliding):
             return drafter.backbone(
                 embeddings,
                 anchors=positions.gather(1, anchors),
-                context=drafter.context(taps, positions),
+                context=drafter.context(captured, positions),
                 context_positions=positions,
                 anchor_documents=documents.gather(1, anchors),
                 context_documents=documents,

@@ -178,7 +178,7 @@ def test_built_drafter_knows_its_bigram_target(shift, prefix):
     with torch.no_grad():
         hidden = drafter.block_hidden(
             target,
-            taps=torch.randn(1, 5, 2 * 40),
+            captured=torch.randn(1, 5, 2 * 40),
             tokens=torch.tensor([[1, 2, 3, 4, anchor]]),
             anchors=torch.tensor([[4]]),
             positions=torch.arange(5).unsqueeze(0),

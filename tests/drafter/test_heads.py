@@ -95,13 +95,13 @@ def test_a_rollout_equals_the_forward_over_its_own_drafts(kind, candidates, redu
         ]
     anchor, rows = 6, 3
     tokens = some_tokens(rows, anchor + 1 + config.max_depth)
-    taps = some(rows, tokens.shape[1], 3 * 32)
+    captured = some(rows, tokens.shape[1], 3 * 32)
     positions = torch.arange(tokens.shape[1]).expand(rows, -1)
     hidden = drafter.draft_hidden(
         target,
         anchor_tokens=tokens[:, anchor : anchor + 1],
         anchors=torch.full((rows, 1), anchor),
-        context=drafter.context(taps, positions),
+        context=drafter.context(captured, positions),
         context_positions=positions,
     )
     drafts = rollout(
@@ -112,7 +112,9 @@ def test_a_rollout_equals_the_forward_over_its_own_drafts(kind, candidates, redu
         candidates=candidates,
     )
     tokens[:, anchor + 1 :] = drafts
-    base, final = drafter(target, taps=taps, tokens=tokens, anchors=torch.full((rows, 1), anchor))
+    base, final = drafter(
+        target, captured=captured, tokens=tokens, anchors=torch.full((rows, 1), anchor)
+    )
     if candidates is not None:
         best = base.topk(candidates, dim=-1).indices
         final = torch.full_like(final, -torch.inf).scatter(-1, best, final.gather(-1, best))
@@ -134,9 +136,11 @@ def test_a_fresh_head_leaves_the_base_logits_and_can_learn(kind):
     target = make_target("llama")
     drafter = DraftModel.fresh(drafter_config(head=HEADS[kind]), seed=1)
     assert drafter.training
-    tokens, taps = some_tokens(2, 20), some(2, 20, 3 * 32)
+    tokens, captured = some_tokens(2, 20), some(2, 20, 3 * 32)
     with torch.enable_grad():
-        base, final = drafter(target, taps=taps, tokens=tokens, anchors=torch.tensor([[3], [8]]))
+        base, final = drafter(
+            target, captured=captured, tokens=tokens, anchors=torch.tensor([[3], [8]])
+        )
         assert torch.equal(base, final)
         final.square().mean().backward()
     assert drafter.head.output_weight.grad.abs().max() > 0

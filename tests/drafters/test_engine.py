@@ -223,7 +223,7 @@ def test_drafts_of_a_reduced_vocabulary_meet_their_own_tokens_noise():
     assert len(set(found.flatten().tolist())) > 2
 
 
-def test_a_layer_is_tapped_once():
+def test_a_layer_is_captured_once():
     with pytest.raises(ConfigError, match="each once"):
         random_baseline("eagle3", tapped_layers=(0, 2, 2))
 

@@ -98,10 +98,12 @@ def test_block_drafters(case, family):
     target = make_target(family)
     config = drafter_config(**CASES[case])
     model, tokens = random_drafter(config), text(config.output_vocab_size)
-    taps = target.forward(tokens, target.new_cache(ROWS), taps=config.target_layer_ids).taps
+    captured = target.forward(
+        tokens, target.new_cache(ROWS), capture_layers=config.target_layer_ids
+    ).captured
     with torch.no_grad():
-        base, final = model(target, taps=taps, tokens=tokens, anchors=ANCHORS)
-    found = proposed_logits(drafter_of(model), target, tokens, taps, config.max_depth)
+        base, final = model(target, captured=captured, tokens=tokens, anchors=ANCHORS)
+    found = proposed_logits(drafter_of(model), target, tokens, captured, config.max_depth)
     torch.testing.assert_close(found, final, atol=1e-4, rtol=1e-4)
     if config.head is not None:
         assert (base - final).abs().max() > 0.1, "the head does nothing: the test is blind"
@@ -112,14 +114,21 @@ def test_block_drafters(case, family):
 def test_eagle3(family, reduced):
     target, model = make_target(family), random_baseline("eagle3", draft_vocab_size=reduced)
     steps, tokens = 7, text(reduced or VOCAB)  # more than it was configured for
-    taps = target.forward(tokens, target.new_cache(ROWS), taps=model.capture_layers).taps
+    captured = target.forward(
+        tokens, target.new_cache(ROWS), capture_layers=model.capture_layers
+    ).captured
     positions = torch.arange(LENGTH).expand_as(tokens)
     with torch.no_grad():
         hidden = model(
-            target, taps=taps, tokens=tokens, anchors=ANCHORS, positions=positions, steps=steps
+            target,
+            captured=captured,
+            tokens=tokens,
+            anchors=ANCHORS,
+            positions=positions,
+            steps=steps,
         )
         expected = model.logits(target, hidden)
-    found = proposed_logits(drafter_of(model), target, tokens, taps, steps)
+    found = proposed_logits(drafter_of(model), target, tokens, captured, steps)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.1
 
@@ -129,7 +138,9 @@ def test_eagle3(family, reduced):
 def test_medusa(family, reduced):
     target, model = make_target(family), random_baseline("medusa", draft_vocab_size=reduced)
     tokens = text(reduced or VOCAB)
-    states = target.forward(tokens, target.new_cache(ROWS), taps=model.capture_layers).taps
+    states = target.forward(
+        tokens, target.new_cache(ROWS), capture_layers=model.capture_layers
+    ).captured
     with torch.no_grad():
         before = states[torch.arange(ROWS).unsqueeze(1), ANCHORS - 1]
         expected = model.logits(target, model(before))
@@ -142,12 +153,17 @@ def test_packed_documents_do_not_see_each_other():
     drafter = random_drafter(drafter_config(shift=True))
     first = torch.randint(0, VOCAB, (1, 12), generator=torch.Generator().manual_seed(1))
     second = torch.randint(0, VOCAB, (1, 15), generator=torch.Generator().manual_seed(2))
-    taps = [target.forward(t, target.new_cache(1), taps=(1, 3, 5)).taps for t in (first, second)]
+    captured = [
+        target.forward(t, target.new_cache(1), capture_layers=(1, 3, 5)).captured
+        for t in (first, second)
+    ]
     with torch.no_grad():
-        alone = drafter(target, taps=taps[1], tokens=second, anchors=torch.tensor([[2, 6]]))[1]
+        alone = drafter(
+            target, captured=captured[1], tokens=second, anchors=torch.tensor([[2, 6]])
+        )[1]
         packed = drafter(
             target,
-            taps=torch.cat(taps, dim=1),
+            captured=torch.cat(captured, dim=1),
             tokens=torch.cat((first, second), dim=1),
             anchors=torch.tensor([[14, 18]]),
             positions=torch.cat((torch.arange(12), torch.arange(15))).unsqueeze(0),

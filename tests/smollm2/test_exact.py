@@ -26,7 +26,7 @@ def test_adversarial_drafts(loaded, prompts, short_answers):
     assert 1 < stats.tokens_per_cycle < 6
 
 
-def test_random_drafter_over_real_taps(loaded, prompts, short_answers):
+def test_random_drafter_over_real_hidden_states(loaded, prompts, short_answers):
     drafter = untrained_drafter(loaded.target)
     proposer = BlockDrafter(drafter).with_depth(DEPTH)
     found, _ = run(loaded.target, proposer, prompts[:4], max_new_tokens=32)

@@ -9,7 +9,7 @@ from domino_spec.targets import Target, probe_target, read
 from tests.support.families import CONFIGS, VOCAB, make_model, make_target, randomise
 from tests.training.helpers import batch_of
 
-TAPS = (0, 3, 5)
+CAPTURE_LAYERS = (0, 3, 5)
 ROWS = [[(4, 9), (2, 12), (1, 6)], [(3, 25)], [(2, 8), (2, 17)]]
 LENGTH = 40
 
@@ -18,9 +18,13 @@ def packed():
     return batch_of(ROWS, length=LENGTH, vocab=VOCAB, seed=2)
 
 
-def read_packed(target, batch, taps=TAPS):
+def read_packed(target, batch, capture_layers=CAPTURE_LAYERS):
     return read(
-        target, batch.tokens, taps=taps, positions=batch.positions, documents=batch.documents
+        target,
+        batch.tokens,
+        capture_layers=capture_layers,
+        positions=batch.positions,
+        documents=batch.documents,
     )
 
 
@@ -32,30 +36,32 @@ def documents_of(batch):
 
 
 @torch.no_grad()
-def alone(target, tokens, taps=TAPS):
+def alone(target, tokens, capture_layers=CAPTURE_LAYERS):
     """Layer outputs and logits of one sequence, from the model's own forward and plain hooks."""
     caught = {}
     hooks = [
-        target.layers[tap].register_forward_hook(
-            lambda _m, _a, out, tap=tap: caught.update({tap: out[0] if type(out) is tuple else out})
+        target.layers[layer].register_forward_hook(
+            lambda _m, _a, out, layer=layer: caught.update(
+                {layer: out[0] if type(out) is tuple else out}
+            )
         )
-        for tap in taps
+        for layer in capture_layers
     ]
     logits = target.model(input_ids=tokens.unsqueeze(0), use_cache=False).logits
     for hook in hooks:
         hook.remove()
-    return torch.cat([caught[tap] for tap in taps], dim=-1)[0], logits[0]
+    return torch.cat([caught[layer] for layer in capture_layers], dim=-1)[0], logits[0]
 
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_packed_documents_are_read_as_if_alone(family):
     target, batch = make_target(family), packed()
     reading = read_packed(target, batch)
-    assert reading.taps.shape == (3, LENGTH, len(TAPS) * target.hidden_size)
+    assert reading.captured.shape == (3, LENGTH, len(CAPTURE_LAYERS) * target.hidden_size)
     logits = target.logits(reading.hidden)
     for row, place in documents_of(batch):
-        taps, own = alone(target, batch.tokens[row, place])
-        torch.testing.assert_close(reading.taps[row, place], taps, atol=2e-4, rtol=2e-4)
+        captured, own = alone(target, batch.tokens[row, place])
+        torch.testing.assert_close(reading.captured[row, place], captured, atol=2e-4, rtol=2e-4)
         torch.testing.assert_close(logits[row, place], own, atol=2e-4, rtol=2e-4)
 
 
@@ -65,8 +71,8 @@ def test_eager_attention_takes_the_packed_mask_too():
     probe_target(target)
     reading = read_packed(target, batch)
     for row, place in documents_of(batch):
-        taps, own = alone(target, batch.tokens[row, place])
-        torch.testing.assert_close(reading.taps[row, place], taps, atol=2e-4, rtol=2e-4)
+        captured, own = alone(target, batch.tokens[row, place])
+        torch.testing.assert_close(reading.captured[row, place], captured, atol=2e-4, rtol=2e-4)
         logits = target.logits(reading.hidden[row, place])
         torch.testing.assert_close(logits, own, atol=2e-4, rtol=2e-4)
 
@@ -78,33 +84,37 @@ def test_a_mask_that_lets_documents_see_each_other_is_noticed(family):
     wrong = read(
         target,
         batch.tokens,
-        taps=TAPS,
+        capture_layers=CAPTURE_LAYERS,
         positions=batch.positions,
         documents=torch.zeros_like(batch.documents),
     )
     second = batch.documents[0] == 1
-    assert (right.taps[0, second] - wrong.taps[0, second]).abs().max() > 0.1
+    assert (right.captured[0, second] - wrong.captured[0, second]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
 def test_rows_of_one_document_need_no_mask_and_padding_is_harmless(family):
     target = make_target(family)
     batch = batch_of([[(3, 12)], [(5, 30)], [(2, 20)]], length=LENGTH, vocab=VOCAB)
-    plain = read(target, batch.tokens, taps=TAPS, positions=batch.positions)
+    plain = read(target, batch.tokens, capture_layers=CAPTURE_LAYERS, positions=batch.positions)
     masked = read_packed(target, batch)
     other = batch.tokens.clone()
     other[batch.documents < 0] = 1
-    repadded = read(target, other, taps=TAPS, positions=batch.positions)
+    repadded = read(target, other, capture_layers=CAPTURE_LAYERS, positions=batch.positions)
     for row, place in documents_of(batch):
-        for reading in (masked, repadded, read(target, batch.tokens, taps=TAPS)):
+        for reading in (
+            masked,
+            repadded,
+            read(target, batch.tokens, capture_layers=CAPTURE_LAYERS),
+        ):
             torch.testing.assert_close(
-                reading.taps[row, place], plain.taps[row, place], atol=2e-4, rtol=2e-4
+                reading.captured[row, place], plain.captured[row, place], atol=2e-4, rtol=2e-4
             )
             torch.testing.assert_close(
                 reading.hidden[row, place], plain.hidden[row, place], atol=2e-4, rtol=2e-4
             )
-        taps, own = alone(target, batch.tokens[row, place])
-        torch.testing.assert_close(plain.taps[row, place], taps, atol=2e-4, rtol=2e-4)
+        captured, own = alone(target, batch.tokens[row, place])
+        torch.testing.assert_close(plain.captured[row, place], captured, atol=2e-4, rtol=2e-4)
         logits = target.logits(plain.hidden[row, place])
         torch.testing.assert_close(logits, own, atol=2e-4, rtol=2e-4)
 
@@ -116,11 +126,11 @@ def test_a_model_that_no_mask_reaches_is_read_document_by_document():
     assert target.batch_refusal
     batch = packed()
     reading = read_packed(target, batch)
-    assert reading.taps.shape == (3, LENGTH, 3 * 32)
+    assert reading.captured.shape == (3, LENGTH, 3 * 32)
     assert reading.hidden.shape == (3, LENGTH, 32)
     for row, place in documents_of(batch):
-        taps, own = alone(target, batch.tokens[row, place])
-        torch.testing.assert_close(reading.taps[row, place], taps, atol=2e-4, rtol=2e-4)
+        captured, own = alone(target, batch.tokens[row, place])
+        torch.testing.assert_close(reading.captured[row, place], captured, atol=2e-4, rtol=2e-4)
         logits = target.logits(reading.hidden[row, place])
         torch.testing.assert_close(logits, own, atol=2e-4, rtol=2e-4)
 
@@ -137,7 +147,7 @@ def test_the_lm_head_is_left_as_it_was():
     before = dict(target.lm_head.__dict__)
     tokens = torch.tensor([[5, 6, 7]])
     wanted = target.model(input_ids=tokens).logits
-    read(target, tokens, taps=TAPS)
+    read(target, tokens, capture_layers=CAPTURE_LAYERS)
     assert dict(target.lm_head.__dict__) == before
     assert target.model(input_ids=tokens).logits.equal(wanted)
 
@@ -152,7 +162,7 @@ def test_the_lm_head_is_left_as_it_was_after_an_error():
 
     hook = target.layers[2].register_forward_hook(fails)
     with pytest.raises(RuntimeError, match="in the middle"):
-        read(target, tokens, taps=TAPS)
+        read(target, tokens, capture_layers=CAPTURE_LAYERS)
     hook.remove()
     assert "forward" not in target.lm_head.__dict__
     assert not any(layer._forward_hooks for layer in target.layers)
@@ -164,14 +174,14 @@ def test_a_forward_that_someone_else_put_on_the_lm_head_comes_back():
     lm_head = target.lm_head
     theirs = type(lm_head).forward.__get__(lm_head)
     object.__setattr__(lm_head, "forward", theirs)
-    read(target, torch.tensor([[5, 6, 7]]), taps=TAPS)
+    read(target, torch.tensor([[5, 6, 7]]), capture_layers=CAPTURE_LAYERS)
     assert lm_head.__dict__["forward"] is theirs
 
 
 def test_reading_leaves_no_graph_and_the_models_mode():
     target = Target(make_model("llama"), name="own")
     target.model.train()
-    reading = read(target, torch.tensor([[5, 6, 7]]), taps=TAPS)
+    reading = read(target, torch.tensor([[5, 6, 7]]), capture_layers=CAPTURE_LAYERS)
     assert target.model.training
-    assert not reading.taps.requires_grad
+    assert not reading.captured.requires_grad
     assert not reading.hidden.requires_grad

@@ -1,4 +1,4 @@
-"""Taps, ends and the cache of a target."""
+"""Captured hidden states, ends and the cache of a target."""
 
 import pytest
 import torch
@@ -20,11 +20,11 @@ from tests.support.families import (
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-def test_taps_are_layer_outputs_without_the_final_norm(family):
+def test_captured_states_are_layer_outputs_without_the_final_norm(family):
     target = make_target(family)
     ids = torch.tensor(random_prompts((9,)))
     last = target.num_layers - 1
-    found = target.forward(ids, target.new_cache(1), taps=(0, 3, last)).taps
+    found = target.forward(ids, target.new_cache(1), capture_layers=(0, 3, last)).captured
     with torch.no_grad():
         states = target.model(ids, output_hidden_states=True).hidden_states
     first, middle, final = found.chunk(3, dim=-1)
@@ -34,20 +34,24 @@ def test_taps_are_layer_outputs_without_the_final_norm(family):
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_the_final_tap_is_what_the_lm_head_reads(family):
+def test_the_final_hidden_id_names_what_the_lm_head_reads(family):
     target = make_target(family)
     ids = torch.tensor(random_prompts((9,)))
-    output = target.forward(ids, target.new_cache(1), taps=(target.final_tap,), keep=[8])
-    assert output.taps.shape == (1, 9, target.hidden_size), "of every position, not of those kept"
-    torch.testing.assert_close(target.logits(output.taps[:, 8:]), output.logits)
-    reading = read(target, ids, taps=(1, target.final_tap))
-    torch.testing.assert_close(reading.taps[..., target.hidden_size :], reading.hidden)
+    output = target.forward(
+        ids, target.new_cache(1), capture_layers=(target.final_hidden_id,), keep=[8]
+    )
+    assert output.captured.shape == (1, 9, target.hidden_size), (
+        "of every position, not of those kept"
+    )
+    torch.testing.assert_close(target.logits(output.captured[:, 8:]), output.logits)
+    reading = read(target, ids, capture_layers=(1, target.final_hidden_id))
+    torch.testing.assert_close(reading.captured[..., target.hidden_size :], reading.hidden)
 
 
 def test_hooks_are_gone_after_a_forward():
     target = make_target("llama")
     before = [dict(layer._forward_hooks) for layer in target.layers]
-    target.forward(torch.tensor([[5, 6]]), target.new_cache(1), taps=(1, 2))
+    target.forward(torch.tensor([[5, 6]]), target.new_cache(1), capture_layers=(1, 2))
     assert [dict(layer._forward_hooks) for layer in target.layers] == before
 
 

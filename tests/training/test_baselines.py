@@ -29,7 +29,7 @@ ROWS = [[(4, 14), (0, 12)], [(3, 30)]]  # the second document has nothing before
 
 def read_batch(target, drafter, batch):
     return read(
-        target, batch.tokens, taps=drafter.capture_layers, positions=batch.positions,
+        target, batch.tokens, capture_layers=drafter.capture_layers, positions=batch.positions,
         documents=batch.documents,
     )  # fmt: skip
 
@@ -38,11 +38,11 @@ def one_by_one(drafter, target, reading, batch, row, anchor):
     """Logits of every draft behind one anchor, from its own document alone."""
     inside = (batch.documents[row] == batch.documents[row, anchor]).nonzero().squeeze(1)
     start, tokens = int(inside[0]), batch.tokens[row : row + 1, inside]
-    taps = reading.taps[row : row + 1, inside]
+    captured = reading.captured[row : row + 1, inside]
     if isinstance(drafter, Medusa):
-        return target.logits(drafter(taps[0, anchor - start - 1]), drafter.draft_tokens)
+        return target.logits(drafter(captured[0, anchor - start - 1]), drafter.draft_tokens)
     hidden = drafter(
-        target, taps=taps, tokens=tokens, anchors=torch.tensor([[anchor - start]]),
+        target, captured=captured, tokens=tokens, anchors=torch.tensor([[anchor - start]]),
         positions=torch.arange(len(inside)).unsqueeze(0),
     )  # fmt: skip
     return target.logits(hidden[0, 0], drafter.draft_tokens)

@@ -25,7 +25,7 @@ def losses_of(drafter, target, batch, *, lam=0.5, anchors=64):
     reading = read(
         target,
         batch.tokens,
-        taps=drafter.config.target_layer_ids,
+        capture_layers=drafter.config.target_layer_ids,
         positions=batch.positions,
         documents=batch.documents if blocks.packed else None,
     )
@@ -79,7 +79,7 @@ def test_both_alignments_verify_as_many_positions(shift, monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize("sliding", [False, True])
 def test_a_batch_teaches_what_its_documents_teach_alone(family, sliding):
-    """Mistake 9, from taps to gradients: packing and padding change nothing."""
+    """Mistake 9, from hidden states to gradients: packing and padding change nothing."""
     shape = {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5}
     drafter = random_drafter(drafter_config(**(shape if sliding else {})))
     target = make_target(family)

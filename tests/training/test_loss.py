@@ -18,7 +18,7 @@ def written_out(drafter, target, reading, batch, blocks, *, lam, tv, soft, sharp
     """λ CE(base) + (1-λ) ((1-v) CE(final) + v TV), over the sum of weights: plain autograd."""
     base, final = drafter(
         target,
-        taps=reading.taps,
+        captured=reading.captured,
         tokens=batch.tokens,
         anchors=blocks.anchors,
         positions=batch.positions,
@@ -90,7 +90,7 @@ def test_loss_and_gradients_are_the_formulas(case):
     reading = read(
         target,
         batch.tokens,
-        taps=drafter.config.target_layer_ids,
+        capture_layers=drafter.config.target_layer_ids,
         positions=batch.positions,
         documents=batch.documents,
     )
@@ -121,7 +121,7 @@ def test_hits_are_the_targets_own_choices():
     reading = read(
         target,
         batch.tokens,
-        taps=drafter.config.target_layer_ids,
+        capture_layers=drafter.config.target_layer_ids,
         positions=batch.positions,
         documents=batch.documents,
     )
@@ -130,7 +130,7 @@ def test_hits_are_the_targets_own_choices():
     terms = objective(target, reading, blocks, mixture=mixture, total_weight=1.0)
     _, final = drafter(
         target,
-        taps=reading.taps,
+        captured=reading.captured,
         tokens=batch.tokens,
         anchors=blocks.anchors,
         positions=batch.positions,

@@ -85,7 +85,9 @@ def test_a_fresh_drafter_starts_at_the_scale_of_the_targets_states(corpus):
     drafter = DraftModel.fresh(drafter_config(), seed=0)
     match_output_scale(drafter, target, Two())
     states = [
-        read(target, torch.from_numpy(corpus[i].tokens).long().unsqueeze(0), taps=(0,)).hidden[0]
+        read(
+            target, torch.from_numpy(corpus[i].tokens).long().unsqueeze(0), capture_layers=(0,)
+        ).hidden[0]
         for i in range(2)
     ]
     wanted = torch.cat(states).square().mean(0).sqrt()

@@ -45,15 +45,15 @@ def deep():
 
 
 @pytest.mark.parametrize(
-    ("size", "layers", "taps", "rank", "gru"),
+    ("size", "layers", "captured", "rank", "gru"),
     [("small", 2, 3, 64, 256), ("base", 5, 5, 256, 1024), ("large", 8, 7, 512, 2048)],
 )
-def test_the_dial_and_the_targets_shape(deep, size, layers, taps, rank, gru):
+def test_the_dial_and_the_targets_shape(deep, size, layers, captured, rank, gru):
     config = derived(deep, size=size)
     assert (config.layers, config.captured_layers, config.rank, config.gru_hidden_dim) == (
-        layers, taps, rank, gru,
+        layers, captured, rank, gru,
     )  # fmt: skip
-    assert len(config.target_layer_ids) == taps
+    assert len(config.target_layer_ids) == captured
     assert (config.heads, config.kv_heads, config.head_dim) == (32, 8, 128)
     assert config.intermediate_size == 9728
     assert (config.length, config.batch_size, config.anchors) == (1024, 16, 128)
@@ -83,7 +83,7 @@ def test_a_small_target_gets_a_small_drafter():
     assert config.learning_rate == 1e-3
 
 
-def test_shallow_targets_get_fewer_taps_unless_asked_for_more():
+def test_shallow_targets_get_fewer_captured_layers_unless_asked_for_more():
     shallow = deep_target(layers=4, hidden=64)
     config = derived(shallow, size="large")
     assert 1 <= config.captured_layers < 7

@@ -202,7 +202,7 @@ def test_the_loop_is_the_textbooks(tmp_path, corpus, loaded):
     for step, work in enumerate(feed):
         (blocks,) = work.parts
         reading = read(
-            target, blocks.tokens, taps=fresh.drafter.config.target_layer_ids,
+            target, blocks.tokens, capture_layers=fresh.drafter.config.target_layer_ids,
             positions=blocks.positions, documents=blocks.documents,
         )  # fmt: skip
         mixture = Mixture.of(base=1 - step / 4, variation=0.0, device=torch.device("cpu"))

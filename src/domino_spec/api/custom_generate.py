@@ -188,7 +188,7 @@ def _refuse(
     cache = model_kwargs.pop("past_key_values", None)
     if cache is not None and cache.get_seq_length() > 0:
         raise InputError(
-            "continuing a filled past_key_values is not supported: the drafter needs the tapped "
+            "continuing a filled past_key_values is not supported: the drafter needs the captured "
             "states of those tokens. Pass the whole prompt."
         )
     if not _usual_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")):

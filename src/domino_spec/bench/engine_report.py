@@ -165,12 +165,12 @@ def reference_seconds(target: Target, drafter: Drafter, context: int) -> dict[st
     cache, bound = target.new_cache(1), drafter.bind(target)
     depth, layers = bound.depth, bound.capture_layers
     bound.resize(slots=1, capacity=context + 2 * (depth + 1) + bound.lookahead)
-    output = target.forward(prompt, cache, taps=layers, keep=[context - 1])
-    assert output.taps is not None
+    output = target.forward(prompt, cache, capture_layers=layers, keep=[context - 1])
+    assert output.captured is not None
     cache.commit([context])
     slots, starts = torch.tensor([[0], [0]], device=target.device)
     bound.update_cache(
-        output.taps.flatten(0, 1), prompt.to(target.device), slots=slots, starts=starts
+        output.captured.flatten(0, 1), prompt.to(target.device), slots=slots, starts=starts
     )
     sequence = Decoded(prompt[0].tolist(), SamplingParams(max_new_tokens=4), index=0)
     sequence.sampler = make_sampler(sequence, target.device)
@@ -179,7 +179,7 @@ def reference_seconds(target: Target, drafter: Drafter, context: int) -> dict[st
 
     def step(count: int) -> None:
         block = torch.ones(1, count, dtype=torch.long)
-        target.forward(block, cache, taps=layers if count > 1 else ()).logits.argmax(-1)
+        target.forward(block, cache, capture_layers=layers if count > 1 else ()).logits.argmax(-1)
         cache.commit([0])
 
     def cycle() -> None:

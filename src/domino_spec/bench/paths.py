@@ -1,7 +1,7 @@
 """The ways to run a method: the reference loop, which takes all, and the engine.
 
 Plain decoding runs on the same path as what it is compared with: in the same loop without drafts
-(one forward a token, no layer tapped), or on an engine without a drafter over the same weights.
+(one forward a token, no layer captured), or on an engine without a drafter over the same weights.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ def _read_layer_ids(top: Fields) -> tuple[int, ...]:
     if min(ids, default=1) < 1:
         raise ConfigError(
             f"{stated.label} is {list(ids)}; they count from 1 (k is the output of layer k-1), and "
-            "the embedding output, 0, is not a layer that can be tapped."
+            "the embedding output, 0, is not a layer that can be captured."
         )
     return tuple(i - 1 for i in ids)
 

@@ -142,7 +142,7 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "post_attention_layernorm": (hidden,),
     }
     shapes: dict[str, tuple[int, ...]] = {
-        _FC: (hidden, config.num_taps * hidden),
+        _FC: (hidden, config.num_captured_layers * hidden),
         "hidden_norm.weight": (hidden,),
     }
     for index in range(config.num_layers):

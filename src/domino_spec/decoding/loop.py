@@ -61,7 +61,7 @@ def decode(
         with watch.stage("verify"):
             lasts = [sequence.last_position for sequence in sequences]
             output = target.forward(
-                block, cache, taps=drafting.capture_layers, last_positions=lasts
+                block, cache, capture_layers=drafting.capture_layers, last_positions=lasts
             )
         with watch.stage("other"):
             outputs = _commit(sequences, output.logits, block[:, 1:], sampler.distributions, cycle)
@@ -72,7 +72,7 @@ def decode(
             kept = [each.accepted + 1 for each in outputs]  # the anchor and accepted drafts
             cache.commit(kept)
         with watch.stage("draft"):
-            drafting.update(output.taps, block, kept)
+            drafting.update(output.captured, block, kept)
 
 
 class _Drafting:
@@ -131,12 +131,12 @@ def _prefill(
     for index, sequence in enumerate(sequences):
         prompts[index, : lengths[index]] = torch.tensor(sequence.prompt)
     lasts = [length - 1 for length in lengths]
-    output = target.forward(prompts, cache, taps=drafting.capture_layers, keep=lasts)
+    output = target.forward(prompts, cache, capture_layers=drafting.capture_layers, keep=lasts)
     columns = [sorted(set(lasts)).index(last) for last in lasts]
     logits = output.logits[torch.arange(len(sequences)), columns].unsqueeze(1)
     outputs = _commit(sequences, logits, prompts[:, :0], [None] * len(sequences), cycle=0)
     cache.commit(lengths)
-    drafting.update(output.taps, prompts, lengths)
+    drafting.update(output.captured, prompts, lengths)
     return outputs
 
 

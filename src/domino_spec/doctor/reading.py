@@ -237,7 +237,7 @@ def needs(
     block = plans.rows * (described.drafts + 1)
     logits = 2 * block * int(text.vocab_size)  # the drafter's and the target's, both of a block
     wide = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
-    prefill = tokens * (2 * wide + (4 + _taps(described)) * int(text.hidden_size))
+    prefill = tokens * (2 * wide + (4 + _captured_layers(described)) * int(text.hidden_size))
     return Needs(
         target=weights * size,
         drafter=described.parameters * size,
@@ -309,7 +309,7 @@ def _cached_width(described: DrafterDescription) -> int:
     return config.num_kv_heads * config.head_dim if isinstance(config, Eagle3Config) else 0
 
 
-def _taps(described: DrafterDescription) -> int:
+def _captured_layers(described: DrafterDescription) -> int:
     """States of the target that are kept for the drafter."""
     config = described.config
     if config is None:

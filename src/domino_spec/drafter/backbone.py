@@ -15,13 +15,13 @@ from domino_spec.drafter.masks import BlockLayout, Mask, block_positions, dense_
 
 
 class Backbone(nn.Module):
-    """Fuses target taps into context features and runs blocks of [anchor, MASK, ...] over them."""
+    """Fuses captured hidden states to context and runs blocks of [anchor, MASK, ...] over it."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
         self.config = config
         hidden = config.hidden_size
-        self.fc = nn.Linear(config.num_taps * hidden, hidden, bias=False)
+        self.fc = nn.Linear(config.num_captured_layers * hidden, hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
@@ -29,9 +29,9 @@ class Backbone(nn.Module):
         # How the mask is given to attention: training on CUDA asks for FlexAttention's form.
         self.attention: Literal["dense", "flex"] = "dense"
 
-    def context(self, taps: Tensor, positions: Tensor) -> list[KeyValue]:
-        """Keys and values of every layer for tapped states [rows, n, taps * hidden]."""
-        feature = self.hidden_norm(self.fc(taps))  # [rows, n, hidden]
+    def context(self, captured: Tensor, positions: Tensor) -> list[KeyValue]:
+        """Keys and values of every layer for states [batch, n, captured layers * hidden]."""
+        feature = self.hidden_norm(self.fc(captured))  # [batch, n, hidden]
         rotary = self.rotary(feature, positions)
         return [self._attention(layer).keys_values(feature, rotary) for layer in self.layers]
 

@@ -137,11 +137,11 @@ class DrafterConfig:
         self._check_shape()
         self._check_layers()
         self._check_vocabulary()
-        self._check_taps()
+        self._check_target_layers()
         self._check_block()
 
     @property
-    def num_taps(self) -> int:
+    def num_captured_layers(self) -> int:
         """How many target layers are fused."""
         return len(self.target_layer_ids)
 
@@ -244,11 +244,11 @@ class DrafterConfig:
                 f"and {self.vocab_size - 1} tokens (leave it out for the target's own vocabulary)."
             )
 
-    def _check_taps(self) -> None:
+    def _check_target_layers(self) -> None:
         ids = self.target_layer_ids
         if not ids:
             raise ConfigError(
-                "target_layer_ids is empty; at least one target layer must be tapped."
+                "target_layer_ids is empty; at least one target layer must be captured."
             )
         outside = [i for i in ids if not 0 <= i < self.num_target_layers]
         if outside:
@@ -270,7 +270,7 @@ class DrafterConfig:
 
 
 def default_target_layer_ids(num_target_layers: int, count: int = 5) -> tuple[int, ...]:
-    """Evenly spread taps from the second layer to the fourth last."""
+    """Evenly spread layers from the second layer to the fourth last."""
     if count == 1:
         return (num_target_layers // 2,)
     span = num_target_layers - 4
@@ -278,6 +278,6 @@ def default_target_layer_ids(num_target_layers: int, count: int = 5) -> tuple[in
     if len(set(ids)) < count or ids[-1] >= num_target_layers:
         raise ConfigError(
             f"a target of {num_target_layers} layers is too shallow for {count} evenly spread "
-            "taps; name target_layer_ids or tap fewer layers."
+            "layers to capture; name target_layer_ids or capture fewer."
         )
     return ids

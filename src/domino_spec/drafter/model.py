@@ -27,7 +27,7 @@ class TargetVocabulary(Protocol):
 
 
 class DraftModel(nn.Module):
-    """Proposes the tokens behind an anchor from the target's tapped states before it."""
+    """Proposes the tokens after an anchor from the target's captured hidden states before it."""
 
     draft_tokens: Tensor | None
 
@@ -100,9 +100,9 @@ class DraftModel(nn.Module):
 
     # Blocks ---------------------------------------------------------------------------------
 
-    def context(self, taps: Tensor, positions: Tensor) -> list[KeyValue]:
-        """Context keys and values for tapped states [rows, n, taps * hidden]."""
-        return self.backbone.context(taps.to(self.device, self.dtype), positions)
+    def context(self, captured: Tensor, positions: Tensor) -> list[KeyValue]:
+        """Context keys and values for hidden states [batch, n, captured layers * hidden]."""
+        return self.backbone.context(captured.to(self.device, self.dtype), positions)
 
     def draft_hidden(
         self,
@@ -153,7 +153,7 @@ class DraftModel(nn.Module):
         self,
         target: TargetVocabulary,
         *,
-        taps: Tensor,  # [rows, n, taps * hidden]
+        captured: Tensor,  # [rows, n, captured layers * hidden]
         tokens: Tensor,  # [rows, n]
         anchors: Tensor,  # [rows, anchors]: indices into the sequence
         positions: Tensor | None = None,  # [rows, n]: restart with each packed document
@@ -168,7 +168,7 @@ class DraftModel(nn.Module):
             positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         hidden = self.block_hidden(
             target,
-            taps=taps,
+            captured=captured,
             tokens=tokens,
             anchors=anchors,
             positions=positions,
@@ -186,7 +186,7 @@ class DraftModel(nn.Module):
         self,
         target: TargetVocabulary,
         *,
-        taps: Tensor,
+        captured: Tensor,
         tokens: Tensor,
         anchors: Tensor,
         positions: Tensor,
@@ -200,7 +200,7 @@ class DraftModel(nn.Module):
             target,
             anchor_tokens=tokens.gather(1, anchors),
             anchors=positions.gather(1, anchors),
-            context=self.context(taps, positions),
+            context=self.context(captured, positions),
             context_positions=positions,
             anchor_documents=None if documents is None else documents.gather(1, anchors),
             context_documents=documents,

@@ -113,7 +113,7 @@ class MedusaConfig(ModuleConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(ModuleConfig):
-    """One autoregressive layer over fused taps (EAGLE-3), drafting a chain.
+    """One autoregressive layer over fused hidden states (EAGLE-3), drafting a chain.
 
     It shares the target's lm_head and by default its whole vocabulary: a reduced one is faster
     and cannot name rare tokens, which is no property of the method and would favour or hurt one
@@ -131,7 +131,7 @@ class Eagle3Config(ModuleConfig):
     )
     max_position_embeddings: int = 40960
     tapped_layers: tuple[int, ...]
-    """0-based target layers, low to high, whose outputs are fused."""
+    """0-based target layers, low to high, whose outputs are fused; the key in its config.json."""
     unrolled: int = 7
     """Steps that training feeds it its own states; more can be drafted."""
 

@@ -1,9 +1,9 @@
 """EAGLE-3: one layer that reads a token and a feature, and goes on with its own features.
 
-The row of position p holds the feature of token p, fused from the target's taps, and the
-embedding of token p + 1; it guesses token p + 2. Where the target has not been yet, the row's own
-output takes the feature's place. Training unrolls the same steps (`Eagle3.unroll`) behind many
-positions at once, over the true tokens.
+At position p it reads the feature of token p, fused from the target's captured hidden states, and
+the embedding of token p + 1; it predicts token p + 2. Where the target has not been yet, its own
+output at that position takes the feature's place. Training unrolls the same steps (`Eagle3.unroll`)
+from many positions at once, over the true tokens.
 """
 
 from __future__ import annotations
@@ -103,12 +103,12 @@ def _attend(query: Tensor, context: KeyValue, visible: Tensor, chain: Sequence[K
 
 
 class Eagle3(DraftModule[Eagle3Config]):
-    """The drafter: fused taps in, a chain of hidden states out."""
+    """The drafter: fused hidden states in, a chain of hidden states out."""
 
     def __init__(self, config: Eagle3Config, draft_tokens: Tensor | None = None) -> None:
         super().__init__(config, draft_tokens)
         width = config.hidden_size
-        self.fc = nn.Linear(len(config.tapped_layers) * width, width, bias=False)
+        self.fc = nn.Linear(len(config.target_layer_ids) * width, width, bias=False)
         self.layer = Eagle3Layer(config)
         self.norm = nn.RMSNorm(width, eps=config.rms_norm_eps)
         self.rotary = RotaryPositions(config)
@@ -120,7 +120,7 @@ class Eagle3(DraftModule[Eagle3Config]):
     @property
     def capture_layers(self) -> tuple[int, ...]:
         """The fused layers."""
-        return self.config.tapped_layers
+        return self.config.target_layer_ids
 
     @property
     def output_norm(self) -> Tensor:
@@ -131,9 +131,9 @@ class Eagle3(DraftModule[Eagle3Config]):
         """The rotary frequencies, which the meta device left without values."""
         self.rotary = RotaryPositions(self.config).to(device)
 
-    def features(self, taps: Tensor) -> Tensor:
-        """Tapped states [rows, n, taps * hidden] fused, [rows, n, hidden]."""
-        fused: Tensor = self.fc(taps.to(self.device, self.dtype))
+    def features(self, captured: Tensor) -> Tensor:
+        """Captured states [batch, n, captured layers * hidden] fused, [batch, n, hidden]."""
+        fused: Tensor = self.fc(captured.to(self.device, self.dtype))
         return fused
 
     def context(
@@ -183,7 +183,7 @@ class Eagle3(DraftModule[Eagle3Config]):
         self,
         target: TargetVocabulary,
         *,
-        taps: Tensor,  # [rows, n, taps * hidden]
+        captured: Tensor,  # [rows, n, captured layers * hidden]
         tokens: Tensor,  # [rows, n]
         anchors: Tensor,  # [rows, anchors]: indices into the sequence
         positions: Tensor,  # [rows, n]: restart with each packed document
@@ -197,7 +197,7 @@ class Eagle3(DraftModule[Eagle3Config]):
         """
         last = tokens.shape[1] - 1
         following = torch.cat((tokens[:, 1:], tokens[:, -1:]), dim=1)
-        features = self.features(taps)
+        features = self.features(captured)
         starts = (anchors - 1).clamp(min=0)
         begun = positions.gather(1, starts)
         visible = positions.unsqueeze(1) <= begun.unsqueeze(2)  # [rows, anchors, n]

@@ -51,7 +51,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-TAPS = 5
+CAPTURED_LAYERS = 5
 
 
 def target_config(shape: str) -> Any:
@@ -82,7 +82,9 @@ def drafter_config(target: Any) -> DrafterConfig:
         or target.hidden_size // target.num_attention_heads,
         vocab_size=target.vocab_size,
         num_target_layers=layers,
-        target_layer_ids=tuple(round(1 + i * (layers - 4) / (TAPS - 1)) for i in range(TAPS)),
+        target_layer_ids=tuple(
+            round(1 + i * (layers - 4) / (CAPTURED_LAYERS - 1)) for i in range(CAPTURED_LAYERS)
+        ),
         mask_token_id=target.vocab_size - 1,
         block_size=16,
         shift_label=True,

@@ -1,10 +1,10 @@
-"""Tokens a cycle without decoding: draft at every token of the target's own answers at once.
+"""Acceptance length without decoding: draft at every token of the target's own answers at once.
 
 Greedy speculative decoding writes the target's own answer whatever the drafter does, so the
-states before every possible anchor are known beforehand. One target forward gives the taps, many
-anchors share a drafter forward, and a walk over the results counts the cycles that decoding would
-have taken: `tests/evaluation/test_simulate.py` holds the two together. Answers drawn at a
-temperature give the counts of decoding with the `match` rule.
+states before every possible anchor are known beforehand. One target forward captures the hidden
+states, many anchors share a drafter forward, and a walk over the results counts the cycles that
+decoding would have taken: `tests/evaluation/test_simulate.py` holds the two together. Answers
+drawn at a temperature give the counts of decoding with the `match` rule.
 """
 
 from __future__ import annotations
@@ -142,9 +142,9 @@ def _matches(
     pairs = list(zip(continuations.prompts, continuations.answers, strict=True))
     # Padding goes behind each row, where neither causal attention nor an anchor can see it.
     tokens = _padded([prompt + answer[:-1] for prompt, answer in pairs], fill=0)
-    taps = read(target, tokens, taps=drafter.config.target_layer_ids).taps
+    captured = read(target, tokens, capture_layers=drafter.config.target_layer_ids).captured
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-    context = drafter.context(taps, positions)
+    context = drafter.context(captured, positions)
 
     starts = torch.tensor([len(prompt) for prompt, _ in pairs], device=device).unsqueeze(1)
     counts = torch.tensor([len(answer) - 1 for _, answer in pairs], device=device).unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Targets: loading them, tapping them, rolling their cache back."""
+"""Targets: loading them, capturing hidden states, rolling their cache back."""
 
 from typing import TYPE_CHECKING
 

@@ -26,7 +26,7 @@ def probe_target(target: Target) -> None:
     prefix, block = tokens[:, :_PREFIX], tokens[:, _PREFIX:]
     with torch.no_grad():
         _learn_ends(target, tokens)
-        _check_taps(target, tokens)
+        _check_captured_states(target, tokens)
         _check_rollback(target, prefix, block)
         target.batch_refusal = _batch_refusal(target, prefix, block)
 
@@ -84,13 +84,15 @@ def _learn_ends(target: Target, tokens: Tensor) -> None:
         )
 
 
-def _check_taps(target: Target, tokens: Tensor) -> None:
+def _check_captured_states(target: Target, tokens: Tensor) -> None:
     last = target.num_layers - 1
-    taps = target.forward(tokens, target.new_cache(1), taps=sorted({0, last})).taps
+    captured = target.forward(
+        tokens, target.new_cache(1), capture_layers=sorted({0, last})
+    ).captured
     width = target.hidden_size * len({0, last})
     expected = (1, tokens.shape[1], width)
-    if taps is None or tuple(taps.shape) != expected:
-        found = None if taps is None else tuple(taps.shape)
+    if captured is None or tuple(captured.shape) != expected:
+        found = None if captured is None else tuple(captured.shape)
         raise TargetError(
             f"the layers of {target.name} return states of shape {found}; expected {expected}. "
             "Hidden states of such layers cannot be captured."

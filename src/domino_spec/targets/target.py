@@ -1,4 +1,4 @@
-"""A frozen target model: tapped forwards over a cache, its embedding and its logits."""
+"""A frozen target model: forwards over a cache that capture hidden states, embedding, logits."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from domino_spec.targets.support import (
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """What one forward gives: logits of the kept positions and the tapped states of all."""
+    """Of one forward: logits of the kept positions, and the captured hidden states of all."""
 
     logits: Tensor  # [rows, kept, vocabulary]
-    taps: Tensor | None  # [rows, tokens, taps * hidden]
+    captured: Tensor | None  # [rows, tokens, captured layers * hidden]
 
 
 _ReducedHead = tuple[Tensor, tuple[int, int], tuple[Tensor, Tensor | None]]
@@ -48,7 +48,7 @@ class Target:
         self.model = model
         self.config = model.config.get_text_config()
         self.layers = find_layers(model, int(self.config.num_hidden_layers))
-        self.tap_points: Sequence[nn.Module] = (*self.layers, find_decoder(model))
+        self.capture_points: Sequence[nn.Module] = (*self.layers, find_decoder(model))
         self.embedding: nn.Module = model.get_input_embeddings()
         self.lm_head: nn.Module = model.get_output_embeddings()
         self._forward_names = frozenset(inspect.signature(model.forward).parameters)
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def hidden_size(self) -> int:
-        """Width of the tapped states."""
+        """Width of the hidden states."""
         return int(self.config.hidden_size)
 
     @property
@@ -71,8 +71,8 @@ class Target:
         return len(self.layers)
 
     @property
-    def final_tap(self) -> int:
-        """The tap behind all layers and the final norm: what the lm_head reads."""
+    def final_hidden_id(self) -> int:
+        """The id in `capture_layers` of what the lm_head reads: the states after the final norm."""
         return len(self.layers)
 
     @property
@@ -95,7 +95,7 @@ class Target:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of the tapped states."""
+        """The type of the hidden states."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
@@ -171,7 +171,7 @@ class Target:
         tokens: Tensor,  # [rows, n]
         cache: TargetCache,
         *,
-        taps: Sequence[int] = (),
+        capture_layers: Sequence[int] = (),
         keep: Sequence[int] | None = None,
         last_positions: Sequence[int] | None = None,
     ) -> TargetOutput:
@@ -208,19 +208,24 @@ class Target:
         keeps_inside = kept is not None and self.takes("logits_to_keep")
         if keeps_inside:
             inputs["logits_to_keep"] = kept
-        with torch.no_grad(), evaluating(self.model), tapped(self.tap_points, taps) as outputs:
+        with (
+            torch.no_grad(),
+            evaluating(self.model),
+            capturing(self.capture_points, capture_layers) as outputs,
+        ):
             logits: Tensor = self.model(**inputs).logits
         if kept is not None and not keeps_inside:
             logits = logits[:, kept]
-        return TargetOutput(logits=logits, taps=self.joined(outputs, taps) if taps else None)
+        captured = self.joined(outputs, capture_layers) if capture_layers else None
+        return TargetOutput(logits=logits, captured=captured)
 
     def takes(self, name: str) -> bool:
         """Whether the model's forward knows this argument."""
         return name in self._forward_names
 
-    def joined(self, outputs: dict[int, Tensor], taps: Sequence[int]) -> Tensor:
-        """Tapped states side by side, [rows, n, taps * hidden]."""
-        return torch.cat([outputs[index].to(self.device) for index in taps], dim=-1)
+    def joined(self, outputs: dict[int, Tensor], capture_layers: Sequence[int]) -> Tensor:
+        """Captured states concatenated, [batch, n, captured layers * hidden]."""
+        return torch.cat([outputs[index].to(self.device) for index in capture_layers], dim=-1)
 
 
 @contextmanager
@@ -251,8 +256,8 @@ def find_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
     ]
     if not found:
         raise TargetError(
-            f"{type(model).__name__} holds no list of {num_layers} decoder layers to tap; expected "
-            "a ModuleList as in Llama, Qwen or Gemma."
+            f"{type(model).__name__} holds no list of {num_layers} decoder layers to capture; "
+            "expected a ModuleList as in Llama, Qwen or Gemma."
         )
     return min(found, key=lambda entry: entry[:2])[2]
 
@@ -261,17 +266,17 @@ def first_tensor(output: Any) -> Tensor:
     """The hidden states in a layer's output, which is a tensor or a tuple that starts with one."""
     states = output[0] if isinstance(output, (tuple, list, ModelOutput)) else output
     if not isinstance(states, Tensor):
-        raise TargetError(f"a tapped layer returned {type(states).__name__}; expected a tensor.")
+        raise TargetError(f"a captured layer returned {type(states).__name__}; expected a tensor.")
     return states
 
 
 @contextmanager
-def tapped(points: Sequence[nn.Module], ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+def capturing(points: Sequence[nn.Module], ids: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """Collect the outputs of these layers while the context is open.
 
     Hooks sit on the layers themselves: the model's own list of hidden states would hold every
-    layer, and its last entry is already normed. Behind the layers comes the decoder as a whole:
-    its output is what the lm_head turns into logits.
+    layer, and its last entry is already normed. The id after the last layer's is the decoder as a
+    whole: its output is what the lm_head turns into logits.
     """
     outputs: dict[int, Tensor] = {}
 
@@ -293,7 +298,7 @@ def tapped(points: Sequence[nn.Module], ids: Sequence[int]) -> Iterator[dict[int
 class Reading:
     """What a target says about sequences it was shown whole."""
 
-    taps: Tensor  # [rows, n, taps * hidden]
+    captured: Tensor  # [rows, n, captured layers * hidden]
     hidden: Tensor  # [rows, n, hidden]: what `Target.logits` turns into the next token's logits
 
 
@@ -302,11 +307,11 @@ def read(
     target: Target,
     tokens: Tensor,  # [rows, n]
     *,
-    taps: Sequence[int],
+    capture_layers: Sequence[int],
     positions: Tensor | None = None,  # [rows, n]: restart with each packed document
     documents: Tensor | None = None,  # [rows, n]: None where each row is one document
 ) -> Reading:
-    """Taps and final states of every position, without logits and without a cache.
+    """Captured and final hidden states of every position, without logits and without a cache.
 
     Rows may be padded on the right: no earlier position sees it. Several documents in a row
     are kept apart by `documents` and `positions`.
@@ -315,7 +320,7 @@ def read(
     inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False, "return_dict": True}
     if documents is not None:
         if target.batch_refusal:
-            return _read_apart(target, tokens, documents, taps)
+            return _read_apart(target, tokens, documents, capture_layers)
         assert positions is not None, "packed documents come with their positions"
         inputs["attention_mask"] = packed_mask(
             positions.to(target.device),
@@ -329,24 +334,26 @@ def read(
         inputs["position_ids"] = positions.to(target.device)
     with (
         evaluating(target.model),
-        tapped(target.tap_points, taps) as outputs,
+        capturing(target.capture_points, capture_layers) as outputs,
         _without_logits(target.lm_head) as states,
     ):
         target.model(**inputs)
-    return Reading(taps=target.joined(outputs, taps), hidden=states[-1])
+    return Reading(captured=target.joined(outputs, capture_layers), hidden=states[-1])
 
 
-def _read_apart(target: Target, tokens: Tensor, documents: Tensor, taps: Sequence[int]) -> Reading:
+def _read_apart(
+    target: Target, tokens: Tensor, documents: Tensor, capture_layers: Sequence[int]
+) -> Reading:
     """Document by document, for models that no mask keeps from looking across."""
     parts = []
     for row, numbers in zip(tokens, documents, strict=True):
         lengths = numbers.unique_consecutive(return_counts=True)[1].tolist()
         for document in row.split(lengths):
-            reading = read(target, document.unsqueeze(0), taps=taps)
-            parts.append((reading.taps[0], reading.hidden[0]))
-    taps_of, hidden_of = zip(*parts, strict=True)
+            reading = read(target, document.unsqueeze(0), capture_layers=capture_layers)
+            parts.append((reading.captured[0], reading.hidden[0]))
+    captured_of, hidden_of = zip(*parts, strict=True)
     return Reading(
-        taps=torch.cat(taps_of).view(*tokens.shape, -1),
+        captured=torch.cat(captured_of).view(*tokens.shape, -1),
         hidden=torch.cat(hidden_of).view(*tokens.shape, -1),
     )
 

@@ -145,7 +145,7 @@ class Objective(nn.Module, ABC, Generic[D]):
 def sequences(reading: Reading, blocks: Blocks) -> dict[str, Any]:
     """Whole sequences as a drafter's forward takes them."""
     return {
-        "taps": reading.taps,
+        "captured": reading.captured,
         "tokens": blocks.tokens,
         "anchors": blocks.anchors,
         "positions": blocks.positions,
@@ -200,7 +200,7 @@ class MedusaObjective(Objective[Medusa]):
         """Head k at anchor a: the state of token a - 1, the label token a + k."""
         with record_function("step: backbone"):
             before = (blocks.anchors - 1).clamp(min=0).unsqueeze(2)
-            states = reading.taps.gather(1, before.expand(-1, -1, reading.taps.shape[2]))
+            states = reading.captured.gather(1, before.expand(-1, -1, reading.captured.shape[2]))
             hidden = self.drafter(states)  # [batch, anchors, heads, hidden]
             return Learnt(hidden.flatten(0, 2).index_select(0, blocks.slots))
 

@@ -41,7 +41,7 @@ _DIALS = {
 }
 _BLOCKS_PER_TOKEN = 1 / 8
 _DRAFT_STEPS = {"medusa": 5, "eagle3": 7}
-_EAGLE3_TAPS = 3  # low, middle, high
+_EAGLE3_CAPTURED_LAYERS = 3  # low, middle, high
 _BASE_RATE = 1e-3  # at a hidden size of 576; wider drafters take smaller steps
 
 
@@ -78,9 +78,9 @@ def derive(config: TrainConfig, target: Target) -> TrainConfig:
         "kv_heads": kv_heads if heads % kv_heads == 0 else heads,
         "head_dim": config.head_dim or int(getattr(text, "head_dim", None) or hidden // heads),
     }
-    taps = _EAGLE3_TAPS if config.variant == "eagle3" else dial.captured_layers
-    filled["target_layer_ids"] = config.target_layer_ids or _taps(
-        target.num_layers, config.captured_layers or taps, exact=config.captured_layers is not None
+    count = _EAGLE3_CAPTURED_LAYERS if config.variant == "eagle3" else dial.captured_layers
+    filled["target_layer_ids"] = config.target_layer_ids or _spread_layers(
+        target.num_layers, config.captured_layers or count, exact=config.captured_layers is not None
     )
     filled["captured_layers"] = len(filled["target_layer_ids"])
     if config.variant == "eagle3":
@@ -211,7 +211,7 @@ def _intermediate(text: Any, hidden: int) -> int:
     return int(stated) if isinstance(stated, int) and stated else 4 * hidden
 
 
-def _taps(num_layers: int, count: int, *, exact: bool) -> tuple[int, ...]:
+def _spread_layers(num_layers: int, count: int, *, exact: bool) -> tuple[int, ...]:
     """Evenly spread target layers; fewer of a shallow target, unless the count is `exact`."""
     while True:
         try:
@@ -300,7 +300,7 @@ def match_output_scale(drafter: AnyDrafter, target: Target, corpus: Corpus) -> N
     count = 0
     for index in range(min(_CONVERSATIONS, len(corpus))):
         tokens = torch.from_numpy(corpus[index].tokens).long().unsqueeze(0)
-        hidden = read(target, tokens, taps=(0,)).hidden
+        hidden = read(target, tokens, capture_layers=(0,)).hidden
         sums += hidden[0].double().square().sum(dim=0).cpu()
         count += tokens.shape[1]
     norm.copy_((sums / max(1, count)).sqrt().to(norm))

@@ -190,7 +190,7 @@ class Trainer:
         self._intervals, self._watch = intervals, watch
         self._observers = list(observers)
         self._evaluate, self._save = evaluate, save
-        self._taps = objective.drafter.capture_layers
+        self._capture_layers = objective.drafter.capture_layers
         self._meter = Meter(objective.depth, world)
         self._signal: int | None = None
         self._saved_step: int | None = None
@@ -268,7 +268,7 @@ class Trainer:
             reading = read(
                 self.target,
                 blocks.tokens,
-                taps=self._taps,
+                capture_layers=self._capture_layers,
                 positions=blocks.positions,
                 documents=blocks.documents if blocks.packed else None,
             )

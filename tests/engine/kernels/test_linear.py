@@ -252,7 +252,7 @@ def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(
 def test_rows_to_be_normed_may_lie_apart(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    """As tapped rows do; and the kernel takes them, not its twin of seven operations."""
+    """As captured hidden states do; and the kernel takes them, not its twin of seven operations."""
     drawn = tensors((20, 8, 96, False), torch.float32, device)
     wide = drawn["x"].new_zeros(20, 3, 96)
     wide[:, 1] = drawn["x"]

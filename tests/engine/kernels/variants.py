@@ -32,7 +32,7 @@ PLANS: dict[str, dict[str, bool]] = {
     "filtered": {"sampled": True, "filtered": True},
 }
 _LAYERS = 8
-"""Of the target: variants do not depend on how many there are, but the drafter taps five."""
+"""Of the target: variants do not depend on how many there are, but the drafter captures five."""
 _SMOLLM2 = {
     "model_type": "llama", "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536,
     "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "rms_norm_eps": 1e-5,

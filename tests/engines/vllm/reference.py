@@ -21,7 +21,7 @@ def reference_blocks(
     anchors = torch.arange(first, len(tokens))
     hidden = drafter.block_hidden(
         target,
-        taps=read(target, text, taps=drafter.config.target_layer_ids).taps,
+        captured=read(target, text, capture_layers=drafter.config.target_layer_ids).captured,
         tokens=text,
         anchors=anchors.unsqueeze(0),
         positions=torch.arange(len(tokens)).unsqueeze(0),

@@ -22,7 +22,7 @@ def shrink(dtype: torch.dtype) -> float:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Each row of [m, width] by its root mean square, times the weight [width]."""
     if usable(x) and x.stride(1) == 1 and x.shape[1] <= _WIDEST and len(x):
-        out = x.new_empty(x.shape)  # the rows of x may lie apart, as tapped ones do
+        out = x.new_empty(x.shape)  # the rows of x may lie apart, as captured hidden states do
         size = triton.next_power_of_2(x.shape[1])
         warps = min(max(size // 512, 1), 8)
         _norm[(len(x),)](
