@@ -175,7 +175,7 @@ def test_nothing_drafted_cannot_be_told():
 
 
 @pytest.fixture(scope="module")
-def twins():
+def paired():
     """A bfloat16 target whose tokens come in pairs with all but equal logits."""
     config = tf.LlamaConfig(
         vocab_size=VOCAB, hidden_size=128, intermediate_size=128, num_hidden_layers=2,
@@ -192,24 +192,24 @@ def twins():
     return target
 
 
-def test_a_real_near_tie_is_told_from_a_bug(twins, monkeypatch):
-    way, prompts = scripted(twins)
-    found = greedy(twins, way, prompts)
+def test_a_real_near_tie_is_distinguished_from_a_bug(paired, monkeypatch):
+    way, prompts = scripted(paired)
+    found = greedy(paired, way, prompts)
     assert found.count("tie") >= 3
     assert found.count("bug") == found.count("unclear") == 0
-    assert sum(tie.plain // 2 == tie.found // 2 for tie in found.differences) >= 3  # twins
+    assert sum(tie.plain // 2 == tie.found // 2 for tie in found.differences) >= 3  # of one pair
     for tie in found.differences:
         assert tie.gap < tie.bound
         assert "float32" in tie.why
     assert Audit(greedy=found, sampling=None).exit_code == 0
     monkeypatch.setattr(loop, "_walk", accepts_one_too_many)
-    assert greedy(twins, way, prompts).count("bug") > 0
+    assert greedy(paired, way, prompts).count("bug") > 0
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_the_engines_forwards_done_again_choose_what_it_chose(twins, ahead):
+def test_the_engines_forwards_done_again_choose_what_it_chose(paired, ahead):
     """The same kernels in the same shapes: prompts that share a forward, rows that come and go."""
-    way = EngineWay(make_engine(twins, LookupDrafter(depth=3), slots=2, ahead=ahead, chunk=4))
+    way = EngineWay(make_engine(paired, LookupDrafter(depth=3), slots=2, ahead=ahead, chunk=4))
     prompts, params = random_prompts((5, 6, 9)), SamplingParams(max_new_tokens=9)
     otherwise = 0
     for prompt, text in zip(prompts, way.write(prompts, params, eos=()), strict=True):
@@ -220,9 +220,9 @@ def test_the_engines_forwards_done_again_choose_what_it_chose(twins, ahead):
     assert otherwise  # text that was read in blocks is not what it is when read at once
 
 
-def test_the_same_difference_without_rounding_is_a_bug(twins):
+def test_the_same_difference_without_rounding_is_a_bug(paired):
     """In float32 these texts never part: the bound is measured, not granted."""
-    target = Target(twins.model.float())
+    target = Target(paired.model.float())
     try:
         prompt = random_prompts((9,))[0]
         way = ReferenceWay(target, Good([[0] * NEW], depth=DEPTH, vocab=VOCAB))
@@ -234,7 +234,7 @@ def test_the_same_difference_without_rounding_is_a_bug(twins):
         assert (bug.position, bug.verdict) == (5, "bug")
         assert bug.gap > bug.bound
     finally:
-        twins.model.bfloat16()
+        paired.model.bfloat16()
 
 
 @pytest.mark.parametrize(("apart", "verdict"), [(0.0, "bug"), (100.0, "unclear")])
@@ -252,30 +252,30 @@ def test_what_only_a_ways_own_forward_explains_is_unclear(apart, verdict):
     assert found.gap > found.bound
 
 
-def test_blocks_that_were_stored_wrongly_do_not_excuse_themselves(twins):
+def test_blocks_that_were_stored_wrongly_do_not_excuse_themselves(paired):
     """Kernels that are right about text read at once, and far off behind blocks."""
-    way, prompts = scripted(twins)
-    single = PlainReader(twins).read(prompts[0])
+    way, prompts = scripted(paired)
+    single = PlainReader(paired).read(prompts[0])
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
     found = int(single.argmin())
     wrong = single.clone()
     wrong[found] += 100.0
     way.own_logits = lambda ids, passes: iter([single, wrong])
     judged = judge(
-        twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
+        paired, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
         passes=passes,
     )  # fmt: skip
     assert judged.verdict == "bug"
 
 
-def own_kernels(twins, *, rank, off, chosen=True):
+def own_kernels(paired, *, rank, off, chosen=True):
     """A difference behind a prompt, whose forward has but one shape: no other shape explains it.
 
     The way's own logits are so many of the model's errors off float32's. What is found is the
     float32 token of that rank, and what the way's kernels choose themselves if it is `chosen`.
     """
-    way, prompts = scripted(twins)
-    single, wide = PlainReader(twins).read(prompts[0]), float32_logits(twins, prompts[0])
+    way, prompts = scripted(paired)
+    single, wide = PlainReader(paired).read(prompts[0]), float32_logits(paired, prompts[0])
     error = float((single - wide).abs().max())
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
     plain = int(single.argmax())
@@ -284,14 +284,14 @@ def own_kernels(twins, *, rank, off, chosen=True):
     own[order[rank]] = own[plain] + (1e-3 if chosen else -1e-3)
     way.own_logits = lambda ids, passes: iter([single, own])
     judged = judge(
-        twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=order[rank],
+        paired, way, prompt=0, position=0, ids=prompts[0], single=single, found=order[rank],
         passes=passes,
     )  # fmt: skip
     return judged, error
 
 
-def test_kernels_of_ones_own_may_round_as_far_as_the_type_does(twins):
-    tie, error = own_kernels(twins, rank=0, off=1.5)
+def test_kernels_of_ones_own_may_round_as_far_as_the_type_does(paired):
+    tie, error = own_kernels(paired, rank=0, off=1.5)
     assert tie.verdict == "tie"
     assert tie.gap < tie.bound == pytest.approx(2 * error)
     assert "what the type rounds" in tie.why
@@ -300,19 +300,19 @@ def test_kernels_of_ones_own_may_round_as_far_as_the_type_does(twins):
 @pytest.mark.parametrize(
     ("rank", "off", "chosen"), [(0, 2.5, True), (VOCAB // 2, 1.5, True), (0, 1.5, False)]
 )
-def test_other_kernels_tokens_and_choices_are_not_excused(twins, rank, off, chosen):
+def test_other_kernels_tokens_and_choices_are_not_excused(paired, rank, off, chosen):
     """Too far off; too far apart; not what the kernels choose: then decoding's state is wrong."""
-    judged, _ = own_kernels(twins, rank=rank, off=off, chosen=chosen)
+    judged, _ = own_kernels(paired, rank=rank, off=off, chosen=chosen)
     assert judged.verdict in ("unclear", "bug")
     assert "what the type rounds" not in judged.why
 
 
 @pytest.mark.parametrize("lower", [True, False])
-def test_of_equal_logits_the_kernels_choose_the_first(twins, monkeypatch, lower):
+def test_of_equal_logits_the_kernels_choose_the_first(paired, monkeypatch, lower):
     """In half precision two tokens' logits are often one number: argmax takes the lower token."""
-    way, prompts = scripted(twins)
+    way, prompts = scripted(paired)
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
-    single = PlainReader(twins).read(prompts[0])
+    single = PlainReader(paired).read(prompts[0])
     first, second = 10, 20
     plain, found = (second, first) if lower else (first, second)
     top = float(single.max()) + 1.0
@@ -324,24 +324,24 @@ def test_of_equal_logits_the_kernels_choose_the_first(twins, monkeypatch, lower)
     monkeypatch.setattr("domino_spec.audit.greedy._in_shapes_used", lambda *_: iter([single]))
     way.own_logits = lambda ids, passes: iter([own])
     judged = judge(
-        twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
+        paired, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
         passes=passes,
     )  # fmt: skip
     assert judged.verdict == ("tie" if lower else "unclear")
     own[first + 1] = top + 0.1  # a third token is what they choose
     assert (
         judge(
-            twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
+            paired, way, prompt=0, position=0, ids=prompts[0], single=single, found=found,
             passes=passes,
         ).verdict
         == "unclear"
     )  # fmt: skip
 
 
-def test_a_gap_wider_than_the_type_rounds_is_not_excused(twins, monkeypatch):
+def test_a_gap_wider_than_the_type_rounds_is_not_excused(paired, monkeypatch):
     """Though kernels a little further off than the model would choose so."""
-    way, prompts = scripted(twins)
-    single = PlainReader(twins).read(prompts[0])
+    way, prompts = scripted(paired)
+    single = PlainReader(paired).read(prompts[0])
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
     plain = int(single.argmax())
     wide = single.clone()
@@ -358,33 +358,33 @@ def test_a_gap_wider_than_the_type_rounds_is_not_excused(twins, monkeypatch):
         monkeypatch.setattr(f"{ties}._in_shapes_used", lambda *_, c=close: iter([c]))
         way.own_logits = lambda ids, passes, o=own: iter([o])
         judged = judge(
-            twins, way, prompt=0, position=0, ids=prompts[0], single=close, found=found,
+            paired, way, prompt=0, position=0, ids=prompts[0], single=close, found=found,
             passes=passes,
         )  # fmt: skip
         assert judged.verdict == verdict, gap
 
 
-def test_right_kernels_excuse_nothing_that_they_do_not_choose(twins):
+def test_right_kernels_excuse_nothing_that_they_do_not_choose(paired):
     """A stale cache may write a token that is all but as likely; the kernels alone would not."""
-    way, prompts = scripted(twins)
-    single = PlainReader(twins).read(prompts[0])
+    way, prompts = scripted(paired)
+    single = PlainReader(paired).read(prompts[0])
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
     way.own_logits = lambda ids, passes: iter([single])
     judged = judge(
-        twins, way, prompt=0, position=0, ids=prompts[0], single=single,
+        paired, way, prompt=0, position=0, ids=prompts[0], single=single,
         found=int(single.argmax()) ^ 1, passes=passes,
     )  # fmt: skip
     assert judged.verdict == "bug"
 
 
-def test_the_models_own_forward_is_excused_by_shapes_alone(twins):
+def test_the_models_own_forward_is_excused_by_shapes_alone(paired):
     """The reference loop has no kernels of its own: the type's rounding is the same in both."""
-    way, prompts = scripted(twins)
-    single = PlainReader(twins).read(prompts[0])
+    way, prompts = scripted(paired)
+    single = PlainReader(paired).read(prompts[0])
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
-    twin = int(single.argmax()) ^ 1
+    other = int(single.argmax()) ^ 1
     judged = judge(
-        twins, way, prompt=0, position=0, ids=prompts[0], single=single, found=twin, passes=passes
+        paired, way, prompt=0, position=0, ids=prompts[0], single=single, found=other, passes=passes
     )
     assert judged.verdict != "tie"
     assert judged.bound == 0

@@ -7,7 +7,7 @@ from domino_spec.decoding import SamplingParams
 from domino_spec.engine import engine as engine_module
 from domino_spec.engine import model_runner
 from domino_spec.engine.attention import Spans
-from domino_spec.engine.kernels.attention import batch_twin
+from domino_spec.engine.kernels.attention import batch_reference
 from domino_spec.engine.model_runner import ModelRunner
 from tests.engine.replays import Replays
 from tests.engine.runs import finish, make_engine, make_requests, run_engine, run_reference, watch
@@ -292,7 +292,7 @@ def test_a_bound_beyond_what_the_slot_holds_changes_nothing(window, start):
     options = {"causal": True, "window": window, "scale": 0.3}
     wanted = Spans(slots, starts, count).attend(query, keys, values, **options)
     for bound in (start + count, 40, capacity):
-        found = batch_twin(query, keys, values, slots, starts, *options.values(), bound)
+        found = batch_reference(query, keys, values, slots, starts, *options.values(), bound)
         assert torch.allclose(found, wanted, atol=1e-5)
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Self
-
 import torch
 from torch import Tensor
 
@@ -42,10 +39,6 @@ class SlotCache:
     def free(self) -> None:
         """No slots at all: their memory is given back."""
         self._states = self._states.new_empty(0)
-
-    def twin(self) -> Self:
-        """Of the same shape; to be resized before use."""
-        return copy.copy(self)
 
     def copy(self, source: int, goal: int, count: int) -> None:
         """The first tokens of one slot into another, in all layers."""

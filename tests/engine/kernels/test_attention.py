@@ -70,8 +70,8 @@ WAYS = {
     "rows": lambda query, keys, values, slots, starts, positions=None, mask=None, **rule: Spans(
         slots, starts, query.shape[1], positions, mask
     ).attend(query, keys, values, **rule),
-    "batch": lambda *given, causal, window, scale, positions=None, mask=None: attention.batch_twin(
-        *given, causal, window, scale, CAPACITY, positions, mask
+    "batch": lambda *given, causal, window, scale, positions=None, mask=None: (
+        attention.batch_reference(*given, causal, window, scale, CAPACITY, positions, mask)
     ),
 }
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]  # each node's parent: the anchor has two children
@@ -199,11 +199,11 @@ def test_the_windows_are_the_drafters(device, causal, window):
     torch.testing.assert_close(mixed, expected.transpose(1, 2).flatten(2), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["kernel", "twin"])
+@pytest.mark.parametrize("how", ["kernel", "reference"])
 @torch.no_grad()
 def test_qwen3s_attention(monkeypatch, device, how):
     """Projection, norms, rotation and attention together, a prompt and then three tokens."""
-    if how == "twin":
+    if how == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     module = test_rotate.qwen3_attention().to(device)
     config, prompt, n = module.config, 9, 3
@@ -239,5 +239,5 @@ def test_qwen3s_attention(monkeypatch, device, how):
 def test_a_prompt_in_empty_slots_needs_no_mask(device):
     given = inputs(9, torch.float32, device, starts=[0, 0])
     rule = {"causal": True, "window": None, "scale": 0.2}
-    mixed = attention.batch_twin(*given, True, None, 0.2, longest=9)
+    mixed = attention.batch_reference(*given, True, None, 0.2, longest=9)
     torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ from transformers import (
 from domino_spec.engine.kernels import choose as module
 from domino_spec.engine.kernels.choose import (
     choose,
-    choose_twin,
+    choose_reference,
     restrict,
 )
 from tests.engine.kernels.offline import ROOM, Case, needs
@@ -39,7 +39,7 @@ def draw_logits(rows: int, vocabulary: int, device: torch.device) -> Tensor:
 def test_greedy_takes_the_best(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
     logits = draw_logits(5, vocabulary, device).to(dtype)
     expected = [max(range(vocabulary), key=lambda at: row[at]) for row in logits.tolist()]
-    for run in (choose, choose_twin):
+    for run in (choose, choose_reference):
         assert run(logits).tolist() == expected
 
 
@@ -49,7 +49,7 @@ def test_of_equals_the_lowest_id_wins(device: torch.device) -> None:
     logits[1, [199, 3]] = torch.inf
     logits[2] = -torch.inf
     logits[3, 5], logits[3, 9] = torch.nan, 0.0
-    for run in (choose, choose_twin):
+    for run in (choose, choose_reference):
         assert run(logits).tolist() == [70, 3, 0, 9]
 
 
@@ -58,7 +58,7 @@ def test_of_equals_the_lowest_id_wins(device: torch.device) -> None:
     [(2, torch.float32), (64, torch.bfloat16), (300, torch.float32), (300, torch.bfloat16)],
     ids=str,
 )
-def test_kernel_draws_what_the_twin_draws(
+def test_kernel_draws_what_the_reference_draws(
     vocabulary: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     logits = draw_logits(8, vocabulary, device).to(dtype)
@@ -68,7 +68,7 @@ def test_kernel_draws_what_the_twin_draws(
         "positions": torch.tensor([0, 5, 6, 7, 2**40, 1, 131_072, 3], device=device),
     }
     drawn = choose(logits, **given)
-    assert torch.equal(drawn, choose_twin(logits, **given))
+    assert torch.equal(drawn, choose_reference(logits, **given))
     assert drawn[0] == logits[0].argmax()
     assert torch.equal(choose(logits, **given), drawn)  # the counters are back at zero
 
@@ -84,8 +84,8 @@ def test_columns_get_the_noise_of_their_tokens(shared: bool, device: torch.devic
     row = torch.arange(rows, device=device)
     given = {"temperature": row % 4 * 0.6, "seeds": row * 7, "positions": row + 3}
     removed = torch.full_like(logits, -torch.inf).scatter(1, tokens, logits.gather(1, tokens))
-    expected = choose_twin(removed, **given)
-    for run in (choose, choose_twin):
+    expected = choose_reference(removed, **given)
+    for run in (choose, choose_reference):
         columns = run(logits.gather(1, tokens), **given, tokens=tokens)
         assert torch.equal(tokens.gather(1, columns.unsqueeze(1)).squeeze(1), expected)
 
@@ -111,10 +111,10 @@ def test_draws_do_not_depend_on_the_batch() -> None:
         "seeds": torch.arange(6),
         "positions": torch.arange(10, 16),
     }
-    together = choose_twin(logits, **given)
+    together = choose_reference(logits, **given)
     for row in range(6):
         alone = {name: value[row : row + 1] for name, value in given.items()}
-        assert choose_twin(logits[row : row + 1], **alone) == together[row]
+        assert choose_reference(logits[row : row + 1], **alone) == together[row]
 
 
 # ---- Are the draws what they should be? All deterministic: these seeds pass or they do not.
@@ -133,7 +133,7 @@ def test_draws_follow_the_softmax(heat: float, along: str) -> None:
     draws = 40_000
     logits = torch.linspace(-3, 3, 12)
     moving, still = torch.arange(draws), torch.full((draws,), 17)
-    drawn = choose_twin(
+    drawn = choose_reference(
         logits.expand(draws, -1),
         temperature=torch.full((draws,), heat),
         seeds=moving if along == "seeds" else still,
@@ -147,7 +147,7 @@ def test_pairs_of_neighbouring_draws_are_independent() -> None:
     """Over 8 x 8 outcomes of neighbours in position and in seed alike."""
     side, kinds = 250, 8
     seeds, positions = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    drawn = choose_twin(
+    drawn = choose_reference(
         torch.zeros(side * side, kinds),
         temperature=torch.ones(side * side),
         seeds=seeds.flatten(),

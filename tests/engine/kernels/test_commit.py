@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from domino_spec.engine.kernels.commit import commit, commit_twin
+from domino_spec.engine.kernels.commit import commit, commit_reference
 
 CHOSEN = [[5, 6, 7, 8], [5, 6, 7, 8], [1, 2, 3, 4], [9, 9, 9, 9]]
 BLOCK = [[0, 5, 6, 7], [0, 5, 0, 7], [0, 9, 2, 3], [9, 9, 9, 9]]  # the last row is nobody's
 SLOTS = [2, 0, 1, 4]
 
 
-@pytest.mark.parametrize("apply", [commit, commit_twin], ids=["kernel", "twin"])
+@pytest.mark.parametrize("apply", [commit, commit_reference], ids=["kernel", "reference"])
 @pytest.mark.parametrize("pretended", [None, [0, 3, 2, 1]])
 def test_slots_advance_by_what_was_accepted(apply, pretended, device):
     lengths = torch.tensor([10, 20, 30, 40, 0], device=device)

@@ -10,8 +10,8 @@ from domino_spec.engine.kernels.linear import (
     Normed,
     embedded,
     linear,
+    linear_reference,
     linear_then_norm,
-    linear_twin,
     normed,
 )
 from tests.engine.kernels.offline import ROOM, Case, needs
@@ -85,7 +85,7 @@ def test_float32_is_the_formula(
     drawn = tensors(shape, torch.float32, device)
     given = {name: drawn[name] for name in ("x", "weight", *extras)}
     truth = exact(given, shape[3])
-    for run in (linear, linear_twin):
+    for run in (linear, linear_reference):
         assert error(run(**fed(given), gated=shape[3]), truth).max() < 1e-5
 
 
@@ -106,23 +106,23 @@ def test_half_precision_is_the_formula_rounded(
     drawn = tensors(shape, dtype, device)
     given = {name: drawn[name] for name in ("x", "weight", *extras)}
     result = linear(**fed(given), gated=shape[3])
-    twin = linear_twin(**fed(given), gated=shape[3])
+    reference = linear_reference(**fed(given), gated=shape[3])
     truth = exact(given, shape[3])
     assert result.dtype == dtype
-    for mine in (result, twin):
+    for mine in (result, reference):
         assert error(mine, truth).max() < 2 * torch.finfo(dtype).eps
     if "norm" not in extras:  # the same roundings of sums added up in another order
-        unequal = (result != twin).float().mean()
+        unequal = (result != reference).float().mean()
         assert unequal < 0.05
-        torch.testing.assert_close(result, twin, rtol=4 * torch.finfo(dtype).eps, atol=1e-3)
+        torch.testing.assert_close(result, reference, rtol=4 * torch.finfo(dtype).eps, atol=1e-3)
 
 
-def test_twin_norms_as_transformers_does() -> None:
+def test_reference_norms_as_transformers_does() -> None:
     drawn = tensors((4, 8, 96, False), torch.bfloat16, torch.device("cpu"))
     norm = Qwen3RMSNorm(96, eps=EPS).to(torch.bfloat16)
     norm.weight.data = drawn["norm"]
     expected = F.linear(norm(drawn["x"]), drawn["weight"])
-    got = linear_twin(Normed(drawn["x"], drawn["norm"], EPS), drawn["weight"])
+    got = linear_reference(Normed(drawn["x"], drawn["norm"], EPS), drawn["weight"])
     assert torch.equal(got, expected)
 
 
@@ -157,7 +157,7 @@ def test_counters_are_left_at_zero_and_results_repeat(device: torch.device) -> N
         assert torch.equal(linear(x, drawn["weight"]), first)
 
 
-def test_many_rows_and_crossed_strides_go_to_the_twin(
+def test_many_rows_and_crossed_strides_go_to_the_reference(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     monkeypatch.delattr(few_rows, "launch")
@@ -171,7 +171,7 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
     x, weight = drawn["x"][::2], drawn["weight"]
     residual = drawn["residual"][::2]
     torch.testing.assert_close(
-        linear(x, weight, residual=residual), linear_twin(x, weight, residual=residual)
+        linear(x, weight, residual=residual), linear_reference(x, weight, residual=residual)
     )
 
 
@@ -252,12 +252,12 @@ def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(
 def test_rows_to_be_normed_may_lie_apart(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
-    """As captured hidden states do; and the kernel takes them, not its twin of seven operations."""
+    """As captured hidden states do; and the kernel takes them, not the seven operations."""
     drawn = tensors((20, 8, 96, False), torch.float32, device)
     wide = drawn["x"].new_zeros(20, 3, 96)
     wide[:, 1] = drawn["x"]
-    expected = pointwise.rms_norm_twin(drawn["x"], drawn["norm"], EPS)
-    monkeypatch.delattr(pointwise, "rms_norm_twin")
+    expected = pointwise.rms_norm_reference(drawn["x"], drawn["norm"], EPS)
+    monkeypatch.delattr(pointwise, "rms_norm_reference")
     found = pointwise.rms_norm(wide[:, 1], drawn["norm"], EPS)
     assert found.is_contiguous()
     torch.testing.assert_close(found, expected)
@@ -268,22 +268,22 @@ def test_weights_in_groups_are_one_product(device: torch.device) -> None:
     groups = drawn["weight"].view(3, 20, 64)[:, 4:]  # rows of each group lie together
     truth = drawn["x"].double() @ groups.flatten(0, 1).double().T
     assert error(linear(drawn["x"], groups), truth).max() < 1e-6
-    assert error(linear_twin(drawn["x"], groups), truth).max() < 1e-6
+    assert error(linear_reference(drawn["x"], groups), truth).max() < 1e-6
 
 
 @pytest.mark.parametrize(
     ("width", "dtype"), [(64, torch.bfloat16), (200, torch.float32), (200, torch.bfloat16)], ids=str
 )
-def test_norm_and_gate_of_many_rows_are_their_twins(
+def test_norm_and_gate_of_many_rows_equal_their_references(
     width: int, dtype: torch.dtype, device: torch.device
 ) -> None:
     drawn = tensors((20, 8, width, False), dtype, device)
     pairs = (
-        (pointwise.rms_norm, pointwise.rms_norm_twin, (drawn["x"], drawn["norm"], EPS)),
-        (pointwise.gate, pointwise.gate_twin, (drawn["x"],)),
+        (pointwise.rms_norm, pointwise.rms_norm_reference, (drawn["x"], drawn["norm"], EPS)),
+        (pointwise.gate, pointwise.gate_reference, (drawn["x"],)),
     )
-    for kernel, twin, arguments in pairs:
-        found, expected = kernel(*arguments), twin(*arguments)
+    for kernel, reference, arguments in pairs:
+        found, expected = kernel(*arguments), reference(*arguments)
         # Sums in another order, and another exponential, may turn a rounding or two.
         torch.testing.assert_close(found, expected, rtol=4 * torch.finfo(dtype).eps, atol=1e-6)
         if dtype == torch.bfloat16:

@@ -61,9 +61,9 @@ class Drafter:
         )
 
 
-@pytest.fixture(params=["kernel", "twin"])
+@pytest.fixture(params=["kernel", "reference"])
 def how(request, monkeypatch):
-    if request.param == "twin":
+    if request.param == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     monkeypatch.setattr(rollout_vocabulary, "PROGRAMS", 3)
     return request.param
@@ -112,7 +112,7 @@ def test_short_blocks(how, device, candidates, prefix, depth):
 @torch.no_grad()
 @pytest.mark.parametrize("candidates", [32, None])
 @pytest.mark.parametrize("reduced", [False, True])
-def test_drawn_drafts_are_the_twins(device, candidates, reduced, monkeypatch):
+def test_drawn_drafts_equal_the_references(device, candidates, reduced, monkeypatch):
     monkeypatch.setattr(rollout_vocabulary, "PROGRAMS", 3)
     drafter = Drafter("domino", 1, reduced, device, gru=32, rank=64)
     given = drafter.inputs(device)
@@ -141,7 +141,7 @@ def test_a_draw_is_of_its_position_and_token_alone(device):
     )
     everything = drafter.rolled(given, None, **noise._asdict())
     shuffled = torch.randperm(VOCABULARY, device=device)
-    drafts = kernels.twin(
+    drafts = kernels.rollout_reference(
         None,
         drafter.embedding,
         **given,

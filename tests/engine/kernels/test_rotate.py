@@ -88,9 +88,9 @@ CLOSE = {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("how", ["kernel", "twin"])
+@pytest.mark.parametrize("how", ["kernel", "reference"])
 def test_matches_transformers_row_by_row(monkeypatch, device, dtype, n, normed, how):
-    if how == "twin":
+    if how == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     given = inputs(n, dtype, device)
     if not normed:
@@ -102,9 +102,9 @@ def test_matches_transformers_row_by_row(monkeypatch, device, dtype, n, normed, 
     torch.testing.assert_close(given["values"], expected["values"], rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("how", ["kernel", "twin"])
+@pytest.mark.parametrize("how", ["kernel", "reference"])
 def test_positions_turn_a_token_and_its_place_stays(monkeypatch, device, how):
-    if how == "twin":
+    if how == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     given, other = (inputs(5, torch.float32, device) for _ in range(2))
     steps = torch.tensor([0, 1, 1, 2, 2], device=device)
@@ -122,9 +122,9 @@ def test_positions_turn_a_token_and_its_place_stays(monkeypatch, device, how):
     assert torch.equal(given["values"], other["values"])
 
 
-@pytest.mark.parametrize("how", ["kernel", "twin"])
+@pytest.mark.parametrize("how", ["kernel", "reference"])
 def test_keys_and_values_alone(monkeypatch, device, how):
-    if how == "twin":
+    if how == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     """Of two layers at once, each with a norm and a cache of its own."""
     layers = [inputs(3, torch.float32, device, queries=False) for _ in range(2)]
@@ -143,10 +143,10 @@ def test_keys_and_values_alone(monkeypatch, device, how):
         torch.testing.assert_close(stacked["values"][index], layer["values"])
 
 
-@pytest.mark.parametrize("how", ["kernel", "twin"])
+@pytest.mark.parametrize("how", ["kernel", "reference"])
 @pytest.mark.parametrize("start", [CAPACITY, CAPACITY + 9])
 def test_a_full_row_is_left_alone(monkeypatch, device, how, start):
-    if how == "twin":
+    if how == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     given = inputs(2, torch.float32, device)
     given["starts"] = torch.full((3,), start, device=device)

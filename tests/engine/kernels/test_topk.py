@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from domino_spec.engine.kernels import topk as module
-from domino_spec.engine.kernels.keys import pack_twin, unpack_twin
-from domino_spec.engine.kernels.topk import top_candidates, top_candidates_twin
+from domino_spec.engine.kernels.keys import pack_reference, unpack_reference
+from domino_spec.engine.kernels.topk import top_candidates, top_candidates_reference
 from tests.engine.kernels.offline import ROOM, Case, needs
 
 
@@ -51,7 +51,7 @@ def test_candidates_are_the_stable_sorts(
 ) -> None:
     logits = draw(rows, vocabulary, dtype, device)
     values, ids = by_sorting(logits, k)
-    for run in (top_candidates, top_candidates_twin):
+    for run in (top_candidates, top_candidates_reference):
         got_values, got_ids = run(logits, k)
         assert got_values.dtype == dtype
         assert torch.equal(got_ids, ids)
@@ -87,7 +87,7 @@ def test_what_fills_up_is_below_any_token(
     """Groups and places behind the vocabulary's end, where every logit is negative."""
     logits = torch.full((2, 278), lowest).to(device, dtype)
     logits[:, 276] = -3.0
-    for run in (top_candidates, top_candidates_twin):
+    for run in (top_candidates, top_candidates_reference):
         values, ids = run(logits, 8)
         assert ids.tolist() == [[276, *range(7)]] * 2
         assert (values[:, 1:] == lowest).all()
@@ -97,7 +97,7 @@ def test_what_fills_up_is_below_any_token(
 def test_a_row_with_less_than_k_possible_tokens(device: torch.device) -> None:
     logits = torch.full((1, 100), -torch.inf, device=device)
     logits[0, 99] = -3.0
-    for run in (top_candidates, top_candidates_twin):
+    for run in (top_candidates, top_candidates_reference):
         assert run(logits, 4)[1].tolist() == [[99, 0, 1, 2]]
 
 
@@ -109,7 +109,7 @@ def test_rows_may_lie_apart_and_calls_repeat(device: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_groups_are_larger_where_there_would_be_too_many_and_then_the_twin_takes_it(
+def test_groups_are_larger_where_there_would_be_too_many_and_then_the_reference_takes_it(
     monkeypatch: pytest.MonkeyPatch, device: torch.device
 ) -> None:
     monkeypatch.setattr(module, "MOST_GROUPS", 64)
@@ -135,12 +135,12 @@ def test_more_candidates_than_tokens_are_refused(device: torch.device) -> None:
 
 def test_keys_order_as_scores_do() -> None:
     scores = torch.tensor([-torch.inf, -3e38, -1.0, -1e-45, 0.0, 1e-45, 1.0, torch.inf])
-    keys = pack_twin(scores, torch.full((8,), 151_935))
+    keys = pack_reference(scores, torch.full((8,), 151_935))
     assert (keys.diff() > 0).all()
-    values, ids = unpack_twin(keys)
+    values, ids = unpack_reference(keys)
     assert torch.equal(values, scores)
     assert (ids == 151_935).all()
-    signs = pack_twin(torch.tensor([0.0, -0.0]), torch.tensor([7, 7]))
+    signs = pack_reference(torch.tensor([0.0, -0.0]), torch.tensor([7, 7]))
     assert signs[0] == signs[1]
 
 

@@ -1,1 +1,1 @@
-"""Kernels in Triton, each with a twin in plain PyTorch that says what it computes."""
+"""Kernels in Triton, each with a reference implementation in PyTorch."""

@@ -57,13 +57,13 @@ def attend(
             query, keys, values, slots, starts,
             causal=causal, window=window, scale=scale, positions=positions, ancestors=bits,
         )  # fmt: skip
-    return batch_twin(
+    return batch_reference(
         query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2],
         positions, mask,
     )  # fmt: skip
 
 
-def batch_twin(
+def batch_reference(
     query: Tensor,
     keys: Tensor,
     values: Tensor,

@@ -35,12 +35,12 @@ def choose(
         raise ValueError("draws need seeds and positions")
     if usable(logits) and logits.shape[0] > 0:
         return _launch(logits, temperature, seeds, positions, tokens)
-    return choose_twin(
+    return choose_reference(
         logits, temperature=temperature, seeds=seeds, positions=positions, tokens=tokens
     )
 
 
-def choose_twin(
+def choose_reference(
     logits: Tensor,
     *,
     temperature: Tensor | None = None,

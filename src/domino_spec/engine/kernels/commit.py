@@ -25,10 +25,10 @@ def commit(
     """
     if usable(chosen):
         return _launch(chosen, block, slots, lengths, anchors, pretended)
-    return commit_twin(chosen, block, slots, lengths, anchors, pretended)
+    return commit_reference(chosen, block, slots, lengths, anchors, pretended)
 
 
-def commit_twin(
+def commit_reference(
     chosen: Tensor,
     block: Tensor,
     slots: Tensor,

@@ -131,7 +131,7 @@ if triton_available():
 
     @triton.jit
     def _rounded(values, like):
-        """As the twin's next operation would see them."""
+        """As the reference's next operation would see them."""
         return values.to(like.dtype.element_ty).to(tl.float32)
 
     @triton.jit

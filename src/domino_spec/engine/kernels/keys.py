@@ -14,7 +14,7 @@ from domino_spec.engine.kernels.runtime import triton_available
 LAST_ID = 0x7FFFFFFF
 
 
-def pack_twin(scores: Tensor, ids: Tensor) -> Tensor:
+def pack_reference(scores: Tensor, ids: Tensor) -> Tensor:
     """Keys, int64; zeros of either sign are equal."""
     scores = scores.float()
     bits = torch.where(scores == 0, 0.0, scores).view(torch.int32)
@@ -23,7 +23,7 @@ def pack_twin(scores: Tensor, ids: Tensor) -> Tensor:
     return (ordered.long() << 32) | (LAST_ID - ids)
 
 
-def unpack_twin(keys: Tensor) -> tuple[Tensor, Tensor]:
+def unpack_reference(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Scores, float32, and ids, int64."""
     ordered = (keys >> 32).int()
     scores = (ordered ^ ((ordered >> 31) & LAST_ID)).view(torch.float32)
@@ -42,7 +42,7 @@ if triton_available():
 
     @triton.jit
     def pack(scores, ids):
-        """As `pack_twin`, of float32 scores and int32 ids."""
+        """As `pack_reference`, of float32 scores and int32 ids."""
         return (order(scores).to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
 
     @triton.jit

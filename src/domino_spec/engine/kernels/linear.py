@@ -21,7 +21,13 @@ from torch.nn import functional as F
 from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.few_rows_plan import padded, takes
 from domino_spec.engine.kernels.packing import Packed, Weight, product
-from domino_spec.engine.kernels.pointwise import gate, gate_twin, rms_norm, rms_norm_twin, weigh
+from domino_spec.engine.kernels.pointwise import (
+    gate,
+    gate_reference,
+    rms_norm,
+    rms_norm_reference,
+    weigh,
+)
 from domino_spec.engine.kernels.runtime import usable
 
 
@@ -66,9 +72,9 @@ def linear(
     """`x @ weight.T`, perhaps of the RMS-normed x, perhaps gated, plus bias and residual.
 
     width is N, or N // 2 when gated: then weight's rows are [gate; up] and the result is
-    silu(gate) * up. The kernel rounds where the twin does, but for the norm: the twin feeds
-    round(round(x / rms) * norm) to the product, the kernel round(x * norm), and divides the
-    float32 sums by rms. So it rounds once where the twin rounds twice.
+    silu(gate) * up. The kernel rounds where the reference does, but for the norm: the reference
+    feeds round(round(x / rms) * norm) to the product, the kernel round(x * norm), and divides the
+    float32 sums by rms. So it rounds once where the reference rounds twice.
     """
     if (fed := _for_few_rows(x, weight)) is not None:
         return few_rows.launch(*fed, bias=bias, residual=residual, gated=gated)[0]
@@ -100,7 +106,7 @@ def linear_then_norm(
     return Normed(rows, norm, eps)
 
 
-def linear_twin(
+def linear_reference(
     x: Tensor | Normed,
     weight: Weight,
     *,
@@ -110,10 +116,10 @@ def linear_twin(
 ) -> Tensor:
     """What `linear` computes, rounded as Transformers' modules would."""
     if isinstance(x, Normed):
-        x = rms_norm_twin(x.rows, x.norm, x.eps)
+        x = rms_norm_reference(x.rows, x.norm, x.eps)
     result = _grouped_product(x, weight, bias)
     if gated:
-        result = gate_twin(result)
+        result = gate_reference(result)
     return result if residual is None else residual + result
 
 

@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, (x.shape[1],), weight, eps)  # one operation, for CPUs' sake
 
 
-def rms_norm_twin(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """What `rms_norm` computes, rounded as Transformers' modules would."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
@@ -75,10 +75,10 @@ def gate(x: Tensor) -> Tensor:
             x, out, width, CHUNK=_CHUNK, num_warps=4, **overlap(x)
         )
         return out
-    return gate_twin(x)
+    return gate_reference(x)
 
 
-def gate_twin(x: Tensor) -> Tensor:
+def gate_reference(x: Tensor) -> Tensor:
     """What `gate` computes."""
     first, second = x.chunk(2, dim=-1)
     return F.silu(first).mul_(second)
@@ -102,7 +102,7 @@ if triton_available():
         wide = tl.load(x + row * stride + lane, mask=inside, other=0.0).to(tl.float32)
         wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
         kind = out.dtype.element_ty
-        # One rounding before the weight, as the twin's.
+        # One rounding before the weight, as the reference's.
         result = wide.to(kind).to(tl.float32) * scale.to(tl.float32)
         tl.store(out + row * width + lane, result.to(kind), mask=inside)
 

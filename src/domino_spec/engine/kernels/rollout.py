@@ -51,10 +51,12 @@ def roll_out(
             return rollout_vocabulary.launch(
                 head, embedding, hidden, anchor_tokens, base, draft_tokens, noise
             )
-    return twin(head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise)
+    return rollout_reference(
+        head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise
+    )
 
 
-def twin(
+def rollout_reference(
     head: Head | None,
     embedding: Tensor,
     hidden: Tensor,

@@ -31,7 +31,7 @@ def rotate_and_store(
     positions: Tensor | None = None,  # [rows, n] int64
 ) -> Tensor:
     """The rotated query [rows, n, heads, head_dim]; rotated keys and values go to the caches."""
-    apply = _launch if usable(qkv) else twin
+    apply = _launch if usable(qkv) else rotate_reference
     return apply(qkv, cos, sin, keys, values, slots, starts, heads, q_norm, k_norm, eps, positions)
 
 
@@ -57,10 +57,10 @@ def store(
         norm = None if k_norm is None else k_norm[layer]
         part = kv[:, :, layer].contiguous()
         place = (cos, sin, keys[layer], values[layer], slots, starts)
-        twin(part, *place, 0, None, norm, eps, positions)
+        rotate_reference(part, *place, 0, None, norm, eps, positions)
 
 
-def twin(
+def rotate_reference(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels.keys import pack_twin, unpack_twin
+from domino_spec.engine.kernels.keys import pack_reference, unpack_reference
 from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.runtime import triton_available, usable
 from domino_spec.engine.kernels.scratch import scratch
@@ -44,14 +44,14 @@ def top_candidates(
         and logits.shape[1] <= MOST_GROUPS * 2 * GROUP
     ):
         return _launch(logits, k)
-    return top_candidates_twin(logits, k)
+    return top_candidates_reference(logits, k)
 
 
-def top_candidates_twin(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_candidates_reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """What `top_candidates` computes."""
     ids = torch.arange(logits.shape[1], device=logits.device)
-    best = pack_twin(logits, ids).topk(k, dim=1).values
-    values, ids = unpack_twin(best)
+    best = pack_reference(logits, ids).topk(k, dim=1).values
+    values, ids = unpack_reference(best)
     return values.to(logits.dtype), ids
 
 

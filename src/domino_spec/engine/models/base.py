@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -183,13 +182,6 @@ class InferenceModel:
         """Empty slots of another size."""
         self.cache.resize(slots=slots, capacity=capacity)
         self.rotary = rotary_table(self._positions, capacity, self.device)
-
-    def twin(self, *, slots: int, capacity: int) -> Self:
-        """The same weights with slots of its own."""
-        other = copy.copy(self)
-        other.cache = self.cache.twin()
-        other.resize(slots=slots, capacity=capacity)
-        return other
 
     def forward(
         self,
