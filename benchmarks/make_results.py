@@ -12,8 +12,7 @@ from benchmarks.results_engine import engine, rollout, tried
 from benchmarks.results_exactness import audited, exactness, gpu_dtype, gpu_records
 from benchmarks.results_training import SETS, ablations, by_run, change, equal_seconds, training
 from benchmarks.tables import NONE, Record, field, measured, page, table
-from domino_spec.bench import read_runs
-from domino_spec.bench.summary import RunSummary
+from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tables import KINDS, plain_interval, times
 from domino_spec.load.summary import read_runs as read_loads
 from domino_spec.records import read_records

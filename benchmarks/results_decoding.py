@@ -17,8 +17,8 @@ from benchmarks.tables import (
     remarks,
     table,
 )
-from domino_spec.bench import markdown, read_runs
-from domino_spec.bench.tables import KINDS, circumstances
+from domino_spec.bench.summary import read_runs
+from domino_spec.bench.tables import KINDS, circumstances, markdown
 from domino_spec.load.summary import RunSummary as LoadSummary
 from domino_spec.load.summary import read_runs as read_loads
 from domino_spec.load.tables import caveats, how_measured, tables

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from functools import cache
 
-from domino_spec.bench import Cell, HeadToHead, Journal, Settings, plan_cells, recorded
+from domino_spec.bench.journal import Journal
+from domino_spec.bench.methods import recorded
 from domino_spec.bench.paths import EnginePath, ReferencePath
+from domino_spec.bench.runner import HeadToHead
+from domino_spec.bench.settings import BenchSettings, Cell
 from domino_spec.drafters import BlockDrafter, Drafter, PlainDecoding
 from domino_spec.evaluation import PromptSet
 from domino_spec.targets import Target
@@ -46,9 +49,11 @@ def make_run(
     target = own(_target())
     methods = [PlainDecoding(), *(methods or [knowing()])]
     sets = sets or [prompt_set()]
-    how = Settings(
-        engine=engine, **{"max_new_tokens": NEW, "shortest_answer": 4, "repeats": 2, **settings}
-    )
+    quick = {"max_new_tokens": NEW, "shortest_answer": 4, "repeats": 2}
+    how = BenchSettings(
+        target="bigram", engine=engine, temperature=temperatures, batch_size=batches,
+        **{**quick, **settings},
+    )  # fmt: skip
     if engine == "reference":
         runs_on = ReferencePath(target, eos=())
     else:
@@ -60,13 +65,13 @@ def make_run(
         path=runs_on,
         methods=methods,
         prompts={found.name: found for found in sets},
-        cells=plan_cells([found.name for found in sets], temperatures, batches),
+        cells=how.cells([found.name for found in sets]),
     )
 
 
 def facts(run: HeadToHead, **changes) -> dict:
     return {
-        "settings": run.settings.to_dict(),
+        "settings": run.settings.recorded(),
         "target": {"name": "bigram", "dtype": "float32", "device": "cpu", "fingerprint": "b"},
         "methods": [recorded(method) for method in run.methods],
         **changes,
@@ -98,7 +103,7 @@ def made_up(
          "settings": {}, "nbytes": 0}
         for name in seconds
     ]  # fmt: skip
-    settings = Settings(engine=engine).to_dict()
+    settings = {**BenchSettings(target="made up").recorded(), "engine": engine}
     target = {"name": "made up", "dtype": "float32", "device": "cpu", "fingerprint": "f"}
     head = {"settings": settings, "target": target, "methods": methods}
     records = [{"record": "run", "facts": head, **common}]

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from domino_spec.bench import Journal, Watcher, measure, summarise
-from domino_spec.bench.summary import read_runs
+from domino_spec.bench.journal import Journal
+from domino_spec.bench.runner import Watcher, measure
+from domino_spec.bench.summary import read_runs, summarise
 from domino_spec.errors import InputError
 from domino_spec.records import environment
 from tests.bench.helpers import facts, hopeless, journal_of, make_run, prompt_set

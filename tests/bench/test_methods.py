@@ -2,8 +2,7 @@
 
 import pytest
 
-from domino_spec.bench import open_drafters, recorded
-from domino_spec.bench.methods import DraftSettings
+from domino_spec.bench.methods import open_drafters, recorded
 from domino_spec.checkpoints import save_drafter
 from domino_spec.drafters import save_baseline
 from domino_spec.errors import InputError
@@ -18,7 +17,7 @@ def test_any_kind_of_drafter_is_a_method(tmp_path):
         save_baseline(random_baseline(kind), tmp_path / kind)
     save_drafter(random_drafter(), tmp_path / "domino")
     sources = [*(str(tmp_path / kind) for kind in ("domino", "medusa", "eagle3")), "lookup:4"]
-    methods = open_drafters(sources, loaded, DraftSettings())
+    methods = open_drafters(sources, loaded)
     assert [m.name for m in methods] == ["plain", "domino", "medusa", "eagle3", "lookup:4"]
     assert [m.kind for m in methods] == ["plain", "domino", "medusa", "eagle3", "lookup"]
     records = [recorded(method) for method in methods]
@@ -32,14 +31,13 @@ def test_what_only_block_drafters_know_is_told_to_them_alone(tmp_path):
     save_baseline(random_baseline("medusa"), tmp_path / "medusa")
     save_drafter(random_drafter(), tmp_path / "domino")
     medusa, domino = str(tmp_path / "medusa"), str(tmp_path / "domino")
-    settings = DraftSettings(candidates=8)
-    methods = open_drafters([medusa, domino, "lookup"], loaded, settings)
+    methods = open_drafters([medusa, domino, "lookup"], loaded, candidates=8)
     assert [m.candidates for m in methods[1:]] == [None, 8, None]
     with pytest.raises(InputError, match="no candidates"):
-        open_drafters([medusa], loaded, settings)
+        open_drafters([medusa], loaded, candidates=8)
 
 
 def test_a_source_given_twice_is_refused():
     loaded = LoadedTarget.of(make_target("llama"))
     with pytest.raises(InputError, match="given twice"):
-        open_drafters(["lookup", "lookup"], loaded, DraftSettings())
+        open_drafters(["lookup", "lookup"], loaded)

@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from domino_spec.bench import Cell, measure, summarise
 from domino_spec.bench.paths import EnginePath, Prompt
-from domino_spec.bench.runner import first_difference, turns
-from domino_spec.bench.settings import Settings, plan_cells
+from domino_spec.bench.runner import first_difference, measure, turns
+from domino_spec.bench.settings import BenchSettings, Cell
+from domino_spec.bench.summary import summarise
 from domino_spec.decoding import PlainDecoding
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.errors import InputError, MismatchError
@@ -176,25 +176,29 @@ def test_texts_that_need_not_agree_are_not_compared(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"repeats": 0}, "repeats is 0"),
-        ({"max_new_tokens": 1}, "max_new_tokens is 1"),
-        ({"accept": "rejection"}, "the engine does not know"),
-        ({"engine": "gpu"}, "expected fast or reference"),
+        ({"repeats": 0}, "repeats is 0; expected 1 or more."),
+        ({"max_new_tokens": 1}, "max_new_tokens is 1; expected 2 or more."),
+        ({"engine": "fast", "accept": "rejection"}, "the engine does not know"),
+        ({"adaptive": True, "accept": "match"}, "the engine does not know"),
+        ({"engine": "gpu"}, "engine is 'gpu'; input should be 'auto', 'fast' or 'reference'."),
         ({"engine": "reference", "adaptive": True}, "only the engine adapts"),
+        ({"temperature": ()}, "no temperature"),
+        ({"temperature": (0.0, 0.0)}, "a temperature is given twice: 0, 0."),
+        ({"temperature": (-1.0,)}, "temperature is -1.0; expected 0 or more."),
+        ({"batch_size": (0,)}, "batch_size is 0; expected 1 or more."),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change, words):
     with pytest.raises(InputError, match=words):
-        Settings(**{"engine": "fast", **change})
+        BenchSettings(target="x", **change)
 
 
-def test_cells_that_make_no_sense_are_refused():
-    for temperatures, sizes, words in (
-        ((), (1,), "no temperature"), ((0.0, 0.0), (1,), "given twice"),
-        ((-1.0,), (1,), "0 or more"), ((0.0,), (0,), "1 or more"),
-    ):  # fmt: skip
-        with pytest.raises(InputError, match=words):
-            plan_cells(["a"], temperatures, sizes)
+def test_settings_are_recorded_as_ever():
+    """They are part of a run's key: another form of them would not find its file again."""
+    assert BenchSettings(target="x", engine="fast", temperature=(0.0, 1.0)).recorded() == {
+        "engine": "fast", "max_new_tokens": 256, "longest_prompt": 399, "shortest_answer": 32,
+        "repeats": 3, "warm_up": 1, "seed": 0, "accept": "coupled", "adaptive": False,
+    }  # fmt: skip
 
 
 def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
@@ -202,7 +206,7 @@ def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
     target = own(bigram_target())
     methods = [PlainDecoding(), knowing()]
     path = EnginePath(target, methods, eos=(), slots=1, capacity=64, adaptive=True)
-    params = Settings(engine="fast", max_new_tokens=NEW).params(0.0)
+    params = BenchSettings(target="x", max_new_tokens=NEW).params(0.0)
     for method in methods:
         path.prepare(method, 1, params)
     answers = [path.run(m, [Prompt(0, (3, 7))], params).rows[0].output for m in methods]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from domino_spec.bench import Cell, markdown, summarise
-from domino_spec.bench.tables import HEADS
+from domino_spec.bench.settings import Cell
+from domino_spec.bench.summary import summarise
+from domino_spec.bench.tables import HEADS, markdown
 from tests.bench.helpers import made_up
 
 SECONDS = {"plain": [2.0] * 6, "fast": [1.0] * 6, "slow": [4.0, 2.2, 2.1, 2.4, 2.3, 3.0]}

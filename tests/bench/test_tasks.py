@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from domino_spec.bench import BUILT_IN, read_tasks
 from domino_spec.bench.methods import names_of
-from domino_spec.bench.tasks import prompts_digest
+from domino_spec.bench.tasks import BUILT_IN, prompts_digest, read_tasks
 from domino_spec.errors import DataError, InputError
 from tests.cli.tiny import make_tokenizer
 

@@ -29,7 +29,7 @@ def light(*arguments: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "run", "--help"]])
 def test_help_and_version(arguments):
     assert light(*arguments).returncode == 0
 
@@ -49,7 +49,7 @@ def test_info_of_a_packed_drafter():
 NO_TARGET = "error: no model at ./nope: there is no such folder or file. Check the path."
 NO_DRAFTER = "error: ./nope is no file or folder here, and not a hub id of the form org/name."
 NO_FILE = "error: there is no nope.jsonl; expected a file, a folder, a glob, or hf:name"
-MISSING = [
+REFUSED = [
     ("generate ./nope hello", NO_TARGET),
     ("generate nope hello", "error: no model at nope: it is neither a local folder or GGUF file"),
     ("generate nope.gguf hello", "error: there is no GGUF file at nope.gguf"),
@@ -66,6 +66,9 @@ MISSING = [
     ("bench ./nope", NO_TARGET),
     ("bench {target} --draft ./nope", NO_DRAFTER),
     ("bench {target} --prompts nope.jsonl", NO_FILE),
+    ("bench {target} --repeats 0", "error: repeats is 0; expected 1 or more."),
+    ("bench {target} -t 0 -t 0", "error: a temperature is given twice: 0, 0."),
+    ("bench serve nope", "error: the server is 'nope'; expected a URL"),
     ("train ./nope --data {talks} --out {out}", NO_TARGET),
     ("train {target} --data nope.jsonl --out {out}", NO_FILE),
     ("train {target} --data {talks} --out {out} --set init=./nope", NO_DRAFTER),
@@ -85,10 +88,10 @@ MISSING = [
 ]
 
 
-def test_missing_files_are_refused(target, draft, talks, tmp_path):
+def test_missing_files_and_wrong_values_are_refused(target, draft, talks, tmp_path):
     """All in one process, which has imported neither library at its end."""
     names = {"target": target, "draft": draft, "talks": talks, "out": tmp_path / "out"}
-    commands = [[part.format(**names) for part in line.split()] for line, _ in MISSING]
+    commands = [[part.format(**names) for part in line.split()] for line, _ in REFUSED]
     script = f"""
 import sys
 from typer.testing import CliRunner
@@ -103,9 +106,9 @@ for arguments in {commands!r}:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    for (command, expected), line in zip(MISSING, lines, strict=False):
+    for (command, expected), line in zip(REFUSED, lines, strict=False):
         code, weight, error = line.split(" ", 2)
         assert weight == "light", f"{command}: imported {line}"
         assert error.startswith(expected), f"{command}: {error}"
         assert code == ("2" if command.startswith("audit") else "1"), f"{command}: {line}"
-    assert len(lines) == len(MISSING)
+    assert len(lines) == len(REFUSED)

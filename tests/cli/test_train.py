@@ -236,7 +236,6 @@ def test_a_folder_with_a_run_is_not_trained_into(train):
     [
         ("tensorboard", "or train with --no-tensorboard"),
         ("yaml", "PyYAML is not installed"),
-        ("pydantic", "pydantic is not"),
     ],
 )
 def test_what_is_not_installed_is_named_first(train, monkeypatch, missing, expected):

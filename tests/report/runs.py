@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 
-from domino_spec.bench import Cell
+from domino_spec.bench.settings import Cell
 from tests.bench.helpers import made_up
 
 TASKS = ("maths", "code", "chat")

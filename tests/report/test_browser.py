@@ -2,7 +2,7 @@
 
 import pytest
 
-from domino_spec.bench import summarise
+from domino_spec.bench.summary import summarise
 from domino_spec.report import charts, write_report
 from tests.report.runs import records, write
 from tests.support.browser import browsing, needs_browser

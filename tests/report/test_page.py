@@ -8,7 +8,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg as FigureCanvas
 from matplotlib.figure import Figure
 
-from domino_spec.bench import Cell, summarise
+from domino_spec.bench.settings import Cell
+from domino_spec.bench.summary import summarise
 from domino_spec.errors import InputError
 from domino_spec.records import append_record
 from domino_spec.report import caveats, charts, findings, page, write_report

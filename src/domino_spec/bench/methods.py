@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,14 @@ from domino_spec.evaluation.continuations import weight_values
 from domino_spec.targets import LoadedTarget
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftSettings:
-    """How much every drafter drafts."""
-
-    depth: int | None = None
-    candidates: int | None = None
-    shift_label: bool | None = None
-    chat_options: Mapping[str, Any] = field(default_factory=dict)
-
-
 def open_drafters(
-    sources: Sequence[str], loaded: LoadedTarget, settings: DraftSettings
+    sources: Sequence[str],
+    loaded: LoadedTarget,
+    *,
+    depth: int | None = None,
+    candidates: int | None = None,
+    shift_label: bool | None = None,
+    chat_options: Mapping[str, Any] | None = None,
 ) -> list[Drafter]:
     """Plain decoding and the drafter of each source, in order, each with a name of its own."""
     found: list[Drafter] = [PlainDecoding()]
@@ -42,10 +37,10 @@ def open_drafters(
         drafter = open_drafter(
             source,
             loaded,
-            depth=settings.depth,
-            candidates=settings.candidates if told else None,
-            shift_label=settings.shift_label if told else None,
-            chat_options=settings.chat_options,
+            depth=depth,
+            candidates=candidates if told else None,
+            shift_label=shift_label if told else None,
+            chat_options=chat_options or {},
         )
         drafter = copy.copy(drafter)
         drafter.name = name

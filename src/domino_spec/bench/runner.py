@@ -7,20 +7,19 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from domino_spec.api.prompts import end_tokens
 from domino_spec.bench.journal import Journal
-from domino_spec.bench.methods import DraftSettings, open_drafters, recorded
+from domino_spec.bench.methods import open_drafters, recorded
 from domino_spec.bench.paths import DecodingPath, EnginePath, Prompt, ReferencePath, Timed
-from domino_spec.bench.settings import Cell, LoopChoice, LoopName, Settings, digest, plan_cells
+from domino_spec.bench.settings import BenchSettings, Cell, digest
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tasks import Task, check_system, prompts_digest, read_tasks
 from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.params import AcceptRule
 from domino_spec.drafters import PLAIN, short_name
 from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
@@ -28,87 +27,63 @@ from domino_spec.evaluation.runs import unsupported_by_engine
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What somebody wants compared."""
+def run_bench(
+    settings: BenchSettings,
+    watcher: Watcher | None = None,
+    *,
+    system: str | None = None,
+    chat_options: Mapping[str, Any] | None = None,
+    load: Mapping[str, Any] | None = None,
+) -> tuple[RunSummary, Path]:
+    """Measure what is not on file yet; the whole run's figures and its file.
 
-    target: str
-    draft: tuple[str, ...] = ()
-    prompts: tuple[str, ...] = ()
-    """Names of built-in sets, files, or hf:NAME; none takes the built-in ones."""
-    limit: int | None = None
-    temperatures: tuple[float, ...] = (0.0,)
-    batch_sizes: tuple[int, ...] = (1,)
-    engine: LoopChoice = "auto"
-    max_new_tokens: int = 256
-    shortest_answer: int = 32
-    repeats: int = 3
-    warm_up: int = 1
-    seed: int = 0
-    accept: AcceptRule = "coupled"
-    adaptive: bool = False
-    depth: int | None = None
-    candidates: int | None = None
-    shift_label: bool | None = None
-    system: str | None = None
-    chat_options: Mapping[str, Any] = field(default_factory=dict)
-    load: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `load_target`."""
-    out: Path | None = None
-    """Unset: a file in this folder, named after the target and the run's key."""
-
-
-def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSummary, Path]:
-    """Measure what is not on file yet; the whole run's figures and its file."""
-    watcher = watcher or Watcher()
+    `load` are further arguments of `load_target`.
+    """
+    watcher, chat_options = watcher or Watcher(), dict(chat_options or {})
     # What can be wrong on the command line is found out before anything large is loaded.
-    tasks = read_tasks(
-        request.prompts, limit=request.limit, system=request.system, notice=watcher.say
-    )
-    cells = plan_cells([t.name for t in tasks], request.temperatures, request.batch_sizes)
-    likely: LoopName = "fast" if request.adaptive else "reference"
-    _settings(request, likely if request.engine == "auto" else request.engine)
-    watcher.say(f"loading target {request.target}")
-    loaded = load_target(request.target, **request.load)
+    tasks = read_tasks(settings.prompts, limit=settings.limit, system=system, notice=watcher.say)
+    watcher.say(f"loading target {settings.target}")
+    loaded = load_target(settings.target, **(load or {}))
     if loaded.tokenizer is None:
         raise TargetError(
-            f"{request.target} came without a tokenizer, so prompts cannot be read; expected "
+            f"{settings.target} came without a tokenizer, so prompts cannot be read; expected "
             "tokenizer files beside its weights. Save the model's tokenizer there."
         )
-    check_system(request.system, loaded.tokenizer)
-    drafts = DraftSettings(
-        depth=request.depth,
-        candidates=request.candidates,
-        shift_label=request.shift_label,
-        chat_options=request.chat_options,
+    check_system(system, loaded.tokenizer)
+    methods = open_drafters(
+        settings.draft,
+        loaded,
+        depth=settings.depth,
+        candidates=settings.candidates,
+        shift_label=settings.shift_label,
+        chat_options=chat_options,
     )
-    methods = open_drafters(request.draft, loaded, drafts)
-    settings = _settings(request, choose_loop(request, loaded.target, methods, watcher))
-    prompts = _encoded(tasks, loaded, settings, request)
+    settings = settings.on(choose_loop(settings, loaded.target, methods, watcher))
+    prompts = _encoded(tasks, loaded, settings, chat_options)
     facts = {
-        "settings": settings.to_dict(),
+        "settings": settings.recorded(),
         "target": {
-            "name": short_name(request.target),
+            "name": short_name(settings.target),
             "fingerprint": fingerprint(loaded.target),
             "dtype": str(loaded.target.dtype).removeprefix("torch."),
             "device": loaded.target.device.type,
             "attention": loaded.target.model.config._attn_implementation,
         },
         "methods": [recorded(method) for method in methods],
-        "system": request.system,
-        "chat_options": dict(request.chat_options),
+        "system": system,
+        "chat_options": chat_options,
     }
     journal = (
-        Journal(request.out, facts)
-        if request.out is not None
-        else Journal.named_after(_file_stem(short_name(request.target)), facts)
+        Journal(settings.out, facts)
+        if settings.out is not None
+        else Journal.named_after(_file_stem(short_name(settings.target)), facts)
     )
     run = HeadToHead(
         settings=settings,
-        path=_open_path(settings, loaded, methods, prompts, max(request.batch_sizes)),
+        path=_open_path(settings, loaded, methods, prompts),
         methods=methods,
         prompts=prompts,
-        cells=cells,
+        cells=settings.cells([task.name for task in tasks]),
     )
     measure(run, journal, watcher)
     (summary,) = read_runs([journal.path])
@@ -116,39 +91,29 @@ def run_request(request: Request, watcher: Watcher | None = None) -> tuple[RunSu
 
 
 def choose_loop(
-    request: Request, target: Target, methods: list[Drafter], watcher: Watcher
-) -> LoopName:
+    settings: BenchSettings, target: Target, methods: list[Drafter], watcher: Watcher
+) -> Literal["fast", "reference"]:
     """The engine where it runs all, else the reference loop, unless told."""
-    if request.engine == "reference":
+    if settings.engine == "reference":
         return "reference"
     reasons = (unsupported_by_engine(target, method) for method in methods)
     reason = next(filter(None, reasons), None)
-    if reason is None and request.accept != "coupled":
-        reason = f"the engine does not know the {request.accept} rule"
+    if reason is None and settings.accept != "coupled":
+        reason = f"the engine does not know the {settings.accept} rule"
     if reason is None:
         watcher.say("all on the engine")
         return "fast"
-    if request.engine == "fast":
+    if settings.engine == "fast":
         raise InputError(f"{reason}. Take --engine reference, or auto.")
     watcher.say(f"all in the reference loop: {reason}")
     return "reference"
 
 
-def _settings(request: Request, engine: LoopName) -> Settings:
-    return Settings(
-        engine=engine,
-        max_new_tokens=request.max_new_tokens,
-        shortest_answer=request.shortest_answer,
-        repeats=request.repeats,
-        warm_up=request.warm_up,
-        seed=request.seed,
-        accept=request.accept,
-        adaptive=request.adaptive,
-    )
-
-
 def _encoded(
-    tasks: list[Task], loaded: LoadedTarget, settings: Settings, request: Request
+    tasks: list[Task],
+    loaded: LoadedTarget,
+    settings: BenchSettings,
+    chat_options: Mapping[str, Any],
 ) -> dict[str, PromptSet]:
     longest = settings.protocol().longest_for(loaded.target)
     if longest < 1:
@@ -157,20 +122,18 @@ def _encoded(
             f"the target's context of {loaded.target.context_length}; ask for fewer."
         )
     return {
-        task.name: task.encoded(
-            loaded.tokenizer, longest=longest, chat_options=request.chat_options
-        )
+        task.name: task.encoded(loaded.tokenizer, longest=longest, chat_options=chat_options)
         for task in tasks
     }
 
 
 def _open_path(
-    settings: Settings,
+    settings: BenchSettings,
     loaded: LoadedTarget,
     methods: list[Drafter],
     prompts: Mapping[str, PromptSet],
-    slots: int,
 ) -> DecodingPath:
+    slots = max(settings.batch_size)
     eos = end_tokens(loaded.target, loaded.tokenizer)
     if settings.engine == "reference":
         if slots > 1 and loaded.target.batch_refusal:
@@ -209,7 +172,7 @@ class Watcher:
 class HeadToHead:
     """Everything a run needs, loaded."""
 
-    settings: Settings
+    settings: BenchSettings
     path: DecodingPath
     methods: Sequence[Drafter]
     """Plain decoding first."""

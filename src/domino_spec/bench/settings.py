@@ -1,94 +1,42 @@
-"""What a head-to-head measures: the settings that every figure of it shares, and its cells."""
+"""Settings of a head-to-head; the options of `domino bench` are the fields of `BenchSettings`."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from domino_spec.decoding import SamplingParams
-from domino_spec.decoding.params import AcceptRule
+from annotated_types import Ge
+from pydantic import model_validator
+
 from domino_spec.errors import InputError
-from domino_spec.evaluation import Protocol
+from domino_spec.settings import Candidates, Depth, Settings, ShiftLabel, setting
 
-LoopName = Literal["fast", "lean", "reference"]
-"""What runs all methods of a run, plain decoding among them: the engine, or the reference loop.
+if TYPE_CHECKING:
+    from domino_spec.decoding import SamplingParams
+    from domino_spec.evaluation import Protocol
 
-`lean`, the reference loop over the engine's forward, is in records of earlier versions alone."""
+PROMPTS_HELP = (
+    '`maths`, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
+    "repeatable; unset: the three built in"
+)
+LIMIT_HELP = "prompts per set, from the first"
+_LONGEST_PROMPT = 399
+_RECORDED = ("engine", "max_new_tokens", "shortest_answer", "repeats", "warm_up", "seed", "accept",
+             "adaptive")  # fmt: skip
 
-LoopChoice = Literal["auto", "fast", "reference"]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+AtLeastTwo = Annotated[int, Ge(2)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How everything of one run is measured."""
-
-    engine: LoopName
-    max_new_tokens: int = 256
-    longest_prompt: int = 399
-    shortest_answer: int = 32
-    """Shorter answers are left out and counted."""
-    repeats: int = 3
-    """How often each method answers each prompt; the median counts."""
-    warm_up: int = 1
-    """Batches that each method decodes before a cell is timed."""
-    seed: int = 0
-    """Prompt i draws from seed + i; the order of methods is drawn from it too."""
-    accept: AcceptRule = "coupled"
-    """How drafts are accepted when sampling."""
-    adaptive: bool = False
-    """Whether the engine chooses each cycle's depth from what cycles cost here."""
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("max_new_tokens", 2), ("longest_prompt", 1), ("shortest_answer", 2), ("repeats", 1),
-            ("warm_up", 0), ("seed", 0),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name} is {value!r}; expected {least} or more.")
-        if self.engine not in get_args(LoopName):
-            raise InputError(f"engine is {self.engine!r}; expected fast or reference.")
-        if self.engine == "fast" and self.accept != "coupled":
-            raise InputError(
-                f"accept is {self.accept!r}, which the engine does not know: it draws drafts and "
-                "target with the same noise (coupled). Leave accept out, or take the reference "
-                "loop."
-            )
-        if self.engine != "fast" and self.adaptive:
-            raise InputError(
-                "only the engine adapts its depth; take the engine, or leave adaptive out."
-            )
-
-    def protocol(self) -> Protocol:
-        """Which prompts and answers count."""
-        return Protocol(
-            longest_prompt=self.longest_prompt,
-            max_new_tokens=self.max_new_tokens,
-            shortest_answer=self.shortest_answer,
-            seed=self.seed,
-        )
-
-    def params(self, temperature: float) -> SamplingParams:
-        """How every method of a cell generates."""
-        return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
-            temperature=temperature,
-            seed=self.seed,
-            accept=self.accept,
-        )
-
-    def same_text(self, temperature: float) -> bool:
-        """Whether a seed gives the same text with drafts and without, so that texts compare."""
-        return temperature == 0 or self.accept != "rejection"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return asdict(self)
+_drafters = partial(setting, group="Drafters")
+_what = partial(setting, group="What is measured")
+_how = partial(setting, group="How it is measured")
 
 
 @dataclass(frozen=True, order=True)
@@ -108,22 +56,107 @@ class Cell:
         return asdict(self)
 
 
-def plan_cells(
-    tasks: Sequence[str], temperatures: Sequence[float], batch_sizes: Sequence[int]
-) -> list[Cell]:
-    """Every task at every temperature with every batch size, each once."""
-    for name, values in (("temperature", temperatures), ("batch size", batch_sizes)):
-        if not values:
-            raise InputError(f"there is no {name}; give at least one.")
-        if len(set(values)) < len(values):
-            raise InputError(f"a {name} is given twice: {', '.join(f'{v:g}' for v in values)}.")
-    for temperature in temperatures:
-        if not math.isfinite(temperature) or temperature < 0:
-            raise InputError(f"a temperature is {temperature}; expected 0 or more.")
-    for size in batch_sizes:
-        if size < 1:
-            raise InputError(f"a batch size is {size}; expected 1 or more.")
-    return [Cell(*each) for each in itertools.product(tasks, temperatures, batch_sizes)]
+class BenchSettings(Settings):
+    """What is compared, and how everything of the run is measured."""
+
+    target: str = setting(..., "the target model: a folder, a GGUF file or a hub id", argument=True)
+    draft: tuple[str, ...] = _drafters(
+        (),
+        "a drafter of any kind: a folder, a safetensors file, a hub id, released:NAME or "
+        "lookup[:DEPTH]; repeatable",
+    )
+    shift_label: ShiftLabel
+    depth: Depth
+    candidates: Candidates
+    adaptive: bool = _drafters(
+        False, "let the engine choose each cycle's depth from what cycles cost here"
+    )
+
+    prompts: tuple[str, ...] = _what((), PROMPTS_HELP)
+    limit: Count | None = _what(None, LIMIT_HELP, unset="all")
+    temperature: tuple[Annotated[float, Ge(0)], ...] = _what(
+        (0.0,), "0 is greedy; repeatable", flags=("-t",)
+    )
+    batch_size: tuple[Count, ...] = _what((1,), "sequences per batch; repeatable", flags=("-b",))
+
+    engine: Literal["auto", "fast", "reference"] = _how(
+        "auto",
+        "one loop for all methods: fast is the engine, reference the loop through Transformers; "
+        "auto: the first that can run them all",
+    )
+    max_new_tokens: AtLeastTwo = _how(256, "the longest answer", flags=("-n",))
+    shortest_answer: AtLeastTwo = _how(32, "shorter answers are left out and counted")
+    repeats: Count = _how(3, "of each prompt; the median counts")
+    warm_up: CountOrZero = _how(1, "batches before a cell is timed")
+    seed: CountOrZero = _how(0, "prompt i draws from it + i")
+    accept: Literal["rejection", "match", "coupled"] = _how(
+        "coupled", "how sampled drafts are accepted; coupled gives plain decoding's own text"
+    )
+
+    out: Path | None = setting(
+        None,
+        "the file of raw records, continued where it ends",
+        unset="bench-TARGET-KEY.jsonl in this folder",
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        axes = {"temperature": self.temperature, "batch size": self.batch_size}
+        for name, values in axes.items():
+            if not values:
+                raise InputError(f"there is no {name}; give at least one.")
+            if len(set(values)) < len(values):
+                raise InputError(f"a {name} is given twice: {', '.join(f'{v:g}' for v in values)}.")
+        if self.engine == "reference" and self.adaptive:
+            raise InputError(
+                "only the engine adapts its depth; take the engine, or leave adaptive out."
+            )
+        if (self.engine == "fast" or self.adaptive) and self.accept != "coupled":
+            raise InputError(
+                f"accept is {self.accept!r}, which the engine does not know: it draws drafts and "
+                "target with the same noise (coupled). Leave accept out, or take the reference "
+                "loop."
+            )
+        return self
+
+    def on(self, engine: Literal["fast", "reference"]) -> BenchSettings:
+        """The same with the loop that was chosen."""
+        return BenchSettings(**{**dict(self), "engine": engine})
+
+    def cells(self, tasks: Sequence[str]) -> list[Cell]:
+        """Every task at every temperature with every batch size."""
+        return [Cell(*each) for each in itertools.product(tasks, self.temperature, self.batch_size)]
+
+    def protocol(self) -> Protocol:
+        """Which prompts and answers count."""
+        from domino_spec.evaluation import Protocol
+
+        return Protocol(
+            longest_prompt=_LONGEST_PROMPT,
+            max_new_tokens=self.max_new_tokens,
+            shortest_answer=self.shortest_answer,
+            seed=self.seed,
+        )
+
+    def params(self, temperature: float) -> SamplingParams:
+        """How every method of a cell generates."""
+        from domino_spec.decoding import SamplingParams
+
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            temperature=temperature,
+            seed=self.seed,
+            accept=self.accept,
+        )
+
+    def same_text(self, temperature: float) -> bool:
+        """Whether a seed gives the same text with drafts and without, so that texts compare."""
+        return temperature == 0 or self.accept != "rejection"
+
+    def recorded(self) -> dict[str, Any]:
+        """What the key of a run holds; tasks, temperatures and batch sizes join the same file."""
+        values = self.model_dump(include=set(_RECORDED))
+        return {**values, "longest_prompt": _LONGEST_PROMPT}
 
 
 def digest(value: object) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,38 +13,24 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
+from domino_spec.bench.settings import BenchSettings
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.loading import checkpoints_among, require_places
 from domino_spec.cli.options import (
-    Accept,
-    CandidatesOption,
     ChatOptions,
-    DepthOption,
     Dtype,
     JsonOption,
-    ShiftLabelOption,
-    TargetArgument,
     TargetOptions,
 )
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.load.settings import LoadSettings
 
 if TYPE_CHECKING:
-    from domino_spec.bench import Cell, RunSummary, Watcher
+    from domino_spec.bench.runner import Watcher
+    from domino_spec.bench.settings import Cell
+    from domino_spec.bench.summary import RunSummary
     from domino_spec.load.settings import Cell as Load
     from domino_spec.load.settings import Side
-
-_DRAFTERS = "Drafters"
-_WHAT = "What is measured"
-_HOW = "How it is measured"
-
-
-class BenchLoop(StrEnum):
-    """What runs all methods."""
-
-    AUTO = "auto"
-    FAST = "fast"
-    REFERENCE = "reference"
 
 
 class DefaultGroup(TyperGroup):
@@ -66,105 +51,9 @@ bench_app = typer.Typer(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ComparedOptions:
-    """Which drafters, and how much they draft."""
-
-    draft: Annotated[
-        list[str],
-        typer.Option(
-            help="A drafter of any kind: a folder, a safetensors file, a hub id, released:NAME or "
-            "lookup[:DEPTH]; repeatable.",
-            rich_help_panel=_DRAFTERS,
-        ),
-    ] = field(default_factory=list)
-    shift_label: ShiftLabelOption = None
-    depth: DepthOption = None
-    candidates: CandidatesOption = None
-    adaptive: Annotated[
-        bool,
-        typer.Option(
-            "--adaptive",
-            help="Let the engine choose each cycle's depth from what cycles cost here.",
-            rich_help_panel=_DRAFTERS,
-        ),
-    ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellOptions:
-    """The axes of the tables."""
-
-    prompts: Annotated[
-        list[str],
-        typer.Option(
-            help='maths, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
-            "repeatable; unset: the three built in.",
-            rich_help_panel=_WHAT,
-        ),
-    ] = field(default_factory=list)
-    limit: Annotated[
-        int | None, typer.Option(help="Prompts a set, from the first.", rich_help_panel=_WHAT)
-    ] = None
-    temperatures: Annotated[
-        list[float],
-        typer.Option("--temperature", "-t", help="0 is greedy; repeatable.", rich_help_panel=_WHAT),
-    ] = field(default_factory=lambda: [0.0])
-    batch_sizes: Annotated[
-        list[int],
-        typer.Option(
-            "--batch-size", "-b", help="Sequences per batch; repeatable.", rich_help_panel=_WHAT
-        ),
-    ] = field(default_factory=lambda: [1])
-
-
-@dataclass(frozen=True, kw_only=True)
-class HowOptions:
-    """How each cell is measured."""
-
-    engine: Annotated[
-        BenchLoop,
-        typer.Option(
-            help="One loop for all methods: fast is the engine, reference the loop through "
-            "Transformers; auto: the first that can run them all.",
-            rich_help_panel=_HOW,
-        ),
-    ] = BenchLoop.AUTO
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_HOW)] = (
-        256
-    )
-    shortest_answer: Annotated[
-        int, typer.Option(help="Shorter answers are left out.", rich_help_panel=_HOW)
-    ] = 32
-    repeats: Annotated[
-        int, typer.Option(help="Of each prompt; the median counts.", rich_help_panel=_HOW)
-    ] = 3
-    warm_up: Annotated[
-        int, typer.Option(help="Batches before a cell is timed.", rich_help_panel=_HOW)
-    ] = 1
-    seed: Annotated[int, typer.Option(help="Prompt i draws from it + i.", rich_help_panel=_HOW)] = 0
-    accept: Annotated[
-        Accept,
-        typer.Option(
-            help="How sampled drafts are accepted; coupled gives plain decoding's own text.",
-            rich_help_panel=_HOW,
-        ),
-    ] = Accept.COUPLED
-
-
 def run(
-    target: TargetArgument,
+    settings: BenchSettings,
     *,
-    compared: ComparedOptions,
-    cells: CellOptions,
-    how: HowOptions,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The file of raw records, continued where it ends; unset: bench-TARGET-KEY.jsonl "
-            "in this folder."
-        ),
-    ] = None,
     chat: ChatOptions,
     target_options: TargetOptions,
     as_json: JsonOption = False,
@@ -177,39 +66,22 @@ def run(
     with speaking(as_json=as_json) as voice:
         require_places(
             voice,
-            target,
+            settings.target,
             revision=target_options.revision,
-            drafts=checkpoints_among(compared.draft),
-            prompts=cells.prompts,
+            drafts=checkpoints_among(settings.draft),
+            prompts=settings.prompts,
         )
 
-        from domino_spec.bench import Request, run_request
+        from domino_spec.bench.runner import run_bench
 
-        request = Request(
-            target=target,
-            draft=tuple(compared.draft),
-            prompts=tuple(cells.prompts),
-            limit=cells.limit,
-            temperatures=tuple(cells.temperatures),
-            batch_sizes=tuple(cells.batch_sizes),
-            engine=how.engine.value,
-            max_new_tokens=how.max_new_tokens,
-            shortest_answer=how.shortest_answer,
-            repeats=how.repeats,
-            warm_up=how.warm_up,
-            seed=how.seed,
-            accept=how.accept.value,
-            adaptive=compared.adaptive,
-            depth=compared.depth,
-            candidates=compared.candidates,
-            shift_label=compared.shift_label,
-            system=chat.system,
-            chat_options=chat.template_options(),
-            load=target_options.arguments(),
-            out=out,
-        )
         with _watching(voice) as watcher:
-            summary, path = run_request(request, watcher)
+            summary, path = run_bench(
+                settings,
+                watcher,
+                system=chat.system,
+                chat_options=chat.template_options(),
+                load=target_options.arguments(),
+            )
         if as_json:
             voice.document({**document(summary), "records": str(path), "warnings": voice.warnings})
             return
@@ -221,7 +93,7 @@ def run(
 @contextmanager
 def _watching(voice: Voice) -> Iterator[Watcher]:
     """A bar a cell on a terminal; a line a cell elsewhere."""
-    from domino_spec.bench import Watcher
+    from domino_spec.bench.runner import Watcher
 
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of "
                "{task.total}"), TimeRemainingColumn())  # fmt: skip

@@ -13,19 +13,17 @@ from rich.table import Table
 from domino_spec.cli.loading import checkpoints_among, load_compared, require_places
 from domino_spec.cli.options import (
     Accept,
-    CandidatesOption,
     ChatOptions,
-    DepthOption,
     DraftOptions,
     EngineName,
     JsonOption,
     LoopOptions,
-    ShiftLabelOption,
     TargetArgument,
     TargetOptions,
 )
 from domino_spec.cli.render import bar_line
 from domino_spec.cli.voice import Voice, speaking
+from domino_spec.settings import Candidates, Depth, ShiftLabel
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
@@ -80,9 +78,9 @@ class EvaluatedOptions:
             rich_help_panel=_DRAFTER,
         ),
     ]
-    shift_label: ShiftLabelOption = None
-    depth: DepthOption = None
-    candidates: CandidatesOption = None
+    shift_label: ShiftLabel = None
+    depth: Depth = None
+    candidates: Candidates = None
     head: Annotated[
         bool,
         typer.Option(

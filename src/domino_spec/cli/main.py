@@ -20,7 +20,7 @@ from domino_spec.cli.generate import generate
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.info import info
 from domino_spec.cli.serve import serve
-from domino_spec.cli.train import TRAIN_CONTEXT, train
+from domino_spec.cli.train import train
 
 # Torch and Transformers are imported inside the commands, so that help comes at once.
 app = typer.Typer(
@@ -47,9 +47,8 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, serve, info, doctor, audit, export, report, demo):
+for _command in (generate, chat, serve, info, doctor, audit, export, report, demo, train):
     app.command()(grouped(_command))
-app.command(context_settings=TRAIN_CONTEXT)(train)
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")

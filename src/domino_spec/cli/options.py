@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from domino_spec.errors import InputError
+from domino_spec.settings import Candidates, Depth, ShiftLabel
 
 if TYPE_CHECKING:
     import torch
@@ -130,30 +131,6 @@ class TargetOptions:
         }
 
 
-ShiftLabelOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--shift-label/--no-shift-label",
-        help="The alignment of a checkpoint that does not state it.",
-        rich_help_panel=_DRAFTER,
-    ),
-]
-DepthOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Drafts a cycle; unset: block size - 1, or what the engine finds to pay.",
-        rich_help_panel=_DRAFTER,
-    ),
-]
-CandidatesOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Let the head choose among this many base candidates; unset: all.",
-        rich_help_panel=_DRAFTER,
-    ),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions:
     """Which drafter, and how much it drafts."""
@@ -169,9 +146,9 @@ class DraftOptions:
     draft_revision: Annotated[
         str | None, typer.Option(help="The drafter's hub revision.", rich_help_panel=_DRAFTER)
     ] = None
-    shift_label: ShiftLabelOption = None
-    depth: DepthOption = None
-    candidates: CandidatesOption = None
+    shift_label: ShiftLabel = None
+    depth: Depth = None
+    candidates: Candidates = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import shlex
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum, StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Literal,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,13 +19,18 @@ from domino_spec.cli.options import checked_device
 from domino_spec.cli.training_view import LineView, LiveView, acceptance_length, finite
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import DominoError, InputError, TrainingError
+from domino_spec.training.config import (
+    BASELINES,
+    CONFIG_FILE,
+    TrainConfig,
+    parse_assignments,
+    read_settings,
+    renamed,
+)
 
 if TYPE_CHECKING:
     from domino_spec.training import Observer, Outcome, Run
 
-_HAS_SETTINGS = find_spec("pydantic") is not None
-# Without pydantic there are no options to parse: take any, and say what to install.
-TRAIN_CONTEXT = {} if _HAS_SETTINGS else {"ignore_unknown_options": True, "allow_extra_args": True}
 _LITTLE = 1.1  # acceptance length; 1 is what an untrained drafter gives
 _A_MOMENT = 3.0  # torchrun ends all at the first failure: the one that speaks must come first
 # A setting leaves no room for what an earlier source said of these.
@@ -49,7 +42,8 @@ _REPLACES = {
 }
 
 
-def _train(
+def train(
+    settings: Annotated[dict[str, Any], TrainConfig],
     *,
     config: Annotated[
         Path | None, typer.Option(help="A YAML file of settings; flags win over it.")
@@ -76,7 +70,6 @@ def _train(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="The drafter's folder alone: no progress.")
     ] = False,
-    settings: dict[str, Any],
 ) -> None:
     """Train a drafter for a frozen target; it stops cleanly and resumes exactly.
 
@@ -92,87 +85,14 @@ def _train(
         _run(voice, values, given_as, resume=resume, tensorboard=tensorboard)
 
 
-def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Every setting of a training run as an option; the command gets those that were given."""
-    hints = get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[name])
-        for name, parameter in inspect.signature(command).parameters.items()
-        if name != "settings"
-    ]
-    options = list(_settings_options()) if _HAS_SETTINGS else []
-    names = {option.name for option in options}
-
-    def flat(**values: Any) -> None:
-        settings = {name: _plain(values.pop(name)) for name in names}
-        command(**values, settings={n: v for n, v in settings.items() if v not in (None, [])})
-
-    parameters = [*options[:3], *own, *options[3:]]
-    flat.__name__, flat.__doc__ = "train", command.__doc__
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return flat
-
-
-def _settings_options() -> Iterator[inspect.Parameter]:
-    from domino_spec.training.config import TrainConfig, default_text, presentation
-
-    hints = get_type_hints(TrainConfig)
-    for name, field in TrainConfig.model_fields.items():
-        shown = presentation(name)
-        kind = _option_type(name, hints[name])
-        words = str(field.description).replace("`", "")
-        help_text = f"{words[0].upper()}{words[1:]}."
-        if name == "target":
-            option = typer.Argument(metavar="TARGET", help=help_text, show_default=False)
-        else:
-            switch = f"/--no-{name.replace('_', '-')}" if kind is bool else ""
-            required = field.is_required()
-            option = typer.Option(
-                f"{_flag(name)}{switch}",
-                *shown["flags"],
-                help=help_text,
-                rich_help_panel=shown["group"],
-                show_default=False if required else default_text(name).replace("`", ""),
-            )
-        annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
-        yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-        )
-
-
-def _option_type(name: str, hint: Any) -> Any:
-    """A setting's type as the command line reads it."""
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(part for part in get_args(hint) if part is not type(None))
-    if get_origin(hint) is Literal:
-        return StrEnum(name, {choice: choice for choice in get_args(hint)})
-    if get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
-        return list[get_args(hint)[0]]  # type: ignore[misc]
-    return hint
-
-
 def _flag(name: str) -> str:
     return "TARGET" if name == "target" else f"--{name.replace('_', '-')}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    return list(value) if isinstance(value, tuple) else value
 
 
 def gather(
     flags: Mapping[str, Any], *, config: Path | None, assignments: Iterable[str], resume: bool
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """All settings, and how each was given: saved, in a file, by flag, by --set; the later wins."""
-    from domino_spec.training.config import (
-        TrainConfig,
-        parse_assignments,
-        read_settings,
-        renamed,
-    )
-
     given_as = {name: _flag(name) for name in TrainConfig.model_fields}
     values: dict[str, Any] = {}
 
@@ -195,7 +115,6 @@ def gather(
 
 
 def _saved(out: str | None) -> dict[str, Any]:
-    from domino_spec.training.config import CONFIG_FILE, read_settings
     from domino_spec.training.state import Checkpoints
 
     if not out:
@@ -212,18 +131,14 @@ def _saved(out: str | None) -> dict[str, Any]:
 def check_installed(*, tensorboard: bool) -> None:
     """Refuse before anything is loaded what would fail later."""
     advice = "pip install 'domino-spec[train]'"
-    for module, name in (("pydantic", "pydantic"), ("yaml", "PyYAML")):
-        if find_spec(module) is None:
-            raise TrainingError(
-                f"{name} is not installed, and training reads its settings with it; {advice}."
-            )
+    if find_spec("yaml") is None:
+        raise TrainingError(
+            f"PyYAML is not installed, and training reads its settings with it; {advice}."
+        )
     if tensorboard and find_spec("tensorboard") is None:
         raise TrainingError(
             f"TensorBoard is not installed; {advice}, or train with --no-tensorboard."
         )
-
-
-train = _with_settings(_train)
 
 
 def _run(
@@ -234,8 +149,6 @@ def _run(
     resume: bool,
     tensorboard: bool,
 ) -> None:
-    from domino_spec.training import TrainConfig
-
     config = TrainConfig.from_dict(settings, given_as=given_as)
     require_places(
         voice,
@@ -304,7 +217,6 @@ def _explaining_memory() -> Iterator[None]:
 
 def _introduce(voice: Voice, run: Run, *, alone: bool) -> None:
     from domino_spec.data.report import bad_lines
-    from domino_spec.training.config import CONFIG_FILE
 
     config, report = run.config, run.corpus.report
     parameters = sum(p.numel() for p in run.drafter.parameters())
@@ -347,7 +259,6 @@ def _shape(run: Run) -> str:
 
 
 def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> None:
-    from domino_spec.training.config import BASELINES
     from domino_spec.training.observers import CURVES_FILE, LOG_FILE, draw_curves
 
     out = Path(run.config.out)

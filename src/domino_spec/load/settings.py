@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     Json,
     NonNegativeFloat,
@@ -22,9 +20,10 @@ from pydantic import (
     PositiveInt,
     model_validator,
 )
-from typer import Argument, Option
 
+from domino_spec.bench.settings import LIMIT_HELP, PROMPTS_HELP
 from domino_spec.errors import InputError
+from domino_spec.settings import Settings, setting
 
 _CONCURRENCIES = (1, 8)
 _REQUESTS_PER_SLOT = 4
@@ -35,15 +34,10 @@ _COMPARED_ROUNDS = 8
 _RECORDED = ("endpoint", "stream", "max_tokens", "temperature", "seed", "requests", "seconds",
              "rounds", "warm_up", "timeout")  # fmt: skip
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-def _option(panel: str, text: str | None = None, *names: str, **more: Any) -> Any:
-    return Option(*names, help=text, rich_help_panel=panel, **more)
-
+Positive = Annotated[float, Field(gt=0)]
 
 _load, _request, _compare, _goodput = (
-    partial(_option, panel) for panel in ("Load", "Requests", "Comparison", "Goodput")
+    partial(setting, group=group) for group in ("Load", "Requests", "Comparison", "Goodput")
 )
 
 
@@ -94,66 +88,73 @@ class Side:
     api_key: str | None = field(default=None, repr=False)
 
 
-class LoadSettings(BaseModel):
+class LoadSettings(Settings):
     """What to send where; values come from the command line."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    url: Annotated[str, AfterValidator(base_url)] = setting(
+        ..., "the server, such as http://127.0.0.1:8000", argument=True
+    )
 
-    # fmt: off
-    url: Annotated[str, AfterValidator(base_url), Argument(
-        metavar="URL", help="The server, such as http://127.0.0.1:8000.")]
+    concurrency: tuple[PositiveInt, ...] = _load(
+        (),
+        "requests in flight (closed loop); several: -c 1 8 32. Without this and --rate: 1 and 8",
+        flags=("-c",),
+    )
+    rate: tuple[Positive, ...] = _load(
+        (), "requests per second, Poisson arrivals (open loop); several"
+    )
+    requests: PositiveInt | None = _load(
+        None, "per side and round", unset="4 times the concurrency, at least 16"
+    )
+    seconds: Positive | None = _load(
+        None, "per side and round; no request starts later. Unset with --rate: 20"
+    )
+    rounds: PositiveInt | None = _load(
+        None, "in each the sides take turns", unset="1, with --against 8"
+    )
+    warm_up: NonNegativeInt | None = _load(
+        None, "requests of each side before each load, in no figure", unset="the concurrency"
+    )
+    timeout: Positive = _load(600.0, "seconds a request may take")
 
-    concurrency: Annotated[list[PositiveInt], _load(
-        "Requests in flight (closed loop); several: -c 1 8 32. Without this and --rate: 1 and 8.",
-        "--concurrency", "-c")] = []
-    rate: Annotated[list[Positive], _load(
-        "Requests per second, Poisson arrivals (open loop); several.")] = []
-    requests: Annotated[PositiveInt | None, _load(
-        "Per side and round; unset: 4 times the concurrency, at least 16.")] = None
-    seconds: Annotated[Positive | None, _load(
-        "Per side and round; no request starts later. Unset with --rate: 20.")] = None
-    rounds: Annotated[PositiveInt | None, _load("Unset: 1, with --against 8.")] = None
-    warm_up: Annotated[NonNegativeInt | None, _load(
-        "Requests of each side before each load, in no figure; unset: the concurrency.")] = None
-    timeout: Annotated[Positive, _load("Seconds a request may take.")] = 600.0
+    model: str | None = _request(None, "the model's name", unset="the first of /v1/models")
+    prompts: tuple[str, ...] = _request((), PROMPTS_HELP)
+    limit: PositiveInt | None = _request(None, LIMIT_HELP, unset="all")
+    system: str | None = _request(None, "a system message")
+    max_tokens: PositiveInt = _request(256, "the longest answer", flags=("-n",))
+    temperature: NonNegativeFloat = _request(0.0, "0 is greedy", flags=("-t",))
+    seed: int = _request(0, "request i is sent with seed + i")
+    endpoint: Literal["chat", "completions"] = _request("chat", "which of the server's APIs")
+    stream: bool = _request(True, "read the answer as it comes")
+    body: Json[dict[str, Any]] | None = _request(None, "more fields of the body; null removes one")
+    api_key: Annotated[str | None, Field(repr=False)] = _request(
+        None, "better in an environment variable; never recorded"
+    )
+    api_key_env: str = _request(
+        "OPENAI_API_KEY", "the environment variable that holds the server's key"
+    )
 
-    model: Annotated[str | None, _request("Unset: the first of /v1/models.")] = None
-    prompts: Annotated[list[str], _request(
-        'maths, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
-        "repeatable; unset: the three built in.")] = []
-    limit: Annotated[int | None, _request("Prompts per set, from the first.")] = None
-    system: Annotated[str | None, _request("A system message.")] = None
-    max_tokens: Annotated[PositiveInt, _request(None, "--max-tokens", "-n")] = 256
-    temperature: Annotated[NonNegativeFloat, _request("0 is greedy.", "--temperature", "-t")] = 0.0
-    seed: Annotated[int, _request("Request i is sent with seed + i.")] = 0
-    endpoint: Annotated[Literal["chat", "completions"], _request()] = "chat"
-    stream: Annotated[bool, _request(None, "--stream/--no-stream")] = True
-    body: Annotated[Json[dict[str, Any]] | None, _request(
-        "More fields of the body; null removes one.", parser=str, metavar="JSON")] = None
-    api_key: Annotated[str | None, Field(repr=False), _request(
-        "Better in an environment variable; never recorded.")] = None
-    api_key_env: Annotated[str, _request(
-        "The environment variable that holds the server's key.")] = "OPENAI_API_KEY"
+    against: str | None = _compare(
+        None,
+        "another URL, or other fields of the body as JSON, such as "
+        '\'{"domino": {"speculate": false}}\'',
+    )
+    against_body: Json[dict[str, Any]] | None = _compare(None, "as --body, for another URL")
+    against_model: str | None = _compare(None, "the model's name at --against")
+    against_api_key_env: str | None = _compare(
+        None,
+        "the environment variable with its key; the first server's key is not sent to another",
+    )
+    name: str = _compare("measured", "the first side's name")
+    against_name: str = _compare("against", "the second side's name")
 
-    against: Annotated[str | None, _compare(
-        "Another URL, or other fields of the body as JSON, such as "
-        '\'{"domino": {"speculate": false}}\'.')] = None
-    against_body: Annotated[Json[dict[str, Any]] | None, _compare(
-        "As --body, for another URL.", parser=str, metavar="JSON")] = None
-    against_model: Annotated[str | None, _compare("The model's name at --against.")] = None
-    against_api_key_env: Annotated[str | None, _compare(
-        "The environment variable with its key; the first server's key is not sent to another."
-    )] = None
-    name: Annotated[str, _compare("The first side's name.")] = "measured"
-    against_name: Annotated[str, _compare("The second side's name.")] = "against"
+    first_token_goal: Positive | None = _goodput(None, "seconds of TTFT")
+    token_goal: Positive | None = _goodput(None, "seconds of TPOT")
+    latency_goal: Positive | None = _goodput(None, "seconds of end-to-end latency")
 
-    first_token_goal: Annotated[Positive | None, _goodput("Seconds of TTFT.")] = None
-    token_goal: Annotated[Positive | None, _goodput("Seconds of TPOT.")] = None
-    latency_goal: Annotated[Positive | None, _goodput("Seconds of end-to-end latency.")] = None
-
-    out: Annotated[Path | None, Option(
-        help="The file of raw records, appended to; unset: load-MODEL-RUN.jsonl here.")] = None
-    # fmt: on
+    out: Path | None = setting(
+        None, "the file of raw records, appended to", unset="load-MODEL-RUN.jsonl here"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from domino_spec.bench import PLAIN, CellSummary, RunSummary
 from domino_spec.bench.statistics import Interval
-from domino_spec.bench.summary import ALL
+from domino_spec.bench.summary import ALL, CellSummary, RunSummary
 from domino_spec.bench.tables import plain_interval, times
+from domino_spec.drafters import PLAIN
 from domino_spec.errors import InputError
 
 WIDTH = 360

@@ -8,9 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from domino_spec.bench import PLAIN, CellSummary, Line, RunSummary, read_runs
 from domino_spec.bench.statistics import FEWEST
-from domino_spec.bench.summary import ALL
+from domino_spec.bench.summary import ALL, CellSummary, Line, RunSummary, read_runs
 from domino_spec.bench.tables import (
     HEADS,
     LEFT_OUT_HEADS,
@@ -21,6 +20,7 @@ from domino_spec.bench.tables import (
     taking_part_rows,
     times,
 )
+from domino_spec.drafters import PLAIN
 from domino_spec.errors import InputError
 from domino_spec.report.charts import Chart, Table, charts
 

@@ -27,6 +27,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticKnownError
 
 from domino_spec.errors import ConfigError
+from domino_spec.settings import default_text, setting
 
 Size = Literal["small", "base", "large"]
 Variant = Literal["domino", "dflash", "markov", "medusa", "eagle3"]
@@ -61,25 +62,12 @@ Share = Annotated[Number, Ge(0), Le(1)]
 Beta = Annotated[Number, Ge(0), Lt(1)]
 
 
-def _setting(
-    default: Any,
-    description: str,
-    *,
-    group: str | None = None,
-    unset: str | None = None,
-    flags: tuple[str, ...] = (),
-) -> Any:
-    """A field: `unset` says what None stands for, `flags` are further names on the command line."""
-    shown: dict[str, Any] = {"group": group, "unset": unset, "flags": list(flags)}
-    return Field(default, description=description, json_schema_extra=shown)
-
-
-_target = partial(_setting, group="Target")
-_drafter = partial(_setting, group="Drafter (unset: from the target's shape and --size)")
-_data = partial(_setting, group="Data")
-_loss = partial(_setting, group="Loss")
-_optimisation = partial(_setting, group="Optimisation")
-_run = partial(_setting, group="Run")
+_target = partial(setting, group="Target")
+_drafter = partial(setting, group="Drafter (unset: from the target's shape and --size)")
+_data = partial(setting, group="Data")
+_loss = partial(setting, group="Loss")
+_optimisation = partial(setting, group="Optimisation")
+_run = partial(setting, group="Run")
 
 
 class TrainConfig(BaseModel):
@@ -87,11 +75,13 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    target: Text = _setting(..., "the target model: a folder, a GGUF file or a hub id")
-    data: Annotated[tuple[Text, ...], BeforeValidator(_list), Field(min_length=1)] = _setting(
+    target: Text = setting(
+        ..., "the target model: a folder, a GGUF file or a hub id", argument=True
+    )
+    data: Annotated[tuple[Text, ...], BeforeValidator(_list), Field(min_length=1)] = setting(
         ..., "conversations: files, folders, globs, `hf:name[:split]`"
     )
-    out: Text = _setting(..., "the run's folder", flags=("-o",))
+    out: Text = setting(..., "the run's folder", flags=("-o",))
 
     revision: str | None = _target(None, "the target's revision on the hub", unset="the newest")
     trust_remote_code: StrictBool = _target(False, "whether the target's own code may run")
@@ -312,31 +302,13 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(str(name), str(name)): value for name, value in values.items()}
 
 
-def presentation(name: str) -> dict[str, Any]:
-    """A setting's group, what it is when unset, and its further flags."""
-    shown = TrainConfig.model_fields[name].json_schema_extra
-    assert isinstance(shown, dict)
-    return shown
-
-
-def default_text(name: str) -> str:
-    """What an unset setting is, in words."""
-    field = TrainConfig.model_fields[name]
-    if field.is_required():
-        return "needed"
-    if field.default is None:
-        return str(presentation(name)["unset"])
-    value = TrainConfig.model_construct(**{name: field.default}).to_dict()[name]
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
 def settings_table() -> str:
     """The table of docs/training.md."""
     lines = ["| setting | default | what |", "|---|---|---|"]
     for name, field in TrainConfig.model_fields.items():
         choices = get_args(field.annotation) if "Literal" in str(field.annotation) else ()
         named = f"; {', '.join(f'`{choice}`' for choice in choices)}" if choices else ""
-        lines.append(f"| `{name}` | {default_text(name)} | {field.description}{named} |")
+        lines.append(f"| `{name}` | {default_text(field)} | {field.description}{named} |")
     return "\n".join(lines)
 
 
@@ -372,7 +344,7 @@ def _sentence(detail: ErrorDetails, name: str, given_as: Mapping[str, str]) -> s
         called += "".join(f"[{index}]" for index in detail["loc"][1:])
         expected = re.sub(r"^\w+ should", "it should", detail["msg"])
         expected = expected.replace("valid tuple", "list").replace(" after validation", "")
-    default = default_text(name).replace("`", "")
+    default = str(default_text(TrainConfig.model_fields[name])).replace("`", "")
     advice = "" if default == "needed" else f" Leave it out for the default ({default})."
     return f"{called} is {detail['input']!r}; {expected}.{advice}"
 
