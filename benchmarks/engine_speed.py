@@ -9,38 +9,28 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
-
-from domino_spec.bench.engine_report import Request, measure_engine
+from domino_spec.bench.engine_report import measure_engine
+from domino_spec.bench.settings import EngineSettings
 from domino_spec.engine.shapes import SHAPES
 from domino_spec.records import append_record, environment
-from domino_spec.targets import default_device
 
 
 def main() -> None:
     """One shape, one record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", help=f"{', '.join(SHAPES)}, or a config.json")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--dtype")
+    parser.add_argument("--context", type=int)
     parser.add_argument("--candidates", type=int)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1])
-    parser.add_argument("--tokens-per-cycle", type=float, nargs="+", default=[7.17, 4.2])
-    parser.add_argument("--no-reference", action="store_true", help="not the Transformers loop")
+    parser.add_argument("--rows", type=int, nargs="+")
+    parser.add_argument("--tokens-per-cycle", type=float, nargs="+")
+    parser.add_argument("--no-reference", dest="reference", action="store_false", default=None)
     parser.add_argument("--out", type=Path, default=Path("records/engine.jsonl"))
-    options = parser.parse_args()
-    request = Request(
-        shape=options.shape,
-        dtype=getattr(torch, options.dtype),
-        device=default_device(),
-        context=options.context,
-        candidates=options.candidates,
-        batches=tuple(options.rows),
-        tokens_per_cycle=tuple(options.tokens_per_cycle),
-        reference=not options.no_reference,
-    )
-    record = measure_engine(request, lambda text: print(text, flush=True))
-    append_record(options.out, record | {"environment": environment()})
+    given = {name: v for name, v in vars(parser.parse_args()).items() if v is not None}
+    out = given.pop("out")
+    settings = EngineSettings(**given)
+    record = measure_engine(settings, lambda text: print(text, flush=True))
+    append_record(out, record | {"environment": environment()})
     print(json.dumps(record, indent=1))
 
 

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from domino_spec.bench.engine_report import Request, measure_engine
+from domino_spec.bench.engine_report import measure_engine
+from domino_spec.bench.settings import EngineSettings
 from domino_spec.drafters import BlockDrafter
 from domino_spec.engine import measure, model_runner
 from domino_spec.engine.engine import Engine
@@ -145,12 +146,12 @@ def test_an_unknown_shape_is_refused_by_name():
 
 @pytest.mark.slow
 def test_a_report_holds_all_it_names():
-    request = Request(
-        shape="tiny", dtype=torch.float32, device=CPU, context=16, candidates=32, batches=(1, 2),
+    settings = EngineSettings(
+        shape="tiny", dtype="float32", device="cpu", context=16, candidates=32, rows=(1, 2),
         tokens_per_cycle=(4.2,),
     )  # fmt: skip
     said = []
-    record = measure_engine(request, said.append)
+    record = measure_engine(settings, said.append)
     assert {"plain", "cycle"} == record["reference"].keys()
     assert record["cycle"]["bytes"] == sum(stage["bytes"] for stage in record["stages"])
     assert record["plain"]["over_floor"] == pytest.approx(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from domino_spec.bench.settings import EngineSettings
 from domino_spec.decoding import SamplingParams, make_sampler
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.drafter import Drafter, SequenceSampler
@@ -19,73 +19,56 @@ from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.policy import depths
 from domino_spec.engine.shapes import random_drafter, random_target
 from domino_spec.engine.weights import nbytes
-from domino_spec.targets import Target
+from domino_spec.targets import Target, default_device
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What to measure. Weights are random: time does not depend on them, acceptance is forced."""
-
-    shape: str
-    """A name of `shapes.SHAPES`, or the path of a config.json."""
-    dtype: torch.dtype
-    device: torch.device
-    context: int = 1024
-    candidates: int | None = None
-    batches: tuple[int, ...] = (1,)
-    tokens_per_cycle: tuple[float, ...] = (7.17, 4.2)
-    loop: bool = True
-    """Also the engine's own loop, host and all."""
-    reference: bool = True
-    """Also the Transformers loop."""
-
-
-def measure_engine(request: Request, say: Say) -> dict[str, Any]:
+def measure_engine(settings: EngineSettings, say: Say) -> dict[str, Any]:
     """Everything, in one run."""
-    speed = bandwidth(request.device)
-    _forget_peak(request.device)
+    device = default_device() if settings.device is None else torch.device(settings.device)
+    dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
+    speed = bandwidth(device)
+    _forget_peak(device)
     began = time.perf_counter()
-    say(f"making {request.shape} with random weights")
-    target = random_target(request.shape, device=request.device, dtype=request.dtype)
-    drafter = BlockDrafter(random_drafter(target), candidates=request.candidates)
+    say(f"making {settings.shape} with random weights")
+    target = random_target(settings.shape, device=device, dtype=getattr(torch, dtype))
+    drafter = BlockDrafter(random_drafter(target), candidates=settings.candidates)
     depth = drafter.depth
     engine = Engine(
         target,
         drafter,
-        slots=max(request.batches),
-        capacity=request.context + 128 * (depth + 1),
+        slots=max(settings.rows),
+        capacity=settings.context + 128 * (depth + 1),
     )
     engine.runner.start_cycle([0], Plan(depth))()
     record: dict[str, Any] = {
-        "shape": request.shape,
-        "dtype": str(request.dtype).removeprefix("torch."),
-        "candidates": request.candidates,
-        "context": request.context,
+        "shape": settings.shape,
+        "dtype": dtype,
+        "candidates": settings.candidates,
+        "context": settings.context,
         "depth": depth,
-        "forced": list(request.tokens_per_cycle),
+        "forced": list(settings.tokens_per_cycle),
         "bandwidth": speed,
         "first_cycle_seconds": time.perf_counter() - began,
     }
-    bench = Bench(engine, context=request.context)
+    bench = Bench(engine, context=settings.context)
     say("timing one row")
     record |= one_row(bench, speed)
     record["batches"] = []
-    for batch in request.batches:
+    for batch in settings.rows:
         say(f"timing {batch} rows at a time")
-        record["batches"].append(batch_gains(bench, batch, request.tokens_per_cycle))
-    if request.loop:
-        say("running the engine's own loop")
-        record["loop"] = [
-            pace
-            for batch in sorted({1, max(request.batches)})
-            for pace in loop_paces(bench, batch, request.tokens_per_cycle)
-        ]
+        record["batches"].append(batch_gains(bench, batch, settings.tokens_per_cycle))
+    say("running the engine's own loop")
+    record["loop"] = [
+        pace
+        for batch in sorted({1, max(settings.rows)})
+        for pace in loop_paces(bench, batch, settings.tokens_per_cycle)
+    ]
     record["memory"] = memory(engine, target, drafter)
-    if request.reference:
+    if settings.reference:
         say("timing the Transformers loop")
-        record["reference"] = reference_seconds(target, drafter, request.context)
+        record["reference"] = reference_seconds(target, drafter, settings.context)
     return record
 
 

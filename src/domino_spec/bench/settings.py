@@ -1,4 +1,4 @@
-"""Settings of a head-to-head; the options of `domino bench` are the fields of `BenchSettings`."""
+"""Settings of `domino bench` and `domino bench engine`: their options are fields of the models."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ AtLeastTwo = Annotated[int, Ge(2)]
 _drafters = partial(setting, group="Drafters")
 _what = partial(setting, group="What is measured")
 _how = partial(setting, group="How it is measured")
+_engine = partial(setting, group="Measurement")
 
 
 @dataclass(frozen=True, order=True)
@@ -157,6 +158,27 @@ class BenchSettings(Settings):
         """What the key of a run holds; tasks, temperatures and batch sizes join the same file."""
         values = self.model_dump(include=set(_RECORDED))
         return {**values, "longest_prompt": _LONGEST_PROMPT}
+
+
+class EngineSettings(Settings):
+    """What `domino bench engine` measures, over random weights with acceptance forced."""
+
+    shape: str = setting(
+        ..., "`qwen3-0.6b`, qwen3-4b, qwen3-8b, llama-3-8b, or a config.json", argument=True
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = _engine(
+        "bfloat16", "type of the weights"
+    )
+    context: Count = _engine(1024, "tokens already in the cache")
+    candidates: Count | None = _engine(
+        None, "drafts are chosen among so many base candidates", unset="all tokens"
+    )
+    rows: tuple[Count, ...] = _engine((1,), "sequences at a time; repeatable")
+    tokens_per_cycle: tuple[Annotated[float, Ge(1)], ...] = _engine(
+        (7.17, 4.2), "acceptance length to force, labelled so; repeatable"
+    )
+    reference: bool = _engine(True, "also the Transformers loop")
+    device: str | None = setting(None, "`cpu`, cuda, ...", unset="a GPU if any")
 
 
 def digest(value: object) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
-from domino_spec.bench.settings import BenchSettings
+from domino_spec.bench.settings import BenchSettings, EngineSettings
 from domino_spec.cli.groups import grouped
 from domino_spec.cli.loading import checkpoints_among, require_places
 from domino_spec.cli.options import (
     ChatOptions,
-    Dtype,
     JsonOption,
     TargetOptions,
 )
@@ -169,70 +167,18 @@ def _fill(
         table.add_row(*row, style="dim" if "plain" in row else None)
 
 
-_ENGINE = "Measurement"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """What to measure."""
-
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.", rich_help_panel=_ENGINE)] = (
-        Dtype.BFLOAT16
-    )
-    context: Annotated[
-        int, typer.Option(min=1, help="Tokens already in the cache.", rich_help_panel=_ENGINE)
-    ] = 1024
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Drafts are chosen among so many base candidates; unset: all tokens.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = None  # fmt: skip
-    rows: Annotated[
-        list[int],
-        typer.Option("--rows", min=1, help="Rows at a time; repeatable.", rich_help_panel=_ENGINE),
-    ] = field(default_factory=lambda: [1])
-    tokens_per_cycle: Annotated[
-        list[float],
-        typer.Option(
-            min=1.0, help="Acceptance to force, labelled so; repeatable.", rich_help_panel=_ENGINE
-        ),
-    ] = field(default_factory=lambda: [7.17, 4.2])
-    reference: Annotated[
-        bool, typer.Option(help="Also the Transformers loop.", rich_help_panel=_ENGINE)
-    ] = True
-
-
 def engine(
-    shape: Annotated[
-        str, typer.Argument(help="qwen3-0.6b, qwen3-4b, qwen3-8b, llama-3-8b, or a config.json.")
-    ],
-    options: EngineOptions,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; unset: a GPU if any.")] = None,
+    settings: EngineSettings,
+    *,
     out: Annotated[Path | None, typer.Option(help="Append the record to this file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """The engine against the memory's floor: random weights of any shape, acceptance forced."""
     with speaking(as_json=as_json) as voice:
-        import torch
-
-        from domino_spec.bench.engine_report import Request, measure_engine
+        from domino_spec.bench.engine_report import measure_engine
         from domino_spec.records import append_record, environment
-        from domino_spec.targets import default_device
 
-        dtype = options.dtype.resolved()
-        request = Request(
-            shape=shape,
-            dtype=dtype if isinstance(dtype, torch.dtype) else torch.bfloat16,
-            device=default_device() if device is None else torch.device(device),
-            context=options.context,
-            candidates=options.candidates,
-            batches=tuple(options.rows),
-            tokens_per_cycle=tuple(options.tokens_per_cycle),
-            reference=options.reference,
-        )
-        record = measure_engine(request, voice.status) | {"environment": environment()}
+        record = measure_engine(settings, voice.status) | {"environment": environment()}
         if out is not None:
             append_record(out, record)
         if as_json:
