@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from domino_spec.decoding import Drafter, RowStats
+from domino_spec.decoding import AcceptanceStats, Drafter
 from domino_spec.records import append_record, environment
 from domino_spec.targets import Target, default_device
 from tests.engine.runs import make_engine
@@ -59,7 +59,10 @@ def measure(kind: str, crowds: int, turns: int, device: torch.device) -> dict[st
     target = disturbed_target(table_for(kind, SIZE))
     target.model.to(device)
     drafter, alone = make_drafter(kind, device), Alone(target)
-    stats, counts = RowStats(), {"rows": 0, "left_early": 0, "began_behind_others": 0, "tokens": 0}
+    stats, counts = (
+        AcceptanceStats(),
+        {"rows": 0, "left_early": 0, "began_behind_others": 0, "tokens": 0},
+    )
     differing = 0
     for seed in range(crowds):
         test, error = run_test(target, drafter, alone, seed, turns)

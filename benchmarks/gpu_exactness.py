@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from domino_spec.audit import ReferenceWay, judge_first
-from domino_spec.decoding import RowStats, SamplingParams
+from domino_spec.decoding import AcceptanceStats, SamplingParams
 from domino_spec.demo import untrained_drafter
 from domino_spec.drafters import BlockDrafter
 from domino_spec.records import append_record, environment
@@ -62,7 +62,7 @@ def compare(
     target: Any, kind: str, rows: int, prompts: list[list[int]], answers: list[list[int]]
 ) -> dict[str, Any]:
     """How many prompts differ, how many of those are proven ties, and the tokens a cycle."""
-    differing, ties, stats = 0, 0, RowStats()
+    differing, ties, stats = 0, 0, AcceptanceStats()
     for first in range(0, len(prompts), rows):
         batch = slice(first, first + rows)
         if kind in SCRIPTED:

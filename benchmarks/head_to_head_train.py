@@ -28,7 +28,7 @@ from benchmarks.ablation_sets import held_out_set
 from benchmarks.ablations import Speed, train_one
 from domino_spec.api import DominoDecoder
 from domino_spec.data import Corpus, load_corpus
-from domino_spec.decoding import RowStats
+from domino_spec.decoding import AcceptanceStats
 from domino_spec.drafter import DraftModel
 from domino_spec.drafters import LookupDrafter, drafter_of
 from domino_spec.drafters.files import AnyDrafter, load_any, pack_any
@@ -93,7 +93,7 @@ class Contest:
 
     def measure(
         self, drafter: AnyDrafter | LookupDrafter, continuations: Continuations
-    ) -> RowStats:
+    ) -> AcceptanceStats:
         """Greedy tokens a cycle: simulated for block drafters, which is the same, else decoded."""
         target = self.loaded.target
         if isinstance(drafter, DraftModel):
@@ -108,7 +108,7 @@ class Contest:
             batch_size=self.arguments.batch,
         )
 
-    def record(self, stage: str, values: dict[str, Any], **measured: RowStats) -> None:
+    def record(self, stage: str, values: dict[str, Any], **measured: AcceptanceStats) -> None:
         """Write it down and say it."""
         found = {name: stats.to_dict() for name, stats in measured.items()}
         prompts = self.search if stage == "search" else self.final

@@ -7,7 +7,7 @@ from rich.console import Console
 from domino_spec.api import StreamedToken
 from domino_spec.cli.render import TokenWriter, bar_line, shortened, statistics_lines, write_plain
 from domino_spec.cli.voice import Voice
-from domino_spec.decoding import RowStats, RunStats
+from domino_spec.decoding import AcceptanceStats, RunStats
 
 
 def written(**console_options) -> str:
@@ -42,10 +42,10 @@ def test_a_terminal_does_not_obey_the_model():
 
 
 def test_statistics_are_a_few_lines():
-    rows = RowStats()
-    rows.record(drafts=4, accepted=4, committed=5)
-    rows.record(drafts=4, accepted=1, committed=2)
-    stats = RunStats(rows, 0.5, 0.25, 1.0, 0.25)
+    counts = AcceptanceStats()
+    counts.record(drafts=4, accepted=4, committed=5)
+    counts.record(drafts=4, accepted=1, committed=2)
+    stats = RunStats(counts, 0.5, 0.25, 1.0, 0.25)
     assert statistics_lines(stats, 8) == [
         "8 tokens in 2.00 s (4.0 tok/s) · acceptance length 3.50 over 2 cycles",
         "accepted by position |█▅▅▅| 100% 50% 50% 50%",

@@ -59,12 +59,12 @@ def test_equal_to_plain_decoding(family, kind, rows):
     assert found == answers[:rows]
     if kind == "oracle":
         assert stats.tokens_per_cycle == pytest.approx((NEW - 1) / 3)  # 8 + 8 + 8
-        assert stats.rows.acceptance_by_position == [1.0] * DEPTH
+        assert stats.acceptance.acceptance_by_position == [1.0] * DEPTH
     if kind == "good":
         assert 1.5 < stats.tokens_per_cycle < 6
     if kind == "plain":
         assert stats.tokens_per_cycle == 1.0
-        assert stats.rows.offered == []
+        assert stats.acceptance.offered == []
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -95,8 +95,8 @@ def test_a_drafter_that_knows_the_target_is_always_accepted(kind, rows):
     proposer = BlockDrafter(drafter).with_depth(drafter.config.default_depth)
     found, stats = run(target, proposer, prompts, max_new_tokens=50)
     assert found == answers
-    assert stats.rows.accepted == stats.rows.offered
-    assert sum(stats.rows.accepted) >= 42 * rows
+    assert stats.acceptance.accepted == stats.acceptance.offered
+    assert sum(stats.acceptance.accepted) >= 42 * rows
 
 
 def test_the_wrong_alignment_is_exact_but_useless():
@@ -107,8 +107,8 @@ def test_the_wrong_alignment_is_exact_but_useless():
     found, stats = run(target, BlockDrafter(wrong).with_depth(7), [[4, 9]], max_new_tokens=50)
     assert found == answers
     # A mask slot names one fixed token, right once in a cycle of 39 tokens.
-    assert stats.rows.accepted[0] <= 2
-    assert stats.rows.offered[0] > 35
+    assert stats.acceptance.accepted[0] <= 2
+    assert stats.acceptance.offered[0] > 35
 
 
 def test_all_drafts_of_a_shifted_block_can_be_verified():

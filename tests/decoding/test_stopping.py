@@ -75,9 +75,9 @@ def test_drafts_behind_an_end_count_as_neither_offered_nor_rejected(case):
     assert eos not in answers[0][:4]
     proposer = Oracle(answers[:1], depth=DEPTH, vocab=VOCAB)
     _, stats = run(target, proposer, prompts[:1], max_new_tokens=60, eos={eos})
-    assert stats.rows.accepted == stats.rows.offered == [1, 1, 1, 1]
+    assert stats.acceptance.accepted == stats.acceptance.offered == [1, 1, 1, 1]
     _, stats = run(target, proposer, prompts[:1], max_new_tokens=6)
-    assert stats.rows.accepted == stats.rows.offered == [1, 1, 1, 1]
+    assert stats.acceptance.accepted == stats.acceptance.offered == [1, 1, 1, 1]
 
 
 def test_rows_that_end_early_leave_the_others_alone(case):
@@ -89,4 +89,4 @@ def test_rows_that_end_early_leave_the_others_alone(case):
     for row, answer in zip(found, answers, strict=True):
         end = answer.index(eos) + 1 if eos in answer else 60
         assert row == answer[:end]
-    assert stats.rows.committed == sum(len(row) - 1 for row in found)
+    assert stats.acceptance.committed == sum(len(row) - 1 for row in found)

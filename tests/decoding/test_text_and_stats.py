@@ -1,6 +1,6 @@
 import pytest
 
-from domino_spec.decoding import RowStats, RunStats, TextStream
+from domino_spec.decoding import AcceptanceStats, RunStats, TextStream
 
 
 class Bytes:
@@ -41,7 +41,7 @@ def test_an_open_stop_string_at_the_end_is_shown():
 
 
 def test_row_statistics():
-    stats = RowStats()
+    stats = AcceptanceStats()
     stats.record(drafts=3, accepted=2, committed=3)
     stats.record(drafts=3, accepted=0, committed=1)
     stats.record(drafts=1, accepted=1, committed=2)
@@ -49,7 +49,7 @@ def test_row_statistics():
     assert stats.offered == [3, 2, 2]
     assert stats.accepted == [2, 1, 0]
     assert stats.acceptance_by_position == pytest.approx([2 / 3, 1 / 2, 0.0])
-    total = RowStats()
+    total = AcceptanceStats()
     total.add(stats)
     total.add(stats)
     assert (total.cycles, total.committed, total.offered) == (6, 12, [6, 4, 4])
@@ -58,17 +58,17 @@ def test_row_statistics():
 def test_a_useless_drafter_is_judged_after_enough_cycles():
     run = RunStats()
     for _ in range(49):
-        run.rows.record(drafts=7, accepted=0, committed=1)
+        run.acceptance.record(drafts=7, accepted=0, committed=1)
     assert not run.useless
-    run.rows.record(drafts=7, accepted=0, committed=1)
+    run.acceptance.record(drafts=7, accepted=0, committed=1)
     assert run.useless
     for _ in range(50):
-        run.rows.record(drafts=7, accepted=1, committed=2)
+        run.acceptance.record(drafts=7, accepted=1, committed=2)
     assert not run.useless
 
 
 def test_plain_decoding_is_never_called_useless():
     run = RunStats()
     for _ in range(60):
-        run.rows.record(drafts=0, accepted=0, committed=1)
+        run.acceptance.record(drafts=0, accepted=0, committed=1)
     assert not run.useless

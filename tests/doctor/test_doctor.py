@@ -8,7 +8,7 @@ import torch
 
 from domino_spec.checkpoints import Provenance
 from domino_spec.cli.main import app
-from domino_spec.decoding import RowStats
+from domino_spec.decoding import AcceptanceStats
 from domino_spec.doctor import Finding, Plans, worst
 from domino_spec.doctor.measuring import Trial
 from domino_spec.doctor.reading import needs
@@ -200,7 +200,9 @@ def test_the_table_for_people(target, tmp_path):
 
 def test_clearly_better_is_beyond_chance():
     def trial(cycles, accepted):
-        return Trial(RowStats(cycles=cycles, accepted=accepted, offered=[cycles] * len(accepted)))
+        return Trial(
+            AcceptanceStats(cycles=cycles, accepted=accepted, offered=[cycles] * len(accepted))
+        )
 
     good, bad = trial(20, [18, 15, 12]), trial(50, [3, 0, 0])
     assert good.clearly_better_than(bad)

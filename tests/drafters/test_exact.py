@@ -100,5 +100,5 @@ def test_a_drafter_that_knows_the_target_is_always_accepted(kind, drafts):
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5]]
     found, stats = run(target, drafter_of(drafter), prompts, max_new_tokens=31)
     assert found == [plain_greedy(target.model, prompt, 31) for prompt in prompts]
-    assert stats.rows.accepted == stats.rows.offered
+    assert stats.acceptance.accepted == stats.acceptance.offered
     assert stats.tokens_per_cycle == drafts + 1

@@ -59,9 +59,9 @@ def test_cycles_without_a_find_offer_no_drafts():
     target = bigram_target()  # goes round all of its tokens before one comes again
     found, stats = run(target, LookupDrafter(depth=6), [[4]], max_new_tokens=80)
     assert found == [plain_greedy(target.model, [4], 80)]
-    assert stats.rows.cycles > 37
-    assert 0 < stats.rows.offered[0] < 10
-    assert stats.rows.accepted == stats.rows.offered
+    assert stats.acceptance.cycles > 37
+    assert 0 < stats.acceptance.offered[0] < 10
+    assert stats.acceptance.accepted == stats.acceptance.offered
 
 
 @pytest.mark.parametrize("options", [{"depth": 0}, {"depth": 3, "longest": 0}])

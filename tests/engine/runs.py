@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from domino_spec.decoding import Drafter, RowStats, SamplingParams, Sequence
+from domino_spec.decoding import AcceptanceStats, Drafter, SamplingParams, Sequence
 from domino_spec.drafters import drafter_of
 from domino_spec.engine.engine import Engine
 from domino_spec.targets import Target
@@ -20,11 +20,11 @@ def run_reference(target: Target, drafter, prompts, *, depth=None, candidates=No
     """Tokens, counts and drafts of the reference loop."""
     if drafter is None:
         tokens, stats = run(target, None, prompts, **params)
-        return tokens, stats.rows, set()
+        return tokens, stats.acceptance, set()
     drafter = opened(drafter, candidates=candidates).with_depth(depth)
     blocks = watch_drafter(drafter)
     tokens, stats = run(target, drafter, prompts, **params)
-    return tokens, stats.rows, blocks
+    return tokens, stats.acceptance, blocks
 
 
 def opened(drafter, *, candidates=None) -> Drafter:
@@ -69,7 +69,7 @@ def run_engine(engine: Engine, prompts, **wanted):
     for output in engine.stream(sequences):
         if output.error is not None:
             raise output.error
-    counts = RowStats()
+    counts = AcceptanceStats()
     for sequence in sequences:
         counts.add(sequence.stats)
     return [sequence.output for sequence in sequences], counts, blocks

@@ -424,8 +424,8 @@ def test_a_stream_is_counted_and_timed():
     sequences = make_sequences(PROMPTS, SamplingParams(max_new_tokens=20), run=stats)
     outputs = list(engine.stream(sequences, stats))
     assert stats.engine == "fast"
-    assert stats.rows.cycles == sum(sequence.stats.cycles for sequence in sequences)
-    assert stats.rows.committed == sum(len(o.tokens) for o in outputs) - len(sequences)
-    assert stats.rows.offered[0] == sum(sequence.stats.offered[0] for sequence in sequences)
+    assert stats.acceptance.cycles == sum(sequence.stats.cycles for sequence in sequences)
+    assert stats.acceptance.committed == sum(len(o.tokens) for o in outputs) - len(sequences)
+    assert stats.acceptance.offered[0] == sum(sequence.stats.offered[0] for sequence in sequences)
     assert min(stats.prefill_seconds, stats.whole_seconds) > 0
     assert stats.seconds == stats.prefill_seconds + stats.cycle_seconds

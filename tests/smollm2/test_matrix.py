@@ -54,8 +54,8 @@ def test_exactness(kind, rows, loaded, prompts, answers, record):
             proposer.answers = answers[batch]
         found, stats = run(target, proposer, prompts[batch], max_new_tokens=NEW)
         differing += sum(f != a for f, a in zip(found, answers[batch], strict=True))
-        cycles += stats.rows.cycles
-        committed += stats.rows.committed
+        cycles += stats.acceptance.cycles
+        committed += stats.acceptance.committed
     record(
         {
             "target": "SmolLM2-135M-Instruct, float32",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from domino_spec.decoding import Drafter, RowStats, RunStats
+from domino_spec.decoding import AcceptanceStats, Drafter, RunStats
 from domino_spec.drafter import DrafterConfig
 from domino_spec.engine.policy import DepthPolicy, Disabled
 from domino_spec.errors import Notice
@@ -45,16 +45,16 @@ class DraftWatch:
     def __init__(self, drafter: Drafter | None, target: Target) -> None:
         self._drafter = None if drafter is None or drafter.model is None else drafter
         self._target = target
-        self._before = RowStats()
+        self._before = AcceptanceStats()
         self._warned: RunStats | None = None
         self._told = False
 
     def look(self, stats: RunStats, policy: DepthPolicy | None) -> None:
         """Judge by a run so far; where a policy drafts seldom, by all runs before it too."""
-        if stats.rows.cycles % _LOOK_EVERY:
+        if stats.acceptance.cycles % _LOOK_EVERY:
             return
-        total = RowStats()
-        total.add(stats.rows)
+        total = AcceptanceStats()
+        total.add(stats.acceptance)
         if policy is not None:
             total.add(self._before)
         if self._drafter is not None and total.useless and self._warned is not stats:
@@ -67,10 +67,10 @@ class DraftWatch:
 
     def end(self, stats: RunStats) -> None:
         """A run is over: its counts go with those before it."""
-        self._before.add(stats.rows)
+        self._before.add(stats.acceptance)
 
 
-def _warn_useless(total: RowStats, drafter: Drafter, target: Target) -> None:
+def _warn_useless(total: AcceptanceStats, drafter: Drafter, target: Target) -> None:
     """Name the usual reasons for a drafter that is hardly ever right."""
     alignment = ""
     if isinstance(drafter.config, DrafterConfig):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from domino_spec.decoding import RowStats, RunStats, TokenScore
+from domino_spec.decoding import AcceptanceStats, RunStats, TokenScore
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Generation:
     """None when there is no tokenizer. Special tokens and the stop string are left out."""
     finish_reason: str
     """`eos`, `length` or `stop`."""
-    stats: RowStats
+    stats: AcceptanceStats
     run: RunStats
     """The whole run this sequence was part of, with its wall times."""
     scores: list[TokenScore] | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from domino_spec.audit.forwards import PlainReader, ShapedReader, float32_logits
 from domino_spec.audit.ways import Pass, Way, Written, block_of
-from domino_spec.decoding import RowStats, SamplingParams
+from domino_spec.decoding import AcceptanceStats, SamplingParams
 from domino_spec.targets import Target
 
 Verdict = Literal["tie", "bug", "unclear"]
@@ -179,7 +179,7 @@ class GreedyAudit:
     tokens: int
     """Tokens compared."""
     differences: tuple[Difference, ...]
-    stats: RowStats
+    stats: AcceptanceStats
 
     def count(self, verdict: str) -> int:
         """How many differences were judged so."""
@@ -224,7 +224,7 @@ def audit_greedy(
     params = SamplingParams(max_new_tokens=max_new_tokens)
     written = way.write(prompts, params, eos=eos)
     differences: list[Difference] = []
-    tokens, stats = 0, RowStats()
+    tokens, stats = 0, AcceptanceStats()
     audited = GreedyAudit(prompts=0, tokens=0, differences=(), stats=stats)
     say(f"reading {sum(len(w.tokens) for w in written)} tokens plainly")
     for index, (prompt, text) in enumerate(zip(prompts, written, strict=True)):

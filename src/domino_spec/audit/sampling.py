@@ -23,7 +23,7 @@ from domino_spec.audit.chance import (
 )
 from domino_spec.audit.forwards import ShapedReader
 from domino_spec.audit.ways import Way
-from domino_spec.decoding import RowStats, SamplingParams
+from domino_spec.decoding import AcceptanceStats, SamplingParams
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
@@ -65,7 +65,7 @@ class SamplingAudit:
     samples: int
     alpha: float
     places: tuple[PlaceResult, ...]
-    stats: RowStats
+    stats: AcceptanceStats
 
     @property
     def wrong(self) -> tuple[PlaceResult, ...]:
@@ -127,7 +127,7 @@ def audit_sampling(
             f"{2 * LEAST_EXPECTED:.0f} of 2 (the first token has no drafts)."
         )
     wanted = [(prompt, place) for prompt in range(len(prompts)) for place in range(positions)]
-    stats = RowStats()
+    stats = AcceptanceStats()
 
     def look(places: Sequence[Place], *, fresh: bool) -> dict[Place, CountTest]:
         found: dict[Place, CountTest] = {}

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import Drafter, RowStats, SamplingParams, decode
+from domino_spec.decoding import AcceptanceStats, Drafter, SamplingParams, decode
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
@@ -48,7 +48,7 @@ class Written:
 
     tokens: tuple[int, ...]
     passes: tuple[Pass, ...]
-    stats: RowStats
+    stats: AcceptanceStats
 
 
 class Way(Protocol):

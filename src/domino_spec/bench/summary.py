@@ -18,7 +18,7 @@ from domino_spec.bench.statistics import (
     rate_ratio,
     ratio,
 )
-from domino_spec.decoding import RowStats
+from domino_spec.decoding import AcceptanceStats
 from domino_spec.drafters import PLAIN
 from domino_spec.errors import InputError
 from domino_spec.records import read_records
@@ -51,7 +51,7 @@ class Line:
     """The same without the prompt's reading."""
     tokens_per_cycle: Interval
     tokens_per_second: float
-    counts: RowStats
+    counts: AcceptanceStats
     cycle: CycleTime | None
     """None where a cycle's parts were not timed."""
     same: int
@@ -265,11 +265,11 @@ def _committed(found: Mapping[str, Any]) -> list[float]:
     return [float(sum(row["committed"] for row in rows)), float(sum(r["cycles"] for r in rows))]
 
 
-def _counts(rows: Sequence[Mapping[str, Any]]) -> RowStats:
-    total = RowStats()
+def _counts(rows: Sequence[Mapping[str, Any]]) -> AcceptanceStats:
+    total = AcceptanceStats()
     for row in rows:
         names = ("cycles", "committed", "offered", "accepted")
-        total.add(RowStats(**{name: row[name] for name in names}))
+        total.add(AcceptanceStats(**{name: row[name] for name in names}))
     return total
 
 

@@ -63,14 +63,14 @@ def speed_line(stats: RunStats, tokens: int) -> str:
     rate = tokens / stats.seconds if stats.seconds else 0.0
     return (
         f"{tokens} tokens in {stats.seconds:.2f} s ({rate:.1f} tok/s) · "
-        f"acceptance length {stats.tokens_per_cycle:.2f} over {stats.rows.cycles} cycles"
+        f"acceptance length {stats.tokens_per_cycle:.2f} over {stats.acceptance.cycles} cycles"
     )
 
 
 def statistics_lines(stats: RunStats, tokens: int) -> list[str]:
     """What a run did, in two or three short lines."""
     lines = [speed_line(stats, tokens)]
-    shares = stats.rows.acceptance_by_position
+    shares = stats.acceptance.acceptance_by_position
     if shares:
         percents = " ".join(f"{share:.0%}" for share in shares)
         lines.append(f"accepted by position |{bar_line(shares)}| {percents}")

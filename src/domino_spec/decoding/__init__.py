@@ -6,14 +6,14 @@ from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.sampling import Sampler, make_sampler
 from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.sequence import Sequence, SequenceOutput, Status, StopRule
-from domino_spec.decoding.stats import RowStats, RunStats
+from domino_spec.decoding.stats import AcceptanceStats, RunStats
 from domino_spec.decoding.text import TextStream
 
 __all__ = [
+    "AcceptanceStats",
     "DraftSampler",
     "Drafter",
     "PlainDecoding",
-    "RowStats",
     "RunStats",
     "Sampler",
     "SamplingParams",

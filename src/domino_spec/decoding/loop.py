@@ -68,7 +68,7 @@ def decode(
             for each in outputs:
                 if each.sequence.run is not stats:
                     counts = {"accepted": each.accepted, "committed": len(each.tokens)}
-                    stats.rows.record(drafts=each.drafts, **counts)
+                    stats.acceptance.record(drafts=each.drafts, **counts)
             kept = [each.accepted + 1 for each in outputs]  # the anchor and accepted drafts
             cache.commit(kept)
         with watch.stage("draft"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.scores import TokenScore
-from domino_spec.decoding.stats import RowStats, RunStats
+from domino_spec.decoding.stats import AcceptanceStats, RunStats
 
 if TYPE_CHECKING:
     from domino_spec.decoding.sampling import Sampler
@@ -69,7 +69,7 @@ class Sequence:
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         """Why it could not be completed, where a rule or the engine failed."""
-        self.stats = RowStats()
+        self.stats = AcceptanceStats()
         self.cycles = 0
         self.arrived = time.perf_counter()
         self.queued = False
@@ -157,7 +157,7 @@ class Sequence:
             drafts = accepted
         self.stats.record(drafts=drafts, accepted=accepted, committed=tokens)
         if self.run is not None:
-            self.run.rows.record(drafts=drafts, accepted=accepted, committed=tokens)
+            self.run.acceptance.record(drafts=drafts, accepted=accepted, committed=tokens)
         return drafts
 
 

@@ -19,8 +19,8 @@ Loop = Literal["reference", "fast", "both"]
 
 
 @dataclass
-class RowStats:
-    """Counts of one sequence. The prefill's token is in no cycle."""
+class AcceptanceStats:
+    """Acceptance of a sequence, or summed over several; the prefill's token is in no cycle."""
 
     cycles: int = 0
     committed: int = 0
@@ -70,8 +70,8 @@ class RowStats:
         """Share of verified drafts accepted at each position."""
         return [a / o if o else 0.0 for a, o in zip(self.accepted, self.offered, strict=True)]
 
-    def add(self, other: RowStats) -> None:
-        """Fold another row's counts into these."""
+    def add(self, other: AcceptanceStats) -> None:
+        """Add the counts of another."""
         self.cycles += other.cycles
         self.committed += other.committed
         width = max(len(self.offered), len(other.offered))
@@ -91,12 +91,12 @@ class RowStats:
 
 @dataclass
 class RunStats:
-    """One run over a batch: all rows' counts and the wall time of each stage.
+    """One run over a batch: the counts of all sequences and the wall time of each stage.
 
     The reference loop can tell drafting from verifying; a cycle of the engine is timed whole.
     """
 
-    rows: RowStats = field(default_factory=RowStats)
+    acceptance: AcceptanceStats = field(default_factory=AcceptanceStats)
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
@@ -106,11 +106,11 @@ class RunStats:
     engine: Loop = "reference"
     """Which loop ran; `both` is for sums."""
     engine_reason: str | None = None
-    """Why it was not the engine, where somebody would have liked it."""
+    """Why it was not the engine, where it could have been expected."""
 
     @property
     def cycle_seconds(self) -> float:
-        """Everything behind the prefill."""
+        """Everything after the prefill."""
         return self.draft_seconds + self.verify_seconds + self.other_seconds + self.whole_seconds
 
     @property
@@ -135,13 +135,13 @@ class RunStats:
 
     @property
     def tokens_per_cycle(self) -> float:
-        """Over all rows."""
-        return self.rows.tokens_per_cycle
+        """Over all sequences."""
+        return self.acceptance.tokens_per_cycle
 
     @property
     def useless(self) -> bool:
         """Whether enough cycles have shown that the drafter does not help at all."""
-        return self.rows.useless
+        return self.acceptance.useless
 
     def spend(self, stage: str, seconds: float) -> None:
         """Add seconds to a stage."""
@@ -154,15 +154,15 @@ class RunStats:
             self.engine = other.engine
         elif self.engine != other.engine:
             self.engine = "both"
-        self.rows.add(other.rows)
+        self.acceptance.add(other.acceptance)
         for stage in ("prefill", "draft", "verify", "other", "whole"):
             self.spend(stage, getattr(other, f"{stage}_seconds"))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines; None for what nobody could time."""
+        """Plain values for machines; None for what was not timed."""
         stages = self.stages
         return {
-            **self.rows.to_dict(),
+            **self.acceptance.to_dict(),
             "engine": self.engine,
             "engine_reason": self.engine_reason,
             "seconds": self.seconds,

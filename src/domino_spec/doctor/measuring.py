@@ -11,7 +11,7 @@ from typing import Any
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import encode_prompt
-from domino_spec.decoding import RowStats
+from domino_spec.decoding import AcceptanceStats
 from domino_spec.decoding.stats import MIN_TOKENS_PER_CYCLE
 from domino_spec.doctor.reading import Finding, mask_candidates
 from domino_spec.drafter import DrafterConfig, DraftModel
@@ -215,7 +215,7 @@ _CLEAR = 3.0
 class Trial:
     """What one way of drafting gave."""
 
-    stats: RowStats
+    stats: AcceptanceStats
 
     @property
     def tokens_per_cycle(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from domino_spec.api import DominoDecoder
 from domino_spec.data import is_loop
-from domino_spec.decoding import Drafter, RowStats, RunStats, SamplingParams
+from domino_spec.decoding import AcceptanceStats, Drafter, RunStats, SamplingParams
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.drafter import DraftModel
 from domino_spec.drafters import BlockDrafter
@@ -65,14 +65,14 @@ class Measurement:
     head: bool | None
     """Whether the head corrected; None for drafters that have no such choice."""
     outcomes: tuple[Outcome, ...]
-    rows: tuple[RowStats, ...]
+    rows: tuple[AcceptanceStats, ...]
     """One a prompt, whatever its outcome; those left out of a simulation are empty."""
     seconds: float
 
     @property
-    def total(self) -> RowStats:
+    def total(self) -> AcceptanceStats:
         """All counts of the prompts used."""
-        total = RowStats()
+        total = AcceptanceStats()
         for outcome, row in zip(self.outcomes, self.rows, strict=True):
             if outcome == "used":
                 total.add(row)
@@ -153,7 +153,7 @@ def measure_simulated(
         head=head,
         **options,
     )
-    rows = [RowStats() for _ in outcomes]
+    rows = [AcceptanceStats() for _ in outcomes]
     for index, row in zip(used, simulation.rows, strict=True):
         rows[index] = row
     return Measurement(

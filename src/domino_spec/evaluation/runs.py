@@ -8,7 +8,7 @@ from itertools import chain
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import check_prompt
-from domino_spec.decoding import Drafter, RowStats, RunStats, SamplingParams, SequenceOutput
+from domino_spec.decoding import AcceptanceStats, Drafter, RunStats, SamplingParams, SequenceOutput
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.models import unsupported_reason
@@ -21,7 +21,7 @@ class Answer:
     """What one prompt gave: its tokens, the prefill's first, and the counts of its cycles."""
 
     tokens: tuple[int, ...]
-    stats: RowStats
+    stats: AcceptanceStats
 
 
 Progress = Callable[[int, int], None]
@@ -66,10 +66,10 @@ def greedy_counts(
     *,
     max_new_tokens: int,
     batch_size: int,
-) -> RowStats:
+) -> AcceptanceStats:
     """The counts of all prompts together, decoded greedily: for drafters without a simulation."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    total = RowStats()
+    total = AcceptanceStats()
     for answer in decode_prompts(decoder, prompts, params, batch_size=batch_size):
         total.add(answer.stats)
     return total

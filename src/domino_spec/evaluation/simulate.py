@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import RowStats
+from domino_spec.decoding import AcceptanceStats
 from domino_spec.drafter import DraftModel
 from domino_spec.drafter.rollout import rollout
 from domino_spec.drafters import BlockDrafter
@@ -37,9 +37,9 @@ _STAGES = (2, 6)
 class Simulation:
     """What decoding would have counted, and how each draft does behind every anchor."""
 
-    rows: list[RowStats]
+    rows: list[AcceptanceStats]
     """One a continuation, in order."""
-    total: RowStats
+    total: AcceptanceStats
     reached: list[int]
     """Over all anchors: how often all drafts before this one were right and a token followed."""
     right: list[int]
@@ -113,7 +113,7 @@ def simulate(
         if batch_size is None
         else batches([len(p) for p in continuations.prompts], target, batch_size),
     )
-    total = RowStats()
+    total = AcceptanceStats()
     for row in stats:
         total.add(row)
     reached, right = count_anchors(matches, depth=depth)
@@ -237,13 +237,13 @@ def walk(
     depth: int,
     max_new_tokens: int,
     batches: Sequence[Sequence[int]] | None,
-) -> list[RowStats]:
+) -> list[AcceptanceStats]:
     """Each row's counts, where `matches[row][i]` drafts are right behind its i-th token.
 
     A row has one token more than matches: its last is no anchor. The first is the prefill's.
     `batches` are the reference loop's; on the engine (None) every block has the whole depth.
     """
-    stats = [RowStats() for _ in matches]
+    stats = [AcceptanceStats() for _ in matches]
     for batch in [range(len(matches))] if batches is None else batches:
         done = dict.fromkeys(batch, 1)
         going = [row for row in batch if matches[row]]
