@@ -159,6 +159,7 @@ def test_weights_are_averaged_and_shapes_must_agree(tmp_path, monkeypatch):
         average.main()
 
 
+@pytest.mark.slow
 def test_every_kind_is_trained_for_the_same_time_packed_and_measured(tiny, tmp_path, monkeypatch):
     arguments = [
         "head_to_head_train", "--target", str(tiny), "--data", str(tiny / "s.npz"), "--seconds",

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from typer.testing import CliRunner
 
 from domino_spec.cli.main import app
@@ -23,6 +24,7 @@ def test_engine_as_tables(tmp_path):
     assert record["environment"]["hardware"]
 
 
+@pytest.mark.slow
 def test_engine_as_json():
     result = CliRunner().invoke(app, [*ARGUMENTS, "--no-reference", "--json", "--rows", "2"])
     assert result.exit_code == 0, result.output

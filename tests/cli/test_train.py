@@ -320,6 +320,7 @@ def test_help_explains_every_option_without_torch():
     assert not silent
 
 
+@pytest.mark.slow
 def test_of_several_processes_the_first_speaks(target, talks, tmp_path):
     command = [
         "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "domino_spec", "train", target,

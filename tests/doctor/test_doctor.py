@@ -53,7 +53,7 @@ def test_a_sound_pair_gives_no_complaint(examine, provenance):
     assert findings["engine"]["found"] == "runs this pair"
 
 
-@pytest.mark.parametrize("really", [True, False])
+@pytest.mark.parametrize("really", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_other_alignment_is_caught(examine, really):
     right = chatty.knowing(shift=really, prefix=1 if really else 0)
     wrong = chatty.knowing(shift=not really, prefix=1 if really else 0)

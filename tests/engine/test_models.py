@@ -47,8 +47,7 @@ def test_every_file_is_tested():
     assert families() == FAMILIES
 
 
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((each, 5) for each in FAMILIES)])
 def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
     target, drafter = target_of(family), random_drafter()
     prompts = random_prompts([9, 1, 3, 5, 14])[:batch]

@@ -158,16 +158,17 @@ def test_loops_and_short_answers_are_left_out_of_the_sums():
 def test_sampling_draws_drafts_and_depends_on_the_seed():
     decoder = DominoDecoder(make_target("llama"), random_drafter())
     prompts = PromptSet.of("some", random_prompts((5, 9, 3)), longest=40)
-    warm = Protocol(max_new_tokens=40, temperature=0.7, shortest_answer=1)
+    warm = Protocol(max_new_tokens=20, temperature=0.7, shortest_answer=1)
 
     def measured(protocol, **options):
         found = measure_decoded(decoder, prompts, protocol, **options)
         return found.accept, found.rows
 
-    assert measured(warm)[0] == "coupled"  # the engine's rule
+    first = measured(warm)
+    assert first[0] == "coupled"  # the engine's rule
     assert measured(warm, accept="rejection")[0] == "rejection"
-    assert measured(warm) == measured(warm) == measured(warm, batch_size=1)
-    assert measured(warm)[1] != measured(dataclasses.replace(warm, seed=9))[1]
+    assert first == measured(warm, batch_size=1)
+    assert first[1] != measured(dataclasses.replace(warm, seed=9))[1]
     continuations = continuations_for(decoder, prompts, warm, accept="match")
     simulated = measure_simulated(decoder, prompts, warm, continuations, batch_size=16)
     assert simulated.accept == "match"

@@ -66,7 +66,7 @@ def nearly_knowing_drafter(**options):
     return drafter
 
 
-@pytest.mark.parametrize("rows", [1, 3, None])
+@pytest.mark.parametrize("rows", [3, None])
 @pytest.mark.parametrize(("shift", "prefix"), [(True, 1), (True, 0), (False, 0)])
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_a_drafter_that_knows_much(spoiled, shift, prefix, rows):
@@ -99,8 +99,7 @@ def test_random_drafters(family, case):
     assert_same(simulated, decoded(target, drafter, prompts, rows=rows), continuations)
 
 
-@pytest.mark.parametrize("new", [1, 2, 3, 8, 17])
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("new", "rows"), [(1, 4), (2, 1), (3, 4), (8, 1), (17, 4)])
 def test_the_last_block_is_cut(new, rows):
     target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=1)
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5], [8]]
@@ -111,8 +110,7 @@ def test_the_last_block_is_cut(new, rows):
     assert simulation.rows == [answer.stats for answer in answers]
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("steps", [1, 2, 4, 9, 16])
+@pytest.mark.parametrize(("steps", "rows"), [(1, 4), (2, 1), (4, 4), (9, 1), (16, 4)])
 def test_the_end_of_a_sequence_in_the_middle(steps, rows):
     """The ends of the rows fall on drafts and on the target's own tokens, at all places."""
     target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=1)

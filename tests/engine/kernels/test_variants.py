@@ -6,7 +6,7 @@ from tests.engine.kernels import variants
 from tests.engine.kernels.variants import BATCHES
 
 PLANS = ("greedy", "sampled")
-DEPTHS = (0, 1, 2, 5, 15)  # blocks of 1, of 16, and others; one tile of queries and more
+DEPTHS = (0, 1, 5, 15)  # blocks of 1, of 16, and others; one tile of queries and more
 
 TILED_BY_BATCH = "split_attention._join"
 """How many stretches it joins follows from the rows, and all are joined at once."""
