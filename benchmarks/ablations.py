@@ -99,8 +99,8 @@ def measure(drafter: DraftModel, loaded: LoadedTarget, sets: Sets) -> dict[str, 
         found[prompts.name] = {
             way: round(
                 measure_simulated(
-                    decoder, prompts, Protocol(), continuations, head=head, rows_per_forward=32,
-                    max_slots=32768,
+                    decoder, prompts, Protocol(), continuations, head=head,
+                    sequences_per_forward=32, max_slots=32768,
                 ).total.tokens_per_cycle,
                 4,
             )

@@ -64,7 +64,7 @@ def measure(
                             protocol,
                             continuations,
                             head=head,
-                            rows_per_forward=options.batch_size,
+                            sequences_per_forward=options.batch_size,
                             max_slots=options.max_slots,
                         ),
                     )

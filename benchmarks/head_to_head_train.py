@@ -98,7 +98,7 @@ class Contest:
         target = self.loaded.target
         if isinstance(drafter, DraftModel):
             return simulate(
-                drafter, target, continuations, rows_per_forward=32, max_slots=32768
+                drafter, target, continuations, sequences_per_forward=32, max_slots=32768
             ).total
         opened = drafter_of(drafter) if isinstance(drafter, torch.nn.Module) else drafter
         return greedy_counts(

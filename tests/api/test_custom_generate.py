@@ -227,7 +227,7 @@ def test_other_methods_and_positions_are_refused(model, domino):
 
 
 def test_a_streamer_for_a_batch_is_refused(model, domino):
-    with pytest.raises(InputError, match="streamer takes one row, found 2"):
+    with pytest.raises(InputError, match="streamer takes one sequence, found 2"):
         model.generate(
             **left_padded(random_prompts((6, 3))), max_new_tokens=4, pad_token_id=0,
             custom_generate=domino, streamer=Collector(),
@@ -316,7 +316,7 @@ def test_running_past_the_context_is_transformers_own_affair(model, domino):
 
 
 def test_scores_of_a_batch_are_refused(model, domino):
-    with pytest.raises(InputError, match="one row at a time"):
+    with pytest.raises(InputError, match="one sequence at a time"):
         model.generate(
             **left_padded(random_prompts((6, 3))), max_new_tokens=4, pad_token_id=0,
             custom_generate=domino, output_scores=True, return_dict_in_generate=True,

@@ -18,9 +18,9 @@ def test_the_engines_own_logits_are_those_of_known_text():
     way = EngineWay(make_engine(target, random_drafter(), slots=3))
     ids = random_prompts((14,))[0]
     expected = PlainReader(target).read(ids)
-    prompt, block = (Pass(start=0, width=n, rows=1, kept=n) for n in (14, 5))
-    between = Pass(start=5, width=8, rows=2, kept=6)
-    last = Pass(start=11, width=8, rows=8, kept=3)  # more rows than slots: it was filled up
+    prompt, block = (Pass(start=0, width=n, batch=1, kept=n) for n in (14, 5))
+    between = Pass(start=5, width=8, batch=2, kept=6)
+    last = Pass(start=11, width=8, batch=8, kept=3)  # more sequences than slots: it was filled up
     for passes, times in (([prompt], 1), ([block, between, last], 2)):
         found = list(way.own_logits(ids, passes))
         assert len(found) == times
@@ -50,7 +50,7 @@ def test_forwards_of_rows_that_come_and_go_are_told_as_they_were(ahead, monkeypa
     written = way.write(random_prompts((5, 9, 4, 7)), params, eos=())
     for index, text in enumerate(written):
         mine = [(rows, width) for indices, rows, width in started if index in indices]
-        told = [(each.rows, each.width) for each in text.passes if each.prefill is None]
+        told = [(each.batch, each.width) for each in text.passes if each.prefill is None]
         assert told == mine[: len(told)]
         assert len(mine) - len(told) <= ahead  # one more may have started before its end was known
     assert {rows for _, rows, _ in started} == {1, 2}
@@ -58,7 +58,7 @@ def test_forwards_of_rows_that_come_and_go_are_told_as_they_were(ahead, monkeypa
 
 def told(passes):
     """Of each prefill forward: tokens before it, its tokens, its rows and their width."""
-    return [(p.start, p.kept, p.rows, p.width) for p in passes if p.prefill is not None]
+    return [(p.start, p.kept, p.batch, p.width) for p in passes if p.prefill is not None]
 
 
 def test_prompts_that_share_a_forward_are_told_with_its_shape():
@@ -103,13 +103,13 @@ def test_own_logits_come_from_forwards_of_the_very_shapes(pad, monkeypatch):
         ids = [*prompt, *text.tokens[:-1]]
         seen.clear()
         found = list(way.own_logits(ids, text.passes))
-        used = [(p.rows, p.width) for p in text.passes]
+        used = [(p.batch, p.width) for p in text.passes]
         assert [shape for shape, _ in seen[-len(used) :]] == used
         for shape, each in zip(seen[-len(used) :], text.passes, strict=True):
             assert each.prefill is None or shape[1] == each.prefill.longest
         assert int(found[-1].argmax()) == text.tokens[-1]
         widths |= {p.width for p in text.passes if p.prefill is not None}
-    assert any(p.rows > 1 for text in written for p in text.passes if p.prefill is not None)
+    assert any(p.batch > 1 for text in written for p in text.passes if p.prefill is not None)
     assert (16 in widths) is pad
 
 
@@ -121,6 +121,6 @@ def test_the_engine_is_left_as_it_was():
     (text,) = way.write([prompt], params, eos=())
     assert "start_cycle" not in vars(engine.runner)
     assert "run_prefill" not in vars(engine.runner)
-    whole = Pass(start=0, width=len(other), rows=1, kept=len(other))
+    whole = Pass(start=0, width=len(other), batch=1, kept=len(other))
     assert len(list(way.own_logits(other, [whole]))) == 1
     assert way.write([prompt], params, eos=())[0].tokens == text.tokens

@@ -55,7 +55,7 @@ def test_plain_decoding_is_one_forward_a_token_and_no_more(engine, forwards, mon
     timed = run.path.run(run.methods[0], batch, run.settings.params(0.0))
     assert forwards == [(3, False)] + [(1, False)] * (NEW - 1)
     assert timed.cycles == NEW - 1
-    assert all(row.stats.offered == [] for row in timed.rows)
+    assert all(sequence.stats.offered == [] for sequence in timed.sequences)
 
 
 def test_plain_and_drafted_share_weights():
@@ -153,7 +153,7 @@ def test_a_difference_is_found_and_placed(tmp_path):
     def lying(method, batch, params):
         timed = honest(method, batch, params)
         if method.name == "knowing" and 3 in [prompt.number for prompt in batch]:
-            timed.rows[0].output[4] = 0
+            timed.sequences[0].output[4] = 0
         calls.append(method.name)
         return timed
 
@@ -209,7 +209,7 @@ def test_adapting_the_depth_keeps_the_text(tmp_path, monkeypatch):
     params = BenchSettings(target="x", max_new_tokens=NEW).params(0.0)
     for method in methods:
         path.prepare(method, 1, params)
-    answers = [path.run(m, [Prompt(0, (3, 7))], params).rows[0].output for m in methods]
+    answers = [path.run(m, [Prompt(0, (3, 7))], params).sequences[0].output for m in methods]
     assert answers[0] == answers[1]
     assert path.engines["plain"].policy is None
     assert path.engines["knowing"].policy is not None

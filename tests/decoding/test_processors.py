@@ -6,7 +6,7 @@ import transformers as tf
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from domino_spec.decoding import SamplingParams, decode, make_sampler
-from domino_spec.decoding.processors import for_row
+from domino_spec.decoding.processors import for_sequence
 from domino_spec.errors import InputError
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.families import VOCAB, make_target, random_prompts
@@ -49,7 +49,7 @@ def test_stateful_processor_sees_each_committed_position_once(kind, rows):
     recorders = []
     for sequence in made:
         sequence.sampler = make_sampler(sequence, target.device)
-        sequence.sampler.processors = for_row([Recorder()], sequence.index, rows)
+        sequence.sampler.processors = for_sequence([Recorder()], sequence.index, rows)
         recorders.append(sequence.sampler.processors[0])
     for _ in decode(target, kind(answers, depth=DEPTH, vocab=VOCAB), made):
         pass
@@ -85,7 +85,7 @@ def test_any_transformers_processor(processors):
 
 def test_rows_do_not_share_state():
     recorder = Recorder()
-    first, second = (for_row([recorder], row, 2)[0] for row in range(2))
+    first, second = (for_sequence([recorder], row, 2)[0] for row in range(2))
     first.seen.append([1])
     assert second.seen == []
     assert recorder.seen == []
@@ -98,7 +98,7 @@ def test_models_inside_a_processor_are_shared_not_copied():
             self.calls = []
 
     model = torch.nn.Linear(2, 2)
-    copy = for_row([WithModel(model)], 1, 2)[0]
+    copy = for_sequence([WithModel(model)], 1, 2)[0]
     assert copy.model is model
 
 
@@ -108,7 +108,7 @@ def test_a_model_deep_inside_a_processor_is_shared_too():
             self.parts = {"models": [model]}
 
     model = torch.nn.Linear(2, 2)
-    assert for_row([WithDict(model)], 1, 2)[0].parts["models"][0] is model
+    assert for_sequence([WithDict(model)], 1, 2)[0].parts["models"][0] is model
 
 
 def test_prefix_function_is_told_its_row():
@@ -119,7 +119,7 @@ def test_prefix_function_is_told_its_row():
         return [1]
 
     for row in range(2):
-        own = for_row([PrefixConstrainedLogitsProcessor(allowed, 1)], row, 2)
+        own = for_sequence([PrefixConstrainedLogitsProcessor(allowed, 1)], row, 2)
         own(torch.tensor([[5]]), torch.zeros(1, VOCAB))
     assert asked == [0, 1]
 
@@ -129,5 +129,5 @@ def test_processors_tied_to_the_batch_are_refused_by_name():
         1.5, torch.tensor([[1], [2]])
     )
     with pytest.raises(InputError, match="EncoderRepetitionPenaltyLogitsProcessor"):
-        for_row([tied], 0, 2)
-    assert list(for_row([tied], 0, 1)) == [tied]
+        for_sequence([tied], 0, 2)
+    assert list(for_sequence([tied], 0, 1)) == [tied]

@@ -209,7 +209,7 @@ def test_sizes_are_rounded_up_and_end_with_the_context():
     (6000, None),
 ])  # fmt: skip
 def test_slots_follow_the_memory(free, found):
-    assert fitting(Size(4, 4096), Size(8, 1024), 3000, row=1, free=free) == found
+    assert fitting(Size(4, 4096), Size(8, 1024), 3000, per_token=1, free=free) == found
 
 
 def test_a_token_costs_its_keys_and_values_in_both_models():

@@ -40,7 +40,7 @@ def shapes_of(engine):
     shapes, plain = [], engine.runner._run_prefill
 
     def forward(shape, numbers):
-        shapes.append((shape.rows, shape.count))
+        shapes.append((shape.sequences, shape.count))
         return plain(shape, numbers)
 
     engine.runner._run_prefill = forward

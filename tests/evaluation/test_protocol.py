@@ -162,7 +162,7 @@ def test_sampling_draws_drafts_and_depends_on_the_seed():
 
     def measured(protocol, **options):
         found = measure_decoded(decoder, prompts, protocol, **options)
-        return found.accept, found.rows
+        return found.accept, found.sequences
 
     first = measured(warm)
     assert first[0] == "coupled"  # the engine's rule
@@ -172,7 +172,7 @@ def test_sampling_draws_drafts_and_depends_on_the_seed():
     continuations = continuations_for(decoder, prompts, warm, accept="match")
     simulated = measure_simulated(decoder, prompts, warm, continuations, batch_size=16)
     assert simulated.accept == "match"
-    assert measured(warm, accept="match") == ("match", simulated.rows)
+    assert measured(warm, accept="match") == ("match", simulated.sequences)
     assert measured(dataclasses.replace(warm, temperature=0.0))[0] is None
 
 

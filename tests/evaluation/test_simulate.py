@@ -49,7 +49,7 @@ def continued(target, prompts, *, eos=(), new=NEW):
 
 def assert_same(simulation, answers, continuations):
     assert continuations.answers == tuple(answer.tokens for answer in answers)
-    assert simulation.rows == [answer.stats for answer in answers]
+    assert simulation.sequences == [answer.stats for answer in answers]
     committed = sum(len(answer.tokens) - 1 for answer in answers)  # but the prefill's token
     cycles = sum(answer.stats.cycles for answer in answers)
     assert simulation.total.committed == committed
@@ -94,7 +94,7 @@ def test_random_drafters(family, case):
     assert list(continuations.answers[0]) == plain_greedy(target.model, prompts[0], NEW)
     rows = None if unsupported_reason(target) is None else 1
     simulated = simulate(
-        drafter, target, continuations, rows_per_forward=4, max_slots=64, batch_size=rows
+        drafter, target, continuations, sequences_per_forward=4, max_slots=64, batch_size=rows
     )
     assert_same(simulated, decoded(target, drafter, prompts, rows=rows), continuations)
 
@@ -107,7 +107,7 @@ def test_the_last_block_is_cut(new, rows):
     simulation = simulate(drafter, target, continuations, batch_size=rows)
     answers = decoded(target, drafter, prompts, new=new, rows=rows)
     assert continuations.answers == tuple(answer.tokens for answer in answers)
-    assert simulation.rows == [answer.stats for answer in answers]
+    assert simulation.sequences == [answer.stats for answer in answers]
 
 
 @pytest.mark.parametrize(("steps", "rows"), [(1, 4), (2, 1), (4, 4), (9, 1), (16, 4)])
@@ -196,18 +196,18 @@ def test_drawn_answers_give_the_match_rule():
     decoder = DominoDecoder(target, drafter, depth=7)
     answers = decode_prompts(decoder, prompts, params, eos=(), batch_size=4)
     assert drawn.answers == tuple(answer.tokens for answer in answers)
-    assert simulate(drafter, target, drawn, batch_size=4).rows == [a.stats for a in answers]
+    assert simulate(drafter, target, drawn, batch_size=4).sequences == [a.stats for a in answers]
     greedy = continued(target, prompts)
     assert greedy.answers != drawn.answers
 
 
-@pytest.mark.parametrize("rows_per_forward", [1, 3, 100])
+@pytest.mark.parametrize("sequences_per_forward", [1, 3, 100])
 @pytest.mark.parametrize("max_slots", [1, 50, 10**6])
-def test_chunks_change_nothing(rows_per_forward, max_slots):
+def test_chunks_change_nothing(sequences_per_forward, max_slots):
     target, drafter = bigram_target(), nearly_knowing_drafter(shift=False, prefix=0)
     continuations = continued(target, [[4, 9], [20], [1, 2, 3, 4, 5], [30] * 12], eos={11})
     whole = simulate(drafter, target, continuations)
-    chunks = {"rows_per_forward": rows_per_forward, "max_slots": max_slots}
+    chunks = {"sequences_per_forward": sequences_per_forward, "max_slots": max_slots}
     assert simulate(drafter, target, continuations, **chunks) == whole
 
 
@@ -261,6 +261,6 @@ def test_arguments_that_make_no_sense():
     with pytest.raises(InputError, match="max_slots is 0"):
         simulate(drafter, target, continuations, max_slots=0)
     with pytest.raises(InputError, match="batch size is 0"):
-        simulate(drafter, target, continuations, rows_per_forward=0)
+        simulate(drafter, target, continuations, sequences_per_forward=0)
     with pytest.raises(InputError, match="2 prompts but 1 answers"):
         Continuations(prompts=((1,), (2,)), answers=((3,),), max_new_tokens=4)

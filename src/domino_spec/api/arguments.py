@@ -1,4 +1,4 @@
-"""Arguments of the decoder, checked and spread over the rows of a batch."""
+"""Arguments of the decoder, checked and spread over the sequences of a batch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError
 
 
-def params_per_row(
+def params_per_sequence(
     params: SamplingParams | Sequence[SamplingParams] | None,
     overrides: Mapping[str, Any],
-    rows: int,
+    count: int,
 ) -> list[SamplingParams]:
-    """One set of parameters a row, with the caller's overrides."""
+    """One set of parameters a sequence, with the caller's overrides."""
     if params is None:
         params = SamplingParams()
-    per_row = [params] * rows if isinstance(params, SamplingParams) else list(params)
-    for row in per_row:
-        if not isinstance(row, SamplingParams):
+    found = [params] * count if isinstance(params, SamplingParams) else list(params)
+    for each in found:
+        if not isinstance(each, SamplingParams):
             raise InputError(
-                f"sampling parameters are {row!r}; expected SamplingParams, or its fields as "
+                f"sampling parameters are {each!r}; expected SamplingParams, or its fields as "
                 "keyword arguments."
             )
-    if len(per_row) != rows:
-        raise InputError(f"there are {rows} prompts but {len(per_row)} sampling parameters.")
+    if len(found) != count:
+        raise InputError(f"there are {count} prompts but {len(found)} sampling parameters.")
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     unknown = sorted(set(overrides) - known)
     if unknown:
@@ -34,4 +34,4 @@ def params_per_row(
             f"no sampling parameter is called {', '.join(unknown)}; "
             f"known are {', '.join(sorted(known))}."
         )
-    return [dataclasses.replace(row, **overrides) for row in per_row] if overrides else per_row
+    return [dataclasses.replace(each, **overrides) for each in found] if overrides else found

@@ -21,7 +21,7 @@ from domino_spec.api.decoder import DominoDecoder
 from domino_spec.api.prompts import check_prompt
 from domino_spec.decoding import Drafter, RunStats, Sampler, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.processors import criteria_for_row, for_row, warpers_of
+from domino_spec.decoding.processors import criteria_for_sequence, for_sequence, warpers_of
 from domino_spec.decoding.stopping import at_criteria
 from domino_spec.errors import InputError
 
@@ -78,15 +78,15 @@ class DominoGenerate:
         """Called by `generate` in place of its own sampling loop."""
         # Transformers does not hand its streamer to a callable; the caller's frame has it.
         streamer = streamer if streamer is not None else _callers_streamer()
-        rows_given = input_ids.shape[0]
-        _refuse(generation_config, model_kwargs, synced_gpus, rows=rows_given)
-        if streamer is not None and rows_given > 1:
+        count = input_ids.shape[0]
+        _refuse(generation_config, model_kwargs, synced_gpus, count=count)
+        if streamer is not None and count > 1:
             raise InputError(
-                f"a streamer takes one row, found {rows_given}: rows of a batch advance by "
-                "different numbers of tokens."
+                f"a streamer takes one sequence, found {count}: those of a batch advance "
+                "by different numbers of tokens."
             )
         decoder = self._decoder_for(model)
-        rows = _rows(
+        sequences = _sequences(
             decoder,
             input_ids,
             model_kwargs.get("attention_mask"),
@@ -95,13 +95,13 @@ class DominoGenerate:
             generation_config,
         )
         self.stats = RunStats()
-        for commit in decoder.run(rows, self.stats):
+        for commit in decoder.run(sequences, self.stats):
             if streamer is not None:
                 for token in commit.tokens:
                     streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()
-        return _output(rows, input_ids, generation_config)
+        return _output(sequences, input_ids, generation_config)
 
     def _decoder_for(self, model: Any) -> DominoDecoder:
         decoder = self._decoder
@@ -159,12 +159,12 @@ def _callers_streamer() -> Any | None:
 
 
 def _refuse(
-    config: GenerationConfig, model_kwargs: dict[str, Any], synced_gpus: bool, *, rows: int
+    config: GenerationConfig, model_kwargs: dict[str, Any], synced_gpus: bool, *, count: int
 ) -> None:
     if (config.num_beams or 1) != 1:
         raise InputError(
-            f"num_beams is {config.num_beams}; speculative decoding verifies one sequence a row, "
-            "so beams are not possible. Use num_beams=1."
+            f"num_beams is {config.num_beams}; speculative decoding verifies one continuation of "
+            "a prompt, so beams are not possible. Use num_beams=1."
         )
     other = [name for name in ("penalty_alpha", "dola_layers") if getattr(config, name, None)]
     if other:
@@ -180,10 +180,10 @@ def _refuse(
             "output_attentions and output_hidden_states are not supported: blocks hold rejected "
             "positions too. Run the finished sequence through the model once instead."
         )
-    if rows > 1 and (config.output_scores or config.output_logits):
+    if count > 1 and (config.output_scores or config.output_logits):
         raise InputError(
-            "output_scores and output_logits are given for one row at a time; rows of a batch "
-            "advance at different speeds."
+            "output_scores and output_logits are given for one sequence at a time; those of a "
+            "batch advance at different speeds."
         )
     cache = model_kwargs.pop("past_key_values", None)
     if cache is not None and cache.get_seq_length() > 0:
@@ -212,7 +212,7 @@ def _usual_positions(positions: Tensor | None, mask: Tensor | None) -> bool:
     return bool((positions == usual)[mask].all())
 
 
-def _rows(
+def _sequences(
     decoder: DominoDecoder,
     input_ids: Tensor,
     attention_mask: Tensor | None,
@@ -222,7 +222,7 @@ def _rows(
 ) -> list[Decoded]:
     count, width = input_ids.shape
     max_new_tokens = int(config.max_length) - width
-    rows = []
+    sequences = []
     for index in range(count):
         seen = input_ids[index].tolist()
         prompt = seen
@@ -231,14 +231,14 @@ def _rows(
         # Transformers itself warns about its context; only what would not be exact is refused.
         static = decoder.target.static_rope_limit is not None
         check_prompt(prompt, max_new_tokens if static else 0, decoder.target)
-        own = for_row(processors, index, count)
+        own = for_sequence(processors, index, count)
         seed = int(torch.randint(2**62, ()).item()) if config.do_sample else 0
         generator = torch.Generator(device=decoder.target.device).manual_seed(seed)
         sequence = Decoded(
             prompt,
             SamplingParams(max_new_tokens=max_new_tokens),
             index=index,
-            stop_rules=[at_criteria(criteria_for_row(criteria, count))],
+            stop_rules=[at_criteria(criteria_for_sequence(criteria, count))],
         )
         sequence.sampler = Sampler(
             processors=own,
@@ -248,22 +248,22 @@ def _rows(
             seen_prompt=seen,
             keep_scores=bool(config.output_scores or config.output_logits),
         )
-        rows.append(sequence)
-    return rows
+        sequences.append(sequence)
+    return sequences
 
 
 def _output(
-    rows: list[Decoded], input_ids: Tensor, config: GenerationConfig
+    decoded: list[Decoded], input_ids: Tensor, config: GenerationConfig
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    longest = max(len(row.output) for row in rows)
+    longest = max(len(each.output) for each in decoded)
     pad = config._pad_token_tensor
-    answers = torch.full((len(rows), longest), 0 if pad is None else int(pad))
-    for index, row in enumerate(rows):
-        answers[index, : len(row.output)] = torch.tensor(row.output)
+    answers = torch.full((len(decoded), longest), 0 if pad is None else int(pad))
+    for index, each in enumerate(decoded):
+        answers[index, : len(each.output)] = torch.tensor(each.output)
     sequences = torch.cat((input_ids, answers.to(input_ids.device)), dim=1)
     if not config.return_dict_in_generate:
         return sequences
-    sampler = rows[0].sampler
+    sampler = decoded[0].sampler
     assert sampler is not None
     return GenerateDecoderOnlyOutput(
         sequences=sequences,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from domino_spec.api.arguments import params_per_row
+from domino_spec.api.arguments import params_per_sequence
 from domino_spec.api.dtypes import DtypeChoice, dtype_rule
 from domino_spec.api.notices import DraftWatch, tell_reference
 from domino_spec.api.prompts import Prompt, end_tokens, split_prompts
@@ -227,9 +227,9 @@ class DominoDecoder:
         they are. `overrides` are fields of SamplingParams. `speculate=False` decodes plainly.
         """
         many, single = split_prompts(prompts)
-        per_row = params_per_row(params, overrides, len(many))
+        per_sequence = params_per_sequence(params, overrides, len(many))
         stats = RunStats()
-        sequences = self._sequences(many, per_row, stats, speculate=speculate)
+        sequences = self._sequences(many, per_sequence, stats, speculate=speculate)
         scores: dict[int, list[TokenScore]] = {sequence.index: [] for sequence in sequences}
         for output in self.run(sequences, stats):
             scores[output.sequence.index] += output.scores or ()
@@ -248,10 +248,10 @@ class DominoDecoder:
         many, single = split_prompts(prompt)
         if not single:
             raise InputError("a stream takes one prompt; use generate for a batch.")
-        per_row = params_per_row(params, overrides, 1)
+        per_sequence = params_per_sequence(params, overrides, 1)
         stats = RunStats()
-        sequences = self._sequences(many, per_row, stats, speculate=speculate)
-        return self._stream(self.run(sequences, stats), stats, per_row[0])
+        sequences = self._sequences(many, per_sequence, stats, speculate=speculate)
+        return self._stream(self.run(sequences, stats), stats, per_sequence[0])
 
     # Inside -----------------------------------------------------------------------------------
 

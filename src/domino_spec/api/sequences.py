@@ -9,7 +9,7 @@ from typing import Any
 from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt
 from domino_spec.decoding import RunStats, SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.processors import for_row
+from domino_spec.decoding.processors import for_sequence
 from domino_spec.decoding.stopping import at_eos, at_length, at_strings
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
@@ -34,7 +34,7 @@ def make_sequences(
         tokens = encode_prompt(prompt, tokenizer, chat_options)
         check_prompt(tokens, own.max_new_tokens, target)
         if own.processors:
-            processors = tuple(for_row(own.processors, index, len(prompts)))
+            processors = tuple(for_sequence(own.processors, index, len(prompts)))
             own = dataclasses.replace(own, processors=processors)
         rules = stop_rules(own, tokenizer, ends)
         values = {"index": index, **options}

@@ -18,7 +18,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 class PlainReader:
-    """Plain decoding: one row, one token a forward, the cache that the model makes itself."""
+    """Plain decoding: one sequence, one token a forward, the cache that the model makes itself."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -26,7 +26,7 @@ class PlainReader:
 
     @torch.no_grad()
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Logits behind the last of these tokens, [vocabulary] in float32 on the device."""
+        """Logits after the last of these tokens, [vocabulary] in float32 on the device."""
         model = self._target.model
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([list(tokens)], device=self._target.device),
@@ -43,37 +43,37 @@ class PlainReader:
 
 
 class ShapedReader:
-    """Known text through forwards of a wanted shape: equal rows, blocks, masks, gaps, cuts."""
+    """Known text through forwards of a wanted shape: equal sequences, blocks, masks, gaps, cuts."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._past = DynamicCache()
         self.length = 0
 
-    def read(self, tokens: Sequence[int], *, rows: int = 1, slots: int | None = None) -> Tensor:
-        """Logits [tokens, vocabulary] of the first of `rows` equal rows, in float32."""
-        return self.read_each([tokens] * rows, slots=slots)[0]
+    def read(self, tokens: Sequence[int], *, batch: int = 1, slots: int | None = None) -> Tensor:
+        """Logits [tokens, vocabulary] of the first of `batch` equal sequences, in float32."""
+        return self.read_each([tokens] * batch, slots=slots)[0]
 
     @torch.no_grad()
     def read_each(self, texts: Sequence[Sequence[int]], *, slots: int | None = None) -> Tensor:
-        """Logits [rows, tokens, vocabulary] of rows that have all but these tokens in common.
+        """Logits [batch, tokens, vocabulary] of sequences that have all but these tokens in common.
 
-        With `slots` the cache is as long as that, as if a longer row were beside, and a mask
-        hides what lies between.
+        With `slots` the cache is as long as that, as if a longer sequence were in the batch, and
+        a mask hides what lies between.
         """
         target = self._target
-        rows, count = len(texts), len(texts[0])
-        self._reshape(rows, slots or self.length)
+        batch, count = len(texts), len(texts[0])
+        self._reshape(batch, slots or self.length)
         inputs: dict[str, Any] = {
             "input_ids": torch.tensor([list(text) for text in texts], device=target.device),
             "past_key_values": self._past,
             "use_cache": True,
         }
         if slots is not None:
-            inputs["attention_mask"] = self._mask(rows, count, slots)
+            inputs["attention_mask"] = self._mask(batch, count, slots)
             if target.takes("position_ids"):
                 places = torch.arange(self.length, self.length + count, device=target.device)
-                inputs["position_ids"] = places.expand(rows, -1)
+                inputs["position_ids"] = places.expand(batch, -1)
         with evaluating(target.model):
             logits: Tensor = target.model(**inputs).logits
         for layer in self._past.layers:
@@ -83,25 +83,25 @@ class ShapedReader:
         return logits.float()
 
     def cut(self, length: int) -> None:
-        """Forget everything behind `length` tokens."""
+        """Forget everything after `length` tokens."""
         for layer in self._past.layers:
             layer.keys = layer.keys[:, :, :length]
             layer.values = layer.values[:, :, :length]
         self.length = min(self.length, length)
 
-    def _reshape(self, rows: int, slots: int) -> None:
-        """The first row's states for each of `rows` rows, and empty slots behind them."""
+    def _reshape(self, batch: int, slots: int) -> None:
+        """The first sequence's states for each of `batch` ones, and empty slots after them."""
         for layer in self._past.layers:
-            layer.keys = _widened_to(layer.keys, rows, slots)
-            layer.values = _widened_to(layer.values, rows, slots)
+            layer.keys = _widened_to(layer.keys, batch, slots)
+            layer.values = _widened_to(layer.values, batch, slots)
 
     def _closed(self, states: Tensor, count: int) -> Tensor:
         """Without the empty slots between what was there and what is new."""
         new = states[:, :, states.shape[2] - count :]
         return torch.cat((states[:, :, : self.length], new), dim=2)
 
-    def _mask(self, rows: int, count: int, slots: int) -> Tensor | dict[str, Tensor]:
-        """Who sees whom, spelt out as a batch of rows of different lengths needs it."""
+    def _mask(self, batch: int, count: int, slots: int) -> Tensor | dict[str, Tensor]:
+        """Who sees whom, spelt out as a batch of sequences of different lengths needs it."""
         target = self._target
         new = torch.arange(self.length, self.length + count, device=target.device)
         old = torch.arange(slots, device=target.device)
@@ -113,7 +113,7 @@ class ShapedReader:
         for kind in set(layer_types(target.config)):
             slides = kind == SLIDING_ATTENTION and window
             shown = seen & (distance < window) if slides else seen
-            masks[kind] = self._as_taken(shown).expand(rows, 1, -1, -1)
+            masks[kind] = self._as_taken(shown).expand(batch, 1, -1, -1)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _as_taken(self, seen: Tensor) -> Tensor:
@@ -123,17 +123,17 @@ class ShapedReader:
         return torch.zeros_like(seen, dtype=self._target.dtype).masked_fill(~seen, hidden)
 
 
-def _widened_to(states: Tensor, rows: int, slots: int) -> Tensor:
+def _widened_to(states: Tensor, batch: int, slots: int) -> Tensor:
     first = states[:1]
     if slots > first.shape[2]:
         empty = first.new_zeros(1, first.shape[1], slots - first.shape[2], first.shape[3])
         first = torch.cat((first, empty), dim=2)
-    return first.expand(rows, *first.shape[1:]).contiguous()
+    return first.expand(batch, *first.shape[1:]).contiguous()
 
 
 @torch.no_grad()
 def float32_logits(target: Target, ids: Sequence[int]) -> Tensor | None:
-    """Logits behind the last token with every weight in float32; None where that cannot be had."""
+    """Logits after the last token with every weight in float32; None where that cannot be had."""
     try:
         with _widened(target) as wide:
             return PlainReader(target).read(ids) if wide else None

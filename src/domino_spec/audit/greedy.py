@@ -160,7 +160,7 @@ def _in_shapes_used(target: Target, ids: Sequence[int], passes: Sequence[Pass]) 
 
 
 def _read(reader: ShapedReader, ids: Sequence[int], shape: Pass) -> Tensor:
-    return reader.read(block_of(ids, shape), rows=shape.rows, slots=shape.slots)
+    return reader.read(block_of(ids, shape), batch=shape.batch, slots=shape.slots)
 
 
 def _holding(passes: Sequence[Pass], position: int) -> Pass | None:

@@ -1,4 +1,4 @@
-"""What is audited: anything that decodes rows and says in which forwards it did."""
+"""What is audited: anything that decodes and says in which forwards it did."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from domino_spec.targets import Target
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One forward that a row took part in."""
+    """One forward that a sequence took part in."""
 
     start: int
-    """Tokens of the row that were in the cache."""
+    """Tokens of the sequence that were in the cache."""
     width: int
-    """Tokens a row in this forward."""
-    rows: int
+    """Tokens a sequence in this forward."""
+    batch: int
     slots: int | None = None
-    """Tokens of the longest row in the cache, where rows had different lengths: it takes a mask."""
+    """Cached tokens of the longest sequence, where lengths differ: it takes a mask."""
     kept: int
     """Tokens that stayed in the cache."""
     prefill: PrefillShape | None = None
     """The engine's shape of a forward over parts of prompts; None for any other forward."""
 
     def holds(self, position: int) -> bool:
-        """Whether the logits behind this position were used."""
+        """Whether the logits after this position were used."""
         return self.start <= position < self.start + self.kept
 
 
 @dataclass(frozen=True)
 class Written:
-    """One row as it was decoded."""
+    """One sequence as it was decoded."""
 
     tokens: tuple[int, ...]
     passes: tuple[Pass, ...]
@@ -60,17 +60,17 @@ class Way(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Rows decoded together."""
+        """Sequences decoded together."""
 
     def write(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
     ) -> list[Written]:
-        """Decode all prompts; row i draws from the parameters' seed + i."""
+        """Decode all prompts; sequence i draws from the parameters' seed + i."""
 
     def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
-        """Logits behind known text by a forward of its own, nothing if it runs the model's.
+        """Logits after known text by a forward of its own, nothing if it runs the model's.
 
-        In the last forward's shape behind text read at once, then through all forwards before.
+        In the last forward's shape after text read at once, then through all forwards before.
         """
 
 
@@ -87,15 +87,15 @@ class ReferenceWay:
     def write(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
     ) -> list[Written]:
-        """In batches, in the given order: rows of different lengths meet."""
+        """In batches, in the given order: sequences of different lengths meet."""
         written: list[Written] = []
         for first in range(0, len(prompts), self.batch_size):
             batch = prompts[first : first + self.batch_size]
-            rows = [
+            sequences = [
                 make_sequence(first + index, prompt, params, eos=eos)
                 for index, prompt in enumerate(batch)
             ]
-            written += self._decode(rows)
+            written += self._decode(sequences)
         return written
 
     def own_logits(
@@ -106,27 +106,27 @@ class ReferenceWay:
         """The loop runs the model's own forward."""
         return iter(())
 
-    def _decode(self, rows: list[Decoded]) -> list[Written]:
-        passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
+    def _decode(self, sequences: list[Decoded]) -> list[Written]:
+        passes: dict[int, list[Pass]] = {sequence.index: [] for sequence in sequences}
         with _watched(self._target) as forwards:
             verified: Any = None
-            for commit in decode(self._target, self._drafter, rows):
+            for commit in decode(self._target, self._drafter, sequences):
                 if verified is None:
                     verified = forwards[-1].cache  # the prefill's; a proposer may have its own
                 forward = next(f for f in reversed(forwards) if f.cache is verified)
-                row = commit.sequence
-                before = len(row.prompt) + len(row.output) - len(commit.tokens)
+                sequence = commit.sequence
+                before = len(sequence.prompt) + len(sequence.output) - len(commit.tokens)
                 prefill = commit.cycle == 0
-                passes[row.index].append(
+                passes[sequence.index].append(
                     Pass(
                         start=0 if prefill else before - 1,
                         width=forward.width,
-                        rows=forward.rows,
+                        batch=forward.batch,
                         slots=forward.slots,
                         kept=before if prefill else commit.accepted + 1,
                     )
                 )
-        return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in rows]
+        return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in sequences]
 
 
 class EngineWay:
@@ -141,33 +141,33 @@ class EngineWay:
     def write(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
     ) -> list[Written]:
-        """Rows come in as slots become free."""
+        """Sequences come in as slots become free."""
         engine = self._engine
-        rows = [
+        sequences = [
             make_sequence(index, prompt, params, eos=eos) for index, prompt in enumerate(prompts)
         ]
-        passes: dict[int, list[Pass]] = {row.index: [] for row in rows}
+        passes: dict[int, list[Pass]] = {sequence.index: [] for sequence in sequences}
         with _started(engine) as started:
-            for commit in engine.stream(rows):
-                row = commit.sequence
+            for commit in engine.stream(sequences):
+                sequence = commit.sequence
                 if commit.error is not None:
                     raise commit.error
-                forwards = started[row.index]
+                forwards = started[sequence.index]
                 if commit.cycle == 0:
-                    if row.cached:  # by another row's forwards
-                        passes[row.index].append(_at_once(row.cached))
-                    passes[row.index] += forwards.prefill
+                    if sequence.cached:  # by another sequence's forwards
+                        passes[sequence.index].append(_at_once(sequence.cached))
+                    passes[sequence.index] += forwards.prefill
                     continue
-                before = len(row.prompt) + len(row.output) - len(commit.tokens)
+                before = len(sequence.prompt) + len(sequence.output) - len(commit.tokens)
                 size, width = forwards.cycles[commit.cycle - 1]
-                passes[row.index].append(
-                    Pass(start=before - 1, width=width, rows=size, kept=commit.accepted + 1)
+                passes[sequence.index].append(
+                    Pass(start=before - 1, width=width, batch=size, kept=commit.accepted + 1)
                 )
-        return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in rows]
+        return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in sequences]
 
     @torch.no_grad()
     def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
-        """The inference model alone, told where each forward began: no drafts, no commits.
+        """The inference model alone, given where each forward began: no drafts, no commits.
 
         So nothing that decoding may have got wrong is in it.
         """
@@ -186,7 +186,7 @@ class EngineWay:
             yield self._read(ids, shape)
 
     def _read(self, ids: Sequence[int], shape: Pass) -> Tensor:
-        """Behind what slot 0 holds; logits behind the forward's last token, or the text's."""
+        """After what slot 0 holds; logits after the forward's last token, or the text's."""
         engine, device = self._engine, self._engine.slots.device
         runner = engine.runner
         with on_device(device):
@@ -196,12 +196,12 @@ class EngineWay:
                 return runner.logits(runner.run_prefill([part], alone))[0].float()
             if shape.start == 0:
                 return runner.logits(runner.prefill([part], drafts=False))[0].float()
-            # Of the other rows only their number matters: no row sees another's states.
-            slots = torch.arange(shape.rows, device=device).clamp(max=engine.slots.spare)
-            block = torch.tensor([block_of(ids, shape)] * shape.rows, device=device)
-            starts = torch.full((shape.rows,), shape.start, device=device)
+            # Of the other sequences only their number matters: none sees another's states.
+            slots = torch.arange(shape.batch, device=device).clamp(max=engine.slots.spare)
+            block = torch.tensor([block_of(ids, shape)] * shape.batch, device=device)
+            starts = torch.full((shape.batch,), shape.start, device=device)
             states, _ = engine.target.forward(block, AttentionMetadata(slots, starts, shape.width))
-            logits = engine.target.logits(states).view(shape.rows, shape.width, -1)
+            logits = engine.target.logits(states).view(shape.batch, shape.width, -1)
             return logits[0, min(len(ids) - shape.start, shape.width) - 1].float()
 
 
@@ -214,34 +214,34 @@ def block_of(ids: Sequence[int], shape: Pass) -> list[int]:
 @dataclass(frozen=True)
 class _Forward:
     cache: Any
-    rows: int
+    batch: int
     width: int
     slots: int | None
 
 
 @dataclass
 class _Forwards:
-    """What the engine launched for one row."""
+    """What the engine launched for one sequence."""
 
     prefill: list[Pass] = field(default_factory=list)
     cycles: list[tuple[int, int]] = field(default_factory=list)
-    """Rows, filled up, and tokens a row."""
+    """Sequences, filled up, and tokens of each."""
 
 
 def _at_once(count: int) -> Pass:
     """The text's beginning in one forward of its own."""
-    return Pass(start=0, width=count, rows=1, kept=count)
+    return Pass(start=0, width=count, batch=1, kept=count)
 
 
 @contextmanager
 def _started(engine: Engine) -> Iterator[dict[int, _Forwards]]:
-    """Writes down every forward that starts while open, for each row that takes part in it."""
+    """Writes down every forward that starts while open, for each sequence that takes part in it."""
     seen: dict[int, _Forwards] = defaultdict(_Forwards)
     runner = engine.runner
     start_cycle, run_prefill = runner.start_cycle, runner.run_prefill
 
     def forwards_of(slots: Iterable[int]) -> Iterator[_Forwards]:
-        running = {row.slot: row.index for row in engine.scheduler.running}
+        running = {sequence.slot: sequence.index for sequence in engine.scheduler.running}
         return (seen[running[slot]] for slot in slots)
 
     def start(slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
@@ -255,7 +255,7 @@ def _started(engine: Engine) -> Iterator[dict[int, _Forwards]]:
                 Pass(
                     start=part.start,
                     width=shape.count,
-                    rows=shape.rows,
+                    batch=shape.sequences,
                     kept=len(part.tokens),
                     prefill=shape,
                 )

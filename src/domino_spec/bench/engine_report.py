@@ -53,11 +53,11 @@ def measure_engine(settings: EngineSettings, say: Say) -> dict[str, Any]:
         "first_cycle_seconds": time.perf_counter() - began,
     }
     bench = Bench(engine, context=settings.context)
-    say("timing one row")
-    record |= one_row(bench, speed)
+    say("timing one sequence")
+    record |= one_sequence(bench, speed)
     record["batches"] = []
     for batch in settings.rows:
-        say(f"timing {batch} rows at a time")
+        say(f"timing {batch} sequences at a time")
         record["batches"].append(batch_gains(bench, batch, settings.tokens_per_cycle))
     say("running the engine's own loop")
     record["loop"] = [
@@ -89,7 +89,7 @@ def _forget_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def one_row(bench: Bench, speed: float) -> dict[str, Any]:
+def one_sequence(bench: Bench, speed: float) -> dict[str, Any]:
     """Plain steps, cycles and their stages, each with its floor."""
     depth = bench.engine.depth
     found: dict[str, Any] = {}

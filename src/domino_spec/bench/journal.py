@@ -82,7 +82,7 @@ class Journal:
         return {r["unit"] for r in self._of(UNIT) if r["cell"] == cell.to_dict()}
 
     def has_stages(self, batch_size: int) -> bool:
-        """Whether the parts of a cycle with so many rows were timed."""
+        """Whether the parts of a cycle with so many sequences were timed."""
         return any(r["batch_size"] == batch_size for r in self._of(STAGES))
 
     def add_cell(self, cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,8 +46,8 @@ class Timed:
     """None where a cycle is one piece; `DecodingPath.stages` measures its parts apart."""
     verify: float | None
     cycles: int
-    """Cycles of the whole batch; rows count theirs themselves."""
-    rows: tuple[Decoded, ...]
+    """Cycles of the whole batch; sequences count their own."""
+    sequences: tuple[Decoded, ...]
     peak_memory: int | None
 
 
@@ -73,12 +73,12 @@ class ReferencePath:
         self._memory = PeakMemory(target.device)
 
     def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
-        """Prefill, draft and verify are told apart by waiting for the device at each boundary."""
-        rows = make_rows(prompts, params, self._eos)
+        """Prefill, draft and verify are separated by waiting for the device at each boundary."""
+        sequences = make_sequences(prompts, params, self._eos)
         stats, cycles = RunStats(), 0
         self._memory.reset()
         start = _now(self.target)
-        for commit in decode(self.target, method, rows, stats):
+        for commit in decode(self.target, method, sequences, stats):
             cycles = commit.cycle
         seconds = _now(self.target) - start
         return Timed(
@@ -87,7 +87,7 @@ class ReferencePath:
             draft=stats.draft_seconds,
             verify=stats.verify_seconds,
             cycles=cycles,
-            rows=tuple(rows),
+            sequences=tuple(sequences),
             peak_memory=self._memory.read(),
         )
 
@@ -125,19 +125,19 @@ class EnginePath:
     def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """All prompts are computed together, then decoded to the end of the last one."""
         engine = self.engines[method.name]
-        rows = make_rows(prompts, params, self._eos)
+        sequences = make_sequences(prompts, params, self._eos)
         cycles = 0
-        # On a GPU a cycle is one graph and nobody waits inside it: `stages` times its parts.
+        # On a GPU a cycle is one graph without a wait inside it: `stages` times its parts.
         clock = {"draft": 0.0, "verify": 0.0} if self._inside else None
         engine.runner.clock = clock
         self._memory.reset()
         start = _now(self.target)
-        for row in rows:
-            engine.add_request(row)
+        for sequence in sequences:
+            engine.add_request(sequence)
         admitted = None
         while engine.busy:
             cycles += any(output.cycle for output in engine.step())
-            if admitted is None and all(row.output for row in rows):
+            if admitted is None and all(sequence.output for sequence in sequences):
                 admitted = _now(self.target) if self._inside else time.perf_counter()
         end = _now(self.target)
         return Timed(
@@ -146,7 +146,7 @@ class EnginePath:
             draft=None if clock is None else clock["draft"],
             verify=None if clock is None else clock["verify"],
             cycles=cycles,
-            rows=tuple(rows),
+            sequences=tuple(sequences),
             peak_memory=self._memory.read(),
         )
 
@@ -170,7 +170,7 @@ class EnginePath:
         return {"draft": sum(parts.values()), "verify": verify}
 
 
-def make_rows(
+def make_sequences(
     prompts: Sequence[Prompt], params: SamplingParams, eos: Collection[int]
 ) -> list[Decoded]:
     """A sequence a prompt, which draws from the seed and its own number whatever its batch."""

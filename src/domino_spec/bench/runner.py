@@ -218,7 +218,7 @@ def _which_count(run: HeadToHead, cell: Cell, prompts: PromptSet) -> dict[str, A
     outcomes: dict[int, str] = {}
     for batch in _chunks(every, cell.batch_size):
         answered = run.path.run(run.methods[0], batch, params)
-        outcomes |= {row.index: protocol.outcome(row.output) for row in answered.rows}
+        outcomes |= {each.index: protocol.outcome(each.output) for each in answered.sequences}
     used = [number for number in prompts.numbers if outcomes[number] == "used"]
     chunks = _chunks(used, cell.batch_size)
     # A batch that is not full would be timed as another batch size.
@@ -265,7 +265,7 @@ def _measure_unit(
     for turn in order:
         for name in turn:
             timed[name].append(run.path.run(by_name[name], batch, params))
-    plain = timed[PLAIN][0].rows if settings.same_text(cell.temperature) else None
+    plain = timed[PLAIN][0].sequences if settings.same_text(cell.temperature) else None
     return {
         "prompts": [prompt.number for prompt in batch],
         "prompt_tokens": [len(prompt.tokens) for prompt in batch],
@@ -277,7 +277,7 @@ def _measure_unit(
 def _written(repeats: Sequence[Timed], plain: Sequence[Decoded] | None) -> dict[str, Any]:
     """One method's repeats; counts are those of the first, and whether the others agree."""
     first = repeats[0]
-    answers = [[row.output for row in each.rows] for each in repeats]
+    answers = [[own.output for own in each.sequences] for each in repeats]
     peaks = [each.peak_memory for each in repeats if each.peak_memory is not None]
 
     def column(value: Callable[[Timed], float | None]) -> list[float] | None:
@@ -294,19 +294,19 @@ def _written(repeats: Sequence[Timed], plain: Sequence[Decoded] | None) -> dict[
         "repeats_agree": all(answer == answers[0] for answer in answers),
         "rows": [
             {
-                "tokens": len(row.output),
-                "sha256": hashlib.sha256(repr(row.output).encode()).hexdigest()[:12],
-                "finish": row.finish_reason,
-                "cycles": row.stats.cycles,
-                "committed": row.stats.committed,
-                "offered": list(row.stats.offered),
-                "accepted": list(row.stats.accepted),
+                "tokens": len(sequence.output),
+                "sha256": hashlib.sha256(repr(sequence.output).encode()).hexdigest()[:12],
+                "finish": sequence.finish_reason,
+                "cycles": sequence.stats.cycles,
+                "committed": sequence.stats.committed,
+                "offered": list(sequence.stats.offered),
+                "accepted": list(sequence.stats.accepted),
                 "differs_at": None
                 if plain is None
-                else first_difference(plain[index].output, row.output),
+                else first_difference(plain[index].output, sequence.output),
                 "compared": plain is not None,
             }
-            for index, row in enumerate(first.rows)
+            for index, sequence in enumerate(first.sequences)
         ],
     }
 

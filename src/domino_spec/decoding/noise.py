@@ -39,13 +39,13 @@ def gumbel(bits: Tensor) -> Tensor:
 
 
 def noised(
-    logits: Tensor,  # [rows, k]
-    tokens: Tensor,  # [rows, k] or [1, k]: the target's ids
-    temperature: Tensor,  # [rows]
-    seeds: Tensor,  # [rows]
-    positions: Tensor,  # [rows]
+    logits: Tensor,  # [batch, k]
+    tokens: Tensor,  # [batch, k] or [1, k]: the target's ids
+    temperature: Tensor,  # [batch]
+    seeds: Tensor,  # [batch]
+    positions: Tensor,  # [batch]
 ) -> Tensor:
-    """What to take the argmax of, [rows, k] float32; a row of temperature 0 stays greedy."""
+    """What to take the argmax of, [batch, k] float32; one of temperature 0 stays greedy."""
     heat = temperature.float().unsqueeze(1)
     noise = gumbel(hashed(seeds.unsqueeze(1), positions.unsqueeze(1), tokens))
     drawn = logits.float() / torch.where(heat > 0, heat, 1.0) + noise

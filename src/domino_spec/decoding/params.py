@@ -120,8 +120,7 @@ class SamplingParams:
     def all_processors(self, prompt_length: int | None = None) -> LogitsProcessorList:
         """Everything applied to the target's logits, in Transformers' own order.
 
-        Presence and frequency penalties must know where the prompt ends; a `Row` says it to its
-        own.
+        Presence and frequency penalties need to know where the prompt ends; a `Sequence` sets it.
         """
         chain = LogitsProcessorList()
         if self.repetition_penalty != 1.0:

@@ -10,8 +10,8 @@ from domino_spec.errors import InputError
 
 
 def less_repeated(
-    scores: Tensor,  # [rows, vocabulary] float32
-    counts: Tensor,  # [rows, vocabulary] float32: how often each token was generated
+    scores: Tensor,  # [batch, vocabulary] float32
+    counts: Tensor,  # [batch, vocabulary] float32: how often each token was generated
     *,
     presence: float | Tensor,
     frequency: float | Tensor,
@@ -26,13 +26,13 @@ class GeneratedPenalty(LogitsProcessor):  # type: ignore[misc]
     def __init__(
         self, *, presence: float, frequency: float, prompt_length: int | None = None
     ) -> None:
-        """`prompt_length` may be told later: it belongs to the row, not to the parameters."""
+        """`prompt_length` may be set later: it belongs to the sequence, not to the parameters."""
         self.presence = presence
         self.frequency = frequency
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Penalise what comes behind the prompt in `input_ids` [rows, length]."""
+        """Penalise what comes after the prompt in `input_ids` [batch, length]."""
         if self.prompt_length is None:
             raise InputError(
                 "nobody has said where the prompt ends; set prompt_length before the first token."

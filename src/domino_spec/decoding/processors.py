@@ -1,4 +1,4 @@
-"""Gives every row its own copy of the caller's logits processors and stopping criteria."""
+"""Gives every sequence its own copy of the caller's logits processors and stopping criteria."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ _TIED_TO_THE_BATCH = (
 )
 
 
-def for_row(processors: Iterable[LogitsProcessor], row: int, rows: int) -> LogitsProcessorList:
-    """This row's own processors.
+def for_sequence(
+    processors: Iterable[LogitsProcessor], index: int, count: int
+) -> LogitsProcessorList:
+    """This sequence's own processors.
 
-    Rows advance by different numbers of tokens a cycle, so each is processed alone; state that
-    a processor keeps must not leak from one row into another.
+    Sequences advance by different numbers of tokens a cycle, so each is processed alone; state that
+    a processor keeps must not leak from one sequence into another.
     """
-    if rows == 1:
+    if count == 1:
         return LogitsProcessorList(processors)
-    return LogitsProcessorList(_processor(processor, row) for processor in processors)
+    return LogitsProcessorList(_processor(processor, index) for processor in processors)
 
 
-def criteria_for_row(criteria: StoppingCriteriaList, rows: int) -> StoppingCriteriaList:
-    """This row's own stopping criteria, for the same reason."""
-    if rows == 1:
+def criteria_for_sequence(criteria: StoppingCriteriaList, count: int) -> StoppingCriteriaList:
+    """This sequence's own stopping criteria, for the same reason."""
+    if count == 1:
         return criteria
     return StoppingCriteriaList(_own_copy(criterion) for criterion in criteria)
 
@@ -57,28 +59,28 @@ def warpers_of(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
     return LogitsProcessorList(p for p in processors if isinstance(p, _WARPERS))
 
 
-def _processor(processor: LogitsProcessor, row: int) -> LogitsProcessor:
+def _processor(processor: LogitsProcessor, index: int) -> LogitsProcessor:
     tied = isinstance(processor, _TIED_TO_THE_BATCH)
     if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
         tied = processor.unconditional_context["input_ids"] is not None
     if tied:
         raise InputError(
-            f"{type(processor).__name__} is tied to the whole batch's prompts, but rows are "
-            "processed one by one; use it with one prompt at a time."
+            f"{type(processor).__name__} is tied to the whole batch's prompts, but "
+            "sequences are processed one by one; use it with one prompt at a time."
         )
     if isinstance(processor, PrefixConstrainedLogitsProcessor):
-        return _prefix_constrained(processor, row)
+        return _prefix_constrained(processor, index)
     return _own_copy(processor)
 
 
 def _own_copy(part: _Part) -> _Part:
-    # Models and tokenizers inside are shared, everything else is the row's own.
+    # Models and tokenizers inside are shared, everything else is the sequence's own.
     shared = {id(value): value for value in _heavy_parts(vars(part))}
     try:
         return copy.deepcopy(part, shared)
     except (TypeError, copy.Error, RuntimeError) as error:
         raise InputError(
-            f"{type(part).__name__} cannot be copied for each row ({error}); use it with one "
+            f"{type(part).__name__} cannot be copied for each sequence ({error}); use it with one "
             "prompt at a time."
         ) from error
 
@@ -94,6 +96,6 @@ def _heavy_parts(value: Any) -> Iterator[Any]:
             yield from _heavy_parts(inner)
 
 
-def _prefix_constrained(processor: Any, row: int) -> LogitsProcessor:
+def _prefix_constrained(processor: Any, index: int) -> LogitsProcessor:
     allowed = processor._prefix_allowed_tokens_fn
-    return PrefixConstrainedLogitsProcessor(lambda _batch, ids: allowed(row, ids), 1)
+    return PrefixConstrainedLogitsProcessor(lambda _batch, ids: allowed(index, ids), 1)

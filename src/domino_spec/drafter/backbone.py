@@ -37,15 +37,15 @@ class Backbone(nn.Module):
 
     def forward(
         self,
-        embeddings: Tensor,  # [rows, anchors * block, hidden]
+        embeddings: Tensor,  # [batch, anchors * block, hidden]
         *,
-        anchors: Tensor,  # [rows, anchors]
+        anchors: Tensor,  # [batch, anchors]
         context: Sequence[KeyValue],
-        context_positions: Tensor,  # [rows, context]
+        context_positions: Tensor,  # [batch, context]
         anchor_documents: Tensor | None = None,
         context_documents: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of all slots, [rows, anchors * block, hidden]."""
+        """Hidden states of all slots, [batch, anchors * block, hidden]."""
         block_size = embeddings.shape[1] // anchors.shape[1]
         rotary = self.rotary(embeddings, block_positions(anchors, block_size))
         layout = BlockLayout(

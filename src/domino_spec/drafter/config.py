@@ -157,7 +157,7 @@ class DrafterConfig:
 
     @property
     def default_depth(self) -> int:
-        """Drafts a cycle: B-1 for both alignments, so that B rows are verified."""
+        """Drafts a cycle: B-1 for both alignments, so that B positions are verified."""
         return self.block_size - 1
 
     @property

@@ -11,14 +11,14 @@ from domino_spec.drafter.config import DrafterConfig
 from domino_spec.drafter.masks import Mask
 
 KeyValue = tuple[Tensor, Tensor]
-"""Keys and values, each [rows, kv heads, positions, head_dim]."""
+"""Keys and values, each [batch, kv heads, positions, head_dim]."""
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosine and sine, each [rows, positions, head_dim]."""
+"""Cosine and sine, each [batch, positions, head_dim]."""
 
 
 def rotate(states: Tensor, rotary: Rotary) -> Tensor:
-    """Apply rotary positions to [rows, heads, positions, head_dim]."""
+    """Apply rotary positions to [batch, heads, positions, head_dim]."""
     cos, sin = (part.unsqueeze(1).to(states.dtype) for part in rotary)
     first, second = states.chunk(2, dim=-1)
     return states * cos + torch.cat((-second, first), dim=-1) * sin
@@ -48,7 +48,7 @@ class DraftAttention(nn.Module):
         self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
 
     def keys_values(self, states: Tensor, rotary: Rotary) -> KeyValue:
-        """Project [rows, positions, hidden]; context features and block states come here alike."""
+        """Project [batch, positions, hidden]; context features and block states come here alike."""
         keys = rotate(self.k_norm(self._heads(self.k_proj(states))), rotary)
         return keys, self._heads(self.v_proj(states))
 
@@ -62,7 +62,7 @@ class DraftAttention(nn.Module):
         return output
 
     def _heads(self, states: Tensor) -> Tensor:
-        # [rows, positions, heads * head_dim] -> [rows, heads, positions, head_dim]
+        # [batch, positions, heads * head_dim] -> [batch, heads, positions, head_dim]
         return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 

@@ -25,11 +25,11 @@ FLEX_BLOCK = 128
 class BlockLayout:
     """Blocks of slots behind their context: queries are the slots, keys context then slots."""
 
-    anchors: Tensor  # [rows, anchors]: absolute position of each block's anchor
+    anchors: Tensor  # [batch, anchors]: absolute position of each block's anchor
     block_size: int
-    context_positions: Tensor  # [rows, context]: absolute position of each context slot
-    anchor_documents: Tensor | None = None  # [rows, anchors]
-    context_documents: Tensor | None = None  # [rows, context]
+    context_positions: Tensor  # [batch, context]: absolute position of each context slot
+    anchor_documents: Tensor | None = None  # [batch, anchors]
+    context_documents: Tensor | None = None  # [batch, context]
 
     @property
     def queries(self) -> int:
@@ -43,7 +43,7 @@ class BlockLayout:
 
 
 def block_positions(anchors: Tensor, block_size: int) -> Tensor:
-    """Absolute positions of every slot: [rows, anchors] -> [rows, anchors * block]."""
+    """Absolute positions of every slot: [batch, anchors] -> [batch, anchors * block]."""
     slots = torch.arange(block_size, device=anchors.device)
     return (anchors.unsqueeze(-1) + slots).flatten(1)
 
@@ -88,7 +88,7 @@ def visibility(layout: BlockLayout, *, window: int | None = None, causal: bool =
 
 
 def dense_mask(layout: BlockLayout, *, window: int | None = None, causal: bool = False) -> Tensor:
-    """Boolean [rows, 1, anchors * block, context + anchors * block], True = visible."""
+    """Boolean [batch, 1, anchors * block, context + anchors * block], True = visible."""
     device = layout.anchors.device
     row = torch.arange(layout.anchors.shape[0], device=device).view(-1, 1, 1, 1)
     query = torch.arange(layout.queries, device=device).view(1, 1, -1, 1)

@@ -108,21 +108,21 @@ class DraftModel(nn.Module):
         self,
         target: TargetVocabulary,
         *,
-        anchor_tokens: Tensor,  # [rows, anchors]
-        anchors: Tensor,  # [rows, anchors]: absolute positions
+        anchor_tokens: Tensor,  # [batch, anchors]
+        anchors: Tensor,  # [batch, anchors]: absolute positions
         context: list[KeyValue],
-        context_positions: Tensor,  # [rows, context]
+        context_positions: Tensor,  # [batch, context]
         anchor_documents: Tensor | None = None,
         context_documents: Tensor | None = None,
     ) -> Tensor:
-        """Hidden state behind each draft, [rows, anchors, max_depth, hidden].
+        """Hidden state of each draft, [batch, anchors, max_depth, hidden].
 
         The one forward of training: many anchors over a whole sequence.
         """
         config = self.config
-        rows, count = anchors.shape
+        batch, count = anchors.shape
         tokens = torch.full(
-            (rows, count, config.block_size),
+            (batch, count, config.block_size),
             config.mask_token_id,
             dtype=torch.long,
             device=anchors.device,
@@ -136,7 +136,7 @@ class DraftModel(nn.Module):
             anchor_documents=anchor_documents,
             context_documents=context_documents,
         )
-        slots = hidden.view(rows, count, config.block_size, -1)
+        slots = hidden.view(batch, count, config.block_size, -1)
         return slots[:, :, config.first_slot :]
 
     def embed(self, target: TargetVocabulary, tokens: Tensor) -> Tensor:
@@ -153,15 +153,15 @@ class DraftModel(nn.Module):
         self,
         target: TargetVocabulary,
         *,
-        captured: Tensor,  # [rows, n, captured layers * hidden]
-        tokens: Tensor,  # [rows, n]
-        anchors: Tensor,  # [rows, anchors]: indices into the sequence
-        positions: Tensor | None = None,  # [rows, n]: restart with each packed document
-        documents: Tensor | None = None,  # [rows, n]
+        captured: Tensor,  # [batch, n, captured layers * hidden]
+        tokens: Tensor,  # [batch, n]
+        anchors: Tensor,  # [batch, anchors]: indices into the sequence
+        positions: Tensor | None = None,  # [batch, n]: restart with each packed document
+        documents: Tensor | None = None,  # [batch, n]
     ) -> tuple[Tensor, Tensor]:
         """Base and final logits of every draft of every block, teacher forced.
 
-        Both are [rows, anchors, max_depth, output vocabulary]; draft j of anchor a predicts
+        Both are [batch, anchors, max_depth, output vocabulary]; draft j of anchor a predicts
         tokens[a + 1 + j]. Without a head the two are the same tensor.
         """
         if positions is None:
@@ -207,16 +207,16 @@ class DraftModel(nn.Module):
         )
 
     def prefix_states(self, target: TargetVocabulary, tokens: Tensor, anchors: Tensor) -> Tensor:
-        """Head states over the true prefix of each draft, [rows, anchors, max_depth, state]."""
+        """Head states over the true prefix of each draft, [batch, anchors, max_depth, state]."""
         assert self.head is not None
         depth = self.config.max_depth
         offsets = torch.arange(depth, device=anchors.device)
         # A block that runs over the end repeats the last token; such drafts have no label.
         index = (anchors.unsqueeze(-1) + offsets).clamp(max=tokens.shape[1] - 1)
-        rows, count, _ = index.shape
-        prefix = tokens.gather(1, index.flatten(1)).view(rows * count, depth)
+        batch, count, _ = index.shape
+        prefix = tokens.gather(1, index.flatten(1)).view(batch * count, depth)
         states = self.head.states(prefix, partial(self.embed, target))
-        return states.view(rows, count, depth, -1)
+        return states.view(batch, count, depth, -1)
 
 
 def check_draft_tokens(tokens: Tensor, *, size: int | None, vocab_size: int) -> None:

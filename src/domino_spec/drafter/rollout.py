@@ -14,7 +14,7 @@ from domino_spec.drafter.heads.base import Embed
 from domino_spec.drafter.model import TargetVocabulary
 
 Choose = Callable[[int, Tensor, Tensor | None], Tensor]
-"""(draft index, logits [rows, k], their token ids [rows, k] or None for all) -> column [rows]."""
+"""(draft index, logits [batch, k], their ids [batch, k] or None for all) -> column [batch]."""
 
 
 class Rolled(Protocol):
@@ -44,21 +44,21 @@ def rollout(
     drafter: Rolled,
     target: TargetVocabulary,
     *,
-    hidden: Tensor,  # [rows, depth, hidden]
-    anchor_tokens: Tensor,  # [rows]
+    hidden: Tensor,  # [batch, depth, hidden]
+    anchor_tokens: Tensor,  # [batch]
     choose: Choose = greedy,
     candidates: int | None = None,
 ) -> Tensor:
-    """Drafted tokens [rows, depth].
+    """Drafted tokens [batch, depth].
 
     All base logits come from one lm_head call and the hidden part of the head from one
     product; a step reads one token and makes one low-rank correction. With `candidates`, only
     each slot's best base candidates are corrected and can be drafted.
     """
-    base = drafter.base_logits(target, hidden)  # [rows, depth, output vocabulary]
+    base = drafter.base_logits(target, hidden)  # [batch, depth, output vocabulary]
     columns: Tensor | None = None
     if candidates is not None and candidates < base.shape[-1]:
-        base, columns = base.topk(candidates, dim=-1)  # both [rows, depth, candidates]
+        base, columns = base.topk(candidates, dim=-1)  # both [batch, depth, candidates]
     return roll(
         drafter.head,
         partial(drafter.embed, target),
@@ -75,16 +75,16 @@ def roll(
     head: Head | None,
     embed: Embed,
     *,
-    hidden: Tensor,  # [rows, depth, hidden]
-    anchor_tokens: Tensor,  # [rows]
-    base: Tensor,  # [rows, depth, k]
-    columns: Tensor | None,  # [rows, depth, k]: output tokens behind the base logits; None for all
+    hidden: Tensor,  # [batch, depth, hidden]
+    anchor_tokens: Tensor,  # [batch]
+    base: Tensor,  # [batch, depth, k]
+    columns: Tensor | None,  # [batch, depth, k]: tokens of the base logits; None for all
     draft_tokens: Tensor | None,
     choose: Choose,
 ) -> Tensor:
     """The same from base logits that are already there."""
     if head is not None:
-        projected = head.project_hidden(hidden)  # [rows, depth, ...]
+        projected = head.project_hidden(hidden)  # [batch, depth, ...]
         state = head.initial_state(hidden.shape[0], hidden)
 
     token = anchor_tokens.to(hidden.device)

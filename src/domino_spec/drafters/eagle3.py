@@ -32,7 +32,7 @@ from domino_spec.engine.weights import LayerWeights, join
 from domino_spec.targets import Target
 
 NextTokens = Callable[[int, Tensor], Tensor]
-"""(step, the states behind its guess [rows, starts, hidden]) -> tokens to read [rows, starts]."""
+"""(step, the states behind its guess [batch, starts, hidden]) -> tokens to read [batch, starts]."""
 
 
 class Eagle3Layer(nn.Module):
@@ -52,11 +52,11 @@ class Eagle3Layer(nn.Module):
         self.mlp = DraftMLP(hidden, config.intermediate_size)
 
     def join(self, embeddings: Tensor, features: Tensor) -> Tensor:
-        """What is projected, [rows, n, 2 * hidden]."""
+        """What is projected, [batch, n, 2 * hidden]."""
         return torch.cat((self.input_layernorm(embeddings), self.hidden_norm(features)), dim=-1)
 
     def keys_values(self, joined: Tensor, rotary: Rotary) -> KeyValue:
-        """Keys and values of rows."""
+        """Keys and values of these positions."""
         keys = rotate(self._heads(self.k_proj(joined)), rotary)
         return keys, self._heads(self.v_proj(joined))
 
@@ -66,8 +66,8 @@ class Eagle3Layer(nn.Module):
         features: Tensor,
         rotary: Rotary,
         context: KeyValue,
-        visible: Tensor,  # [rows, starts, context] bool
-        chain: Sequence[KeyValue],  # of each step behind the context, [rows, kv heads, starts, ...]
+        visible: Tensor,  # [batch, starts, context] bool
+        chain: Sequence[KeyValue],  # of each step after the context, [batch, kv heads, starts, ..]
     ) -> Tensor:
         query = rotate(self._heads(self.q_proj(joined)), rotary)
         mixed = _attend(query, context, visible, chain)
@@ -76,7 +76,7 @@ class Eagle3Layer(nn.Module):
         return output
 
     def _heads(self, states: Tensor) -> Tensor:
-        # [rows, n, heads * head_dim] -> [rows, heads, n, head_dim]
+        # [batch, n, heads * head_dim] -> [batch, heads, n, head_dim]
         return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
@@ -86,8 +86,8 @@ def _attend(query: Tensor, context: KeyValue, visible: Tensor, chain: Sequence[K
     All starts share the context, so that is one product; a chain is a few keys for each start.
     """
     keys, values = context
-    rows, heads, starts, size = query.shape
-    grouped = query.view(rows, keys.shape[1], -1, starts, size)  # [rows, kv heads, group, ...]
+    batch, heads, starts, size = query.shape
+    grouped = query.view(batch, keys.shape[1], -1, starts, size)  # [batch, kv heads, group, ...]
     scores = torch.einsum("rkgsd,rknd->rkgsn", grouped, keys)
     scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
     if chain:
@@ -99,7 +99,7 @@ def _attend(query: Tensor, context: KeyValue, visible: Tensor, chain: Sequence[K
     if chain:
         later = shares[..., keys.shape[2] :]
         mixed = mixed + torch.einsum("rkgsj,rksjd->rkgsd", later, chain_values)
-    return mixed.reshape(rows, heads, starts, size)
+    return mixed.reshape(batch, heads, starts, size)
 
 
 class Eagle3(DraftModule[Eagle3Config]):
@@ -139,11 +139,11 @@ class Eagle3(DraftModule[Eagle3Config]):
     def context(
         self,
         target: TargetVocabulary,
-        features: Tensor,  # [rows, n, hidden]
-        following: Tensor,  # [rows, n]: the token behind each feature's own
-        positions: Tensor,  # [rows, n]
+        features: Tensor,  # [batch, n, hidden]
+        following: Tensor,  # [batch, n]: the token after each feature's own
+        positions: Tensor,  # [batch, n]
     ) -> KeyValue:
-        """Keys and values of the rows whose features are the target's."""
+        """Keys and values of the positions whose features are the target's."""
         joined = self.layer.join(self.embed(target, following), features)
         return self.layer.keys_values(joined, self.rotary(features, positions))
 
@@ -151,26 +151,26 @@ class Eagle3(DraftModule[Eagle3Config]):
         self,
         target: TargetVocabulary,
         *,
-        features: Tensor,  # [rows, starts, hidden]: the last the target gave, of each chain
-        anchor_tokens: Tensor,  # [rows, starts]: the token behind it
-        positions: Tensor,  # [rows, starts]: of the features
+        features: Tensor,  # [batch, starts, hidden]: the last the target gave, of each chain
+        anchor_tokens: Tensor,  # [batch, starts]: the token after it
+        positions: Tensor,  # [batch, starts]: of the features
         context: KeyValue,
-        visible: Tensor,  # [rows, starts, context] bool: what each chain sees, its start included
+        visible: Tensor,  # [batch, starts, context] bool: what each chain sees, its start included
         steps: int,
         next_tokens: NextTokens,
     ) -> Tensor:
-        """Hidden states behind each draft of each chain, [rows, starts, steps, hidden].
+        """Hidden states of each draft of each chain, [batch, starts, steps, hidden].
 
         The one forward: training starts chains all over a sequence and reads the true tokens,
-        decoding starts one a row behind the cached context and reads what it drafted. A step sees
-        the context up to its chain's start and the steps of its own chain.
+        decoding starts one a sequence after the cached context and reads what it drafted. A step
+        sees the context up to its chain's start and the steps of its own chain.
         """
         tokens, outputs = anchor_tokens, []
         chain: list[KeyValue] = []
         for step in range(steps):
             joined = self.layer.join(self.embed(target, tokens), features)
             rotary = self.rotary(features, positions + step)
-            if step:  # the first row's keys are the context's
+            if step:  # the first step's keys are the context's
                 chain.append(self.layer.keys_values(joined, rotary))
             features = self.layer(joined, features, rotary, context, visible, chain)
             hidden = self.norm(features)
@@ -183,16 +183,16 @@ class Eagle3(DraftModule[Eagle3Config]):
         self,
         target: TargetVocabulary,
         *,
-        captured: Tensor,  # [rows, n, captured layers * hidden]
-        tokens: Tensor,  # [rows, n]
-        anchors: Tensor,  # [rows, anchors]: indices into the sequence
-        positions: Tensor,  # [rows, n]: restart with each packed document
-        documents: Tensor | None = None,  # [rows, n]
+        captured: Tensor,  # [batch, n, captured layers * hidden]
+        tokens: Tensor,  # [batch, n]
+        anchors: Tensor,  # [batch, anchors]: indices into the sequence
+        positions: Tensor,  # [batch, n]: restart with each packed document
+        documents: Tensor | None = None,  # [batch, n]
         steps: int | None = None,
     ) -> Tensor:
         """Training-time test: chains behind every anchor of known sequences, over true tokens.
 
-        [rows, anchors, steps, hidden]; draft j of anchor a guesses tokens[a + 1 + j]. A chain
+        [batch, anchors, steps, hidden]; draft j of anchor a guesses tokens[a + 1 + j]. A chain
         starts at the token before its anchor.
         """
         last = tokens.shape[1] - 1
@@ -200,7 +200,7 @@ class Eagle3(DraftModule[Eagle3Config]):
         features = self.features(captured)
         starts = (anchors - 1).clamp(min=0)
         begun = positions.gather(1, starts)
-        visible = positions.unsqueeze(1) <= begun.unsqueeze(2)  # [rows, anchors, n]
+        visible = positions.unsqueeze(1) <= begun.unsqueeze(2)  # [batch, anchors, n]
         if documents is not None:
             own = documents.gather(1, starts).unsqueeze(2)
             visible = visible & (documents.unsqueeze(1) == own)
@@ -224,11 +224,11 @@ class Eagle3(DraftModule[Eagle3Config]):
 class Eagle3Drafter(Drafter):
     """One layer over slots, as the target's own are, run as often as there are drafts.
 
-    Row p of its cache comes of token p's feature and of token p + 1. What the target reads leaves
-    features and tokens in slots; so a verified block gives the rows from the token before it up to
-    the last but one, whose next tokens stand in the block. The row of a slot's last token waits
-    for the anchor: the first step of the next chain writes it, or the next block does. What a
-    chain or a refused draft wrote is written over before it is seen.
+    Position p of its cache is made from token p's feature and token p + 1. What the target reads
+    leaves features and tokens in slots; so a verified block gives the positions from the token
+    before it up to the last but one, whose next tokens are in the block. The position of a slot's
+    last token waits for the anchor: the first step of the next chain writes it, or the next block
+    does. What a chain or a refused draft wrote is written over before it is seen.
     """
 
     kind = "eagle3"
@@ -258,7 +258,7 @@ class Eagle3Drafter(Drafter):
         self._norm = module.norm.weight.detach()
         self._fc: Weight = module.fc.weight.detach()
         projections = join([p.weight for p in (layer.q_proj, layer.k_proj, layer.v_proj)])
-        # Of context rows only keys and values are wanted: what stands after the queries'.
+        # Of the context only keys and values are wanted: what stands after the queries'.
         self._kv: Weight = projections[config.num_heads * config.head_dim :]
         self._weights = LayerWeights(
             input_norm=layer.input_layernorm.weight.detach(),  # of the embedding
@@ -316,7 +316,7 @@ class Eagle3Drafter(Drafter):
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
     ) -> None:
-        """Features and tokens into slots, then the rows whose next token is known."""
+        """Features and tokens into slots, then the positions whose next token is known."""
         count = tokens.shape[1]
         features = linear(captured.to(self.device, self._dtype), self._fc)
         self._features.write(features.view(*tokens.shape, -1), slots, starts)

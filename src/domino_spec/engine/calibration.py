@@ -238,22 +238,22 @@ def _parts(
     target, drafter = engine.target, engine.drafter
     assert drafter is not None
     bench.reset()
-    rows = bench.rows(batch, depth + 1)
-    anchors = engine.slots.anchors[rows.slots].clone()
+    metadata = bench.metadata(batch, depth + 1)
+    anchors = engine.slots.anchors[metadata.slots].clone()
     block = anchors.unsqueeze(1).repeat(1, depth + 1)
     with on_device(bench.device):
-        states, _ = target.forward(block, rows, ())
+        states, _ = target.forward(block, metadata, ())
         logits = target.logits(states).view(batch, depth + 1, -1).clone()
 
     def draws(plan: Plan) -> Any:
-        return engine.slots.draws(rows.slots, sampled=plan.sampled, filtered=plan.filtered)
+        return engine.slots.draws(metadata.slots, sampled=plan.sampled, filtered=plan.filtered)
 
     def drafts(plan: Plan) -> Callable[[], Any]:
         with on_device(bench.device):  # the last part is the one that chooses
             parts = drafter.parts(
                 anchors,
-                slots=rows.slots,
-                starts=rows.starts,
+                slots=metadata.slots,
+                starts=metadata.starts,
                 depth=depth,
                 sampler=draws(plan),
                 cached=0,
@@ -262,8 +262,8 @@ def _parts(
 
     def choice(plan: Plan) -> Callable[[], Any]:
         def choose() -> Any:
-            chosen = runner.choose(logits, block, rows, draws(plan), plan)
-            return runner.report(chosen, logits, block, rows.slots, plan)
+            chosen = runner.choose(logits, block, metadata, draws(plan), plan)
+            return runner.report(chosen, logits, block, metadata.slots, plan)
 
         return choose
 

@@ -98,13 +98,13 @@ class Bench:
         self.context = context
         self.device = engine.target.device
 
-    def rows(self, batch: int, count: int) -> AttentionMetadata:
+    def metadata(self, batch: int, count: int) -> AttentionMetadata:
         """The first slots, with `count` new tokens each."""
         slots = torch.arange(batch, device=self.device)
         return AttentionMetadata(slots, self.engine.slots.lengths[slots].clone(), count)
 
     def reset(self) -> None:
-        """Every slot holds `context` tokens again, and none that anybody read."""
+        """Every slot holds `context` tokens again, and none that was ever read."""
         self.engine.forget()
         self.engine.slots.lengths.fill_(self.context)
         self.engine.slots.anchors.fill_(1)
@@ -127,18 +127,18 @@ class Bench:
         target, drafter = self.engine.target, self.engine.drafter
         assert drafter is not None
         self.reset()
-        rows = self.rows(batch, depth + 1)
+        metadata = self.metadata(batch, depth + 1)
         anchors = torch.ones(batch, dtype=torch.long, device=self.device)
         block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
         with on_device(self.device):
-            states, captured = target.forward(block, rows, drafter.capture_layers)
-        place = {"slots": rows.slots, "starts": rows.starts}
+            states, captured = target.forward(block, metadata, drafter.capture_layers)
+        place = {"slots": metadata.slots, "starts": metadata.starts}
         head = nbytes([target.lm_head])
         layers = sum(weights.nbytes for weights in target.layers)
 
         def verify() -> Tensor:
             logits = target.logits(states).view(batch, depth + 1, -1)
-            return Draws().choose(logits, rows.starts)
+            return Draws().choose(logits, metadata.starts)
 
         with on_device(self.device), torch.no_grad():
             drafting = drafter.parts(
@@ -146,7 +146,7 @@ class Bench:
             )
         timed: Sequence[DraftPart] = (
             *drafting,
-            ("verify", lambda: target.forward(block, rows, drafter.capture_layers),
+            ("verify", lambda: target.forward(block, metadata, drafter.capture_layers),
              layers + self.kv_bytes(batch, target)),
             ("logits and choice", verify, head),
             ("context for the drafter", lambda: drafter.update_cache(captured, block, **place),

@@ -136,7 +136,7 @@ class PromptChunk:
 class PrefillShape:
     """What a prefill forward looks like; each is captured once."""
 
-    rows: int
+    sequences: int
     count: int
     """Tokens a prompt, padding included."""
     longest: int | None
@@ -162,7 +162,7 @@ class CapturedPrefill:
 
     graph: torch.cuda.CUDAGraph
     numbers: Tensor  # see `_numbers`
-    last: Tensor  # [rows, hidden]
+    last: Tensor  # [batch, hidden]
 
 
 class ModelRunner:
@@ -395,7 +395,7 @@ class ModelRunner:
         }
         with on_device(self._device):
             # Smaller ones fit into what the largest took.
-            for shape in sorted(shapes, key=lambda each: -each.rows * each.count):
+            for shape in sorted(shapes, key=lambda each: -each.sequences * each.count):
                 if shape.common and shape not in self._prefills:
                     self._capture_prefill(shape)
 
@@ -438,14 +438,18 @@ class ModelRunner:
         captured.graph.replay()
         return captured.last[: len(parts)]
 
-    def _prefill_shape(self, rows: int, count: int, start: int, *, drafts: bool) -> PrefillShape:
+    def _prefill_shape(
+        self, sequences: int, count: int, start: int, *, drafts: bool
+    ) -> PrefillShape:
         """The shape in which so many prompts of so many tokens are computed."""
         capacity = self.model.cache.capacity
         drafts = drafts and self.drafter is not None
-        exact = PrefillShape(rows, count, start + count, drafts, common=False)
-        lengths, counts = (PROMPT_LENGTHS, (1,)) if rows == 1 else (SHARED_LENGTHS, PROMPT_COUNTS)
+        exact = PrefillShape(sequences, count, start + count, drafts, common=False)
+        lengths, counts = (
+            (PROMPT_LENGTHS, (1,)) if sequences == 1 else (SHARED_LENGTHS, PROMPT_COUNTS)
+        )
         length = next((n for n in lengths if n >= count), None)
-        filled = next((n for n in counts if n >= rows), None)
+        filled = next((n for n in counts if n >= sequences), None)
         if not self._pad or length is None or filled is None or start + length > capacity:
             return exact
         if filled > 1 and filled * length > self._cheap:
@@ -475,9 +479,9 @@ class ModelRunner:
 
     def _run_prefill(self, shape: PrefillShape, numbers: Tensor) -> Tensor:
         """On a GPU nothing in here waits for the host."""
-        even = shape.rows + shape.rows % 2
-        slots, starts, last = (numbers[i * even : i * even + shape.rows] for i in range(3))
-        tokens = numbers[3 * even :].view(shape.rows, shape.count)
+        even = shape.sequences + shape.sequences % 2
+        slots, starts, last = (numbers[i * even : i * even + shape.sequences] for i in range(3))
+        tokens = numbers[3 * even :].view(shape.sequences, shape.count)
         metadata = AttentionMetadata(slots, starts, shape.count, longest=shape.longest)
         drafter = self.drafter if shape.drafts else None
         layers = () if drafter is None else drafter.capture_layers
@@ -501,12 +505,12 @@ def _numbers(parts: Sequence[PromptChunk], shape: PrefillShape, spare: int) -> l
     Each is aligned to 16 bytes, as kernels are compiled for. Prompts that only fill up the shape
     lie in the spare slot.
     """
-    odd = [0] * (shape.rows % 2)
-    more = shape.rows - len(parts)
+    odd = [0] * (shape.sequences % 2)
+    more = shape.sequences - len(parts)
     slots = [*(part.slot for part in parts), *[spare] * more, *odd]
     starts = [*(part.start for part in parts), *[0] * more, *odd]
     ends = [*(len(part.tokens) for part in parts), *[1] * more]
-    last = [row * shape.count + end - 1 for row, end in enumerate(ends)] + odd
+    last = [index * shape.count + end - 1 for index, end in enumerate(ends)] + odd
     tokens: list[int] = []
     for part in parts:
         # Padded with a token of its own: any number is finite where its own are.
@@ -530,7 +534,7 @@ def sizes_up_to(sequences: int) -> list[int]:
     return sorted({filled_size(count) for count in range(1, sequences + 1)})
 
 
-def _read_back(report: Tensor, rows: int) -> Callable[[], Tensor]:
+def _read_back(report: Tensor, sequences: int) -> Callable[[], Tensor]:
     """Copy to the host concurrently with the next cycle; wait only when the copy is wanted."""
     host = torch.empty(report.shape, dtype=report.dtype, pin_memory=True)
     host.copy_(report, non_blocking=True)
@@ -539,6 +543,6 @@ def _read_back(report: Tensor, rows: int) -> Callable[[], Tensor]:
 
     def wait() -> Tensor:
         done.synchronize()
-        return host[:rows]
+        return host[:sequences]
 
     return wait

@@ -1,4 +1,4 @@
-"""What rows pay for tokens they repeat, on the device: a count a slot and token."""
+"""Penalties for repeated tokens, on the device: a count for each slot and token."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from domino_spec.decoding.penalties import less_repeated
 
 
 class Penalties:
-    """One entry a slot. Rows without a penalty have neutral values: their logits stay as they are.
+    """One entry a slot. Sequences without a penalty have neutral values, which change no logits.
 
     Counts are of generated tokens whose states are in the caches; the anchor is not counted yet.
-    They are right for rows with a penalty only.
+    They are right for sequences with a penalty only.
     """
 
     def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Penalties:
         self.frequency = numbers(slots)
 
     def open(self, slot: int, prompt: Sequence[int], params: SamplingParams) -> None:
-        """A row begins here and has generated nothing yet."""
+        """A sequence begins here and has generated nothing yet."""
         self.repetition[slot] = float(params.repetition_penalty)
         self.presence[slot] = float(params.presence_penalty)
         self.frequency[slot] = float(params.frequency_penalty)
@@ -39,12 +39,12 @@ class Penalties:
             self.prompted[slot].zero_().index_fill_(0, ids, True)
 
     def apply(self, logits: Tensor, slots: Tensor, block: Tensor | None) -> Tensor:
-        """Logits [rows, n, vocabulary] as float32, less what each token costs there.
+        """Logits [batch, n, vocabulary] as float32, less the penalties of each token there.
 
-        Behind place i of a block [rows, n] lie its tokens up to that place; with no block there
-        is one place, right behind the prompt.
+        Position i of a block [batch, n] follows its tokens up to i; with no block there is one
+        position, right after the prompt.
         """
-        counts, prompted = self.counts[slots], self.prompted[slots]  # copies: [rows, vocabulary]
+        counts, prompted = self.counts[slots], self.prompted[slots]  # copies: [batch, vocabulary]
         each = (self.repetition, self.presence, self.frequency)
         repetition, presence, frequency = (column[slots].unsqueeze(1) for column in each)
         once = torch.ones_like(counts[:, :1])
@@ -53,13 +53,13 @@ class Penalties:
             if block is not None:
                 counts.scatter_add_(1, block[:, place : place + 1], once)
             scores = logits[:, place].float()
-            dearer = torch.where(scores < 0, scores * repetition, scores / repetition)
-            scores = torch.where(prompted | (counts > 0), dearer, scores)
+            penalised = torch.where(scores < 0, scores * repetition, scores / repetition)
+            scores = torch.where(prompted | (counts > 0), penalised, scores)
             found[:, place] = less_repeated(scores, counts, presence=presence, frequency=frequency)
         return found
 
     def count(self, slots: Tensor, block: Tensor, accepted: Tensor) -> None:
-        """The anchors and accepted drafts of a block [rows, n] are in the caches now."""
+        """The anchors and accepted drafts of a block [batch, n] are in the caches now."""
         places = torch.arange(block.shape[1], device=block.device)
         kept = (places <= accepted.unsqueeze(1)).to(self.counts.dtype)
         where = slots.unsqueeze(1) * self.counts.shape[1] + block

@@ -1,10 +1,10 @@
-"""How rows choose tokens on the device: greedily, or by noise that belongs to seed and position.
+"""How sequences choose tokens on the device: greedily, or by noise of seed and position.
 
 Sampling is arg max of logits / temperature + Gumbel noise, which draws from the softmax. The noise
-of a token is a hash of the row's seed, the position and the token, so that a position's draw is the
-same whoever computes it and however many tokens a forward verifies: a seed gives the same text with
-a drafter and without. Drafts are drawn with the same noise, which makes them agree with the target
-far more often than independent draws would.
+of a token is a hash of the sequence's seed, the position and the token, so that a position's draw
+is the same in every loop and however many tokens a forward verifies: a seed gives the same text
+with a drafter and without. Drafts are drawn with the same noise, which makes them agree with the
+target far more often than independent draws would.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from domino_spec.engine.kernels.choose import choose, restrict
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """How each row of a batch chooses. None stands for a batch in which no row needs it."""
+    """How each sequence of a batch chooses. None stands for a batch in which none needs it."""
 
-    temperature: Tensor | None = None  # [rows]; 0 is greedy
-    seeds: Tensor | None = None  # [rows]
-    top_k: Tensor | None = None  # [rows]; 0 is off
-    top_p: Tensor | None = None  # [rows]; 1 is off
-    min_p: Tensor | None = None  # [rows]; 0 is off
+    temperature: Tensor | None = None  # [batch]; 0 is greedy
+    seeds: Tensor | None = None  # [batch]
+    top_k: Tensor | None = None  # [batch]; 0 is off
+    top_p: Tensor | None = None  # [batch]; 1 is off
+    min_p: Tensor | None = None  # [batch]; 0 is off
 
     def choose(
         self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None, *, cut: bool = True
     ) -> Tensor:
-        """Tokens [rows, n] from logits [rows, n, k] of tokens at `starts` and behind.
+        """Tokens [batch, n] from logits [batch, n, k] of tokens from `starts` on.
 
-        A choice stands one place behind the token it was made from. `tokens` [k] are the columns'
+        A choice stands one position after the token it was made from. `tokens` [k] are the columns'
         ids, where these are not the whole vocabulary's.
         """
-        rows, count, width = logits.shape
+        batch, count, width = logits.shape
         flat = logits.reshape(-1, width)
         if self.temperature is None:
-            return _named(choose(flat), tokens).view(rows, count)
+            return _named(choose(flat), tokens).view(batch, count)
         each = _each(self, count)
         assert each.temperature is not None
         if cut and each.top_k is not None:
@@ -58,9 +58,9 @@ class Draws:
             temperature=each.temperature,
             seeds=each.seeds,
             positions=places.flatten(),
-            tokens=None if tokens is None else tokens.expand(rows * count, -1),
+            tokens=None if tokens is None else tokens.expand(batch * count, -1),
         )
-        return _named(columns, tokens).view(rows, count)
+        return _named(columns, tokens).view(batch, count)
 
     def choose_drafts(self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Drafts: what the target would cut off is not cut off here, but simply refused."""
@@ -72,7 +72,7 @@ def _named(columns: Tensor, tokens: Tensor | None) -> Tensor:
 
 
 def _each(draws: Draws, count: int) -> Draws:
-    """The same for `count` tokens a row."""
+    """The same for `count` tokens a sequence."""
     return replace(
         draws,
         **{

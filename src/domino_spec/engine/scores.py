@@ -13,9 +13,9 @@ _AT_ONCE = 64
 
 
 def score_columns(logits: Tensor, chosen: Tensor, *, ranked: bool) -> Tensor:
-    """Numbers [rows, n * width] in a report's own type, from raw logits [rows, n, vocabulary].
+    """Numbers [batch, n * width] in a report's own type, from raw logits [batch, n, vocabulary].
 
-    For each of the chosen tokens [rows, n] its log-probability and, if `ranked`, those of the
+    For each of the chosen tokens [batch, n] its log-probability and, if `ranked`, those of the
     likeliest tokens, then their ids. Log-probabilities are kept bit by bit, as float64.
     """
     most = min(MOST_LOGPROBS, logits.shape[-1]) if ranked else 0
@@ -42,16 +42,16 @@ class ScoreTable:
     """The same read back on the host."""
 
     def __init__(self, columns: Tensor, places: int) -> None:
-        """`columns` [rows, places * width]."""
-        cells = columns.reshape(len(columns), places, -1)  # [rows, places, width]
+        """`columns` [batch, places * width]."""
+        cells = columns.reshape(len(columns), places, -1)  # [batch, places, width]
         self._most = cells.shape[-1] // 2
         self._numbers = cells[..., : self._most + 1].contiguous().view(torch.float64)
         self._ids = cells[..., self._most + 1 :]
 
-    def of(self, row: int, *, tokens: int, top: int) -> tuple[TokenScore, ...]:
-        """Scores of a row's first tokens, with so many of the likeliest ones each."""
-        numbers = self._numbers[row, :tokens, : top + 1].tolist()
-        ids = self._ids[row, :tokens, :top].tolist()
+    def of(self, index: int, *, tokens: int, top: int) -> tuple[TokenScore, ...]:
+        """Scores of a sequence's first tokens, with so many of the likeliest ones each."""
+        numbers = self._numbers[index, :tokens, : top + 1].tolist()
+        ids = self._ids[index, :tokens, :top].tolist()
         return tuple(
             TokenScore(own, tuple(zip(best, scores, strict=True)))
             for (own, *scores), best in zip(numbers, ids, strict=True)

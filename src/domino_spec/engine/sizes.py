@@ -79,7 +79,7 @@ def fitting_size(
     free += engine.cache_bytes  # given back before anything is taken
     present = engine.size if engine.size.slots else None
     needed = max(sequence.max_length for sequence in waiting)
-    return fitting(wanted, present, needed, row=token_bytes(target, drafter), free=free)
+    return fitting(wanted, present, needed, per_token=token_bytes(target, drafter), free=free)
 
 
 def no_room_reason(
@@ -103,16 +103,18 @@ def packs_by_default(target: Target, drafter: Drafter | None) -> bool:
     return free is None or 2 * packed_bytes(target, drafter) <= free
 
 
-def fitting(wanted: Size, present: Size | None, needed: int, *, row: int, free: int) -> Size | None:
-    """The first of ever smaller sizes that the free bytes hold, at `row` bytes a token.
+def fitting(
+    wanted: Size, present: Size | None, needed: int, *, per_token: int, free: int
+) -> Size | None:
+    """The first of ever smaller sizes that the free bytes hold, at `per_token` bytes a token.
 
     None if not even one slot of `needed` tokens fits.
     """
     for size in _ever_smaller(wanted, present):
-        if _bytes(size, row) <= _SHARE * free:
+        if _bytes(size, per_token) <= _SHARE * free:
             return size
     last = Size(1, needed)
-    return last if _bytes(last, row) <= _LAST_SHARE * free else None
+    return last if _bytes(last, per_token) <= _LAST_SHARE * free else None
 
 
 def _ever_smaller(wanted: Size, present: Size | None) -> Iterator[Size]:
@@ -125,8 +127,8 @@ def _ever_smaller(wanted: Size, present: Size | None) -> Iterator[Size]:
         slots //= 2
 
 
-def _bytes(size: Size, row: int) -> int:
-    return (size.slots + 1) * size.capacity * row  # one slot is for what fills up a batch
+def _bytes(size: Size, per_token: int) -> int:
+    return (size.slots + 1) * size.capacity * per_token  # one slot is for what fills up a batch
 
 
 def token_bytes(target: Target, drafter: Drafter | None) -> int:

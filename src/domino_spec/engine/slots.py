@@ -14,7 +14,7 @@ from domino_spec.engine.sampling import Draws
 
 
 class Slots:
-    """One entry a slot, and one more for rows that only fill up a batch.
+    """One entry a slot, and one more for those that only fill up a batch.
 
     `lengths[s]` tokens of slot s are in the target's cache and in the drafter's context; the anchor
     is committed but in neither.
@@ -43,7 +43,7 @@ class Slots:
 
     @property
     def penalties(self) -> Penalties:
-        """Made when some row first has one: a number a slot and token is much to keep for none."""
+        """Made when a sequence first has one: a number for each slot and token takes memory."""
         if self._penalties is None:
             self._penalties = Penalties(self.count + 1, self._vocabulary, self.device)
         return self._penalties
@@ -85,7 +85,7 @@ class Slots:
 
     @contextmanager
     def choosing(self, params: SamplingParams) -> Iterator[None]:
-        """Rows that choose so seem to be in all slots; for measurements, and undone afterwards."""
+        """As if all slots held sequences that choose so; for measurements, undone afterwards."""
         columns = [value for value in vars(self).values() if isinstance(value, Tensor)]
         before, penalties = [column.clone() for column in columns], self._penalties
         self._penalties = None  # the true one stays as it is
@@ -100,7 +100,7 @@ class Slots:
                 column.copy_(values)
 
     def draws(self, slots: Tensor, *, sampled: bool, filtered: bool) -> Draws:
-        """How these slots' rows choose, with no more work than some row of them needs."""
+        """How these slots' sequences choose, with no more work than some of them needs."""
         if not sampled:
             return Draws()
         cut = (

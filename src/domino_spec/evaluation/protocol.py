@@ -65,7 +65,7 @@ class Measurement:
     head: bool | None
     """Whether the head corrected; None for drafters that have no such choice."""
     outcomes: tuple[Outcome, ...]
-    rows: tuple[AcceptanceStats, ...]
+    sequences: tuple[AcceptanceStats, ...]
     """One a prompt, whatever its outcome; those left out of a simulation are empty."""
     seconds: float
 
@@ -73,9 +73,9 @@ class Measurement:
     def total(self) -> AcceptanceStats:
         """All counts of the prompts used."""
         total = AcceptanceStats()
-        for outcome, row in zip(self.outcomes, self.rows, strict=True):
+        for outcome, counts in zip(self.outcomes, self.sequences, strict=True):
             if outcome == "used":
-                total.add(row)
+                total.add(counts)
         return total
 
     @property
@@ -104,8 +104,8 @@ class Measurement:
             "per_prompt": {
                 "number": list(self.prompts.numbers),
                 "outcome": list(self.outcomes),
-                "committed": [row.committed for row in self.rows],
-                "cycles": [row.cycles for row in self.rows],
+                "committed": [counts.committed for counts in self.sequences],
+                "cycles": [counts.cycles for counts in self.sequences],
             },
             "seconds": self.seconds,
         }
@@ -153,9 +153,9 @@ def measure_simulated(
         head=head,
         **options,
     )
-    rows = [AcceptanceStats() for _ in outcomes]
-    for index, row in zip(used, simulation.rows, strict=True):
-        rows[index] = row
+    sequences = [AcceptanceStats() for _ in outcomes]
+    for index, counts in zip(used, simulation.sequences, strict=True):
+        sequences[index] = counts
     return Measurement(
         prompts=prompts,
         protocol=protocol,
@@ -165,7 +165,7 @@ def measure_simulated(
         candidates=decoder.candidates,
         head=head,
         outcomes=outcomes,
-        rows=tuple(rows),
+        sequences=tuple(sequences),
         seconds=time.perf_counter() - start,
     )
 
@@ -211,7 +211,7 @@ def measure_decoded(
         candidates=decoder.candidates,
         head=head if isinstance(decoder.drafter, BlockDrafter) else None,
         outcomes=tuple(protocol.outcome(answer.tokens) for answer in answers),
-        rows=tuple(answer.stats for answer in answers),
+        sequences=tuple(answer.stats for answer in answers),
         seconds=time.perf_counter() - start,
     )
 

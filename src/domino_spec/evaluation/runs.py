@@ -83,7 +83,7 @@ def make_sequence(
 
 
 def batches(lengths: Sequence[int], target: Target, size: int) -> list[list[int]]:
-    """Indices in batches of similar lengths; one a batch where rows cannot share a forward."""
+    """Indices in batches of similar lengths; one a batch where sequences cannot share a forward."""
     if size < 1:
         raise InputError(f"the batch size is {size}; expected 1 or more.")
     size = 1 if target.batch_refusal else size

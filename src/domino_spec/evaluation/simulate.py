@@ -28,16 +28,16 @@ from domino_spec.evaluation.runs import batches
 from domino_spec.targets import Target, read
 
 _ANCHORS = 32
-"""Anchors of a row in one forward: they hide from each other, which attention computes in vain."""
+"""Anchors of a sequence in one forward: attention between them is computed in vain."""
 _STAGES = (2, 6)
 """Most anchors miss early: few need the logits of a whole block."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """What decoding would have counted, and how each draft does behind every anchor."""
+    """What decoding would have counted, and how each draft does after every anchor."""
 
-    rows: list[AcceptanceStats]
+    sequences: list[AcceptanceStats]
     """One a continuation, in order."""
     total: AcceptanceStats
     reached: list[int]
@@ -79,7 +79,7 @@ def simulate(
     depth: int | None = None,
     candidates: int | None = None,
     head: bool = True,
-    rows_per_forward: int = 16,
+    sequences_per_forward: int = 16,
     max_slots: int = 4096,
     batch_size: int | None = None,
 ) -> Simulation:
@@ -97,11 +97,16 @@ def simulate(
     answers = continuations.answers
     matches: list[list[int]] = [[0] * (len(answer) - 1) for answer in answers]
     with _measuring(drafter if head else without_head(drafter)) as measured:
-        for batch in batches([len(answer) for answer in answers], target, rows_per_forward):
-            rows = continuations.select(batch)
-            if depth and len(rows.answers[-1]) > 1:  # the longest of the batch
+        for batch in batches([len(answer) for answer in answers], target, sequences_per_forward):
+            chosen = continuations.select(batch)
+            if depth and len(chosen.answers[-1]) > 1:  # the longest of the batch
                 found = _matches(
-                    measured, target, rows, depth=depth, candidates=candidates, max_slots=max_slots
+                    measured,
+                    target,
+                    chosen,
+                    depth=depth,
+                    candidates=candidates,
+                    max_slots=max_slots,
                 )
                 for index, counts in zip(batch, found, strict=True):
                     matches[index] = counts
@@ -114,10 +119,10 @@ def simulate(
         else batches([len(p) for p in continuations.prompts], target, batch_size),
     )
     total = AcceptanceStats()
-    for row in stats:
-        total.add(row)
+    for own in stats:
+        total.add(own)
     reached, right = count_anchors(matches, depth=depth)
-    return Simulation(rows=stats, total=total, reached=reached, right=right)
+    return Simulation(sequences=stats, total=total, reached=reached, right=right)
 
 
 def without_head(drafter: DraftModel) -> DraftModel:
@@ -137,10 +142,10 @@ def _matches(
     candidates: int | None,
     max_slots: int,
 ) -> list[list[int]]:
-    """Behind each token of each answer but the last: how many drafts are the answer's own."""
+    """After each token of each answer but the last: how many drafts are the answer's own."""
     device = drafter.device
     pairs = list(zip(continuations.prompts, continuations.answers, strict=True))
-    # Padding goes behind each row, where neither causal attention nor an anchor can see it.
+    # Padding goes after each sequence, where neither causal attention nor an anchor can see it.
     tokens = _padded([prompt + answer[:-1] for prompt, answer in pairs], fill=0)
     captured = read(target, tokens, capture_layers=drafter.config.target_layer_ids).captured
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
@@ -149,7 +154,7 @@ def _matches(
     starts = torch.tensor([len(prompt) for prompt, _ in pairs], device=device).unsqueeze(1)
     counts = torch.tensor([len(answer) - 1 for _, answer in pairs], device=device).unsqueeze(1)
     width = int(counts.max())
-    # -1 is no token: drafts behind the end of an answer are never right.
+    # -1 is no token: drafts after the end of an answer are never right.
     answers = _padded([answer + (-1,) * depth for _, answer in pairs], fill=-1).to(device)
     found = torch.zeros(len(pairs), width, dtype=torch.long, device=device)
     step = max(1, min(_ANCHORS, max_slots // (len(pairs) * drafter.config.block_size)))
@@ -163,8 +168,8 @@ def _matches(
             context=context,
             context_positions=positions,
         )
-        real = index < counts  # [rows, anchors]
-        truth = answers.unfold(1, depth, 1)[:, index + 1]  # [rows, anchors, depth]
+        real = index < counts  # [batch, anchors]
+        truth = answers.unfold(1, depth, 1)[:, index + 1]  # [batch, anchors, depth]
         found[:, index] = found[:, index].masked_scatter(
             real,
             _count_right(
@@ -176,7 +181,7 @@ def _matches(
                 candidates=candidates,
             ),
         )
-    return [row[: len(answer) - 1] for row, (_, answer) in zip(found.tolist(), pairs, strict=True)]
+    return [own[: len(answer) - 1] for own, (_, answer) in zip(found.tolist(), pairs, strict=True)]
 
 
 def _count_right(
@@ -188,7 +193,7 @@ def _count_right(
     truth: Tensor,  # [anchors, depth]
     candidates: int | None,
 ) -> Tensor:
-    """How many leading drafts are right behind each anchor, [anchors]."""
+    """How many leading drafts are right after each anchor, [anchors]."""
     depth = truth.shape[1]
     right = torch.zeros_like(anchor_tokens)
     going = torch.arange(len(anchor_tokens), device=anchor_tokens.device)
@@ -208,11 +213,11 @@ def _count_right(
     return right
 
 
-def _padded(rows: Sequence[Sequence[int]], *, fill: int) -> Tensor:
-    """Rows of different lengths as one [rows, longest]."""
-    padded = torch.full((len(rows), max(len(row) for row in rows)), fill, dtype=torch.long)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.tensor(row)
+def _padded(sequences: Sequence[Sequence[int]], *, fill: int) -> Tensor:
+    """Sequences of different lengths as one [batch, longest]."""
+    padded = torch.full((len(sequences), max(map(len, sequences))), fill, dtype=torch.long)
+    for index, tokens in enumerate(sequences):
+        padded[index, : len(tokens)] = torch.tensor(tokens)
     return padded
 
 
@@ -238,41 +243,41 @@ def walk(
     max_new_tokens: int,
     batches: Sequence[Sequence[int]] | None,
 ) -> list[AcceptanceStats]:
-    """Each row's counts, where `matches[row][i]` drafts are right behind its i-th token.
+    """Each sequence's counts, where `matches[n][i]` drafts are right after its i-th token.
 
-    A row has one token more than matches: its last is no anchor. The first is the prefill's.
+    A sequence has one token more than matches: its last is no anchor. The first is the prefill's.
     `batches` are the reference loop's; on the engine (None) every block has the whole depth.
     """
     stats = [AcceptanceStats() for _ in matches]
     for batch in [range(len(matches))] if batches is None else batches:
         done = dict.fromkeys(batch, 1)
-        going = [row for row in batch if matches[row]]
+        going = [number for number in batch if matches[number]]
         while going:
             width = depth
             if batches is not None:
-                width = min(depth, max_new_tokens - min(done[row] for row in going) - 1)
-            for row in going:
-                room = max_new_tokens - done[row]
-                left = len(matches[row]) + 1 - done[row]
-                accepted = min(matches[row][done[row] - 1], width)
+                width = min(depth, max_new_tokens - min(done[number] for number in going) - 1)
+            for number in going:
+                room = max_new_tokens - done[number]
+                left = len(matches[number]) + 1 - done[number]
+                accepted = min(matches[number][done[number] - 1], width)
                 committed = min(accepted + 1, left)
-                # A draft that ends the row leaves none behind it that could be verified.
+                # A draft that ends the sequence leaves none after it that could be verified.
                 ended = accepted == left
                 offered = accepted if ended else min(width, room)
-                stats[row].record(drafts=offered, accepted=accepted, committed=committed)
-                done[row] += committed
-            going = [row for row in going if done[row] <= len(matches[row])]
+                stats[number].record(drafts=offered, accepted=accepted, committed=committed)
+                done[number] += committed
+            going = [number for number in going if done[number] <= len(matches[number])]
     return stats
 
 
 def count_anchors(matches: Sequence[Sequence[int]], *, depth: int) -> tuple[list[int], list[int]]:
     """Over every anchor: how often each draft was reached, and how often it was right."""
     reached, right = [0] * depth, [0] * depth
-    for row in matches:
-        for index, count in enumerate(row):
+    for own in matches:
+        for index, count in enumerate(own):
             for position in range(count):
                 right[position] += 1
             # The first wrong draft is reached too, unless the answer or the block ends there.
-            for position in range(min(count + 1, depth, len(row) - index)):
+            for position in range(min(count + 1, depth, len(own) - index)):
                 reached[position] += 1
     return reached, right

@@ -22,36 +22,36 @@ MASKED_ATTENTION = ("sdpa", "eager")
 class TargetCache:
     """Row i owns slots 0..lengths[i]-1 of every layer; later slots are garbage to be masked.
 
-    A forward appends its tokens behind the last slot for all rows alike. `commit` then moves
-    what each row keeps to the end of that row and cuts the rest off. Sliding-window layers
+    A forward appends its tokens after the last slot for all sequences alike. `commit` then moves
+    what each sequence keeps to its own end and cuts the rest off. Sliding-window layers
     keep every slot too, so that nothing a roll-back needs is ever dropped: the mask applies
     the window.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, batch: int) -> None:
         # Without a config every layer is a plain growing one, whatever the model would choose.
         self.past = DynamicCache()
-        self.lengths = [0] * rows
+        self.lengths = [0] * batch
 
     @property
     def slots(self) -> int:
-        """Slots in use by the longest row."""
+        """Slots in use by the longest sequence."""
         return max(self.lengths, default=0)
 
     @property
     def ragged(self) -> bool:
-        """Whether some row is shorter than the cache, so that a mask must hide its garbage."""
+        """Whether some sequence is shorter than the cache, so that a mask must hide its garbage."""
         return any(length != self.slots for length in self.lengths)
 
     def commit(self, counts: Sequence[int]) -> None:
-        """Keep the first `counts[row]` of the positions the last forward appended."""
+        """Keep the first `counts[i]` of the positions the last forward appended."""
         start = self.slots
         lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
-        # All rows that must move do so at once: plain decoding of rows of different lengths comes
+        # All that must move do so at once: plain decoding of sequences of different lengths comes
         # here for every token.
         moves = [
-            (row, start + offset, length + offset)
-            for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True))
+            (index, start + offset, length + offset)
+            for index, (length, count) in enumerate(zip(self.lengths, counts, strict=True))
             for offset in range(count if length != start else 0)
         ]
         places: dict[torch.device, Tensor] = {}
@@ -59,23 +59,23 @@ class TargetCache:
             for states in (layer.keys, layer.values) if moves else ():
                 if states.device not in places:
                     places[states.device] = torch.tensor(moves, device=states.device).T
-                rows, found, wanted = places[states.device]
-                states[rows, :, wanted] = states[rows, :, found]  # read whole before written
+                moved, found, wanted = places[states.device]
+                states[moved, :, wanted] = states[moved, :, found]  # read whole before written
             size = max(lengths)
             layer.keys = layer.keys[:, :, :size]
             layer.values = layer.values[:, :, :size]
         self.lengths = lengths
 
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
+    def select(self, kept: Sequence[int]) -> None:
+        """Keep only these sequences, in this order."""
         for layer in self._layers():
-            size = max(self.lengths[row] for row in rows)
-            layer.keys = layer.keys[rows, :, :size]
-            layer.values = layer.values[rows, :, :size]
-        self.lengths = [self.lengths[row] for row in rows]
+            size = max(self.lengths[index] for index in kept)
+            layer.keys = layer.keys[kept, :, :size]
+            layer.values = layer.values[kept, :, :size]
+        self.lengths = [self.lengths[index] for index in kept]
 
     def positions(self, count: int, device: torch.device) -> Tensor:
-        """Absolute positions of the next `count` tokens of every row, [rows, count]."""
+        """Absolute positions of the next `count` tokens of every sequence, [batch, count]."""
         starts = torch.tensor(self.lengths, device=device).unsqueeze(1)
         return starts + torch.arange(count, device=device)
 
@@ -102,7 +102,7 @@ def ragged_mask(
 ) -> Mask:
     """Causal mask by true positions, one per attention kind the model mixes.
 
-    Transformers would compare slot numbers; behind a shorter row's garbage those run ahead of
+    Transformers would compare slot numbers; after a shorter sequence's garbage those run ahead of
     the positions, which a sliding window would notice.
     """
     if attention not in MASKED_ATTENTION:
@@ -113,18 +113,18 @@ def ragged_mask(
         )
     slots = torch.arange(cache.slots, device=device)
     lengths = torch.tensor(cache.lengths, device=device).unsqueeze(1)
-    new = cache.positions(count, device)  # [rows, count]
+    new = cache.positions(count, device)  # [batch, count]
     hidden = torch.iinfo(torch.long).max  # a position after every query
-    cached = torch.where(slots < lengths, slots, hidden)  # [rows, slots]
+    cached = torch.where(slots < lengths, slots, hidden)  # [batch, slots]
     keys = torch.cat((cached, new), dim=1).unsqueeze(1)
     queries = new.unsqueeze(2)
-    visible = keys <= queries  # [rows, count, slots + count]
+    visible = keys <= queries  # [batch, count, slots + count]
     return _by_kind(visible, queries - keys, kinds, window, attention, dtype)
 
 
 def packed_mask(
-    positions: Tensor,  # [rows, n]: restart with each document
-    documents: Tensor,  # [rows, n]
+    positions: Tensor,  # [batch, n]: restart with each document
+    documents: Tensor,  # [batch, n]
     *,
     kinds: Sequence[str],
     window: int | None,
@@ -137,7 +137,7 @@ def packed_mask(
             f"several documents in one row need a mask that {attention!r} attention does not "
             "take; load the target with attn_implementation='sdpa'."
         )
-    distance = positions.unsqueeze(2) - positions.unsqueeze(1)  # [rows, queries, keys]
+    distance = positions.unsqueeze(2) - positions.unsqueeze(1)  # [batch, queries, keys]
     visible = (documents.unsqueeze(2) == documents.unsqueeze(1)) & (distance >= 0)
     return _by_kind(visible, distance, kinds, window, attention, dtype)
 

@@ -29,8 +29,8 @@ from domino_spec.targets.support import (
 class TargetOutput:
     """Of one forward: logits of the kept positions, and the captured hidden states of all."""
 
-    logits: Tensor  # [rows, kept, vocabulary]
-    captured: Tensor | None  # [rows, tokens, captured layers * hidden]
+    logits: Tensor  # [batch, kept, vocabulary]
+    captured: Tensor | None  # [batch, tokens, captured layers * hidden]
 
 
 _ReducedHead = tuple[Tensor, tuple[int, int], tuple[Tensor, Tensor | None]]
@@ -160,25 +160,25 @@ class Target:
 
     # Forwards -------------------------------------------------------------------------------
 
-    def new_cache(self, rows: int) -> TargetCache:
+    def new_cache(self, batch: int) -> TargetCache:
         """An empty cache; refuses batches the model cannot mask."""
-        if rows > 1 and self.batch_refusal:
+        if batch > 1 and self.batch_refusal:
             raise TargetError(self.batch_refusal)
-        return TargetCache(rows)
+        return TargetCache(batch)
 
     def forward(
         self,
-        tokens: Tensor,  # [rows, n]
+        tokens: Tensor,  # [batch, n]
         cache: TargetCache,
         *,
         capture_layers: Sequence[int] = (),
         keep: Sequence[int] | None = None,
         last_positions: Sequence[int] | None = None,
     ) -> TargetOutput:
-        """Run tokens behind each row's length; the caller commits what it keeps.
+        """Run tokens after each sequence's length; the caller commits what it keeps.
 
-        `keep` names the positions whose logits are wanted; None means all. Tokens behind a
-        row's last position will be thrown away and must not reach past the model's context.
+        `keep` names the positions whose logits are wanted; None means all. Tokens after a
+        sequence's last position will be thrown away and must not reach past the model's context.
         """
         tokens = tokens.to(self.device)
         count = tokens.shape[1]
@@ -298,18 +298,18 @@ def capturing(points: Sequence[nn.Module], ids: Sequence[int]) -> Iterator[dict[
 class Reading:
     """What a target says about sequences it was shown whole."""
 
-    captured: Tensor  # [rows, n, captured layers * hidden]
-    hidden: Tensor  # [rows, n, hidden]: what `Target.logits` turns into the next token's logits
+    captured: Tensor  # [batch, n, captured layers * hidden]
+    hidden: Tensor  # [batch, n, hidden]: what `Target.logits` turns into the next token's logits
 
 
 @torch.no_grad()
 def read(
     target: Target,
-    tokens: Tensor,  # [rows, n]
+    tokens: Tensor,  # [batch, n]
     *,
     capture_layers: Sequence[int],
-    positions: Tensor | None = None,  # [rows, n]: restart with each packed document
-    documents: Tensor | None = None,  # [rows, n]: None where each row is one document
+    positions: Tensor | None = None,  # [batch, n]: restart with each packed document
+    documents: Tensor | None = None,  # [batch, n]: None where each row is one document
 ) -> Reading:
     """Captured and final hidden states of every position, without logits and without a cache.
 

@@ -39,7 +39,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def step(self, token: Tensor, state: Tensor, embed: Embed) -> Tensor:
-        """The state [rows, state] after reading one more token [rows]."""
+        """The state [batch, state] after reading one more token [batch]."""
 
     @abstractmethod
     def project_hidden(self, hidden: Tensor) -> Tensor:
@@ -53,9 +53,9 @@ class Head(nn.Module, ABC):
     def initialise(self, generator: torch.Generator) -> None:
         """Weights to start training from: random, with an output that is zero."""
 
-    def initial_state(self, rows: int, like: Tensor) -> Tensor:
+    def initial_state(self, batch: int, like: Tensor) -> Tensor:
         """The zero state before the anchor is read."""
-        return torch.zeros(rows, self.state_size, dtype=like.dtype, device=like.device)
+        return torch.zeros(batch, self.state_size, dtype=like.dtype, device=like.device)
 
     def correction(self, projected: Tensor, state: Tensor, columns: Tensor | None = None) -> Tensor:
         """What is added to the base logits: of all output tokens, or of `columns` [..., k]."""
