@@ -1,7 +1,7 @@
-"""A plan of training runs: what each is told, how many steps it may take, who won.
+"""A plan of training runs: the settings of each, how many steps it may take, who won.
 
 `base` settings are shared. A run has its own `settings` and a budget: `steps`, `steps_of` another
-run, or `seconds`, from which the steps follow once a short trial has told the seconds a step
+run, or `seconds`, from which the steps follow once a short trial has measured the seconds a step
 (`rate_of` takes another run's: the work of a step is the same). `best_of` holds groups of runs:
 the settings of each group's winner on held-out conversations are taken over.
 """
@@ -87,7 +87,7 @@ class Plan:
 
 
 def own_settings(entry: Entry, earlier: Mapping[str, Record], set_name: str) -> dict[str, Any]:
-    """A run's own settings behind those of the winners it follows, which records tell."""
+    """The settings of the winners a run follows, which records name, then its own."""
     own: dict[str, Any] = {}
     for group in entry.best_of:
         missing = [name for name in group if name not in earlier]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.ablations PLAN.yaml --target TARGET --data SHARDS... --sets FILES...
 
-What a plan holds is told in `ablation_plan`. Trials find the seconds a step while nothing else
+`ablation_plan` says what a plan holds. Trials find the seconds a step while nothing else
 runs; with `--rates` they are kept, so that several processes (`--only` some runs each) can then
 train side by side, each run with the steps its seconds would have bought it alone.
 Tokens a cycle are simulated: exactly what greedy decoding would give.
@@ -57,7 +57,7 @@ class Speed:
         pass
 
     def mean(self, name: str) -> float:
-        """Of the reports behind the first, which waited for the compiler."""
+        """Of the reports after the first, which waited for the compiler."""
         later = self.reports[1:] or self.reports
         return sum(r[name] for r in later) / len(later)
 
@@ -131,7 +131,7 @@ class Study:
     sets: Sets
 
     def settings(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Everything a run is told but its budget."""
+        """All settings of a run but its budget."""
         shared = {"eval_every": 0, "save_every": 0, **self.plan.base}
         return {"target": self.arguments.target, "data": self.arguments.data, **shared, **own}
 

@@ -67,7 +67,7 @@ class Contest:
     final: Continuations
 
     def settings(self, kind: str) -> dict[str, Any]:
-        """What a kind is told beside its rate and its seconds."""
+        """A kind's settings other than its rate and its seconds."""
         own = {"eval_every": 0, "save_every": 0, "variant": kind}
         own |= {"target": self.arguments.target, "data": self.arguments.data}
         for change in self.arguments.set:
@@ -76,7 +76,7 @@ class Contest:
                 own |= parse_assignments([assignment]) if of == kind else {}
             else:
                 own |= parse_assignments([change])
-        if kind in BASELINES:  # neither has a mask, which block drafters may be told
+        if kind in BASELINES:  # neither has a mask, which block drafters may be given
             own.pop("mask_token_id", None)
         return own
 

@@ -2,7 +2,7 @@
 
 python -m benchmarks.mutations --out records/mutations.jsonl
 
-A fault is one changed line of one package, as somebody might write it by mistake. One that its
+A fault is one changed line of one package, as it might be written by mistake. One that its
 tests miss says that a test is missing. The tests are run without any fault first.
 """
 

@@ -44,7 +44,7 @@ class Features:
 def collect(
     drafter: DraftModel, target: Target, batches: PackedBatches, *, labels: int
 ) -> Features:
-    """Activations and candidates of labels behind random anchors."""
+    """Activations and candidates of labels after random anchors."""
     head = drafter.head
     assert head is not None
     parts: list[tuple[Tensor, ...]] = []

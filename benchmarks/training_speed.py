@@ -54,7 +54,7 @@ class Watcher:
 
 
 def random_loaded(shape: str, device: torch.device) -> LoadedTarget:
-    """A target of this shape whose weights nobody trained."""
+    """A target of this shape with random weights."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = random_target(shape, device=device, dtype=dtype)
     return LoadedTarget(target=target, tokenizer=None, source=shape, revision=None)
@@ -79,7 +79,7 @@ def random_corpus(vocab_size: int, *, length: int, count: int) -> Corpus:
 def measure(
     run: Run, watcher: Watcher, *, soft: bool, prefetched: dict[str, Any]
 ) -> dict[str, Any]:
-    """Train, and sum up the reports behind the profiled steps."""
+    """Train, and sum up the reports after the profiled steps."""
     train(run)
     config, drafter = run.config, run.drafter
     later = [r for r in watcher.reports if r["step"] > watcher._last]

@@ -222,21 +222,21 @@ def test_a_kind_that_fails_costs_the_others_nothing(tiny, tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def crowd(tmp_path, monkeypatch):
+def stress(tmp_path, monkeypatch):
     """The script with one small stress test of a kind, and its records."""
     out = tmp_path / "crowd.jsonl"
 
     def ask(*kinds):
         arguments = ["--crowds", "1", "--turns", "60", "--out", str(out), "--drafters", *kinds]
-        monkeypatch.setattr(sys, "argv", ["crowd", *arguments])
+        monkeypatch.setattr(sys, "argv", ["stress", *arguments])
         return out
 
     return ask
 
 
-def test_a_stress_test_gives_each_sequence_what_it_gets_alone(crowd):
+def test_a_stress_test_gives_each_sequence_what_it_gets_alone(stress):
     kinds = ["domino", "lookup"]
-    out = crowd(*kinds)
+    out = stress(*kinds)
     engine_crowd.main()
     records = read_records(out)
     assert [record["drafter"] for record in records] == kinds
@@ -249,8 +249,8 @@ def test_a_stress_test_gives_each_sequence_what_it_gets_alone(crowd):
         assert low < record["tokens_per_cycle"] < high
 
 
-def test_a_stress_test_that_differs_is_told(crowd, monkeypatch):
-    out = crowd("domino")
+def test_a_stress_test_that_differs_is_reported(stress, monkeypatch):
+    out = stress("domino")
     monkeypatch.setattr(SlotCache, "copy", lambda *_: None)  # reused tokens that are not there
     with pytest.raises(SystemExit, match="1 stress tests differ"):
         engine_crowd.main()

@@ -87,7 +87,7 @@ def _command(secrets: Sequence[str]) -> str:
 
 
 def _without_folders(word: str) -> str:
-    """A word of a command line, or what stands behind its `=`, without the machine's folders."""
+    """A word of a command line, or what follows its `=`, without the machine's folders."""
     option, equals, value = word.rpartition("=")
     return f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
 

@@ -1,4 +1,4 @@
-"""Depth where nobody sets one: the engine drafts as far as it pays, and says where it does not."""
+"""Depth where none is set: the engine drafts as far as it pays, and says where it does not."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from tests.support.pair import bigram_target, knowing_drafter
 
 (PROMPT,) = random_prompts([5])
 FREE = {depth: 0.010 + 0.0001 * depth for depth in depths(7)}
-DEAR = {depth: 0.010 + 0.009 * depth for depth in depths(7)}
+EXPENSIVE = {depth: 0.010 + 0.009 * depth for depth in depths(7)}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_drafter_that_knows_drafts_its_whole_block(costing):
 
 
 def test_drafts_that_do_not_pay_are_left_out_and_that_is_said_once(costing):
-    costing(DEAR)
+    costing(EXPENSIVE)
     decoder = unsure()
     plain = decoder.generate(PROMPT, max_new_tokens=80, ignore_eos=True, speculate=False)
     words = (
@@ -65,8 +65,10 @@ def test_drafts_that_do_not_pay_are_left_out_and_that_is_said_once(costing):
 
 def test_what_is_given_up_for_some_rows_only_is_said_of_them(monkeypatch):
     """Drafts pay for greedy rows here, and cost too much where tokens are drawn."""
-    dear = {"sampled": {1: {0: 0.002, 7: 0.5}}}
-    monkeypatch.setattr(calibration, "costs_of", lambda engine, batches: Costs({1: FREE}, dear))
+    expensive = {"sampled": {1: {0: 0.002, 7: 0.5}}}
+    monkeypatch.setattr(
+        calibration, "costs_of", lambda engine, batches: Costs({1: FREE}, expensive)
+    )
     decoder = DominoDecoder(bigram_target(), knowing_drafter(shift=True, prefix=1), engine="fast")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -78,7 +80,7 @@ def test_what_is_given_up_for_some_rows_only_is_said_of_them(monkeypatch):
 
 def test_a_useless_drafter_is_noticed_though_it_seldom_drafts(costing, monkeypatch):
     """Over several runs: each of them alone drafts too little to tell."""
-    costing(DEAR)
+    costing(EXPENSIVE)
     monkeypatch.setattr(policy, "_RETRY", 8)
     decoder = unsure()
     with warnings.catch_warnings(record=True) as said:

@@ -114,7 +114,7 @@ def test_own_logits_come_from_forwards_of_the_very_shapes(pad, monkeypatch):
 
 
 def test_the_engine_is_left_as_it_was():
-    """Reading a text again writes over slots, so nothing in them may be reused; nobody watches."""
+    """Reading a text again writes over slots, so nothing in them may be reused; no hook stays."""
     engine = make_engine(make_target("llama"), LookupDrafter(depth=3), slots=1, reuse=True)
     way, params = EngineWay(engine), SamplingParams(max_new_tokens=6)
     prompt, other = random_prompts((12, 12))

@@ -121,7 +121,7 @@ def test_before_it_starts_it_says_where_what_and_to_whom(domino, served):
 
 def test_an_open_door_is_a_warning(domino, served):
     open_door = domino("serve", "org/m", "--host", "0.0.0.0")
-    assert "warning: everybody whom the network lets reach 0.0.0.0 may ask" in open_door.stderr
+    assert "warning: every client that can reach 0.0.0.0 may ask" in open_door.stderr
     keyed = domino("serve", "org/m", "--host", "0.0.0.0", DOMINO_API_KEY=KEY)
     assert "warning" not in keyed.stderr
     assert "reached: from the network, with a key" in keyed.stderr

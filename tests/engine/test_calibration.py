@@ -130,7 +130,7 @@ def test_a_file_that_lacks_a_kind_is_completed(cache, monkeypatch, lost):
 
 
 def test_a_busy_moment_is_not_believed(cache, monkeypatch):
-    """Whoever else worked on the machine made a shallow cycle dearer than a deep one."""
+    """Other work on the machine made a shallow cycle slower than a deep one."""
     busy = {0: 9.0, 1: 2.0, 2: 7.0, 3: 3.0, 5: 4.0, 7: 5.0}
     added = {kind: {0: 0.0, 7: 0.7} for kind in KINDS}
     measured = {1: {"greedy": busy} | added}
@@ -198,7 +198,7 @@ def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
     ]
     run_engine(engine, PROMPTS, params=mixed)
     assert policy.batches[0] == Batch(3, ("sampled", "filtered", "penalised"), 1 / 3)
-    assert policy.batches[-1] == Batch(1), "the dear rows have left"
+    assert policy.batches[-1] == Batch(1), "the expensive sequences have left"
     assert set(policy.shown) == {(3, False), (3, True)}
 
 
@@ -222,8 +222,8 @@ def test_a_sequence_without_drafts_does_not_ask_the_policy():
 def test_rows_that_sample_are_decoded_plainly_where_only_greedy_ones_pay():
     engine = make_engine(bigram_target(), knowing_drafter(shift=True, prefix=1), slots=1)
     costs = {1: {0: 1.0, 1: 1.02, 3: 1.1, 7: 1.2}}
-    dear = {"sampled": {1: {0: 0.1, 7: 20.0}}}
-    engine.policy = DepthPolicy(Costs(costs, dear), 7)
+    expensive = {"sampled": {1: {0: 0.1, 7: 20.0}}}
+    engine.policy = DepthPolicy(Costs(costs, expensive), 7)
     for temperature, drafts in ((0.0, True), (0.01, False), (0.0, True)):
         _, counts, _ = run_engine(engine, [[1, 2]], max_new_tokens=60, temperature=temperature)
         assert (counts.drafted > 0) == drafts

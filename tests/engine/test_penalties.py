@@ -1,4 +1,4 @@
-"""Penalties on the device give the reference loop's text, whatever is drafted, whoever runs."""
+"""Penalties on the device give the reference loop's text, whatever is drafted, in any batch."""
 
 import pytest
 import torch

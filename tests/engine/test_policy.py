@@ -41,8 +41,9 @@ def test_plain_decoding_is_left_now_and_then_to_look_again():
 
 def test_a_few_cycles_are_tried_before_drafts_are_given_up():
     """What was expected of a drafter is not what is known of it."""
-    dear = {0: 1.0, 7: 4.5}  # worth it for a drafter that is always right, and 4.2 are expected
-    knowing, useless = DepthPolicy(Costs({1: dear}), 7), DepthPolicy(Costs({1: dear}), 7)
+    # Worth it for a drafter that is always right, and 4.2 are expected.
+    expensive = {0: 1.0, 7: 4.5}
+    knowing, useless = DepthPolicy(Costs({1: expensive}), 7), DepthPolicy(Costs({1: expensive}), 7)
     for _ in range(60):
         assert knowing.choose(Batch(1)) == 7
         knowing.acceptance.record(7, 7)
@@ -79,13 +80,13 @@ def both_taught(policy: DepthPolicy, accepted: int) -> DepthPolicy:
 
 
 def test_drafts_pay_for_greedy_rows_and_not_for_those_that_sample():
-    dear = {"sampled": {1: {0: 0.0, 15: 30.0}}}
-    policy = both_taught(DepthPolicy(Costs({1: FLAT}, dear), 15), accepted=1)
+    expensive = {"sampled": {1: {0: 0.0, 15: 30.0}}}
+    policy = both_taught(DepthPolicy(Costs({1: FLAT}, expensive), 15), accepted=1)
     assert policy.choose(Batch(1)) > 0
     assert policy.gain(Batch(1)) > 1.5
     assert policy.choose(SAMPLED) == 0
     assert policy.gain(SAMPLED) == 1.0
-    assert policy.choose(Batch(1, ("sampled",), 0.5)) == 0, "one that samples makes all cycles dear"
+    assert policy.choose(Batch(1, ("sampled",), 0.5)) == 0, "one that samples makes all cycles slow"
     cheap = both_taught(DepthPolicy(Costs({1: FLAT}), 15), accepted=1)
     assert cheap.choose(SAMPLED) > 0, "the costs made the difference"
 

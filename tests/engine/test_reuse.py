@@ -1,4 +1,4 @@
-"""What lies in the slots is used again, and nobody can tell by text or drafts."""
+"""What lies in the slots is used again, and text and drafts stay the same."""
 
 import pytest
 

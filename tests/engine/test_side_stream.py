@@ -45,10 +45,10 @@ def said(monkeypatch):
 
 
 def test_on_a_cpu_work_is_done_where_it_stands(said):
-    beside = SideStream(torch.device("cpu"))
-    with beside.work():
+    stream = SideStream(torch.device("cpu"))
+    with stream.work():
         inside = scratch(torch.device("cpu"), parts=3, counters=1)
-    beside.join()
+    stream.join()
     assert said == []
     assert scratch(torch.device("cpu"), parts=3, counters=1) is inside
 

@@ -62,7 +62,7 @@ class FakeStream:
 
 @dataclass
 class FakeService:
-    """Says `text` to everybody, in blocks of three of which two are accepted drafts."""
+    """Says `text` to every request, in blocks of three of which two are accepted drafts."""
 
     config: ServerConfig = field(default_factory=lambda: ServerConfig(model=MODEL, page=False))
     text: str = "the quick brown fox"

@@ -26,7 +26,7 @@ def test_one_client_is_first_come_first_served():
     assert queue.take() is None
 
 
-def test_a_crowd_from_one_client_does_not_keep_another_waiting():
+def test_a_burst_from_one_client_does_not_keep_another_waiting():
     queue = FairQueue()
     for number in range(5):
         queue.put(("greedy", number), client="greedy", cost=10)
@@ -48,10 +48,10 @@ def test_work_counts_not_number():
 
 
 def test_asking_one_by_one_is_no_way_round_the_queue():
-    """Whoever puts a new item as soon as the last is taken stands where one long line would."""
+    """A client that puts an item whenever its last is taken gains nothing over one long queue."""
     queue = FairQueue()
     for number in range(6):
-        queue.put(("crowd", number), client="crowd", cost=10)
+        queue.put(("busy", number), client="busy", cost=10)
     queue.put("one by one", client="single", cost=10)
     order = []
     for _ in range(6):
@@ -59,7 +59,7 @@ def test_asking_one_by_one_is_no_way_round_the_queue():
         order.append(item if isinstance(item, str) else item[0])
         if item == "one by one":
             queue.put("one by one", client="single", cost=10)
-    assert order.count("crowd") == 3
+    assert order.count("busy") == 3
 
 
 def test_who_stayed_away_has_saved_nothing_up():
@@ -99,7 +99,7 @@ def test_how_many_wait_can_be_asked_while_clients_come_and_go():
     """Gauges and admission ask from other threads; they must not walk over what changes."""
     queue, stop = FairQueue(), threading.Event()
 
-    def crowd():
+    def busy():
         for number in itertools.cycle(range(500)):
             if stop.is_set():
                 return
@@ -109,7 +109,7 @@ def test_how_many_wait_can_be_asked_while_clients_come_and_go():
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
-    other = threading.Thread(target=crowd)
+    other = threading.Thread(target=busy)
     other.start()
     try:
         for _ in range(20_000):

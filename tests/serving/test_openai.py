@@ -206,7 +206,7 @@ def test_hanging_up_frees_the_slot(server, stream, monkeypatch):
     seen.set()
     assert soon(lambda: cancelled(server) == before + 1)
     assert soon(lambda: not (engine.running or engine.waiting))
-    assert len(steps) == 3, "it went on for nobody"
+    assert len(steps) == 3, "it went on without a client"
 
 
 def test_a_full_queue_is_a_rate_limit(monkeypatch):
@@ -330,7 +330,7 @@ def test_a_slow_reader_stalls_nobody_and_loses_nothing():
             json={**LONG, "stream": False, "max_tokens": 5}, timeout=60,
         )  # fmt: skip
         assert quick.status_code == 200
-        wait_until(lambda: not engine.running)  # all is decoded, though nobody has read it
+        wait_until(lambda: not engine.running)  # all is decoded, though it was not read
         received = b""
         while part := slow.recv(65536):
             received += part

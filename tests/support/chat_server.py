@@ -74,7 +74,7 @@ class ChatServer:
         return error(401, "This server wants an API key it knows.")
 
     async def stream(self, body: dict[str, Any]) -> Any:
-        """The answer; whoever does not hear it to the end has left."""
+        """The answer; a client that does not read it to the end has left."""
         prompt = body["messages"][-1]["content"]
         try:
             async for part in self.play(self.scenes[prompt], body):

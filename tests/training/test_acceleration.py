@@ -67,7 +67,7 @@ def is_plain(drafter, target) -> bool:
 
 
 def test_the_forms_are_in_place_while_training_and_gone_afterwards(traced):
-    """A target outlives its runs: whoever decodes with it next has other shapes."""
+    """A target outlives its runs: what decodes with it next has other shapes."""
     drafter, target = random_drafter(drafter_config()), make_target("llama")
     quick = acceleration.Acceleration(drafter, target)
     assert is_plain(drafter, target)

@@ -1,4 +1,4 @@
-"""The feed, the start of a run, what a run is told beside its settings."""
+"""The feed, the start of a run, what a run is given besides its settings."""
 
 import threading
 from importlib import import_module
@@ -112,7 +112,7 @@ def test_a_tenth_of_the_run_unless_told_otherwise(tmp_path, corpus, loaded):
 def test_the_mask_is_chosen_among_tokens_that_prompts_do_not_hold_either(
     tmp_path, corpus, loaded, monkeypatch
 ):
-    """Role marks stand in prompts alone; a template may put them together where nobody sees it."""
+    """Role marks stand in prompts alone; a template may put them together unseen."""
     seen = []
 
     def chosen(_target, _tokenizer, counts):

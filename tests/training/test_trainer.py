@@ -149,7 +149,7 @@ def test_one_seed_is_one_run_and_another_is_another(tmp_path, corpus, loaded):
     for index, seed in enumerate((0, 0, 1)):
         reports = Reports()
         run = ready(tmp_path / str(index), corpus, loaded, reports, seed=seed, **QUICK)
-        torch.manual_seed(index)  # nobody's business
+        torch.manual_seed(index)  # must not matter
         torch.rand(index + 1)
         train(run)
         runs.append((state_of(run), [values["loss"] for _, values in reports.trained]))

@@ -1,4 +1,4 @@
-"""Domino behind Transformers' own `model.generate(..., custom_generate=...)`."""
+"""Domino as a decoding method of Transformers: `model.generate(..., custom_generate=...)`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def generate_with_recipe(model: Any, draft: Any, **arguments: Any) -> Any:
     if not stops:
         return model.generate(custom_generate=method, **arguments)
     if tokenizer is None:
-        raise InputError("stop_strings need tokenizer=... beside them.")
+        raise InputError("stop_strings need tokenizer=... as well.")
     criteria = StoppingCriteriaList(arguments.pop("stopping_criteria", None) or [])
     criteria.append(StopStringCriteria(tokenizer, stops))
     if config is not None:

@@ -61,7 +61,7 @@ class Group:
 
 
 def behind_one_text(probabilities: Tensor, tokens: Tensor) -> Group | None:
-    """Tokens [samples] that were drawn behind the same text, from probabilities [vocabulary].
+    """Tokens [samples] that were drawn after the same text, from probabilities [vocabulary].
 
     A likely token is a cell of its own; which are follows from the probabilities alone. None where
     one cell would hold everything.
@@ -83,7 +83,7 @@ def behind_one_text(probabilities: Tensor, tokens: Tensor) -> Group | None:
 def behind_many_texts(
     probabilities: Tensor, tokens: Tensor, rng: np.random.Generator
 ) -> Group | None:
-    """Tokens [samples] drawn behind texts of their own, from probabilities [samples, vocabulary].
+    """Tokens [samples] drawn after texts of their own, from probabilities [samples, vocabulary].
 
     With its text's tokens in order of falling probability, side by side on a line of length one,
     each token is a stretch. A random point of the drawn token's stretch is uniform on the line.

@@ -22,7 +22,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A token that plain decoding would not have chosen behind the same text."""
+    """A token that plain decoding would not have chosen after the same text."""
 
     prompt: int
     position: int
@@ -57,7 +57,7 @@ def judge(
     found: int,
     passes: Sequence[Pass],
 ) -> Difference:
-    """Measure one difference: `single` are plain decoding's logits behind `ids`, [vocabulary].
+    """Measure one difference: `single` are plain decoding's logits after `ids`, [vocabulary].
 
     Two roundings of one logit differ by at most the spread, so two tokens can change places only
     if their gap is below twice that. The spread is measured with the model's own forward and
@@ -141,7 +141,7 @@ def judge_first(
 
 
 def _in_shapes_used(target: Target, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
-    """Logits behind the text: in the last forward's shape, then through all forwards before."""
+    """Logits after the text: in the last forward's shape, then through all forwards before."""
     position = len(ids) - 1
     shape = _holding(passes, position)
     if shape is None:
@@ -216,8 +216,8 @@ def audit_greedy(
 ) -> GreedyAudit:
     """Decode with drafts, then read each text plainly and compare every token.
 
-    Behind a tie the comparison goes on with the text that was written: each of its tokens is what
-    plain decoding would choose there. Behind a bug it ends. `on_progress` gets the audit of the
+    After a tie the comparison goes on with the text that was written: each of its tokens is what
+    plain decoding would choose there. After a bug it ends. `on_progress` gets the audit of the
     prompts compared so far.
     """
     say(f"decoding {len(prompts)} prompts with drafts")

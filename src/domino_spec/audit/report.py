@@ -53,7 +53,7 @@ class Audit:
     def _doubts(self) -> list[str]:
         found = []
         if self.greedy is not None and self.greedy.count("unclear"):
-            found.append(f"{self.greedy.count('unclear')} greedy tokens that cannot be told")
+            found.append(f"{self.greedy.count('unclear')} greedy tokens that cannot be judged")
         for name, part in (("greedy", self.greedy), ("sampling", self.sampling)):
             if part is not None and not any(part.stats.offered):
                 found.append(f"nothing was drafted in the {name} part")

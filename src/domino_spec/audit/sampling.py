@@ -112,7 +112,7 @@ def audit_sampling(
 ) -> SamplingAudit:
     """Sample every prompt many times; compare each of the first positions with the target.
 
-    At a position every sample has a text before it, and the target's probabilities behind that
+    At a position every sample has a text before it, and the target's probabilities after that
     text are known. Those who share a text are compared with it alone, the rest together. What
     looks wrong is sampled again, and counts only if it looks wrong again.
     """
@@ -192,7 +192,7 @@ def _groups(
 def _conditionals(
     target: Target, prompt: Sequence[int], texts: Sequence[tuple[int, ...]], params: SamplingParams
 ) -> dict[tuple[int, ...], Tensor]:
-    """What the target says comes next behind the prompt and each beginning of a text."""
+    """What the target says comes next after the prompt and each beginning of a text."""
     chain = params.all_processors(prompt_length=len(prompt))
     found: dict[tuple[int, ...], Tensor] = {}
 

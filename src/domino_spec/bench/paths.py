@@ -208,7 +208,7 @@ class PeakMemory:
             return  # the peak is then that of the whole process so far
 
     def read(self) -> int | None:
-        """Bytes since the last reset; None where nobody knows."""
+        """Bytes since the last reset; None where unknown."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device)) + graph_bytes(self._device)
         try:

@@ -93,7 +93,7 @@ def run_bench(
 def choose_loop(
     settings: BenchSettings, target: Target, methods: list[Drafter], watcher: Watcher
 ) -> Literal["fast", "reference"]:
-    """The engine where it runs all, else the reference loop, unless told."""
+    """The engine where it runs all, else the reference loop, unless set."""
     if settings.engine == "reference":
         return "reference"
     reasons = (unsupported_by_engine(target, method) for method in methods)

@@ -145,7 +145,7 @@ class Overrides:
         if has_head:
             raise ConfigError(
                 f"config.json has a head but lacks {label}, and the weights cannot tell. "
-                "Pass shift_label=True (--shift-label) if slot 0 predicts the token behind the "
+                "Pass shift_label=True (--shift-label) if slot 0 predicts the token after the "
                 "anchor, as in public Qwen3 Domino checkpoints, shift_label=False "
                 "(--no-shift-label) if slot 1 does."
             )

@@ -135,7 +135,7 @@ def audit(
     """Prove decoding with a drafter lossless: exit code 0 yes, 1 a bug, 2 cannot tell.
 
     Greedy output is compared with plain decoding token by token, samples with the target's own
-    probabilities. Every difference is listed and told apart: a numerical near-tie, or a bug.
+    probabilities. Every difference is listed and judged: a numerical near-tie, or a bug.
     """
     with speaking(as_json=as_json, failure=2) as voice:
         if draft_options.draft is None:

@@ -193,8 +193,8 @@ def _kind(described: Description) -> str:
 
 def _alignment(described: Description) -> str:
     if described.config.shift_label:
-        return "shift: slot 0 predicts the token behind the anchor"
-    return "no-shift: slot 1 predicts the token behind the anchor"
+        return "shift: slot 0 predicts the token after the anchor"
+    return "no-shift: slot 1 predicts the token after the anchor"
 
 
 def _sliding(described: Description) -> str:

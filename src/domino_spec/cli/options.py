@@ -167,7 +167,7 @@ class AnyDraftOptions(DraftOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatOptions:
-    """What the chat template is told."""
+    """Options of the chat template."""
 
     system: Annotated[str | None, typer.Option(help="A system message.", rich_help_panel=_CHAT)] = (
         None

@@ -67,7 +67,7 @@ class ListenOptions:
     api_key: Annotated[
         list[str],
         typer.Option(
-            help=f"Only who has such a key may ask; repeatable. Seen by whoever lists processes: "
+            help=f"Only who has such a key may ask; repeatable. Visible in the list of processes: "
             f"better {KEY_VARIABLE} in the environment, or --api-key-file.",
             rich_help_panel=_SERVER,
             show_default=False,
@@ -213,7 +213,7 @@ def serve(
     target_options: TargetOptions,
     engine_options: EngineOptions,
 ) -> None:
-    """Serve the target to OpenAI clients, at http://127.0.0.1:8000/v1 unless told otherwise."""
+    """Serve the target to OpenAI clients, at http://127.0.0.1:8000/v1 by default."""
     with speaking() as voice:
         from domino_spec.serving.backends import ServeArgs
 
@@ -339,6 +339,6 @@ def _announce(
         voice.note(f"reached: from the network, {asked}")
     else:
         voice.warn(
-            f"everybody whom the network lets reach {config.host} may ask, since no API key is "
+            f"every client that can reach {config.host} may ask, since no API key is "
             "set; set DOMINO_API_KEY or --api-key-file, or listen at 127.0.0.1."
         )

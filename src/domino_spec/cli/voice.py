@@ -64,7 +64,7 @@ class Voice:
 
     @contextmanager
     def progress(self, message: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar on a terminal, a line every half minute elsewhere; told how much is done."""
+        """A bar on a terminal, a line every half minute elsewhere; called with how much is done."""
         if self.shows_bars:
             with Progress(console=self.err, transient=True) as bar:
                 task = bar.add_task(message, total=None)
@@ -93,7 +93,7 @@ class Voice:
             self._say(f"warning: {message}", "yellow")
 
     def notice(self, message: str) -> None:
-        """What a library thinks worth knowing, once: a note, which machines are told too."""
+        """What a library thinks worth knowing, once: a note, in JSON output too."""
         message = _one_line(message)
         if self._is_new(message):
             self.notes.append(message)
@@ -183,7 +183,7 @@ def speaking(
         voice.err.print("\ninterrupted")
         raise typer.Exit(130) from None
     except BrokenPipeError:
-        # Whoever read the output has had enough; nothing may be flushed to it at exit either.
+        # The reader of the output closed it; nothing may be flushed to it at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(1) from None
     except Exception as error:

@@ -204,7 +204,7 @@ def load_corpus(
     """Read conversations, texts and token shards; rows that are no good are counted, not fatal.
 
     A source is a file, a folder, a glob or `hf:name[:split]`. Chats go through the tokenizer's
-    own template, told `chat_options`. The fields name columns that are not called as usual.
+    own template, with `chat_options`. The fields name columns that are not called as usual.
     """
     if max_length is not None and max_length < 2:
         raise DataError(f"max_length is {max_length}; expected 2 tokens or more.")

@@ -101,7 +101,7 @@ class PackedBatches:
         self.cut = len(over) - len(late)
         """Conversations of which only the first `length` tokens are used."""
         self.left_out = len(late)
-        """Conversations whose first learnt token lies behind that."""
+        """Conversations whose first learnt token lies after that."""
         self._usable = np.setdiff1d(np.arange(len(corpus)), late)
         if not len(self._usable):
             raise DataError(

@@ -35,7 +35,7 @@ class GeneratedPenalty(LogitsProcessor):  # type: ignore[misc]
         """Penalise what comes after the prompt in `input_ids` [batch, length]."""
         if self.prompt_length is None:
             raise InputError(
-                "nobody has said where the prompt ends; set prompt_length before the first token."
+                "prompt_length, where the prompt ends, is not set; set it before the first token."
             )
         generated = input_ids[:, self.prompt_length :]
         once = torch.ones_like(generated, dtype=scores.dtype)

@@ -40,7 +40,7 @@ class Plans:
     """What the pair will be used for."""
 
     context: int | None = None
-    """The longest sequence, prompt and answer; None where nobody said."""
+    """The longest sequence, prompt and answer; None where not given."""
     rows: int = 1
     """Sequences at a time."""
 
@@ -59,7 +59,7 @@ _SERIOUS = (
     "tokenizer",
 )
 _ELSEWHERE = ("training length",)
-"""Checks that are told with what the user plans."""
+"""Checks that are reported with what the user plans."""
 _MARKER = re.compile(r"<\|[^|<>{}\s]+\|>")
 
 
@@ -189,7 +189,7 @@ def read_context(
         state, advice = "unknown", "The checkpoint does not say how long its training texts were."
     elif trained is not None and wanted is not None and wanted > trained:
         state = "warning"
-        advice += " Train on longer texts, or decode plainly behind that."
+        advice += " Train on longer texts, or decode plainly after that."
     elif wanted is not None:
         advice = ""
     yield Finding(name="context", state=state, found=found, expected=told, advice=advice)
@@ -282,7 +282,7 @@ def read_memory(
 
 
 def available(device: torch.device) -> int | None:
-    """Free bytes on a device; None where nobody can tell."""
+    """Free bytes on a device; None where unknown."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type != "cpu":

@@ -167,7 +167,7 @@ class DrafterConfig:
 
     @property
     def trained_depth(self) -> int:
-        """Drafts behind each anchor that training looks at."""
+        """Drafts after each anchor that training looks at."""
         return self.max_depth
 
     @property

@@ -1,7 +1,7 @@
 """Which context positions and block slots a block slot may see: one rule, two forms.
 
 `visibility` is the rule. `dense_mask` evaluates it everywhere for scaled-dot-product attention;
-`flex_mask` hands it to FlexAttention, which skips what nobody sees.
+`flex_mask` hands it to FlexAttention, which skips blocks that no query sees.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLEX_BLOCK = 128
 
 @dataclass(frozen=True, kw_only=True)
 class BlockLayout:
-    """Blocks of slots behind their context: queries are the slots, keys context then slots."""
+    """Blocks of slots after their context: queries are the slots, keys context then slots."""
 
     anchors: Tensor  # [batch, anchors]: absolute position of each block's anchor
     block_size: int

@@ -1,4 +1,4 @@
-"""The drafter: backbone and head behind one forward that training and decoding share."""
+"""The drafter: backbone and head in one forward that training and decoding share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class DraftModel(nn.Module):
         cls, config: DrafterConfig, *, seed: int, draft_tokens: Tensor | None = None
     ) -> DraftModel:
         """A drafter to train: its head leaves the base logits as they are until it has learnt."""
-        with torch.random.fork_rng(devices=[]):  # building draws numbers that nobody uses
+        with torch.random.fork_rng(devices=[]):  # building draws numbers that are not used
             drafter = cls(config, draft_tokens)
         generator = torch.Generator().manual_seed(seed)
         initialise_layers(drafter.backbone, generator, layers=config.num_layers)
@@ -192,7 +192,7 @@ class DraftModel(nn.Module):
         positions: Tensor,
         documents: Tensor | None,
     ) -> Tensor:
-        """Hidden states behind each draft of blocks in known sequences, shaped as `draft_hidden`'s.
+        """Hidden states of each draft of blocks in known sequences, shaped as `draft_hidden`'s.
 
         Anchors are indices into the sequence; `documents` are given where rows pack several.
         """

@@ -106,7 +106,7 @@ def roll(
 def _target_tokens(
     columns: Tensor | None, draft_tokens: Tensor | None, logits: Tensor
 ) -> Tensor | None:
-    """Target ids behind each column of the logits; None where a column is its own id."""
+    """Target ids of each column of the logits; None where a column is its own id."""
     if draft_tokens is None:
         return columns
     if columns is None:

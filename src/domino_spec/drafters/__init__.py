@@ -1,4 +1,4 @@
-"""Drafters of every kind behind one interface, their trained models and files, opened by name."""
+"""Drafters of every kind with one interface, their trained models and files, opened by name."""
 
 from typing import TYPE_CHECKING
 

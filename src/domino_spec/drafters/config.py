@@ -50,7 +50,7 @@ class ModuleConfig(ABC):
 
     @property
     def trained_depth(self) -> int:
-        """Drafts behind each anchor that training looks at."""
+        """Drafts after each anchor that training looks at."""
         return self.default_depth
 
     @property
@@ -83,7 +83,7 @@ class ModuleConfig(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(ModuleConfig):
-    """Parallel heads on the state behind the target's last logits (Medusa-1: frozen target).
+    """Parallel heads on the state that gave the target's last logits (Medusa-1: frozen target).
 
     Each head ends in the target's own lm_head. A head of its own for each would be trained too
     in the original; here no drafter trains an output matrix of the vocabulary's size times the
@@ -92,7 +92,7 @@ class MedusaConfig(ModuleConfig):
 
     kind: ClassVar[str] = "medusa"
     num_heads: int
-    """Head k, from 1, predicts the k-th token behind the one the target itself predicts."""
+    """Head k, from 1, predicts the k-th token after the one the target itself predicts."""
     num_layers: int = 1
     """Residual blocks in a head."""
 

@@ -32,7 +32,7 @@ from domino_spec.engine.weights import LayerWeights, join
 from domino_spec.targets import Target
 
 NextTokens = Callable[[int, Tensor], Tensor]
-"""(step, the states behind its guess [batch, starts, hidden]) -> tokens to read [batch, starts]."""
+"""(step, its output states [batch, starts, hidden]) -> tokens to read [batch, starts]."""
 
 
 class Eagle3Layer(nn.Module):
@@ -190,7 +190,7 @@ class Eagle3(DraftModule[Eagle3Config]):
         documents: Tensor | None = None,  # [batch, n]
         steps: int | None = None,
     ) -> Tensor:
-        """Training-time test: chains behind every anchor of known sequences, over true tokens.
+        """Training-time test: chains from every anchor of known sequences, over true tokens.
 
         [batch, anchors, steps, hidden]; draft j of anchor a guesses tokens[a + 1 + j]. A chain
         starts at the token before its anchor.

@@ -34,7 +34,7 @@ class MedusaHead(nn.Module):
 
 
 class Medusa(DraftModule[MedusaConfig]):
-    """Guesses the tokens behind the next one, each without knowing the others.
+    """Predicts the tokens after the next one, each without knowing the others.
 
     The state is the one whose logits gave the anchor: the anchor itself is not read.
     """
@@ -55,7 +55,7 @@ class Medusa(DraftModule[MedusaConfig]):
         return (self.config.num_target_layers,)
 
     def forward(self, states: Tensor, depth: int | None = None) -> Tensor:
-        """Hidden states behind each draft: [..., hidden] -> [..., depth, hidden]."""
+        """Hidden states of each draft: [..., hidden] -> [..., depth, hidden]."""
         states = states.to(self.device, self.dtype)
         return torch.stack([head(states) for head in self.heads[:depth]], dim=-2)
 

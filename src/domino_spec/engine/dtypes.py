@@ -49,7 +49,7 @@ def product_seconds() -> dict[torch.dtype, float]:
 def measure_products() -> dict[torch.dtype, float]:
     """Products of a few rows with one square matrix, packed where the engine would pack it.
 
-    The least of a few rounds: whoever else works on the machine only ever adds.
+    The least of a few rounds: other work on the machine only ever adds.
     """
     weights = {dtype: packed(torch.ones(_SIDE, _SIDE, dtype=dtype)) for dtype in _TYPES}
     inputs = {(dtype, n): torch.ones(n, _SIDE, dtype=dtype) for dtype in _TYPES for n in _ROWS}

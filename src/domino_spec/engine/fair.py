@@ -36,7 +36,7 @@ class FairQueue(Generic[T]):
         return self._count
 
     def put(self, item: T, *, client: str, cost: float) -> None:
-        """Behind the client's own items; `cost` is the work it will be."""
+        """After the client's own items; `cost` is the work it will be."""
         line = self._lines.setdefault(client, _Line(self._clock))
         if not line.items:
             line.served = max(line.served, self._clock)

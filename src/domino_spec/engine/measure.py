@@ -29,7 +29,7 @@ class Stage:
     name: str
     seconds: float
     bytes: int
-    """Each weight once, and the keys and values of the context; 0 where nobody counts them."""
+    """Each weight once, and the keys and values of the context; 0 where they are not counted."""
 
 
 def bandwidth(device: torch.device) -> float:

@@ -93,7 +93,7 @@ def drafter_config(target: Any) -> DrafterConfig:
 
 
 def random_target(shape: str, *, device: torch.device, dtype: torch.dtype) -> Target:
-    """A target of this shape whose weights nobody trained."""
+    """A target of this shape with random weights."""
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(target_config(shape), dtype=dtype)
     target = Target(model.eval(), name=f"{shape} shape, random weights")

@@ -163,7 +163,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def graph_bytes(device: torch.device) -> int:
-    """Memory that captured graphs write into while they run, which counts as nobody's."""
+    """Memory that captured graphs write into while they run, not counted as allocated."""
     number = torch.cuda.current_device() if device.index is None else device.index
     segments: list[dict[str, Any]] = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
     pools = (s for s in segments if s["device"] == number and tuple(s["segment_pool_id"]) != (0, 0))

@@ -34,7 +34,7 @@ class Continuations:
     """Up to `max_new_tokens`, or to the end-of-sequence token, which is part of it."""
     max_new_tokens: int
     key: str = ""
-    """A hash of the target's weights, the settings and the prompts; empty if nobody knows."""
+    """A hash of the target's weights, the settings and the prompts; empty if unknown."""
 
     def __post_init__(self) -> None:
         if len(self.prompts) != len(self.answers):

@@ -25,7 +25,7 @@ class Answer:
 
 
 Progress = Callable[[int, int], None]
-"""Told how many answers of how many are done."""
+"""Called with how many answers of how many are done."""
 
 
 def decode_prompts(

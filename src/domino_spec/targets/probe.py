@@ -79,7 +79,7 @@ def _learn_ends(target: Target, tokens: Tensor) -> None:
         target.logit_scale = scale
     if not _same(target.finish_logits(raw), logits):
         raise TargetError(
-            f"{target.name} ({type(target.model).__name__}) changes the logits behind its lm_head "
+            f"{target.name} ({type(target.model).__name__}) changes the logits after its lm_head "
             "in a way that is neither a scale nor a soft-cap; the drafter cannot borrow them."
         )
 

@@ -157,7 +157,7 @@ class ChunkedLoss(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class LossJob:
-    """What the chunks need beside the tensors that are trained."""
+    """What the chunks need besides the tensors that are trained."""
 
     target: TargetVocabulary
     teacher: Tensor | None  # [labels, hidden]: the target's states before each label; None = hard

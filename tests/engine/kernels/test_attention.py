@@ -143,7 +143,7 @@ def test_short_types(device, way, dtype):
 
 @pytest.mark.parametrize(("way", "window"), [("four", None), ("two", 4), ("rows", 4)])
 def test_past_the_capacity_nothing_breaks(device, way, window):
-    """Tokens that did not fit see garbage, the others what they should, and nobody NaN."""
+    """Tokens that did not fit see garbage, the others what they should, and none NaN."""
     given = inputs(5, torch.float32, device, starts=[CAPACITY - 2, 3])
     rule = {"causal": True, "window": window, "scale": 0.2}
     mixed = WAYS[way](*given, **rule)

@@ -209,7 +209,7 @@ if triton_available():
         first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # the result, or the gate
         second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # up, when gated
         inside = live & (column < width)[None, :]
-        # What is wanted behind the loop is asked for now, so that the end need not wait for it.
+        # What is wanted after the loop is loaded now, so that the end need not wait for it.
         if BIAS:
             shift = tl.load(bias + column, mask=column < width, other=0.0)[None, :]
         if BIAS and GATED:

@@ -1,12 +1,12 @@
 """Kernels that come before the one ahead of them has gone (programmatic dependent launch).
 
 On Hopper and later a launch may say that it need not wait for the one before. Its programs take
-what room there is, read weights, which nobody writes, and only then wait for the results they need.
-So the time between two launches is spent beside the kernel before.
+what room there is, read weights (never written) and only then wait for the results they need.
+So the time between two launches overlaps with the kernel before.
 
 When the next kernel is let in decides what that is worth. One that lives off the memory's whole
 speed lost more than it gained where it came while many programs were at work (we think that its own
-then crowd on those processors which had room, and stay there). So what comes before such a kernel
+then gather on those processors which had room, and stay there). So what comes before such a kernel
 lets it in when its own programs are about to go; what comes before others does so at once.
 
 All that take part keep two rules. A program calls `wait_for_last` before it reads or writes
@@ -74,7 +74,7 @@ if triton_available():
     def ask_for(rows, start, K: tl.constexpr, COUNT: tl.constexpr, ASKS: tl.constexpr):
         """Have COUNT numbers of rows [n, 1] of a weight brought into the second-level cache.
 
-        Nobody waits for them and no result depends on it.
+        Nothing waits for them and no result depends on it.
         """
         if ASKS:
             LINE: tl.constexpr = 128 // (rows.dtype.element_ty.primitive_bitwidth // 8)

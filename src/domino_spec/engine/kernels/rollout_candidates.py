@@ -49,7 +49,7 @@ def launch(
     tokens = columns if draft_tokens is None else draft_tokens[columns]
     weight_input, weight_state = head.prefix_gru.all_weights[0]
     weight_first = head.state_weight  # [rank, size], strided
-    # The last draft is read by nobody; the anchor comes first: [rows, 1 + (depth - 1) * count].
+    # The last draft is not read; the anchor comes first: [rows, 1 + (depth - 1) * count].
     read = torch.cat((anchor_tokens.unsqueeze(1), tokens[:, :-1].flatten(1)), dim=1)
     inputs = F.linear(F.embedding(read, embedding), weight_input)  # [rows, read, 3 * size]
     projected = head.project_hidden(hidden).contiguous()  # [rows, depth, rank]
@@ -183,7 +183,7 @@ if triton_available():
         NOISE: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
-        """Choose draft step - 1, read it, and one program's share of the products behind it."""
+        """Choose draft step - 1, read it, and one program's share of the products after it."""
         let_next_come(OVERLAP)
         program, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step

@@ -126,7 +126,7 @@ class DominoForDFlash(ServedDomino):
         slots = self.drafts + 1
         if odd or blocks * slots > len(self._tokens):
             raise ConfigError(
-                f"vLLM asked for {hidden_states.shape[0]} drafts behind {len(self._tokens)} slots; "
+                f"vLLM asked for {hidden_states.shape[0]} drafts for {len(self._tokens)} slots; "
                 f"expected {self.drafts} for each block of {slots}. Either max_num_seqs × {slots} "
                 "is more than max_num_batched_tokens (lower the one or raise the other), or the "
                 "number of speculative tokens changes, which is not supported with Domino."

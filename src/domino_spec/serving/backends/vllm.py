@@ -32,7 +32,7 @@ NEWEST = ".".join(map(str, SUPPORTED[1]))
 """Whose command line is shown where no vLLM is installed."""
 
 CAPTURED_TOKENS = 512
-"""As many as vLLM captures graphs for, unless told."""
+"""As many as vLLM captures graphs for, by default."""
 QUEUE_BOUND_SINCE = (0, 32)
 """The oldest of the versions read that can bound its queue."""
 BUDGETED_SINCE = (0, 27)
