@@ -106,7 +106,10 @@ CASES = {
     "prompts are no data": (["check", "{target}", "{prompts}"], "domino data answer"),
     "gone": (["check", "{target}", "gone.jsonl"], "there is no gone.jsonl"),
     "no prompts": (["answer", "{target}", "gone.txt", "--out", "{out}"], "there is no gone.txt"),
-    "cold": (["answer", "{target}", "{prompts}", "--out", "{out}", "-t", "-1"], "temperature is"),
+    "cold": (
+        ["answer", "{target}", "{prompts}", "--out", "{out}", "-t", "-1"],
+        "temperatures is -1.0",
+    ),
     "greedy": (["synth", "{target}", "--out", "{out}", "-n", "2", "-t", "0"], "greedy drawing"),
     "no template": (["synth", "{base}", "--out", "{out}", "-n", "2"], "no chat template"),
     "no server": (

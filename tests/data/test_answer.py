@@ -84,7 +84,7 @@ def test_answers_are_the_targets_own_at_their_temperatures(tmp_path):
 
 def test_what_is_drawn_depends_on_neither_batch_nor_engine(monkeypatch, tmp_path):
     prompts, plain = prompt_set(9), tiny_decoder()
-    settings = dataclasses.replace(SETTINGS, part_size=9)
+    settings = SETTINGS.model_copy(update={"part_size": 9})
 
     def answerer(size, engine="fast"):
         monkeypatch.setitem(sizes.MOST_PLAIN, "cpu", size)
@@ -94,7 +94,7 @@ def test_what_is_drawn_depends_on_neither_batch_nor_engine(monkeypatch, tmp_path
     for size, engine in ((8, "fast"), (2, "fast"), (1, "reference"), (4, "reference")):
         run(tmp_path / str(size), prompts, answerer(size, engine), settings)
         assert rows_of(tmp_path / str(size)) == rows_of(tmp_path / "8")
-    run(tmp_path / "other", prompts, answerer(8), dataclasses.replace(settings, seed=1))
+    run(tmp_path / "other", prompts, answerer(8), settings.model_copy(update={"seed": 1}))
     assert rows_of(tmp_path / "other") != rows_of(tmp_path / "8")
 
 
@@ -257,7 +257,7 @@ def test_every_turn_is_answered_and_follows_the_answers_before_it(tmp_path):
     prompts = prompt_set(6, turns=3)
     decoder = tiny_decoder()
     run(tmp_path / "shards", prompts, settings=settings)
-    jsonl = dataclasses.replace(settings, format="jsonl")
+    jsonl = settings.model_copy(update={"format": "jsonl"})
     assert not run(tmp_path / "lines", prompts, settings=jsonl).dropped
     (path,) = (tmp_path / "lines").glob("*.jsonl")
     chats = [json.loads(line) for line in path.read_text().splitlines()]
@@ -359,7 +359,7 @@ def test_prompts_of_every_layout(tmp_path):
     ("changes", "message"),
     [
         ({"temperatures": ()}, "no temperature"),
-        ({"temperatures": (-1.0,)}, "temperature is -1.0"),
+        ({"temperatures": (-1.0,)}, "temperatures is -1.0; expected 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"part_size": 0}, "part_size is 0"),
         ({"format": "csv"}, "format is 'csv'"),

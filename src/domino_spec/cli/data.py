@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ from domino_spec.cli.options import (
     TargetOptions,
 )
 from domino_spec.cli.voice import Voice, speaking
+from domino_spec.data.settings import AnswerSettings, SynthSettings
 
 if TYPE_CHECKING:
     from domino_spec.checkpoints import TargetFacts
@@ -36,20 +36,9 @@ _SECONDS_BETWEEN_LINES = 30.0
 OutOption = Annotated[
     Path, typer.Option("--out", "-o", help="The folder to write to; a begun one is gone on with.")
 ]
-SeedOption = Annotated[int, typer.Option(help="Decides every draw.")]
 BatchOption = Annotated[
     int, typer.Option(help="Sequences at a time, where the engine cannot run the target.")
 ]
-PartOption = Annotated[
-    int, typer.Option(help="Rows a part file; a stopped run loses unfinished ones.")
-]
-
-
-class Format(StrEnum):
-    """What answers are written as."""
-
-    SHARDS = "shards"
-    JSONL = "jsonl"
 
 
 def check(
@@ -122,14 +111,8 @@ def synth(
     *,
     out: OutOption,
     count: Annotated[int, typer.Option("--count", "-n", help="How many prompts in all.")],
-    temperature: Annotated[float, typer.Option("--temperature", "-t")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
-    min_tokens: Annotated[int, typer.Option(help="Shorter prompts are dropped.")] = 4,
-    max_tokens: Annotated[int, typer.Option(help="Longer prompts are dropped.")] = 256,
-    seed: SeedOption = 0,
+    settings: SynthSettings,
     batch_size: BatchOption = 32,
-    part_size: PartOption = 256,
     draft_options: DraftOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
@@ -149,18 +132,9 @@ def synth(
             draft_revision=draft_options.draft_revision,
         )
 
-        from domino_spec.data.synth import SynthSettings, synthesise
+        from domino_spec.data.synth import synthesise
         from domino_spec.evaluation import fingerprint
 
-        settings = SynthSettings(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_tokens=min_tokens,
-            max_tokens=max_tokens,
-            seed=seed,
-            part_size=part_size,
-        )
         decoder = load_decoder(voice, target, target_options, draft_options, chat)
         with Ticker(voice) as ticker:
 
@@ -191,18 +165,9 @@ def answer(
     ],
     *,
     out: OutOption,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 512,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option("--temperature", "-t", help="Repeatable: each prompt gets one; unset: 0."),
-    ] = None,
-    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
-    seed: SeedOption = 0,
+    settings: AnswerSettings,
     limit: Annotated[int | None, typer.Option(help="Answer this many prompts.")] = None,
-    format: Annotated[Format, typer.Option(help="Token shards, or conversations.")] = Format.SHARDS,
     batch_size: BatchOption = 32,
-    part_size: PartOption = 256,
     server: Annotated[
         str | None, typer.Option(help="Ask an OpenAI-compatible server instead: its URL.")
     ] = None,
@@ -233,26 +198,12 @@ def answer(
             prompts=prompts,
         )
 
-        from domino_spec.data.answer import (
-            AnswerSettings,
-            LocalAnswerer,
-            answer_prompts,
-            estimate,
-        )
+        from domino_spec.data.answer import LocalAnswerer, answer_prompts, estimate
         from domino_spec.data.prompts import read_prompts
         from domino_spec.data.report import bad_lines
         from domino_spec.data.server import ServerAnswerer
         from domino_spec.evaluation import fingerprint
 
-        settings = AnswerSettings(
-            max_new_tokens=max_new_tokens,
-            temperatures=tuple(temperature or [0.0]),
-            top_p=top_p,
-            top_k=top_k,
-            seed=seed,
-            part_size=part_size,
-            format=format.value,
-        )
         read = read_prompts(prompts, limit=limit, system=chat.system)
         for line in bad_lines(read.bad):
             voice.warn(line)

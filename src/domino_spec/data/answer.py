@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import check_prompt, encode_prompt
@@ -16,56 +15,16 @@ from domino_spec.data.chat import CUT, NO_TURN, Message, find_turn
 from domino_spec.data.folder import WorkFolder
 from domino_spec.data.generation import BatchGenerator, Prompt, is_loop, seed_of
 from domino_spec.data.prompts import PromptRow, PromptSet
+from domino_spec.data.settings import AnswerSettings
 from domino_spec.data.shards import write_shard
 from domino_spec.decoding import SamplingParams
-from domino_spec.errors import DataError, InputError
+from domino_spec.errors import InputError
 
 LOOP = "the answer is a loop"
 EMPTY = "the answer is empty"
 _SAMPLED_PROMPTS = 200
-Format = Literal["shards", "jsonl"]
-_BYTES: Mapping[Format, int] = {"shards": 2, "jsonl": 5}
+_BYTES = {"shards": 2, "jsonl": 5}
 """A token's size in a file, roughly."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerSettings:
-    """How answers are drawn and written; a folder keeps to one set of these."""
-
-    max_new_tokens: int = 512
-    temperatures: tuple[float, ...] = (0.0,)
-    """Each prompt gets one of them, decided by the seed."""
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    part_size: int = 256
-    """Prompts a part file: a stopped run loses those of unfinished parts."""
-    format: Format = "shards"
-
-    def __post_init__(self) -> None:
-        if not self.temperatures:
-            raise DataError("no temperature was given; expected one or more, 0 is greedy.")
-        if self.part_size < 1:
-            raise DataError(f"part_size is {self.part_size}; expected 1 or more.")
-        if self.format not in ("shards", "jsonl"):
-            raise DataError(f"format is {self.format!r}; expected shards or jsonl.")
-        for temperature in self.temperatures:
-            self.params(temperature, 0)  # checks the rest
-
-    def params(self, temperature: float, seed: int) -> SamplingParams:
-        """The sampling of one answer."""
-        return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
-            temperature=temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=seed,
-            accept="coupled",  # the same text from the engine and from the reference loop
-        )
-
-    def temperature_of(self, index: int) -> float:
-        """Which temperature a prompt gets."""
-        return self.temperatures[seed_of(self.seed, "temperature", index) % len(self.temperatures)]
 
 
 @dataclass(frozen=True)
@@ -248,7 +207,7 @@ def answer_prompts(
     are written as their last conversation ends, while the answerer works on those after them.
     """
     suffix = ".npz" if settings.format == "shards" else ".jsonl"
-    kept = {**dataclasses.asdict(settings), **identity, "prompts": prompts.fingerprint()}
+    kept = {**settings.model_dump(), **identity, "prompts": prompts.fingerprint()}
     work = WorkFolder(folder, kept, suffix=suffix)
     tell = on_progress or (lambda _progress: None)
     progress = AnswerProgress(len(prompts.rows))

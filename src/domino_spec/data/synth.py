@@ -15,54 +15,13 @@ from typing import Any
 from domino_spec.api import DominoDecoder
 from domino_spec.data.chat import find_turn, special_ids
 from domino_spec.data.folder import WorkFolder
-from domino_spec.data.generation import BatchGenerator, Prompt, is_loop, seed_of
-from domino_spec.decoding import SamplingParams
+from domino_spec.data.generation import BatchGenerator, Prompt, is_loop
+from domino_spec.data.settings import SynthSettings
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.errors import DataError
 
 _FRUITLESS = 1000
 """Candidates in a row without a new prompt, after which the target is taken to have no more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SynthSettings:
-    """How prompts are drawn; a folder keeps to one set of these."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_tokens: int = 4
-    max_tokens: int = 256
-    """A candidate that has not ended by then is dropped."""
-    seed: int = 0
-    part_size: int = 256
-    """Candidates a part file: a stopped run loses those of the unfinished part."""
-
-    def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise DataError(
-                f"temperature is {self.temperature}; greedy drawing gives one prompt only. "
-                "Expected more than 0."
-            )
-        if not 1 <= self.min_tokens <= self.max_tokens:
-            raise DataError(
-                f"min_tokens is {self.min_tokens} and max_tokens {self.max_tokens}; expected 1 or "
-                "more, the smaller one first."
-            )
-        if self.part_size < 1:
-            raise DataError(f"part_size is {self.part_size}; expected 1 or more.")
-        self.params(0)  # checks the rest
-
-    def params(self, candidate: int) -> SamplingParams:
-        """The sampling of one candidate: its seed does not depend on its batch."""
-        return SamplingParams(
-            max_new_tokens=self.max_tokens + 1,  # the end token
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            seed=seed_of(self.seed, "prompt", candidate),
-            accept="coupled",  # the same text from the engine and from the reference loop
-        )
 
 
 @dataclass
@@ -97,7 +56,7 @@ def synthesise(
     for name, value in (("count", count), ("batch_size", batch_size)):
         if value < 1:
             raise DataError(f"{name} is {value}; expected 1 or more.")
-    kept = {**dataclasses.asdict(settings), **(identity or {}), "system": system}
+    kept = {**settings.model_dump(), **(identity or {}), "system": system}
     source = CandidateSource(decoder, settings, batch_size=batch_size, system=system)
     work = WorkFolder(folder, kept, suffix=".jsonl")
     progress = SynthProgress(count)
