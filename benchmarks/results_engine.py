@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.tables import Columns, Record, field, made, page, table
@@ -34,6 +35,48 @@ def engine(records: Path) -> str:
         _stages(shapes),
         *(_batches(record) for record in shapes if len(record["batches"]) > 1),
         stress(read_records(records / "engine-crowd.jsonl")),
+        before_and_after(read_records(records / "redesign.jsonl")),
+    )
+
+
+def before_and_after(records: list[dict[str, Any]]) -> str:
+    """Two trees that took turns on one card: medians of a tree's runs."""
+    cells: dict[str, dict[str, list[float]]] = {}
+    for record in records:
+        if "batches" in record:
+            for batch in record["batches"]:
+                gain = batch["gains"][0]
+                name = f"{record['shape']}, batch of {batch['rows']}, length {gain['forced']:g}"
+                cells.setdefault(name, {}).setdefault(record["tree"], []).append(gain["gain"])
+    sums: dict[tuple[str, int, str], list[float]] = {}
+    for record in records:
+        for method, values in record.get("methods", {}).items() if "unit" in record else ():
+            found = sums.setdefault((record["tree"], record["round"], method), [0.0, 0.0])
+            found[0] += sum(row["tokens"] for row in values["rows"])
+            found[1] += median(values["seconds"])
+    paces = {key: tokens / seconds for key, (tokens, seconds) in sums.items()}
+    for (tree, number, method), pace in paces.items():
+        if method != "plain":
+            gain = pace / paces[tree, number, "plain"]
+            cells.setdefault("SmolLM2, one request, T 0", {}).setdefault(tree, []).append(gain)
+    rows = [
+        {"name": name, **{tree: median(gains) for tree, gains in trees.items()}}
+        for name, trees in cells.items()
+    ]
+    columns: Columns = {
+        "": field("name"),
+        "before": field("old", ".2f", "×"),
+        "after": field("new", ".2f", "×"),
+        "ratio": lambda row: f"{row['new'] / row['old']:.3f}",
+    }
+    commits = dict.fromkeys(f"{r['tree']} {r['environment']['commit']}" for r in records)
+    return page(
+        "## Before and after the redesign",
+        "The speedup over plain decoding of the same tree, forced acceptance lengths, top-32 "
+        "rollout; and the released drafter on real text. Both trees in turns on one card "
+        f"({', '.join(commits)}), medians of two runs each.",
+        made(records),
+        table(columns, rows),
     )
 
 
