@@ -253,7 +253,7 @@ def test_what_only_a_ways_own_forward_explains_is_unclear(apart, verdict):
 
 
 def test_blocks_that_were_stored_wrongly_do_not_excuse_themselves(paired):
-    """Kernels that are right about text read at once, and far off behind blocks."""
+    """Kernels that are right about text read at once, and far off after blocks."""
     way, prompts = scripted(paired)
     single = PlainReader(paired).read(prompts[0])
     passes = way.write(prompts[:1], SamplingParams(max_new_tokens=2), eos=())[0].passes
@@ -269,7 +269,7 @@ def test_blocks_that_were_stored_wrongly_do_not_excuse_themselves(paired):
 
 
 def own_kernels(paired, *, rank, off, chosen=True):
-    """A difference behind a prompt, whose forward has but one shape: no other shape explains it.
+    """A difference after a prompt, whose forward has but one shape: no other shape explains it.
 
     The way's own logits are so many of the model's errors off float32's. What is found is the
     float32 token of that rank, and what the way's kernels choose themselves if it is `chosen`.

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_sampling
-from domino_spec.audit.chance import behind_many_texts, behind_one_text, holm, run_test
+from domino_spec.audit.chance import after_many_texts, after_one_text, holm, run_test
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
 from domino_spec.drafters import BlockDrafter
@@ -138,9 +138,7 @@ def drawn(seed, *, shared, greedy=0.0):
 def p_value(seed, *, shared, greedy=0.0):
     rng = np.random.default_rng(seed)
     chances, tokens = drawn(seed, shared=shared, greedy=greedy)
-    group = (
-        behind_one_text(chances[0], tokens) if shared else behind_many_texts(chances, tokens, rng)
-    )
+    group = after_one_text(chances[0], tokens) if shared else after_many_texts(chances, tokens, rng)
     return run_test([group], level=0.05, draws=199, rng=rng)
 
 
@@ -171,7 +169,7 @@ def test_holm():
 
 def test_cells_follow_from_the_probabilities_and_hold_enough():
     chances = torch.tensor([0.5, 0.0, 0.3, 0.1, 0.06, 0.03, 0.01])
-    group = behind_one_text(chances, torch.tensor([0] * 100))
+    group = after_one_text(chances, torch.tensor([0] * 100))
     assert (group.expected >= 5).all()
     assert group.expected.sum() == pytest.approx(100)
-    assert behind_one_text(torch.tensor([1.0, 0.0]), torch.tensor([0] * 50)) is None
+    assert after_one_text(torch.tensor([1.0, 0.0]), torch.tensor([0] * 50)) is None

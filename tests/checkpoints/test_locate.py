@@ -116,7 +116,7 @@ def test_pickles_are_refused_by_name_and_never_opened(
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_pickle_beside_safetensors_is_left_alone(domino: Raw, tmp_path: Path) -> None:
+def test_a_pickle_next_to_safetensors_is_left_alone(domino: Raw, tmp_path: Path) -> None:
     folder = domino.write(tmp_path / "drafter")
     (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
     load_drafter(folder)

@@ -17,7 +17,7 @@ CHAT = [
     {"role": "user", "content": "the dog"},
     {"role": "assistant", "content": "falls"},
 ]
-# Like ChatML: the template adds a line break behind the end of each turn.
+# Like ChatML: the template adds a line break after the end of each turn.
 CHATML = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|> {% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -73,7 +73,7 @@ def test_the_exact_tokens_and_places():
     first = ids("jumps over<|end|>")
     between = ids(" <|user|>the dog<|end|> <|assistant|>")
     last = ids("falls<|end|>")
-    assert chat.tokens == before + first + between + last  # the space behind it is cut off
+    assert chat.tokens == before + first + between + last  # the space after it is cut off
     expected = [0] * len(before) + [1] * len(first) + [0] * len(between) + [1] * len(last)
     assert np.array_equal(chat.supervised, np.array(expected, dtype=bool))
 

@@ -137,7 +137,7 @@ def test_long_conversations_are_cut_and_those_without_answers_left_out():
         packed(late, rows=1, length=15)
 
 
-def test_a_conversation_whose_answer_lies_behind_the_row_is_left_out():
+def test_a_conversation_whose_answer_lies_after_the_row_is_left_out():
     collector = Collector(vocab_size=2048)
     collector.add(np.arange(30), np.arange(30) >= 5, "", "")
     collector.add(np.arange(100), np.arange(100) >= 60, "", "")

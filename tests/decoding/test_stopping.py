@@ -69,7 +69,7 @@ def test_tokens_equal_to_the_mask_id_survive():
         weight.data[MASK] = saved
 
 
-def test_drafts_behind_an_end_count_as_neither_offered_nor_rejected(case):
+def test_drafts_after_an_end_count_as_neither_offered_nor_rejected(case):
     target, prompts, answers = case
     eos = answers[0][4]
     assert eos not in answers[0][:4]

@@ -23,7 +23,7 @@ def rope(x, position, head_dim, theta=10000.0):
 
 
 def spelled_out_hidden(drafter, captured, embeddings, anchor):
-    """One block behind one context, with no cache, no batch and no mask: plain loops."""
+    """One block after one context, with no cache, no batch and no mask: plain loops."""
     config, net = drafter.config, drafter.backbone
     dim, group = config.head_dim, config.num_heads // config.num_kv_heads
     features = [rms(net.fc(states), net.hidden_norm) for states in captured[:anchor]]

@@ -25,7 +25,7 @@ def trained_logits(drafter, target, tokens, anchors, steps, **packed):
         return drafter.logits(target, hidden)
 
 
-def test_a_chain_sees_neither_other_chains_nor_the_features_behind_its_start():
+def test_a_chain_sees_neither_other_chains_nor_the_features_after_its_start():
     target, drafter = make_target("llama"), random_baseline("eagle3")
     tokens = torch.randint(0, VOCAB, (1, LENGTH), generator=torch.Generator().manual_seed(1))
     captured = target.forward(
@@ -37,7 +37,7 @@ def test_a_chain_sees_neither_other_chains_nor_the_features_behind_its_start():
     )
     torch.testing.assert_close(many[:, 2], one[:, 0], atol=1e-5, rtol=1e-5)
     spoiled = captured.clone()
-    spoiled[:, 9:] += 3.0  # the anchor's own features and all behind: unknown when it drafts
+    spoiled[:, 9:] += 3.0  # the anchor's own features and all later ones: unknown when it drafts
     again = trained_logits(drafter, target, tokens, torch.tensor([[9]]), 5, captured=spoiled)
     torch.testing.assert_close(again, one, atol=1e-5, rtol=1e-5)
     spoiled[:, 8] += 3.0

@@ -166,7 +166,7 @@ def test_cycles_without_drafts_leave_no_hole(kind):
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "lookup"])
-def test_a_row_may_begin_behind_anothers_text(kind):
+def test_a_sequence_may_begin_after_anothers_text(kind):
     target = bigram_target()
     source = opened(kind) if kind == "lookup" else knowing(kind)
     engine = Engine(own(target), source, slots=2, capacity=96, reuse=True)

@@ -85,7 +85,7 @@ def test_a_drafter_that_repeats_itself_is_believed_as_far_as_it_pays(changes):
     assert max(output.accepted for output in found) > 1
 
 
-def test_sequences_without_a_penalty_beside_one_that_pays():
+def test_sequences_without_a_penalty_in_a_batch_with_one():
     target = make_target("qwen3")
     each = [{}, {"frequency_penalty": 1.0}, {}, {"temperature": 0.8, "top_k": 9}, {}, {}]
     params = [SamplingParams(max_new_tokens=NEW, seed=7, accept="coupled", **c) for c in each]

@@ -39,7 +39,7 @@ def fresh(target, drafter, prompt, params=GREEDY):
 @pytest.mark.parametrize(
     ("family", "params"), [("llama", SAMPLED), ("qwen3", GREEDY), ("mistral", GREEDY)]
 )
-def test_text_and_drafts_behind_a_prefix_are_those_of_a_fresh_engine(family, params):
+def test_text_and_drafts_after_a_prefix_are_those_of_a_fresh_engine(family, params):
     target, drafter = make_target(family), random_drafter()
     engine = make_engine(target, drafter, slots=1, reuse=True)
     answer(engine, SYSTEM + ASK, params)

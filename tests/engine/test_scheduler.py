@@ -68,7 +68,7 @@ def test_one_that_does_not_fit_waits_and_is_not_overtaken():
     assert [sequence for sequence, _ in scheduler.admit(60)] == [long, short]
 
 
-def test_prompts_are_computed_in_chunks_beside_what_decodes():
+def test_prompts_are_computed_in_chunks_concurrently_with_decoding():
     scheduler = make_scheduler(3)
     first = make_sequence(ASK)
     scheduler.add(first)

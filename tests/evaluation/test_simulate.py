@@ -215,7 +215,7 @@ def test_every_anchor_is_counted():
     target, drafter = bigram_target(), nearly_knowing_drafter(shift=True, prefix=0)
     continuations = continued(target, [[4, 9], [20]], new=20)
     simulation = simulate(drafter, target, continuations)
-    # 19 anchors a row have a token behind them, 18 two, and so on while all drafts are right.
+    # 19 anchors a sequence have a token after them, 18 two, and so on while all drafts are right.
     assert simulation.reached[0] == 38
     right = 0
     wrong = set(range(0, SIZE, 5))

@@ -35,7 +35,7 @@ def read_batch(target, drafter, batch):
 
 
 def one_by_one(drafter, target, reading, batch, row, anchor):
-    """Logits of every draft behind one anchor, from its own document alone."""
+    """Logits of every draft after one anchor, from its own document alone."""
     inside = (batch.documents[row] == batch.documents[row, anchor]).nonzero().squeeze(1)
     start, tokens = int(inside[0]), batch.tokens[row : row + 1, inside]
     captured = reading.captured[row : row + 1, inside]

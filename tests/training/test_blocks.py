@@ -141,7 +141,7 @@ def test_a_turn_of_the_user_within_a_block_is_not_learnt():
     blocks = blocks_of(found, anchors=20, depth=10)
     labels = (blocks.sources[: blocks.label_count] + 1).tolist()
     assert not {7, 8} & set(labels)
-    assert {9, 10} <= set(labels), "behind the gap it goes on"
+    assert {9, 10} <= set(labels), "after the gap it goes on"
 
 
 @pytest.mark.parametrize("chunk", [1, 8, 64, 1000])

@@ -42,7 +42,7 @@ def test_the_first_steps_count_at_the_pace_of_the_later_ones():
     assert budget.over(20)
     assert budget.last_step(20) == 20
     steps(budget, clock, 5.0)
-    assert budget.place(21) == PLACES, "never behind the end"
+    assert budget.place(21) == PLACES, "never past the end"
 
 
 def test_pauses_cost_nothing_and_earlier_runs_count():

@@ -141,7 +141,7 @@ class Vocabulary:
         self.vocab_size = size
 
 
-def test_the_mask_is_a_row_behind_the_tokenizers_last():
+def test_the_mask_is_a_row_after_the_tokenizers_last():
     tokenizer = make_tokenizer()
     size = len(tokenizer) + 10
     found = choose_mask_token(Vocabulary(size), tokenizer, np.zeros(size, dtype=np.int64))

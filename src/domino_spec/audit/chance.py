@@ -60,7 +60,7 @@ class Group:
         return greedy * self.samples * float((1 - self.best).mean())
 
 
-def behind_one_text(probabilities: Tensor, tokens: Tensor) -> Group | None:
+def after_one_text(probabilities: Tensor, tokens: Tensor) -> Group | None:
     """Tokens [samples] that were drawn after the same text, from probabilities [vocabulary].
 
     A likely token is a cell of its own; which are follows from the probabilities alone. None where
@@ -80,7 +80,7 @@ def behind_one_text(probabilities: Tensor, tokens: Tensor) -> Group | None:
     )
 
 
-def behind_many_texts(
+def after_many_texts(
     probabilities: Tensor, tokens: Tensor, rng: np.random.Generator
 ) -> Group | None:
     """Tokens [samples] drawn after texts of their own, from probabilities [samples, vocabulary].
@@ -116,12 +116,12 @@ def _cells(expected: Tensor) -> tuple[Tensor, int]:
     values, order = expected.sort(descending=True)
     likely = int((values >= LEAST_EXPECTED).sum())
     places = torch.arange(len(values))
-    behind = values[likely:].cumsum(0)
-    rest = float(behind[-1]) if len(behind) else 0.0
+    tail = values[likely:].cumsum(0)
+    rest = float(tail[-1]) if len(tail) else 0.0
     joined = max(int(rest // LEAST_EXPECTED), 1 if likely == 0 else 0)
     if joined:
         # Whole cells of equal weight; rounding must not open one more.
-        step = (behind / (rest / joined)).floor().long().clamp(max=joined - 1)
+        step = (tail / (rest / joined)).floor().long().clamp(max=joined - 1)
         places[likely:] = likely + step
     else:
         places[likely:] = max(likely - 1, 0)

@@ -16,8 +16,8 @@ from domino_spec.audit.chance import (
     LEAST_EXPECTED,
     CountTest,
     Group,
-    behind_many_texts,
-    behind_one_text,
+    after_many_texts,
+    after_one_text,
     holm,
     run_test,
 )
@@ -179,12 +179,12 @@ def _groups(
     alone: list[int] = []
     for before, members in sharing.items():
         if len(members) >= 4 * LEAST_EXPECTED:
-            groups.append(behind_one_text(conditionals[before], tokens[members]))
+            groups.append(after_one_text(conditionals[before], tokens[members]))
         else:
             alone += members
     if alone:
         own = torch.stack([conditionals[texts[index][:place]] for index in alone])
-        groups.append(behind_many_texts(own, tokens[alone], rng))
+        groups.append(after_many_texts(own, tokens[alone], rng))
     return [group for group in groups if group is not None]
 
 

@@ -47,7 +47,7 @@ def run_bench(
     if loaded.tokenizer is None:
         raise TargetError(
             f"{settings.target} came without a tokenizer, so prompts cannot be read; expected "
-            "tokenizer files beside its weights. Save the model's tokenizer there."
+            "tokenizer files next to its weights. Save the model's tokenizer there."
         )
     check_system(system, loaded.tokenizer)
     methods = open_drafters(

@@ -105,8 +105,8 @@ def _single_file(path: Path, source: str) -> CheckpointFiles:
         raise _pickled([path.name])
     if path.suffix != WEIGHTS_SUFFIX:
         raise CheckpointError(
-            f"{source} is not a {WEIGHTS_SUFFIX} file; expected one, with its {CONFIG_FILE} beside "
-            "it, or a folder."
+            f"{source} is not a {WEIGHTS_SUFFIX} file; expected one, with its {CONFIG_FILE} next "
+            "to it, or a folder."
         )
     return CheckpointFiles(source=source, config=_config_in(path.parent), weights=(path,))
 
@@ -185,7 +185,7 @@ def _config_in(folder: Path) -> Path:
     if not path.is_file():
         raise CheckpointError(
             f"{folder} has no {CONFIG_FILE}, which says how to read the weights; expected it "
-            "beside them."
+            "next to them."
         )
     return path
 

@@ -101,7 +101,7 @@ MARKOV_ARCHITECTURE = "MarkovDraftModel"
 """Our own: a loader that ignores projector_type must not take the drafter for a plain one."""
 ARCHITECTURES = (DFLASH_ARCHITECTURE, DOMINO_ARCHITECTURE, MARKOV_ARCHITECTURE)
 DSPARK_ARCHITECTURE = "Qwen3DSparkModel"
-"""vLLM's name for what its dspark method serves; ours if a head is described beside it."""
+"""vLLM's name for what its dspark method serves; ours if a head is described too."""
 
 SECTION = "dflash_config"
 _DOMINO_PROJECTORS = (DominoHeadConfig.kind, "causal_v5")

@@ -182,7 +182,7 @@ def _target_copies(config: DrafterConfig, layout: str) -> frozenset[str]:
     """Stored tensors that are the target's own, and so left aside."""
     if layout == SPECULATORS:
         return TARGET_COPIES
-    # As vLLM wants it beside a reduced vocabulary.
+    # As vLLM wants it with a reduced vocabulary.
     return frozenset({LM_HEAD}) if config.draft_vocab_size is not None else frozenset()
 
 

@@ -45,7 +45,7 @@ def save_drafter(
 ) -> Path:
     """Write a checkpoint folder that public loaders accept, and return it.
 
-    Everything is written beside `folder` first and then takes its name, so that an
+    Everything is written next to `folder` first and then takes its name, so that an
     interruption leaves the old checkpoint; other files in the folder are kept.
     """
     dtype = drafter.dtype if dtype is None else dtype
@@ -137,7 +137,7 @@ def write_folder(
 
     Floating-point tensors are stored as `dtype`, with None each as it is.
 
-    Everything is written beside `folder` first and then takes its name, so that an
+    Everything is written next to `folder` first and then takes its name, so that an
     interruption leaves the old checkpoint; other files in the folder are kept.
     """
     if max_shard_bytes < 1:
@@ -211,7 +211,7 @@ def checked_folder(folder: str | Path) -> Path:
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder` that takes its name in the end.
+    """An empty folder next to `folder` that takes its name in the end.
 
     An interruption leaves the old checkpoint; other files in the folder are kept.
     """

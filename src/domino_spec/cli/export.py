@@ -48,7 +48,7 @@ def export(
         str | None,
         typer.Option(
             metavar="TARGET",
-            help="The drafter's target; speculators and vllm store its lm_head rows beside a "
+            help="The drafter's target; speculators and vllm store its lm_head rows with a "
             "reduced vocabulary.",
         ),
     ] = None,

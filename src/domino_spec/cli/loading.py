@@ -87,7 +87,7 @@ def _load_target(voice: Voice, target: str, target_options: TargetOptions) -> Lo
     if loaded.tokenizer is None:
         raise TargetError(
             f"{target} came without a tokenizer, so text cannot be read; expected tokenizer files "
-            "beside its weights. Save the model's tokenizer there."
+            "next to its weights. Save the model's tokenizer there."
         )
     return loaded
 

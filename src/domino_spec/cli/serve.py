@@ -155,7 +155,7 @@ class EngineOptions:
     engine_python: Annotated[
         str | None,
         typer.Option(
-            help="vllm, sglang: the Python beside which it is installed; unset: this one, or that "
+            help="vllm, sglang: the Python it is installed with; unset: this one, or that "
             "of the command on the PATH.",
             rich_help_panel=_ENGINES,
         ),

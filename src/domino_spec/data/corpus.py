@@ -342,7 +342,7 @@ class _Reader:
         if self._given_tokenizer is None:
             raise DataError(
                 "the data are text but the target came without a tokenizer; save its tokenizer "
-                "beside its weights, or give token shards."
+                "next to its weights, or give token shards."
             )
         return self._given_tokenizer
 

@@ -16,7 +16,7 @@ class WorkFolder:
     """Parts are written whole or not at all, each with a note of what went into it.
 
     A part's note is there before the part is, so that what is there can always be told. The
-    settings lie beside them: another run must have the same ones.
+    settings lie next to them: another run must have the same ones.
     """
 
     def __init__(self, path: str | Path, settings: Mapping[str, Any], *, suffix: str) -> None:

@@ -88,8 +88,8 @@ def read_tokenizer(tokenizer: Any | None, facts: TargetFacts) -> Iterator[Findin
     """Whether tokenizer, template and model belong to each other."""
     if tokenizer is None:
         yield Finding(
-            name="tokenizer files", state="warning", found="none", expected="beside the weights",
-            advice="Text cannot be read; save the model's tokenizer beside its weights.",
+            name="tokenizer files", state="warning", found="none", expected="next to the weights",
+            advice="Text cannot be read; save the model's tokenizer next to its weights.",
         )  # fmt: skip
         return
     highest = max(tokenizer.get_vocab().values(), default=-1)

@@ -43,7 +43,7 @@ DtypeRule = Callable[[Any, torch.device], torch.dtype]
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """A target with the tokenizer found beside it."""
+    """A target with the tokenizer found with it."""
 
     target: Target
     tokenizer: Any | None
@@ -116,7 +116,7 @@ def load_config(
 def load_tokenizer(
     source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Any | None:
-    """The tokenizer beside a model; None where there is none."""
+    """The tokenizer of a model's folder; None where there is none."""
     place, common = _place(source, revision, trust_remote_code)
     return _read_tokenizer(source, place, common)
 

@@ -37,7 +37,7 @@ class RunState:
 
 
 class Checkpoints:
-    """A run's checkpoints: written beside and renamed, the oldest removed last."""
+    """A run's checkpoints: written under another name and renamed, the oldest removed last."""
 
     def __init__(self, out: Path, *, keep: int) -> None:
         self.folder = out / FOLDER

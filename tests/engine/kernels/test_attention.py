@@ -153,7 +153,7 @@ def test_past_the_capacity_nothing_breaks(device, way, window):
     assert mixed.isfinite().all()
 
 
-def test_what_lies_behind_a_rows_end_does_not_matter_to_the_kernel(device):
+def test_what_lies_after_a_rows_end_does_not_matter_to_the_kernel(device):
     given = inputs(2, torch.float32, device, starts=[10, 20])
     rule = {"causal": True, "window": None, "scale": 0.2}
     expected = WAYS["four"](*given, **rule)
@@ -178,7 +178,7 @@ def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, grou
 
 @pytest.mark.parametrize(("causal", "window"), [(True, 7), (False, 3)])
 def test_the_windows_are_the_drafters(device, causal, window):
-    """One block behind its context, under the mask that drafters are trained with."""
+    """One block after its context, under the mask that drafters are trained with."""
     n, start = 5, 11
     query, keys, values, slots, starts = inputs(n, torch.float32, device, starts=[start])
     rule = {"causal": causal, "window": window, "scale": 0.2}

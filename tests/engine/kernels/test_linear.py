@@ -185,7 +185,7 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
     ],
     ids=str,
 )
-def test_a_product_prepares_the_norm_behind_it(
+def test_a_product_prepares_the_norm_after_it(
     shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
     """Its rows are linear's own, and the next product reads them normed, wherever they lie."""
@@ -198,10 +198,10 @@ def test_a_product_prepares_the_norm_behind_it(
     assert torch.equal(made.rows, rows)
     assert torch.equal(wide[:, 1], rows)
     assert not wide[:, ::2].any()
-    behind = tensors((1, 32, shape[1], False), dtype, device)["weight"]
-    truth = exact({"x": rows, "norm": norm, "weight": behind}, False)
+    following = tensors((1, 32, shape[1], False), dtype, device)["weight"]
+    truth = exact({"x": rows, "norm": norm, "weight": following}, False)
     limit = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-    assert error(linear(made, behind), truth).max() < limit
+    assert error(linear(made, following), truth).max() < limit
     assert (made.weighted is not None) == takes(shape[0])
 
 
@@ -237,11 +237,11 @@ def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(
 ) -> None:
     """Also through the norm that the product before it prepared, and a K that programs share."""
     drawn = tensors(shape, dtype, device)
-    behind = tensors((1, shape[2], 48, False), dtype, device)
+    following = tensors((1, shape[2], 48, False), dtype, device)
     x = tensors((shape[0], 8, 48, False), dtype, device)["x"]
 
     def run(rows: Tensor) -> Tensor:
-        made = linear_then_norm(rows, behind["weight"], drawn["norm"], EPS)
+        made = linear_then_norm(rows, following["weight"], drawn["norm"], EPS)
         return linear(made, drawn["weight"], gated=shape[3])
 
     together = run(x)

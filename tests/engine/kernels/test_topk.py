@@ -84,7 +84,7 @@ def test_as_large_as_in_production(dtype: torch.dtype, device: torch.device) -> 
 def test_what_fills_up_is_below_any_token(
     lowest: float, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Groups and places behind the vocabulary's end, where every logit is negative."""
+    """Groups and places past the vocabulary's end, where every logit is negative."""
     logits = torch.full((2, 278), lowest).to(device, dtype)
     logits[:, 276] = -3.0
     for run in (top_candidates, top_candidates_reference):

@@ -62,7 +62,7 @@ def _enliven(model: torch.nn.Module) -> None:
 
 
 def table_answer(prompt: list[int], length: int) -> list[int]:
-    """What the bigram table says behind a prompt."""
+    """What the bigram table says after a prompt."""
     after, answer = successor().tolist(), []
     for _ in range(length):
         answer.append(after[(prompt + answer)[-1]])

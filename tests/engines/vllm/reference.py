@@ -1,4 +1,4 @@
-"""What our own code drafts behind each token of a known text."""
+"""What our own code drafts after each token of a known text."""
 
 import torch
 
@@ -16,7 +16,7 @@ def reference_blocks(
     depth: int,
     candidates: int | None = None,
 ) -> list[list[int]]:
-    """For each token from `first` on: the token as anchor, then our drafts behind it."""
+    """For each token from `first` on: the token as anchor, then our drafts after it."""
     text = torch.tensor([tokens])
     anchors = torch.arange(first, len(tokens))
     hidden = drafter.block_hidden(

@@ -46,7 +46,7 @@ def here() -> Installed:
 
 
 def parsed(parser, request: ServeArgs, found: Installed, draft=DRAFT) -> argparse.Namespace:
-    """The values behind the program and its subcommand."""
+    """The values after the program and its subcommand."""
     backend.refuse(request)
     with backend.command(request, found, draft, {}).arguments() as words:
         start = words.index("org/Model")

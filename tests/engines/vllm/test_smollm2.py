@@ -50,11 +50,11 @@ def test_same_tokens_same_drafts_and_as_many_tokens_a_cycle(smollm2_folder, rele
     }
     theirs = [tuple(block) for block in result["blocks"]]
     inside = [block for block in theirs if block in known]
-    assert len(theirs) - len(inside) <= len(prompts), "at most one block a request, behind its end"
+    assert len(theirs) - len(inside) <= len(prompts), "at most one block a request, past its end"
 
     committed = sum(len(one.tokens) - 1 for one in ours)  # the prefill's token is in no cycle
     mine = committed / sum(one.stats.cycles for one in ours)
-    # vLLM drafts once behind the prefill and once behind each cycle but a request's last, before
+    # vLLM drafts once after the prefill and once after each cycle but a request's last, before
     # which it may not know that the request has ended; its own counters leave that cycle out.
     assert committed / len(inside) == pytest.approx(mine, rel=0.02)
     assert mine > 2, "a trained drafter"

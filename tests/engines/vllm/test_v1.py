@@ -103,7 +103,7 @@ def test_our_export_for_vllm_with_its_own_rows_of_a_reduced_vocabulary(lively, t
 
 
 def save_reduced_export(target: str, folder: Path) -> tuple[Path, DraftModel]:
-    """A random drafter of a reduced vocabulary beside the target's lm_head rows for it."""
+    """A random drafter of a reduced vocabulary with the target's lm_head rows for it."""
     _, drafter = save_random_drafter(folder / "plain", seed=3, **CASES["reduced vocabulary"])
     loaded = load_target(target, device="cpu", dtype=torch.float32).target
     rows = loaded.lm_head_rows(drafter.draft_tokens)
@@ -113,7 +113,7 @@ def save_reduced_export(target: str, folder: Path) -> tuple[Path, DraftModel]:
 
 
 def assert_drafts_are_ours(target: str, folder: Path, drafter: DraftModel, **job: Any) -> None:
-    """Block by block, behind a target whose answer is not simple."""
+    """Block by block, with a target whose answer is not simple."""
     prompt = [9, 4, 17, 30, 2]
     result = run_job(
         target=target, speculative=speculative(folder), prompts=[prompt], record=True, **job

@@ -278,7 +278,7 @@ def test_drafts_are_ours(
         )
         blocks = {b["position"]: b for b in result["blocks"] if b["prompt"] == prompt}
         for position, block in blocks.items():
-            if position >= len(tokens):  # drafted behind the end before vLLM saw the end
+            if position >= len(tokens):  # drafted past the end before vLLM saw the end
                 continue
             assert [block["anchor"], *block["drafts"]] == ours[position - first], (prompt, position)
             compared += 1

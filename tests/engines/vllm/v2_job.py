@@ -2,7 +2,7 @@
 
 A job names the `target` folder, vLLM's `speculative` configuration, the `prompts` as token ids and
 how to answer them (`max_tokens`, `temperature`). The result has the answers, vLLM's own counts of
-drafts and, for each block, what the speculator drafted and behind which token.
+drafts and, for each block, what the speculator drafted and after which token.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 For a handful of rows a BLAS spends more time reordering the weights than multiplying. oneDNN can do
 that once, beforehand; PyTorch's compiler does the same when it freezes a model. A packed copy is
-held beside the model's own weights.
+held in addition to the model's own weights.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def launch(
         # The last state carries nothing on, and a draft of the prefix needs no scores; but some
         # program must write down the draft before.
         first = 0 if step + 1 < depth else state_tiles
-        behind = max(state_tiles + (rank_tiles if step >= prefix else 0), first + 1)
-        _step[(behind - first, rows)](
+        stop = max(state_tiles + (rank_tiles if step >= prefix else 0), first + 1)
+        _step[(stop - first, rows)](
             weight_state,
             weight_first,
             weight_first.stride(0),

@@ -160,12 +160,12 @@ if triton_available():
         if positions is not None:  # none comes after its token's place
             position = tl.load(positions + tl.minimum(query // GROUP, n - 1)).to(tl.int32)
         end = tl.minimum(last + 1, capacity)
-        behind = tl.cdiv(end, BLOCK)
+        stop = tl.cdiv(end, BLOCK)
         first = position * 0
         if WINDOWED:
-            first = tl.minimum(tl.maximum(position - window + 1, 0) // BLOCK, behind - 1)
-        each = (behind - first + (1 << log_splits) - 1) >> log_splits
-        return position, end, first, each, tl.cdiv(behind - first, each)
+            first = tl.minimum(tl.maximum(position - window + 1, 0) // BLOCK, stop - 1)
+        each = (stop - first + (1 << log_splits) - 1) >> log_splits
+        return position, end, first, each, tl.cdiv(stop - first, each)
 
     @triton.jit
     def _places(row, head, query, n, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):

@@ -41,7 +41,7 @@ class Backbone(DFlashQwen3Model):  # type: ignore[misc]
 
 
 class ServedDomino(DFlashQwen3ForCausalLM):  # type: ignore[misc]
-    """vLLM's DFlash drafter with a head beside it: what both routes share."""
+    """vLLM's DFlash drafter with a head of ours: what both routes share."""
 
     model_cls = Backbone if current_platform.is_cpu() else DFlashQwen3Model
     plain_cls = DFlashQwen3ForCausalLM
@@ -150,7 +150,7 @@ class DominoForDFlash(ServedDomino):
             made[:, index] = logits
             return logits.argmax(dim=-1)
 
-        # The embedding and the lm_head are vLLM's, behind the served head: no target is needed.
+        # The embedding and the lm_head are vLLM's, used by the served head: no target is needed.
         roll = partial(rollout, self.served, cast("Any", None))
         roll(hidden=hidden, anchor_tokens=anchors, choose=choose)
         assert made is not None

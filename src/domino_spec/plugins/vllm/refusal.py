@@ -1,8 +1,8 @@
 """What stands for Domino drafters in a vLLM that the plugin does not know.
 
-That vLLM may be laid out differently, and the packages beside it may not be those that the rest of
-this package needs. So nothing here leans on either: what does not carry a head of ours must be
-served as if there were no plugin.
+That vLLM may be laid out differently, and the packages installed with it may not be those that the
+rest of this package needs. So nothing here relies on either: what does not carry a head of ours
+must be served as if there were no plugin.
 """
 
 from __future__ import annotations

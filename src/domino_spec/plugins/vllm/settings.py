@@ -87,7 +87,7 @@ def refuse_unserved(target: Any, draft: Any) -> None:
     kinds = set(getattr(draft, "layer_types", None) or ())
     if section.get("causal") and len(kinds) > 1:
         raise ConfigError(
-            f"{SECTION}.causal is true beside layers of {len(kinds)} kinds; vLLM would make the "
+            f"{SECTION}.causal is true with layers of {len(kinds)} kinds; vLLM would make the "
             "full ones causal too. Write the folder with `domino export SOURCE OUT --to vllm`."
         )
 

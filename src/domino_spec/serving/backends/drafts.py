@@ -174,8 +174,8 @@ def _serves_as_it_is(files: CheckpointFiles, described: Description, needs: Draf
         return False
     if config.draft_vocab_size is not None and LM_HEAD not in described.ignored_tensors:
         return False
-    beside = {path.name for path in files.config.parent.glob(f"*{WEIGHTS_SUFFIX}")}
-    return beside == {path.name for path in files.weights}
+    names = {path.name for path in files.config.parent.glob(f"*{WEIGHTS_SUFFIX}")}
+    return names == {path.name for path in files.weights}
 
 
 def _target_state(target: str, revision: str | None) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Where an engine is installed, which version it is, and whether our plugin is beside it.
+"""Where an engine is installed, which version it is, and whether our plugin is installed with it.
 
 Engines pin their own packages, so they often live in an environment of their own. Nothing of them
 is imported here: that environment's Python is asked what is installed in it.
@@ -73,7 +73,7 @@ class Installed:
 
 
 def find_engine(engine: Engine, python: str | None) -> Installed:
-    """The engine beside `python`, or else beside ours, or else on the PATH."""
+    """The engine next to `python`, or else next to ours, or else on the PATH."""
     interpreter, command = _place(engine, python)
     named, plugins = _ask(engine, interpreter)
     if named is None:
@@ -103,7 +103,7 @@ def _place(engine: Engine, python: str | None) -> tuple[str, str]:
         named = shutil.which(str(Path(python).expanduser()))
         if named is None:
             raise InputError(
-                f"--engine-python is {python!r}, which cannot be run; expected the Python beside "
+                f"--engine-python is {python!r}, which cannot be run; expected the Python next to "
                 f"which {engine.title} is installed, such as ENVIRONMENT/bin/python."
             )
         return named, str(Path(named).with_name(engine.command))
@@ -116,12 +116,12 @@ def _place(engine: Engine, python: str | None) -> tuple[str, str]:
 
 
 def _python_of(script: Path) -> str:
-    """The Python of a script that an installer wrote: beside it, or named in its first line."""
+    """The Python of a script that an installer wrote: next to it, or named in its first line."""
     script = script.resolve()
     for name in ("python", "python3"):
-        beside = script.with_name(name)
-        if beside.exists():
-            return str(beside)
+        near = script.with_name(name)
+        if near.exists():
+            return str(near)
     with script.open("rb") as file:
         first = file.readline().decode(errors="replace").strip()
     named = first.removeprefix("#!").split()
