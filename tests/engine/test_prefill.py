@@ -167,13 +167,20 @@ def test_prompts_that_do_not_fit_a_captured_shape_are_split_where_that_is_cheap(
     assert shapes == wanted
 
 
-def test_long_prompts_after_a_prefix_are_computed_one_by_one():
+@pytest.mark.parametrize(
+    ("shared", "most", "wanted"),
+    [(512, 8, [(2, 80)]), (100, 8, [(1, 80), (1, 80)]), (100, 1, [(2, 70)])],
+)
+def test_long_prompts_after_a_prefix(monkeypatch, shared, most, wanted):
+    """Together up to a bound, then one by one, and launched where that were too many replays."""
+    monkeypatch.setattr(model_runner, "_LONGEST_SHARED", shared)
+    monkeypatch.setattr(model_runner, "_MOST_REPLAYS", most)
     engine = make_engine(make_target("llama"), random_drafter(), slots=2, reuse=True, chunk=2048)
     padding(engine).runner._cheap = 1000
     run_engine(engine, [LONG, SHORT], max_new_tokens=1)
     shapes, prompts = shapes_of(engine), [LONG + PROMPTS[5], SHORT + PROMPTS[5]]
     assert run_engine(engine, prompts, max_new_tokens=NEW)[0] == expected(prompts)
-    assert shapes == [(1, 80), (1, 80)]
+    assert shapes == wanted
 
 
 def test_prompts_with_and_without_drafts_are_computed_apart():
@@ -259,10 +266,30 @@ def test_every_length_is_captured_once_and_serves_all_prompts():
     recorder = Replays()
     padding(engine, recorder=recorder)
     engine.capture(1, SamplingParams())
-    assert len(recorder.outputs) == len(LENGTHS)
+    shapes = len(LENGTHS) + 1  # longer than a block: apart where it follows other tokens
+    assert len(recorder.outputs) == shapes
     engine.capture(1, SamplingParams())
     one_by_one(engine, PROMPTS[:5])
-    assert len(recorder.outputs) == len(LENGTHS)
+    assert len(recorder.outputs) == shapes
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_burst_meets_captured_shapes_alone(start):
+    """Prompts in empty slots, and after a few tokens that all of them share."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=4, reuse=True, chunk=2048)
+    recorder = Replays()
+    padding(engine, recorder=recorder).runner._cheap = 400
+    engine.capture(4, SamplingParams())
+    captured = len(recorder.outputs)
+    begin = SHORT[:start]
+    run_engine(engine, [begin or OTHER], max_new_tokens=1)
+    shapes = shapes_of(engine)
+    for lengths in ([70, 75, 79], [6, 20, 60, 3], [9, 9]):
+        prompts = [begin + prompt for prompt in random_prompts(lengths)]
+        assert run_engine(engine, prompts, max_new_tokens=NEW)[0] == expected(prompts)
+    assert len(recorder.outputs) == captured
+    assert set(shapes) == {(4, 80), (2, 24)} if start == 0 else (4, 80) in shapes
+    assert {count for _, count in shapes} <= set(LENGTHS), "launched kernel by kernel"
 
 
 def test_where_a_graph_does_not_fit_prompts_are_computed_all_the_same():

@@ -364,7 +364,7 @@ class Engine:
             sequences = tuple(own[place].sequence for place in whole)
             plan = self._plan([s.params for s in sequences], 0, alone=not drafts)
             if len(whole) < len(own):
-                states = states[torch.tensor(whole, device=states.device)]
+                states = states[self.slots.send(torch.tensor(whole))]
             report = self.runner.start_sequences(
                 states,
                 [_slot(sequence) for sequence in sequences],

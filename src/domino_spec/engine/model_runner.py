@@ -46,6 +46,10 @@ _LONGEST_CAPTURED = 4096
 """Forwards that see more are not captured: what their attention needs would stay taken for good."""
 _CHEAP_TOKENS, _CHEAP_PRODUCTS = 2048, 4e10
 """Tokens, and tokens times a layer's weights, that a GPU computes while kernels are launched."""
+_MOST_REPLAYS = 8
+"""Forwards into which prompts are split so that each is captured."""
+_LONGEST_SHARED = 512
+"""Several prompts of which some follow other tokens share a captured forward up to here."""
 _SIMILAR = 0.7
 """Prompts share a forward if each is at least so long, compared with the longest of them."""
 LONGEST_PATTERN = 1024
@@ -370,8 +374,7 @@ class ModelRunner:
             for group in self._groups(parts):
                 states = self._together([parts[i] for i in group], drafts=drafts)
                 if len(group) == len(parts):
-                    order = torch.tensor(group).argsort().to(states.device)
-                    return states[order] if len(group) > 1 else states
+                    return states
                 for place, index in enumerate(group):
                     found[index] = states[place].clone()  # the next replay writes over it
             return torch.stack([each for each in found if each is not None])
@@ -384,14 +387,18 @@ class ModelRunner:
 
     @torch.no_grad()
     def capture_prefill(self, sequences: int, *, drafts: bool) -> None:
-        """Capture every shape that up to so many prompts in empty slots may be padded to."""
+        """Capture the shapes that up to so many prompts may be padded to.
+
+        Those after many other tokens are left: they are captured when they come again.
+        """
         if self.recorder is None:
             return
         shapes = {
-            self._prefill_shape(count, length, 0, drafts=drafts): None
+            self._prefill_shape(count, length, start, drafts=drafts)
             for count in range(1, min(sequences, PROMPT_COUNTS[-1]) + 1)
             for length in (PROMPT_LENGTHS if count == 1 else SHARED_LENGTHS)
-            if length <= self.model.cache.capacity
+            for start in ((0, 1) if count == 1 else (0, 1, _LONGEST_SHARED - length))
+            if 0 <= start <= self.model.cache.capacity - length
         }
         with on_device(self._device):
             # Smaller ones fit into what the largest took.
@@ -401,16 +408,25 @@ class ModelRunner:
 
     def _groups(self, parts: Sequence[PromptChunk]) -> list[list[int]]:
         """Parts that share a forward, and none reaching past its slot."""
+        few = self._grouped(parts, captured=False)
+        if not self._pad:
+            return few
+        # A few replays cost less than launching the kernels of one forward.
+        replays = self._grouped(parts, captured=True)
+        return replays if len(replays) <= max(_MOST_REPLAYS, len(few)) else few
+
+    def _grouped(self, parts: Sequence[PromptChunk], *, captured: bool) -> list[list[int]]:
         order = sorted(range(len(parts)), key=lambda i: -len(parts[i].tokens))
         groups: list[list[int]] = []
         for index in order:
-            if groups and self._share([*(parts[i] for i in groups[-1]), parts[index]]):
+            own = [*(parts[i] for i in groups[-1]), parts[index]] if groups else []
+            if own and self._share(own, captured=captured):
                 groups[-1].append(index)
             else:
                 groups.append([index])
-        return groups
+        return [sorted(group) for group in groups]
 
-    def _share(self, parts: Sequence[PromptChunk]) -> bool:
+    def _share(self, parts: Sequence[PromptChunk], *, captured: bool) -> bool:
         """Whether the last of these goes into the forward of all others, the longest first."""
         longest, last = len(parts[0].tokens), parts[-1]
         if last.start + longest > self.model.cache.capacity:
@@ -418,8 +434,8 @@ class ModelRunner:
         start = max(part.start for part in parts)
         if self._prefill_shape(len(parts), longest, start, drafts=False).common:
             return True
-        if self._pad and 2 * longest <= self._cheap:
-            return False  # two replays cost less than launching the kernels of one forward
+        if captured and 2 * longest <= self._cheap:
+            return False
         return len(last.tokens) >= _SIMILAR * longest
 
     def _together(self, parts: Sequence[PromptChunk], *, drafts: bool) -> Tensor:
@@ -456,11 +472,9 @@ class ModelRunner:
             return exact
         if length <= MAX_TOKENS:
             return PrefillShape(filled, length, None, drafts)
-        if filled > 1 and start:  # one by one: with the bounds below there would be too many
-            return exact
         # After other tokens a few bounds, so that a few graphs serve all starts.
         bound = min(1 << (start + length - 1).bit_length(), capacity) if start else length
-        if bound > _LONGEST_CAPTURED:
+        if bound > (_LONGEST_SHARED if filled > 1 and start else _LONGEST_CAPTURED):
             return exact
         return PrefillShape(filled, length, bound, drafts)
 

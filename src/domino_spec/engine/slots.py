@@ -65,8 +65,8 @@ class Slots:
             for slot, prompt, each, seed in zip(slots, prompts, params, seeds, strict=True)
         ]
         parts = [[float(p.temperature), float(p.top_p), float(p.min_p)] for p in params]
-        places, lengths, seed, top_k = self._sent(torch.tensor(whole)).unbind(1)
-        temperature, top_p, min_p = self._sent(torch.tensor(parts, dtype=torch.float64)).unbind(1)
+        places, lengths, seed, top_k = self.send(torch.tensor(whole)).unbind(1)
+        temperature, top_p, min_p = self.send(torch.tensor(parts, dtype=torch.float64)).unbind(1)
         self.lengths[places] = lengths
         self.seeds[places] = seed
         self.top_k[places] = top_k
@@ -78,7 +78,8 @@ class Slots:
                 self.penalties.open(slot, prompt, each)
         return places
 
-    def _sent(self, values: Tensor) -> Tensor:
+    def send(self, values: Tensor) -> Tensor:
+        """Numbers of the host on the device, which is not waited for."""
         if self.device.type == "cuda":
             return values.pin_memory().to(self.device, non_blocking=True)
         return values.to(self.device)
