@@ -1,11 +1,14 @@
 """Who may ask, and what every response carries."""
 
+import asyncio
 import hmac
+from collections import Counter
 
 import pytest
 
 from domino_spec.serving import middleware
 from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.metrics import Metrics
 from tests.serving.conftest import error_of
 from tests.serving.fake import MODEL
 
@@ -116,3 +119,28 @@ def test_no_other_site_may_ask(client):
         response = client.send(method, "/v1/models", headers=headers)
         assert not [name for name in response.headers if name.startswith("access-control")]
     assert client.send("OPTIONS", "/v1/models", headers=wanted).status_code == 405
+
+
+def test_the_event_loop_turns_to_others_in_the_midst_of_a_burst():
+    """Handling a prompt takes a millisecond; tokens of running requests must not wait for all."""
+    passes, entered = 0, Counter()
+
+    async def app(*_):
+        entered[passes] += 1
+
+    async def others():
+        nonlocal passes
+        while entered.total() < 32:
+            passes += 1
+            await asyncio.sleep(0)
+
+    async def burst():
+        served = middleware.Middleware(app, config=ServerConfig(model=MODEL), metrics=Metrics())
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+        waiting = [served({**scope, "state": {}}, None, None) for _ in range(32)]
+        async with asyncio.timeout(10):
+            await asyncio.gather(*waiting, others())
+
+    asyncio.run(burst())
+    assert entered.total() == 32
+    assert max(entered.values()) <= 8

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 from domino_spec.errors import InputError
 from domino_spec.serving import config
 from domino_spec.serving.config import ServerConfig, bind_sockets
-from domino_spec.serving.server import serve
+from domino_spec.serving.server import MAX_HEAD, serve
 from tests.serving.live import live, tiny_decoder
 
 
@@ -65,6 +66,30 @@ def test_a_port_that_another_took_while_the_model_was_loaded():
     port = ours.getsockname()[1]
     with live(port=port), pytest.raises(InputError, match="another program listens"):
         serve(tiny_decoder(), settings(port=port), sockets=[ours], log=lambda _: None)
+
+
+@pytest.mark.parametrize("pieces", [[b"GET / HTTP/1.1\r\nX: "], [b"GET /"], [b"A"]])
+def test_a_head_without_an_end_is_refused(pieces):
+    """It costs its sender nothing, and comes before any key is asked for."""
+    with live() as server:
+        address = server.servers[0].sockets[0].getsockname()
+        sent = 0
+        with socket.create_connection(address, timeout=20) as client, contextlib.suppress(OSError):
+            for piece in itertools.chain(pieces, itertools.repeat(b"a" * 4096)):
+                client.sendall(piece)  # until the server closes
+                sent += len(piece)
+                if sent > 100 * MAX_HEAD:
+                    break
+        assert sent <= 100 * MAX_HEAD
+
+
+def test_a_long_head_and_a_longer_body_are_taken():
+    with live() as server:
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "fox " * 30_000}]}
+        headers = {"X-Long": "a" * 50_000}
+        for _ in range(2):
+            answer = httpx.post(f"{server.address}/v1/chat/completions", json=body, headers=headers)
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_where_the_page_is():

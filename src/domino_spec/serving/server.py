@@ -8,8 +8,10 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from domino_spec.api import DominoDecoder
 from domino_spec.serving.app import make_app
@@ -19,8 +21,37 @@ from domino_spec.serving.service import Service
 
 _GRACE_SECONDS = 5
 """For the last bytes to reach their readers once every request has ended."""
+MAX_HEAD = 65_536
+"""Bytes of a request line and its headers."""
 _SWITCH_SECONDS = 0.0003
 """How long the event loop may keep the engine's thread from going on, and the other way round."""
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """Refuses a head that does not end: the parser would keep whatever comes, key or not."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._head: int | None = 0
+        """Bytes of a request's head so far; None in a body."""
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._head = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """And ends."""
+        self._head = None
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what belongs to heads; the piece in which one begins is not counted."""
+        if self._head is not None:
+            self._head += len(data)
+        super().data_received(data)
+        if self._head is not None and self._head > MAX_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The request's head has more than {MAX_HEAD} bytes.")
 
 
 class Server(uvicorn.Server):
@@ -32,6 +63,7 @@ class Server(uvicorn.Server):
                 make_app(service, metrics=metrics),
                 host=service.config.host,
                 port=service.config.port,
+                http=LimitedProtocol,
                 log_config=None,
                 access_log=False,
                 server_header=False,
