@@ -73,7 +73,7 @@ def _explained(error: ValidationError) -> str:
     found = []
     for detail in error.errors():
         context = detail.get("ctx", {})
-        if isinstance(context.get("error"), InputError):  # of a validator, which says everything
+        if isinstance(context.get("error"), Exception):  # of a validator, which says everything
             found.append(str(context["error"]).removesuffix("."))
             continue
         expected = detail["msg"][:1].lower() + detail["msg"][1:]

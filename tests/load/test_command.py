@@ -136,6 +136,7 @@ def test_a_key_does_not_go_to_another_server(serve, fake):
         (("--token-goal", "0"), "token_goal is 0"),
         (("--max-tokens", "0"), "max_tokens is 0"),
         (("--timeout", "-1"), "timeout is -1"),
+        (("--against", "http://[bad"), "Invalid IPv6 URL"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(serve, arguments, words):

@@ -17,7 +17,7 @@ Count = Annotated[int, Ge(1)]
 Temperature = Annotated[float, Ge(0)]
 TopP = Annotated[float, Gt(0), Le(1), setting(1.0, "1 is off")]
 TopK = Annotated[int, Ge(0), setting(0, "0 is off")]
-Seed = Annotated[int, Ge(0), setting(0, "decides every draw")]
+Seed = Annotated[int, setting(0, "decides every draw")]
 PartSize = Annotated[Count, setting(
     256, "prompts a part file; a stopped run loses those of unfinished ones")]  # fmt: skip
 
