@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[1]
 _FAILED = 1
 """pytest's exit status where tests failed; others say that they could not run at all."""
 
+_HANGS = 600
+"""Seconds after which tests are taken to hang: a slot that is never freed is waited for."""
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -460,15 +463,19 @@ MUTATIONS = (
 
 
 def run_tests(tree: Path, tests: list[str]) -> int:
-    """pytest's exit status in a tree."""
+    """pytest's exit status in a tree; tests that hang have failed."""
     path = os.pathsep.join([str(tree / "src"), str(tree)])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            check=False,
+            timeout=_HANGS,
+        )
+    except subprocess.TimeoutExpired:
+        return _FAILED
     return done.returncode
 
 
