@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 _FAILED = 1
 """pytest's exit status where tests failed; others say that they could not run at all."""
 
-_HANGS = 600
+_HANGS = 300
 """Seconds after which tests are taken to hang: a slot that is never freed is waited for."""
 
 
