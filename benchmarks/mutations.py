@@ -396,7 +396,7 @@ MUTATIONS = (
         "doctor",
         "fits = highest < facts.vocab_size",
         "fits = highest <= facts.vocab_size",
-        "tests/doctor",
+        "tests/doctor/test_doctor.py",
     ),
     # serving
     Mutation(

@@ -117,6 +117,13 @@ def test_streamed_text_joins_to_the_whole(decoder):
         assert [piece.token for piece in pieces] == whole.tokens
 
 
+def test_what_might_have_become_a_stop_string_comes_at_the_end(decoder):
+    params = {"max_new_tokens": 8, "ignore_eos": True}
+    text = decoder.generate(TEXT, **params).text
+    pieces = list(decoder.stream(TEXT, stop=(f"{text[-2:]}\0",), **params))
+    assert "".join(piece.text for piece in pieces) == text
+
+
 def test_a_stream_can_be_left_early(decoder):
     stream = decoder.stream(TEXT, max_new_tokens=50)
     next(stream)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from domino_spec.cli.main import app
 from domino_spec.decoding import AcceptanceStats
 from domino_spec.doctor import Finding, Plans, worst
 from domino_spec.doctor.measuring import Trial
-from domino_spec.doctor.reading import needs
+from domino_spec.doctor.reading import needs, read_tokenizer
 from domino_spec.drafters import describe_drafter
 from domino_spec.targets import load_config
 from tests.cli import tiny
@@ -215,3 +216,10 @@ def test_the_worst_counts():
     states = ("ok", "warning", "unknown")
     assert worst(Finding(name=s, state=s, found=None) for s in states) == "warning"
     assert worst([]) == "ok"
+
+
+@pytest.mark.parametrize(("size", "state"), [(4, "ok"), (3, "problem")])
+def test_the_highest_token_id_is_below_the_vocabulary(size, state):
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 3}, chat_template="")
+    finding = next(iter(read_tokenizer(tokenizer, SimpleNamespace(vocab_size=size))))
+    assert (finding.name, finding.state) == ("tokenizer ids", state)

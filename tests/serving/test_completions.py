@@ -164,6 +164,17 @@ def test_stop_strings_end_an_answer_and_are_no_part_of_it(client, stop, stream):
     assert choice["finish_reason"] == "stop"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_might_have_become_a_stop_string_comes_at_the_end(client, stream):
+    found = client.chat(stop="ox!", stream=stream)
+    text = (
+        "".join(c["choices"][0]["delta"].get("content", "") for c in events(found))
+        if stream
+        else found.json()["choices"][0]["message"]["content"]
+    )
+    assert text == "the quick brown fox"
+
+
 def test_length_ends_an_answer(client):
     (choice,) = client.chat(max_tokens=2).json()["choices"]
     assert choice["finish_reason"] == "length"

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from domino_spec.training.blocks import eligible, plan_blocks, sample_anchors
+from domino_spec.training.blocks import eligible, plan_blocks, sample_anchors, step_noise
 from tests.training.helpers import batch_of, blocks_of
 
 VOCAB = 50
@@ -201,3 +201,9 @@ def test_a_batch_without_a_label_is_one_chunk_that_weighs_nothing():
     assert blocks.total_weight == 0
     assert len(blocks.slots) == 8
     assert not blocks.weights.any()
+
+
+def test_anchors_follow_from_the_seed_and_the_step():
+    found = {(seed, step): step_noise(seed, step, (2, 5)) for seed in (0, 1, 7) for step in (0, 1)}
+    assert torch.equal(found[1, 1], step_noise(1, 1, (2, 5)))
+    assert len({tuple(noise.flatten().tolist()) for noise in found.values()}) == len(found)

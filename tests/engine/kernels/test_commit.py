@@ -5,7 +5,7 @@ import torch
 
 from domino_spec.engine.kernels.commit import commit, commit_reference
 
-CHOSEN = [[5, 6, 7, 8], [5, 6, 7, 8], [1, 2, 3, 4], [9, 9, 9, 9]]
+CHOSEN = [[5, 6, 7, 0], [5, 6, 7, 8], [1, 2, 3, 4], [9, 9, 9, 9]]
 BLOCK = [[0, 5, 6, 7], [0, 5, 0, 7], [0, 9, 2, 3], [9, 9, 9, 9]]  # the last is a spare slot's
 SLOTS = [2, 0, 1, 4]
 

@@ -134,6 +134,7 @@ def test_missing_and_packed_heads_are_errors():
 def test_the_rollout_is_our_own_and_reduced_drafts_spread_over_the_whole_vocabulary():
     module = served(draft_vocab_size=VOCAB)
     module.take({**stored(), "d2t": torch.zeros(VOCAB, dtype=torch.long)}.items())
+    assert module.draft_tokens.tolist() == list(range(VOCAB))  # offsets, not ids
     drafts = rollout(
         module, None, hidden=torch.zeros(2, 3, HIDDEN), anchor_tokens=torch.tensor([1, 5])
     )
