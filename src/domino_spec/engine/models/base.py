@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -76,7 +77,7 @@ def read_shape(config: Any) -> Shape:
     )
 
 
-class InferenceModel:
+class InferenceModel(ABC):
     """A target's weights and its cache in slots. A family says how a layer is composed.
 
     What a family writes: `reference_class`, `adopt_layer`, `embed` and `run_layer`, and what it
@@ -158,14 +159,15 @@ class InferenceModel:
         return embedding, lm_head
 
     @staticmethod
+    @abstractmethod
     def adopt_layer(layer: Any) -> LayerTensors:
         """A layer's weights, taken over from Transformers' module."""
-        raise NotImplementedError
 
+    @abstractmethod
     def embed(self, tokens: Tensor) -> Normed | Tensor:
         """States that go into the first layer, [tokens, hidden]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run_layer(
         self,
         index: int,
@@ -174,7 +176,6 @@ class InferenceModel:
         out: Tensor | None,
     ) -> Normed | Tensor:
         """States that come out of a layer [tokens, hidden], in `out` where that is given."""
-        raise NotImplementedError
 
     # What all do alike --------------------------------------------------------------------------
 
