@@ -408,35 +408,43 @@ class ModelRunner:
 
     def _groups(self, parts: Sequence[PromptChunk]) -> list[list[int]]:
         """Parts that share a forward, and none reaching past its slot."""
-        few = self._grouped(parts, captured=False)
-        if not self._pad:
-            return few
-        # A few replays cost less than launching the kernels of one forward.
-        replays = self._grouped(parts, captured=True)
-        return replays if len(replays) <= max(_MOST_REPLAYS, len(few)) else few
+        if self._pad:  # a few replays cost less than launching the kernels of one forward
+            replays = self._grouped(parts, captured=True)
+            if len(replays) <= _MOST_REPLAYS:
+                return replays
+        return self._grouped(parts, captured=False)
 
     def _grouped(self, parts: Sequence[PromptChunk], *, captured: bool) -> list[list[int]]:
         order = sorted(range(len(parts)), key=lambda i: -len(parts[i].tokens))
         groups: list[list[int]] = []
+        longest = start = 0  # of the last group
         for index in order:
-            own = [*(parts[i] for i in groups[-1]), parts[index]] if groups else []
-            if own and self._share(own, captured=captured):
+            part = parts[index]
+            furthest = max(start, part.start)
+            if groups and self._share(
+                part, len(groups[-1]) + 1, longest=longest, start=furthest, captured=captured
+            ):
                 groups[-1].append(index)
+                start = furthest
             else:
                 groups.append([index])
+                longest, start = len(part.tokens), part.start
         return [sorted(group) for group in groups]
 
-    def _share(self, parts: Sequence[PromptChunk], *, captured: bool) -> bool:
-        """Whether the last of these goes into the forward of all others, the longest first."""
-        longest, last = len(parts[0].tokens), parts[-1]
-        if last.start + longest > self.model.cache.capacity:
+    def _share(
+        self, part: PromptChunk, count: int, *, longest: int, start: int, captured: bool
+    ) -> bool:
+        """Whether a part goes into a forward, as the last of `count`, none longer than `longest`.
+
+        `start` is the furthest of their starts.
+        """
+        if part.start + longest > self.model.cache.capacity:
             return False
-        start = max(part.start for part in parts)
-        if self._prefill_shape(len(parts), longest, start, drafts=False).common:
+        if self._prefill_shape(count, longest, start, drafts=False).common:
             return True
         if captured and 2 * longest <= self._cheap:
             return False
-        return len(last.tokens) >= _SIMILAR * longest
+        return len(part.tokens) >= _SIMILAR * longest
 
     def _together(self, parts: Sequence[PromptChunk], *, drafts: bool) -> Tensor:
         count = max(len(part.tokens) for part in parts)
