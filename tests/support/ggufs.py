@@ -9,16 +9,17 @@ import gguf
 import numpy as np
 
 from tests.support.tokens import small_tokenizer
+from tests.support.vocabularies import Vocabulary
 
 HIDDEN, INNER, LAYERS, HEADS = 32, 64, 3, 4
 
 
-def write_gguf(path: Path, *, seed: int = 0, leave_out: str = "") -> Path:
-    """A random Llama of 8-bit blocks with a byte-level tokenizer."""
-    tokenizer = small_tokenizer()
-    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
-    merges = tokenizer.backend_tokenizer.to_str()
-    writer = gguf.GGUFWriter(str(path), "llama")
+def write_gguf(
+    path: Path, *, seed: int = 0, leave_out: str = "", vocabulary: Vocabulary | None = None
+) -> Path:
+    """A random model of 8-bit blocks; a Llama with a small byte-level tokenizer unless told."""
+    architecture = "llama" if vocabulary is None else vocabulary.architecture
+    writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
@@ -28,7 +29,64 @@ def write_gguf(path: Path, *, seed: int = 0, leave_out: str = "") -> Path:
     writer.add_head_count_kv(HEADS // 2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(vocabulary))
+    if architecture == "gemma3":
+        writer.add_key_length(HIDDEN // HEADS)
+        writer.add_value_length(HIDDEN // HEADS)
+        writer.add_sliding_window(64)
+    if vocabulary is None:
+        size = _add_small_tokenizer(writer)
+    else:
+        size = _add_vocabulary(writer, vocabulary)
+    writer.add_vocab_size(size)
+    draw = np.random.default_rng(seed)
+    for name, shape in _shapes(architecture, size).items():
+        if name == leave_out:
+            continue
+        values = draw.normal(0.0, 0.3, shape).astype(np.float32)
+        name = name if name.endswith(".bias") else f"{name}.weight"
+        if len(shape) == 1:
+            writer.add_tensor(name, values + 1)
+        else:
+            packed = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _shapes(architecture: str, size: int) -> dict[str, tuple[int, ...]]:
+    half, head = HIDDEN // 2, HIDDEN // HEADS
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (size, HIDDEN), "output_norm": (HIDDEN,)}
+    if architecture != "gemma3":
+        shapes["output"] = (size, HIDDEN)
+    for i in range(LAYERS):
+        layer = {
+            "attn_norm": (HIDDEN,),
+            "ffn_norm": (HIDDEN,),
+            "attn_q": (HIDDEN, HIDDEN),
+            "attn_k": (half, HIDDEN),
+            "attn_v": (half, HIDDEN),
+            "attn_output": (HIDDEN, HIDDEN),
+            "ffn_gate": (INNER, HIDDEN),
+            "ffn_up": (INNER, HIDDEN),
+            "ffn_down": (HIDDEN, INNER),
+        }
+        if architecture == "qwen2":
+            layer |= {"attn_q.bias": (HIDDEN,), "attn_k.bias": (half,), "attn_v.bias": (half,)}
+        if architecture in ("qwen3", "gemma3"):
+            layer |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
+        if architecture == "gemma3":
+            layer |= {"post_attention_norm": (HIDDEN,), "post_ffw_norm": (HIDDEN,)}
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
+
+
+def _add_small_tokenizer(writer: gguf.GGUFWriter) -> int:
+    tokenizer = small_tokenizer()
+    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    merges = tokenizer.backend_tokenizer.to_str()
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(vocabulary)
     pairs = json.loads(merges)["model"]["merges"]
@@ -39,33 +97,29 @@ def write_gguf(path: Path, *, seed: int = 0, leave_out: str = "") -> Path:
     writer.add_eos_token_id(2)
     writer.add_pad_token_id(0)
     writer.add_chat_template(tokenizer.chat_template)
-    draw = np.random.default_rng(seed)
-    half = HIDDEN // 2
-    shapes = {"token_embd": (len(vocabulary), HIDDEN), "output_norm": (HIDDEN,)}
-    shapes["output"] = (len(vocabulary), HIDDEN)
-    for i in range(LAYERS):
-        shapes |= {
-            f"blk.{i}.attn_norm": (HIDDEN,),
-            f"blk.{i}.ffn_norm": (HIDDEN,),
-            f"blk.{i}.attn_q": (HIDDEN, HIDDEN),
-            f"blk.{i}.attn_k": (half, HIDDEN),
-            f"blk.{i}.attn_v": (half, HIDDEN),
-            f"blk.{i}.attn_output": (HIDDEN, HIDDEN),
-            f"blk.{i}.ffn_gate": (INNER, HIDDEN),
-            f"blk.{i}.ffn_up": (INNER, HIDDEN),
-            f"blk.{i}.ffn_down": (HIDDEN, INNER),
-        }
-    for name, shape in shapes.items():
-        if name == leave_out:
-            continue
-        values = draw.normal(0.0, 0.3, shape).astype(np.float32)
-        if len(shape) == 1:
-            writer.add_tensor(f"{name}.weight", values + 1)
-        else:
-            packed = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(f"{name}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return len(vocabulary)
+
+
+def _add_vocabulary(writer: gguf.GGUFWriter, vocabulary: Vocabulary) -> int:
+    tokens = vocabulary.gguf_tokens()
+    writer.add_tokenizer_model("gpt2" if vocabulary.byte_level else "llama")
+    writer.add_tokenizer_pre(vocabulary.pre if vocabulary.byte_level else "default")
+    writer.add_token_list([token.text for token in tokens])
+    writer.add_token_types([token.type for token in tokens])
+    if vocabulary.byte_level:
+        writer.add_token_merges(list(vocabulary.merges))
+    else:
+        writer.add_token_scores([float(-i) for i in range(len(tokens))])
+    ids = {
+        writer.add_bos_token_id: vocabulary.bos,
+        writer.add_eos_token_id: vocabulary.eos,
+        writer.add_pad_token_id: vocabulary.pad,
+        writer.add_unk_token_id: vocabulary.unk,
+    }
+    for add, text in ids.items():
+        if text is not None:
+            add(vocabulary.id(text))
+    if vocabulary.add_bos is not None:
+        writer.add_add_bos_token(vocabulary.add_bos)
+    writer.add_chat_template(vocabulary.template)
+    return len(tokens)

@@ -1,4 +1,4 @@
-"""Defaults from the target's shape, the mask token, a reduced vocabulary."""
+"""Defaults from the target's shape, a reduced vocabulary."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,10 @@ from domino_spec.targets import Target
 from domino_spec.training import TrainConfig
 from domino_spec.training.start import (
     choose_draft_tokens,
-    choose_mask_token,
     derive,
     drafter_config,
 )
-from tests.cli.tiny import MASK as TINY_MASK
-from tests.cli.tiny import make_tokenizer
 from tests.support.families import CONTEXT, HIDDEN, LAYERS, VOCAB, make_target
-from tests.support.tokens import small_tokenizer
 from tests.training.helpers import bigram_config
 
 
@@ -129,65 +125,6 @@ def test_families_that_say_things_differently(family):
 def test_a_mask_outside_the_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="mask_token_id"):
         drafter_config(derived(), make_target("llama"), mask_token_id=VOCAB)
-
-
-# The mask token.
-
-
-class Vocabulary:
-    """A target of which only the size counts."""
-
-    def __init__(self, size):
-        self.vocab_size = size
-
-
-def test_the_mask_is_a_row_after_the_tokenizers_last():
-    tokenizer = make_tokenizer()
-    size = len(tokenizer) + 10
-    found = choose_mask_token(Vocabulary(size), tokenizer, np.zeros(size, dtype=np.int64))
-    assert found == len(tokenizer)
-
-
-def test_the_mask_is_an_unused_special_token():
-    tokenizer = make_tokenizer()  # its specials: end, user, assistant, system, mask
-    counts = np.zeros(len(tokenizer), dtype=np.int64)
-    assert choose_mask_token(Vocabulary(len(tokenizer)), tokenizer, counts) == TINY_MASK
-
-
-def test_a_special_token_of_the_text_or_the_template_is_no_mask():
-    tokenizer = make_tokenizer()
-    size = len(tokenizer)
-    counts = np.zeros(size, dtype=np.int64)
-    counts[TINY_MASK] = 3
-    tokenizer.chat_template = "<|user|><|assistant|>"
-    found = choose_mask_token(Vocabulary(size), tokenizer, counts)
-    assert tokenizer.convert_ids_to_tokens(found) == "<|system|>"
-    tokenizer.chat_template = "<|user|><|assistant|><|system|>"
-    with pytest.raises(ConfigError, match="mask_token_id"):
-        choose_mask_token(Vocabulary(size), tokenizer, counts)
-
-
-def test_a_tokenizers_own_mask_token():
-    tokenizer = make_tokenizer()
-    tokenizer.mask_token = "<|system|>"
-    found = choose_mask_token(Vocabulary(len(tokenizer)), tokenizer, np.zeros(len(tokenizer)))
-    assert found == tokenizer.convert_tokens_to_ids("<|system|>")
-
-
-def test_without_a_tokenizer_a_mask_must_be_named():
-    with pytest.raises(ConfigError, match="no unused token.*mask_token_id"):
-        choose_mask_token(Vocabulary(50), None, np.zeros(50, dtype=np.int64))
-
-
-def test_ends_and_padding_are_never_the_mask():
-    tokenizer = small_tokenizer()
-    size = len(tokenizer)
-    counts = np.ones(size, dtype=np.int64)
-    counts[tokenizer.all_special_ids] = 0
-    # The template puts role marks together, so that only the text shows them.
-    counts[tokenizer.convert_tokens_to_ids(["<|user|>", "<|system|>"])] = 1
-    with pytest.raises(ConfigError, match="no unused token"):
-        choose_mask_token(Vocabulary(size), tokenizer, counts)
 
 
 # A reduced vocabulary.

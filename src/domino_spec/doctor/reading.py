@@ -15,6 +15,7 @@ from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.drafter import DrafterConfig
 from domino_spec.drafters import Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
+from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
 
 State = Literal["ok", "unknown", "warning", "problem"]
 _SEVERITY: tuple[State, ...] = ("ok", "unknown", "warning", "problem")
@@ -128,15 +129,12 @@ def read_mask(config: DrafterConfig, tokenizer: Any | None) -> Iterator[Finding]
     if tokenizer is None:
         return
     text = {index: token for token, index in tokenizer.get_vocab().items()}.get(mask)
-    own = getattr(tokenizer, "mask_token_id", None)
-    special = text is None or mask in _special(tokenizer)
-    expected = "a special or unused id" if own is None else f"the tokenizer's {own}"
-    good = special if own is None else own == mask
+    good = mask in {*spare_tokens(tokenizer, config.vocab_size), *special_tokens(tokenizer)}
     yield Finding(
         name="mask token text",
         state="ok" if good else "warning",
         found=f"{mask} ({'not in the tokenizer' if text is None else repr(text)})",
-        expected=expected,
+        expected="a special or unused id",
         advice=""
         if good
         else "It may not be the token of the drafter's training: compare with its training code.",
@@ -147,19 +145,11 @@ def mask_candidates(config: DrafterConfig, tokenizer: Any | None, *, most: int) 
     """Ids that a drafter might have been trained with instead, likeliest first."""
     if tokenizer is None:
         return []
-    used = set(tokenizer.get_vocab().values())
-    free = (index for index in range(config.vocab_size) if index not in used)
     own = getattr(tokenizer, "mask_token_id", None)
-    first_free = [index for index, _ in zip(free, range(2), strict=False)]
-    found = dict.fromkeys([*([] if own is None else [own]), *first_free, *_special(tokenizer)])
+    spare = spare_tokens(tokenizer, config.vocab_size)[:2]
+    found = dict.fromkeys([*([] if own is None else [own]), *spare, *special_tokens(tokenizer)])
     usable = [i for i in found if 0 <= i < config.vocab_size and i != config.mask_token_id]
     return usable[:most]
-
-
-def _special(tokenizer: Any) -> list[int]:
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    marked = [index for index, token in added.items() if getattr(token, "special", False)]
-    return sorted({*marked, *getattr(tokenizer, "all_special_ids", [])})
 
 
 def read_context(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from domino_spec.api.prompts import end_tokens
 from domino_spec.data import Corpus
 from domino_spec.drafter import (
     DominoHeadConfig,
@@ -22,6 +23,7 @@ from domino_spec.drafters import Eagle3Config, MedusaConfig, ModuleConfig
 from domino_spec.drafters.files import MODELS, AnyDrafter, load_any
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.targets import Target, read
+from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
 from domino_spec.training.config import BASELINES, TrainConfig
 
 
@@ -157,23 +159,22 @@ def _attention(config: TrainConfig, target: Target) -> dict[str, Any]:
 
 
 def choose_mask_token(target: Target, tokenizer: Any | None, counts: np.ndarray) -> int:
-    """A token that text never holds: after the tokenizer's last, or a special never used."""
+    """A token that neither text nor the target's answers hold: a spare id, else a special one."""
     if tokenizer is not None:
-        unused = max(tokenizer.get_vocab().values(), default=-1) + 1  # ids may have gaps
-        if unused < target.vocab_size and not counts[unused]:
-            return unused
-        named = {getattr(tokenizer, f"{n}_token_id", None) for n in ("bos", "eos", "pad", "unk")}
-        own = getattr(tokenizer, "mask_token_id", None)
-        if own is not None and not counts[own]:
-            return int(own)
+        names = ("bos", "eos", "pad", "unk")
+        used = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
+        used |= end_tokens(target, tokenizer)
         template = str(getattr(tokenizer, "chat_template", None) or "")
-        for token in sorted(tokenizer.all_special_ids, reverse=True):
+        own = getattr(tokenizer, "mask_token_id", None)
+        for token in (
+            *spare_tokens(tokenizer, target.vocab_size),
+            *([] if own is None else [own]),
+            *reversed(special_tokens(tokenizer)),
+        ):
+            if token >= target.vocab_size or token in used or counts[token]:
+                continue
             text = tokenizer.convert_ids_to_tokens(token)
-            if token not in named and not counts[token] and text not in template:
-                return int(token)
-        for token, added in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):
-            usable = added.special and token not in named and not counts[token]
-            if usable and added.content not in template:
+            if text is None or text not in template:
                 return int(token)
     raise ConfigError(
         "no unused token can serve as the mask: every id belongs to text. Name one that your "
