@@ -3,15 +3,20 @@
 import os
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 import transformers as tf
 
+from domino_spec.api.prompts import encode_prompt
 from domino_spec.errors import TargetError
 from domino_spec.targets import load as conversions
 from domino_spec.targets import load_config, load_target, load_tokenizer
+from domino_spec.targets.gguf_metadata import gguf_metadata
+from tests.support import vocabularies
 from tests.support.ggufs import LAYERS, write_gguf
 
 
@@ -159,3 +164,69 @@ def test_missing_weights_are_not_kept_as_random_numbers(tmp_path, monkeypatch):
     with pytest.raises(TargetError, match=r"lacks 1 weights.*layers\.1\.mlp\.up_proj"):
         load_target(broken)
     assert entries(broken) == []
+
+
+# A BOS before every prompt, if the file says so.
+
+_SILENT = "{% for m in messages %}{{ m.content }}{% endfor %}"  # writes no BOS
+_FAMILIES = {"gemma3": vocabularies.gemma3(images=False), "llama3": vocabularies.llama3()}
+
+
+@pytest.fixture(params=["kept", "not kept"])
+def load_vocabulary(request, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    if request.param == "not kept":
+        cache.write_text("a file where a folder should be")
+    monkeypatch.setenv("DOMINO_CACHE", str(cache))
+    monkeypatch.setattr(conversions, "_not_kept", set())
+
+    def load(vocabulary, **changes):
+        changed = replace(vocabulary, **changes)
+        return load_tokenizer(write_gguf(tmp_path / "bos.gguf", vocabulary=changed))
+
+    return load
+
+
+def _prompts(tokenizer) -> list[list[int]]:
+    """A text and a chat, as every command encodes them."""
+    return [encode_prompt(p, tokenizer) for p in ("he", [{"role": "user", "content": "he"}])]
+
+
+@pytest.mark.parametrize("template", ["its own", _SILENT])
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_a_file_that_asks_for_a_bos_gets_one(load_vocabulary, family, template):
+    vocabulary = _FAMILIES[family]
+    own = vocabulary.template if template == "its own" else template
+    bos = vocabulary.id(vocabulary.bos)
+    for tokens in _prompts(load_vocabulary(vocabulary, template=own, add_bos=True)):
+        assert tokens[0] == bos
+        assert len(tokens) > 1
+        assert tokens.count(bos) == 1
+
+
+@pytest.mark.parametrize("add_bos", [False, None])
+@pytest.mark.parametrize("family", _FAMILIES)
+def test_a_file_that_asks_for_no_bos_gets_none(load_vocabulary, family, add_bos):
+    vocabulary = _FAMILIES[family]
+    tokenizer = load_vocabulary(vocabulary, template=_SILENT, add_bos=add_bos)
+    for tokens in _prompts(tokenizer):
+        assert tokens
+        assert vocabulary.id(vocabulary.bos) not in tokens
+
+
+def test_a_bos_is_asked_for_but_none_is_named(load_vocabulary):
+    tokenizer = load_vocabulary(vocabularies.qwen2_5(padding=8), template=_SILENT, add_bos=True)
+    text, chat = _prompts(tokenizer)
+    assert text == chat == [vocabularies.qwen2_5().id("he")]
+
+
+def test_metadata_are_those_of_the_gguf_package(tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf", vocabulary=vocabularies.gemma3(images=True))
+    fields = gguf.GGUFReader(file).fields
+    expected = {name: fields[name].contents() for name in fields if not name.startswith("GGUF.")}
+    arrays = {name: len(value) for name, value in expected.items() if isinstance(value, list)}
+    assert gguf_metadata(file) == expected | arrays
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"cut\.gguf ends inside its metadata"):
+        gguf_metadata(cut)

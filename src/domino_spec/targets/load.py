@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from domino_spec import __version__
 from domino_spec.cache import cache_folder
 from domino_spec.errors import Notice, TargetError
+from domino_spec.targets.gguf_metadata import gguf_metadata
 from domino_spec.targets.place import is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.support import check_config
@@ -126,6 +127,8 @@ def _read_tokenizer(source: str | Path, place: str, common: Mapping[str, Any]) -
     if Path(place).is_dir() and not present and "gguf_file" not in common:
         return None  # for some models Transformers would make up an empty tokenizer
     try:
+        if "gguf_file" in common:
+            return _read_gguf_tokenizer(place, common)
         return AutoTokenizer.from_pretrained(place, **common)
     except ImportError as error:
         raise TargetError(
@@ -139,6 +142,19 @@ def _read_tokenizer(source: str | Path, place: str, common: Mapping[str, Any]) -
                 f"{_first_line(error)}"
             ) from error
         return None
+
+
+def _read_gguf_tokenizer(place: str, common: Mapping[str, Any]) -> Any:
+    """With a BOS before every prompt if the file says so, which Transformers does not read."""
+    adds_bos = gguf_metadata(Path(place) / common["gguf_file"]).get("tokenizer.ggml.add_bos_token")
+    options = {} if adds_bos is None else {"add_bos_token": bool(adds_bos)}
+    tokenizer = AutoTokenizer.from_pretrained(place, **common, **options)
+    template, bos = tokenizer.chat_template, tokenizer.bos_token
+    # Chats are encoded without the tokenizer's own BOS, as most templates write it themselves.
+    lacks_bos = isinstance(template, str) and "bos_token" not in template
+    if adds_bos and bos and lacks_bos and bos not in template:
+        tokenizer.chat_template = "{{ bos_token }}" + template
+    return tokenizer
 
 
 def resolved_revision(source: str | Path, revision: str | None) -> str | None:
@@ -268,6 +284,7 @@ def _first_line(error: Exception) -> str:
 
 # GGUF conversions, kept ------------------------------------------------------------------
 
+_CONVERTER = 2  # raised when the same file is converted to something else
 _MANIFEST = "conversion.json"
 _SAMPLE = 1 << 20
 _ABANDONED_AFTER = 24 * 3600.0
@@ -314,7 +331,8 @@ def _entry(path: Path) -> Path:
     """Named after the file, its path, its contents and what converts it."""
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     contents = hashlib.sha256(f"{path.stat().st_mtime_ns} {_digest(path)}".encode()).hexdigest()
-    by = hashlib.sha256(f"{version('transformers')} {__version__}".encode()).hexdigest()[:8]
+    converter = f"{version('transformers')} {__version__} {_CONVERTER}"
+    by = hashlib.sha256(converter.encode()).hexdigest()[:8]
     return cache_folder() / "gguf" / f"{path.stem}-{place}-{contents[:16]}-{by}"
 
 

@@ -1,0 +1,50 @@
+"""The metadata of a GGUF file, without its arrays: the gguf package takes long to read those."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+# The types of values, by their number in the file.
+_SCALARS = {
+    0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
+    12: "<d",
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+
+
+def gguf_metadata(path: Path) -> dict[str, Any]:
+    """Numbers, flags and texts by their keys; an array's value is its length."""
+    with path.open("rb") as file:
+        magic, _version, _tensors, count = _read(file, "<4sIQQ")
+        if magic != b"GGUF":
+            raise ValueError(f"{path} begins with {magic!r}; expected a GGUF file.")
+        pairs = ((_string(file), _read(file, "<I")[0]) for _ in range(count))
+        return {key: _value(file, kind) for key, kind in pairs}
+
+
+def _value(file: BinaryIO, kind: int) -> Any:
+    if kind == _STRING:
+        return _string(file)
+    if kind != _ARRAY:
+        return _read(file, _SCALARS[kind])[0]
+    inner, length = _read(file, "<IQ")
+    if inner in _SCALARS:
+        file.seek(length * struct.calcsize(_SCALARS[inner]), 1)
+    else:
+        for _ in range(length):
+            _value(file, inner)
+    return length
+
+
+def _string(file: BinaryIO) -> str:
+    (length,) = _read(file, "<Q")
+    return file.read(length).decode("utf-8", errors="replace")
+
+
+def _read(file: BinaryIO, layout: str) -> tuple[Any, ...]:
+    data = file.read(struct.calcsize(layout))
+    if len(data) < struct.calcsize(layout):
+        raise ValueError(f"{file.name} ends inside its metadata; download it again.")
+    return struct.unpack(layout, data)
