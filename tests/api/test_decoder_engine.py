@@ -16,6 +16,7 @@ from domino_spec.engine.engine import Engine
 from domino_spec.errors import InputError
 from tests.engine.runs import own
 from tests.support.families import make_target, plain_greedy, random_drafter, random_prompts
+from tests.support.hooks import ban_by_prefix
 from tests.support.tokens import small_tokenizer
 
 PROMPTS = random_prompts([3, 8, 5])
@@ -212,10 +213,21 @@ def test_scores_are_told_where_they_are_asked_for(fast, reference):
     assert "scores" not in silent.to_dict()
 
 
+@pytest.mark.parametrize("params", [
+    {"processors": tf.NoRepeatNGramLogitsProcessor(2)},
+    {"hooks": ban_by_prefix},
+    {"hooks": ban_by_prefix, "temperature": 0.7, "seed": 4, "accept": "coupled"},
+], ids=["processor", "hook", "sampled"])  # fmt: skip
+def test_processors_and_hooks_give_one_text(fast, reference, params):
+    found, expected = both(fast, reference, PROMPTS, **params, **LONG)
+    assert found == expected
+    free = {n: value for n, value in params.items() if n not in ("processors", "hooks")}
+    assert found != [row.tokens for row in fast.generate(PROMPTS, **free, **LONG)]
+
+
 # What the engine cannot do ------------------------------------------------------------------------
 
 REFUSED = {
-    "processors": ({"processors": (tf.SuppressTokensLogitsProcessor([5]),)}, "logits processors"),
     "rejection": ({"temperature": 0.8, "accept": "rejection", "seed": 1}, "accept='rejection'"),
     "match": ({"temperature": 0.8, "accept": "match", "seed": 1}, "accept='match'"),
 }

@@ -6,7 +6,6 @@ import transformers as tf
 
 from domino_spec.decoding import SamplingParams, decode
 from domino_spec.decoding.penalties import GeneratedPenalty
-from domino_spec.errors import InputError
 from tests.support.drafters import Good
 from tests.support.families import make_target, random_prompts
 from tests.support.runs import make_sequences
@@ -27,22 +26,16 @@ def test_the_prompt_costs_nothing():
     assert torch.equal(penalty(torch.tensor([[1, 2, 3]]), scores), scores)
 
 
-def test_where_the_prompt_ends_must_be_said():
-    penalty = GeneratedPenalty(presence=1.0, frequency=0.0)
-    with pytest.raises(InputError, match="where the prompt ends"):
-        penalty(torch.tensor([[1]]), torch.zeros(1, 3))
-
-
 def test_the_order_of_the_chain():
     own = tf.SuppressTokensLogitsProcessor([5])
     params = SamplingParams(
         temperature=0.5, repetition_penalty=1.2, presence_penalty=0.1, processors=(own,)
     )
-    assert [type(part) for part in params.all_processors()] == [
+    assert [type(part) for part in params.all_processors(3)] == [
         tf.RepetitionPenaltyLogitsProcessor, GeneratedPenalty, type(own),
         tf.TemperatureLogitsWarper,
     ]  # fmt: skip
-    assert not SamplingParams().all_processors()
+    assert not SamplingParams().all_processors(3)
     assert not SamplingParams().penalises
 
 

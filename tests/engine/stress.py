@@ -15,6 +15,7 @@ from domino_spec.targets import Target
 from tests.engine.runs import script
 from tests.support.baselines import knowing_eagle3, knowing_medusa
 from tests.support.families import randomise
+from tests.support.hooks import HOOKS
 from tests.support.pair import bigram_target, knowing_drafter, knowing_markov_drafter, successor
 from tests.support.runs import make_sequences
 
@@ -85,6 +86,8 @@ def some_params(rng) -> SamplingParams:
         wanted |= rng.choice(PENALTIES)
     if rng.random() < 0.4:
         wanted["logprobs"] = rng.choice([0, 3])
+    if rng.random() < 0.3:
+        wanted["hooks"] = rng.choice(list(HOOKS.values()))
     return SamplingParams(**wanted)
 
 

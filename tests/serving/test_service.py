@@ -176,14 +176,14 @@ def test_a_client_may_leave_in_the_midst_of_its_prefill(monkeypatch):
 
 
 def test_what_the_engine_refuses_fails_alone():
-    """Processors cannot come over HTTP, but a caller of the service may try."""
+    """Accept rules cannot come over HTTP, but a caller of the service may try."""
 
     async def check(service):
-        bad = {"processors": (lambda ids, scores: scores,)}
+        bad = {"temperature": 0.8, "accept": "rejection"}
         stream = submit(service, (PROMPTS[1],), (PROMPTS[0], 12, bad))
         errors = {output.sequence.index: output.error async for output in each_of(stream)}
         assert errors[0] is None
-        assert "logits processors of its own" in str(errors[1])
+        assert "asks for accept='rejection'" in str(errors[1])
 
     serving(check)
 

@@ -238,14 +238,14 @@ def _sequences(
             prompt,
             SamplingParams(max_new_tokens=max_new_tokens),
             index=index,
-            stop_rules=[at_criteria(criteria_for_sequence(criteria, count))],
+            stop_rules=[at_criteria(criteria_for_sequence(criteria, count), decoder.target.device)],
+            seen_prompt=seen,
         )
         sequence.sampler = Sampler(
             processors=own,
             warpers=warpers_of(own),
             samples=bool(config.do_sample),
             generator=generator,
-            seen_prompt=seen,
             keep_scores=bool(config.output_scores or config.output_logits),
         )
         sequences.append(sequence)

@@ -1,6 +1,7 @@
 """Decoding: the reference loop and the parts it is made of."""
 
 from domino_spec.decoding.drafter import Drafter, DraftSampler, PlainDecoding
+from domino_spec.decoding.hooks import LogitsHook
 from domino_spec.decoding.loop import decode
 from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.sampling import Sampler, make_sampler
@@ -13,6 +14,7 @@ __all__ = [
     "AcceptanceStats",
     "DraftSampler",
     "Drafter",
+    "LogitsHook",
     "PlainDecoding",
     "RunStats",
     "Sampler",

@@ -284,7 +284,7 @@ class SequenceSampler:
                 columns[place], distribution = sampler.draft(logits[place], ids)
                 kept.append(distribution)
             elif sampler.couples:
-                position = sampler.ids(sequence).shape[1] + index
+                position = len(sequence.seen_prompt) + len(sequence.output) + index
                 columns[place] = sampler.coupled_draft(logits[place], ids, position)
         self._chosen = index + 1
         return columns

@@ -34,7 +34,6 @@ def decode(
     for sequence in sequences:
         if sequence.sampler is None:
             sequence.sampler = make_sampler(sequence, target.device)
-        sequence.sampler.ids(sequence, target.device)
     drafting = _Drafting(target, drafter, sequences)
     cache = target.new_cache(len(sequences))
 
@@ -197,7 +196,7 @@ def _walk(
             choice = Choice(argmax[position], argmax[position] == draft)
         else:
             q = drawn_from[position] if drawn_from and draft is not None else None
-            ids = sampler.ids(sequence)
+            ids = sequence.ids(logits.device)
             choice, scores = sampler.choose(ids, logits[position], draft, q)
             sampler.keep(scores, logits[position])
         sequence.append(choice.token)

@@ -18,6 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from domino_spec.decoding.hooks import HookProcessor, LogitsHook
 from domino_spec.decoding.penalties import GeneratedPenalty
 from domino_spec.errors import InputError
 
@@ -49,7 +50,10 @@ class SamplingParams:
     """Tell each token's log-probability as the target gave it, before anything above changed it,
     and those of so many likeliest tokens; None tells nothing."""
     processors: tuple[LogitsProcessor, ...] = ()
-    """Any Transformers processors, run before temperature and the cut-offs."""
+    """Any Transformers processors, run before temperature and the cut-offs. Each sees a position
+    once, in order, after committed tokens alone: they may keep state."""
+    hooks: tuple[LogitsHook, ...] = ()
+    """Run after the processors: pure functions of prompt and output so far (`LogitsHook`)."""
     accept: AcceptRule | None = None
     """All are exact. `rejection` draws drafts from q and accepts with min(1, p/q); `match` drafts
     greedily and accepts while the target's own draw agrees; `coupled` draws drafts and target with
@@ -59,7 +63,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
-        object.__setattr__(self, "processors", _processors(self.processors))
+        expected = "Transformers logits processors"
+        object.__setattr__(self, "processors", _callables("processors", self.processors, expected))
+        expected = "logits hooks: functions of prompt, output and logits"
+        object.__setattr__(self, "hooks", _callables("hooks", self.hooks, expected))
         _check_whole("max_new_tokens", self.max_new_tokens, 1, "1 or more")
         _check_whole("top_k", self.top_k, 0, "0 (off) or a positive whole number")
         if self.seed is not None:
@@ -94,6 +101,11 @@ class SamplingParams:
         given = bool(self.presence_penalty or self.frequency_penalty)
         return given or self.repetition_penalty != 1.0
 
+    @property
+    def hooked(self) -> bool:
+        """Whether processors or hooks of the caller's own change logits."""
+        return bool(self.processors or self.hooks)
+
     def seed_of(self, index: int) -> int:
         """The seed of sequence `index` of a batch: seed + index, or a fresh one."""
         if not self.samples:
@@ -117,11 +129,8 @@ class SamplingParams:
             chain.append(MinPLogitsWarper(float(self.min_p)))
         return chain
 
-    def all_processors(self, prompt_length: int | None = None) -> LogitsProcessorList:
-        """Everything applied to the target's logits, in Transformers' own order.
-
-        Presence and frequency penalties need to know where the prompt ends; a `Sequence` sets it.
-        """
+    def all_processors(self, prompt_length: int) -> LogitsProcessorList:
+        """Everything applied to the target's logits, in Transformers' own order."""
         chain = LogitsProcessorList()
         if self.repetition_penalty != 1.0:
             chain.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
@@ -134,6 +143,7 @@ class SamplingParams:
                 )
             )
         chain.extend(self.processors)
+        chain.extend(HookProcessor(hook, prompt_length) for hook in self.hooks)
         chain.extend(self.warpers())
         return chain
 
@@ -168,12 +178,10 @@ def _strings(stop: Any) -> tuple[str, ...]:
     return stops
 
 
-def _processors(processors: Any) -> tuple[LogitsProcessor, ...]:
-    if callable(processors) and not isinstance(processors, (list, tuple)):
-        processors = (processors,)
-    for processor in processors or ():
-        if not callable(processor):
-            raise InputError(
-                f"processors holds {processor!r}; expected Transformers logits processors."
-            )
-    return tuple(processors or ())
+def _callables(name: str, given: Any, expected: str) -> tuple[Any, ...]:
+    if callable(given) and not isinstance(given, (list, tuple)):
+        given = (given,)
+    for each in given or ():
+        if not callable(each):
+            raise InputError(f"{name} holds {each!r}; expected {expected}.")
+    return tuple(given or ())

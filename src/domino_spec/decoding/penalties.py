@@ -6,8 +6,6 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from domino_spec.errors import InputError
-
 
 def less_repeated(
     scores: Tensor,  # [batch, vocabulary] float32
@@ -23,20 +21,13 @@ def less_repeated(
 class GeneratedPenalty(LogitsProcessor):  # type: ignore[misc]
     """Presence and frequency penalties as a Transformers processor. The prompt costs nothing."""
 
-    def __init__(
-        self, *, presence: float, frequency: float, prompt_length: int | None = None
-    ) -> None:
-        """`prompt_length` may be set later: it belongs to the sequence, not to the parameters."""
+    def __init__(self, *, presence: float, frequency: float, prompt_length: int) -> None:
         self.presence = presence
         self.frequency = frequency
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Penalise what comes after the prompt in `input_ids` [batch, length]."""
-        if self.prompt_length is None:
-            raise InputError(
-                "prompt_length, where the prompt ends, is not set; set it before the first token."
-            )
         generated = input_ids[:, self.prompt_length :]
         once = torch.ones_like(generated, dtype=scores.dtype)
         counts = torch.zeros_like(scores).scatter_add_(1, generated, once)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import nn
@@ -24,6 +25,7 @@ from transformers.generation.logits_process import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
+from domino_spec.decoding.params import SamplingParams
 from domino_spec.errors import InputError
 
 _Part = TypeVar("_Part")
@@ -32,6 +34,13 @@ _TIED_TO_THE_BATCH = (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
 )
+
+
+def params_for_sequence(params: SamplingParams, index: int, count: int) -> SamplingParams:
+    """The same parameters with processors of this sequence's own; pure hooks are shared."""
+    if not params.processors:
+        return params
+    return replace(params, processors=tuple(for_sequence(params.processors, index, count)))
 
 
 def for_sequence(

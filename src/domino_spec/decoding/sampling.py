@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from domino_spec.decoding.hooks import no_token_left
 from domino_spec.decoding.noise import gumbel, hashed
 from domino_spec.decoding.params import AcceptRule
-from domino_spec.decoding.penalties import GeneratedPenalty
 from domino_spec.decoding.sequence import Sequence
 
 
@@ -51,10 +50,8 @@ class Sampler:
         generator: torch.Generator | None = None,
         seed: int = 0,
         temperature: float = 1.0,
-        seen_prompt: Tokens[int] | None = None,
         keep_scores: bool = False,
     ) -> None:
-        """`seen_prompt` is the prompt as processors see it, where the caller padded it."""
         self.processors = processors
         self.warpers = warpers
         self.samples = samples
@@ -66,35 +63,12 @@ class Sampler:
         """Processed scores of every committed token, where the caller wants them."""
         self.logits: list[Tensor] | None = [] if keep_scores else None
         self._temperature = temperature
-        self._seen_prompt = seen_prompt
-        self._ids: Tensor | None = None
-        self._filled = 0
+        self._bans = len(processors) > len(warpers)
 
     @property
     def plain(self) -> bool:
         """Greedy on the raw logits, so that an argmax over the whole block is enough."""
         return not self.samples and not self.processors and self.scores is None
-
-    def ids(self, sequence: Sequence, device: torch.device | None = None) -> Tensor:
-        """What processors and criteria see: prompt and output, [1, length].
-
-        Only what is new goes to the device.
-        """
-        prompt = sequence.prompt if self._seen_prompt is None else self._seen_prompt
-        length = len(prompt) + len(sequence.output)
-        if self._ids is None:
-            for processor in self.processors:
-                if isinstance(processor, GeneratedPenalty):
-                    processor.prompt_length = len(prompt)
-            room = length + sequence.remaining
-            self._ids = torch.zeros(1, room, dtype=torch.long, device=device)
-            self._ids[0, : len(prompt)] = torch.tensor(prompt)
-            self._filled = len(prompt)
-        if self._filled < length:
-            new = sequence.output[self._filled - len(prompt) :]
-            self._ids[0, self._filled : length] = torch.tensor(new)
-            self._filled = length
-        return self._ids[:, :length]
 
     def keep(self, scores: Tensor, logits: Tensor) -> None:
         """Remember the scores of a committed token, where they are wanted."""
@@ -111,6 +85,8 @@ class Sampler:
     ) -> tuple[Choice, Tensor]:
         """Choose the next token exactly as plain decoding would; also gives the scores."""
         scores = self.processors(ids, logits.float().unsqueeze(0))[0]
+        if self._bans and not bool((scores > -torch.inf).any()):
+            raise no_token_left(ids.shape[1])
         if not self.samples:
             token = int(scores.argmax())
             return Choice(token, token == draft), scores
@@ -164,7 +140,7 @@ def make_sampler(sequence: Sequence, device: torch.device) -> Sampler:
     if params.samples:
         generator = torch.Generator(device=device).manual_seed(sequence.seed)
     return Sampler(
-        processors=params.all_processors(),
+        processors=params.all_processors(len(sequence.seen_prompt)),
         warpers=params.warpers(),
         samples=params.samples,
         accept=params.accept or "rejection",

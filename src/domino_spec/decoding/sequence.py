@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.stats import AcceptanceStats, RunStats
@@ -49,15 +52,18 @@ class Sequence:
         speculate: bool = True,
         reuse: bool = True,
         run: RunStats | None = None,
+        seen_prompt: Tokens[int] | None = None,
     ) -> None:
         """`seed` None takes the parameters' seed + `index`, or a fresh one.
 
         `client` is whom the scheduler is fair to. Without `speculate` no draft is made for it, and
         without `reuse` all of its prompt is computed, whatever the caches hold. `run` sums up the
-        counts of several sequences.
+        counts of several sequences. `seen_prompt` is the prompt as processors and criteria see it,
+        where the caller padded it.
         """
         self.index = next(_ids) if index is None else index
         self.prompt = list(prompt)
+        self.seen_prompt = self.prompt if seen_prompt is None else list(seen_prompt)
         self.params = params
         self.stop_rules = list(stop_rules)
         self.seed = params.seed_of(self.index) if seed is None else seed
@@ -87,6 +93,8 @@ class Sequence:
         """Hears of each of its outputs."""
         self.sampler: Sampler | None = None
         """How the reference loop chooses its tokens; the engine chooses on the device."""
+        self._ids: Tensor | None = None
+        self._filled = 0
 
     @property
     def status(self) -> Status:
@@ -126,6 +134,24 @@ class Sequence:
     def in_cache(self) -> list[int]:
         """Tokens whose keys and values are in the caches for certain: all but the anchor."""
         return self.prompt[: self.computed] + self.output[:-1]
+
+    def ids(self, device: torch.device) -> Tensor:
+        """What Transformers' processors and criteria see: prompt and output, [1, length].
+
+        Only what is new goes to the device.
+        """
+        prompt, output = self.seen_prompt, self.output
+        length = len(prompt) + len(output)
+        if self._ids is None:
+            room = length + self.remaining
+            self._ids = torch.zeros(1, room, dtype=torch.long, device=device)
+            self._ids[0, : len(prompt)] = torch.tensor(prompt)
+            self._filled = len(prompt)
+        if self._filled < length:
+            new = output[self._filled - len(prompt) :]
+            self._ids[0, self._filled : length] = torch.tensor(new)
+            self._filled = length
+        return self._ids[:, :length]
 
     def begin(self) -> None:
         """It gets a slot."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Strings
 from typing import Any
 
+import torch
 from transformers import StoppingCriteriaList
 
 from domino_spec.decoding.sequence import Sequence, StopRule
@@ -37,14 +38,13 @@ def at_strings(stops: Strings[str], tokenizer: Any) -> StopRule:
     return rule
 
 
-def at_criteria(criteria: StoppingCriteriaList) -> StopRule:
-    """Stop when any of Transformers' criteria says so; for the reference loop."""
+def at_criteria(criteria: StoppingCriteriaList, device: torch.device) -> StopRule:
+    """Stop when any of Transformers' criteria says so."""
 
     def rule(sequence: Sequence) -> str | None:
-        sampler = sequence.sampler
-        assert sampler is not None
-        scores = None if sampler.scores is None else tuple(s.unsqueeze(0) for s in sampler.scores)
-        stop = bool(criteria(sampler.ids(sequence), scores).any())
+        kept = None if sequence.sampler is None else sequence.sampler.scores
+        scores = None if kept is None else tuple(score.unsqueeze(0) for score in kept)
+        stop = bool(criteria(sequence.ids(device), scores).any())
         if sequence.remaining <= 0:
             return LENGTH
         return CRITERIA if stop else None

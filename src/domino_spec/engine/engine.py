@@ -17,10 +17,12 @@ from torch import Tensor
 
 from domino_spec.decoding import Drafter, RunStats, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.processors import params_for_sequence
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.block_manager import BlockManager
 from domino_spec.engine.checks import check_sequence, check_settings
+from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.model_runner import ModelRunner, Plan, PromptChunk
 from domino_spec.engine.models import load_model
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
@@ -52,6 +54,8 @@ class Launch:
     report: Callable[[], Tensor]
     prefill: bool = False
     """Whether it gave first tokens; otherwise it was a cycle."""
+    taken: list[list[int]] | None = None
+    """What its sequences have committed already, where these are hooked."""
 
 
 class Engine:
@@ -176,8 +180,9 @@ class Engine:
         on_output: Callable[[SequenceOutput], None] | None = None,
     ) -> list[Decoded]:
         """Decode any number of prompts to their end, as many at a time as the memory holds."""
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        ends = frozenset(eos)
+        count, ends = len(prompts), frozenset(eos)
+        given = [params] * count if isinstance(params, SamplingParams) else params
+        each = [params_for_sequence(own, index, count) for index, own in enumerate(given)]
         sequences = [
             Decoded(
                 prompt,
@@ -323,7 +328,7 @@ class Engine:
             started = time.perf_counter()
             first = self._start_prefill(plan.prefill)
             self._prefill_seconds = time.perf_counter() - started
-            launched = self._start_cycles(plan.decode)
+            launched = self._start_cycles([s for s in plan.decode if not s.params.hooked])
             if launched:
                 self._launches.append(launched)
             # First tokens before the cycle that follows them, which may still run.
@@ -333,6 +338,10 @@ class Engine:
             for launch in first:
                 outputs += self._collect(launch)
             self._prefill_seconds += time.perf_counter() - started
+            # Hooks look at all that was committed: these cycles are collected at once.
+            hooked = [s for s in plan.decode if s.params.hooked and not s.finished]
+            for launch in self._start_cycles(hooked):
+                outputs += self._collect(launch)
             # One step's cycles stay on their way while another step follows.
             ready = len(self._launches) - int(self.ahead and bool(launched))
             for _ in range(ready):
@@ -358,31 +367,43 @@ class Engine:
             states = self.runner.prefill(parts, drafts=drafts)
             for chunk in own:
                 chunk.sequence.computed += chunk.count
-            whole = [place for place, chunk in enumerate(own) if chunk.last]
-            if not whole:
-                continue
-            sequences = tuple(own[place].sequence for place in whole)
-            plan = self._plan([s.params for s in sequences], 0, alone=not drafts)
-            if len(whole) < len(own):
-                states = states[self.slots.send(torch.tensor(whole))]
-            report = self.runner.start_sequences(
-                states,
-                [_slot(sequence) for sequence in sequences],
-                plan,
-                prompts=[sequence.prompt for sequence in sequences],
-                params=[sequence.params for sequence in sequences],
-                seeds=[sequence.seed for sequence in sequences],
-            )
-            launches.append(Launch(sequences, plan, report, prefill=True))
+            for hooked in (False, True):
+                whole = [
+                    place
+                    for place, chunk in enumerate(own)
+                    if chunk.last and chunk.sequence.params.hooked is hooked
+                ]
+                if not whole:
+                    continue
+                some = len(whole) < len(own)
+                last = states[self.slots.send(torch.tensor(whole))] if some else states
+                sequences = tuple(own[place].sequence for place in whole)
+                launches.append(self._start_sequences(sequences, last, drafts=drafts))
         return launches
 
+    def _start_sequences(
+        self, sequences: tuple[Decoded, ...], states: Tensor, *, drafts: bool
+    ) -> Launch:
+        """First tokens of sequences whose prompts end in these states [sequences, hidden]."""
+        plan = self._plan([s.params for s in sequences], 0, alone=not drafts)
+        walk = HookedWalk(sequences) if plan.hooked else None
+        report = self.runner.start_sequences(
+            states,
+            [_slot(sequence) for sequence in sequences],
+            plan,
+            prompts=[sequence.prompt for sequence in sequences],
+            params=[sequence.params for sequence in sequences],
+            seeds=[sequence.seed for sequence in sequences],
+            walk=walk,
+        )
+        taken = None if walk is None else walk.taken
+        return Launch(sequences, plan, report, prefill=True, taken=taken)
+
     def _start_cycles(self, sequences: Sequence[Decoded]) -> list[Launch]:
-        """A cycle for those with drafts and one for those without."""
+        """A cycle for those with drafts and one for those without; all are hooked, or none is."""
         launches = []
         for drafts in (True, False):
-            own = tuple(
-                s for s in sequences if (self.drafter is not None and s.speculate) is drafts
-            )
+            own = tuple(s for s in sequences if self.drafts_for(s) is drafts)
             if not own:
                 continue
             plan = self._plan([s.params for s in own], self.depth, alone=not drafts)
@@ -390,8 +411,13 @@ class Engine:
                 drawn = sum(s.params.samples for s in own) / len(own)
                 batch = Batch(self.runner.size_of(len(own)), plan.kinds, drawn)
                 plan = replace(plan, depth=self.policy.choose(batch))
-            report = self.runner.start_cycle([_slot(s) for s in own], plan)
-            launches.append(Launch(own, plan, report))
+            slots = [_slot(s) for s in own]
+            if plan.hooked:
+                walk = HookedWalk(own)
+                report = self.runner.run_hooked_cycle(slots, plan, walk)
+                launches.append(Launch(own, plan, report, taken=walk.taken))
+            else:
+                launches.append(Launch(own, plan, self.runner.start_cycle(slots, plan)))
         return launches
 
     def _plan(self, params: Sequence[SamplingParams], depth: int, *, alone: bool) -> Plan:
@@ -405,7 +431,7 @@ class Engine:
         rows = report[:, : places + 1].tolist()
         outputs = []
         for index, (sequence, row) in enumerate(zip(launch.sequences, rows, strict=True)):
-            if sequence.finished:
+            if sequence.finished and launch.taken is None:
                 continue  # it ended, or was aborted, after this was started
             accepted, tokens = row[0], row[1 : row[0] + 2]
             top = sequence.params.logprobs
@@ -417,11 +443,10 @@ class Engine:
                 if self.policy is not None and launch.plan.depth:
                     sampled = sequence.params.samples
                     self.policy.record(accepted, launch.plan.depth, sampled=sampled)
-            try:
-                taken = sequence.take(tokens)
-            except Exception as error:
-                sequence.error = error
-                taken = ()
+            if launch.taken is not None:
+                taken = tuple(launch.taken[index])
+            else:
+                taken = self._take(sequence, tokens)
             accepted, drafts = min(accepted, len(taken)), 0
             if not launch.prefill and sequence.error is None:
                 drafts = sequence.end_cycle(len(taken), accepted, launch.plan.depth)
@@ -440,6 +465,15 @@ class Engine:
             if sequence.finished:
                 self._leave(sequence)
         return outputs
+
+    @staticmethod
+    def _take(sequence: Decoded, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Commit tokens; a sequence whose stop rules raise ends with that error."""
+        try:
+            return sequence.take(tokens)
+        except Exception as error:
+            sequence.error = error
+            return ()
 
     def _leave(self, sequence: Decoded) -> None:
         if sequence.queued:

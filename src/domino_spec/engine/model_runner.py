@@ -21,9 +21,10 @@ from torch import Tensor
 
 from domino_spec.decoding import Drafter, SamplingParams
 from domino_spec.engine.attention import AttentionMetadata
+from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
 from domino_spec.engine.kernels.commit import commit
-from domino_spec.engine.kernels.linear import normed
+from domino_spec.engine.kernels.linear import Normed, normed
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import Draws, needs_filter
@@ -77,6 +78,8 @@ class Plan:
     """Whether some sequence wants to know the likeliest tokens too."""
     alone: bool = False
     """Whether these sequences never draft: the draft cache is not updated for them."""
+    hooked: bool = False
+    """Whether these sequences have processors or hooks: the host chooses after the forward."""
     forced: bool = False
     """Whether acceptance is pretended (benchmarks only)."""
 
@@ -93,6 +96,7 @@ class Plan:
             scored=any(each.logprobs is not None for each in params),
             ranked=any(each.logprobs for each in params),
             alone=alone,
+            hooked=any(each.hooked for each in params),
         )
 
     @property
@@ -152,12 +156,21 @@ class PrefillShape:
 
 
 @dataclass(frozen=True)
+class Verified:
+    """Blocks that the target has read, from which the host chooses."""
+
+    block: Tensor  # [sequences, n]
+    states: Tensor  # [sequences * n, hidden], before the last norm: far smaller than logits
+
+
+@dataclass(frozen=True)
 class CapturedCycle:
     """A graph with the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     slots: Tensor  # [sequences]
-    report: Tensor  # [sequences, depth + 2], and scores where the plan says so
+    result: Any
+    """What `run_cycle` gives, or `verify` where the plan is hooked."""
 
 
 @dataclass(frozen=True)
@@ -207,13 +220,32 @@ class ModelRunner:
         with on_device(self._device):
             if not self._graphs:
                 return self.run_cycle(torch.tensor(slots, device=self._device), plan).cpu
-            size = self.size_of(len(slots))
-            captured = self._cycles.pop((size, plan), None) or self.capture_cycle(size, plan)
-            self._cycles[size, plan] = captured  # the last one used is the last to go
-            filled = [*slots, *[self.slots.spare] * (size - len(slots))]
-            captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
-            captured.graph.replay()
-            return _read_back(captured.report, len(slots))
+            return _read_back(self._replay(slots, plan), len(slots))
+
+    def run_hooked_cycle(
+        self, slots: Sequence[int], plan: Plan, walk: HookedWalk
+    ) -> Callable[[], Tensor]:
+        """A cycle whose tokens the walk chooses, which waits for the device; gives its report."""
+        with on_device(self._device):
+            places = torch.tensor(slots, device=self._device)
+            verified = self._replay(slots, plan) if self._graphs else self.verify(places, plan)
+            block = verified.block[: len(slots)]
+            logits = self.logits(verified.states[: block.numel()]).view(*block.shape, -1)
+            starts = self.slots.lengths[places]
+            draws = self.slots.draws(places, sampled=plan.sampled, filtered=plan.filtered)
+            judged = self._judged(logits, block, places, plan)
+            chosen = walk.choose(judged, block[:, 1:].tolist(), draws, starts)
+            return self.report(chosen, logits, block, places, plan).cpu
+
+    def _replay(self, slots: Sequence[int], plan: Plan) -> Any:
+        """The result of a captured cycle, for these slots and those that fill up its batch."""
+        size = self.size_of(len(slots))
+        captured = self._cycles.pop((size, plan), None) or self.capture_cycle(size, plan)
+        self._cycles[size, plan] = captured  # the last one used is the last to go
+        filled = [*slots, *[self.slots.spare] * (size - len(slots))]
+        captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
+        captured.graph.replay()
+        return captured.result
 
     def size_of(self, sequences: int) -> int:
         """The size of the batch that so many sequences run in here."""
@@ -234,8 +266,9 @@ class ModelRunner:
         spare = self.slots.spare
         slots = torch.full((size,), spare, dtype=torch.long, device=self._device)
         assert self.recorder is not None
-        graph, report = self.recorder.record(lambda: self.run_cycle(slots, plan))
-        captured = CapturedCycle(graph, slots, report)
+        work = self.verify if plan.hooked else self.run_cycle
+        graph, result = self.recorder.record(lambda: work(slots, plan))
+        captured = CapturedCycle(graph, slots, result)
         self._cycles[size, plan] = captured
         return captured
 
@@ -261,10 +294,37 @@ class ModelRunner:
         Gives [sequences, depth + 2]. The first `accepted + 1` of the tokens are committed. If they
         are scored, columns of `score_columns` follow.
         """
-        state = self.slots
-        starts, anchors = state.lengths[slots], state.anchors[slots]
-        draws = state.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
-        metadata = AttentionMetadata(slots, starts, plan.depth + 1)
+        metadata = AttentionMetadata(slots, self.slots.lengths[slots], plan.depth + 1)
+        draws = self.slots.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
+        try:
+            block, states = self._draft_and_verify(metadata, draws, plan)
+            with self._timed("verify"):
+                logits = self.model.logits(states).view(*block.shape, -1)
+                chosen = self.choose(logits, block, metadata, draws, plan)
+        finally:
+            self._side_stream.join()
+        return self.report(chosen, logits, block, slots, plan)
+
+    @torch.no_grad()
+    def verify(self, slots: Tensor, plan: Plan) -> Verified:
+        """A cycle up to where tokens are chosen."""
+        metadata = AttentionMetadata(slots, self.slots.lengths[slots], plan.depth + 1)
+        draws = self.slots.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
+        try:
+            block, states = self._draft_and_verify(metadata, draws, plan)
+        finally:
+            self._side_stream.join()
+        return Verified(block, states.rows)
+
+    def _draft_and_verify(
+        self, metadata: AttentionMetadata, draws: Draws, plan: Plan
+    ) -> tuple[Tensor, Normed]:
+        """Each anchor and its drafts [sequences, n], and the states after each of them.
+
+        The caller joins the side stream.
+        """
+        slots, starts = metadata.slots, metadata.starts
+        anchors = self.slots.anchors[slots]
         block = anchors.unsqueeze(1)
         if plan.depth:
             assert self.drafter is not None
@@ -277,16 +337,10 @@ class ModelRunner:
         layers = () if drafter is None else drafter.capture_layers
         with self._timed("verify"):
             states, captured = self.model.forward(block, metadata, layers)
-        try:
-            if drafter is not None:
-                with self._timed("draft"), self._side_stream.work():
-                    drafter.update_cache(captured, block, slots=slots, starts=starts)
-            with self._timed("verify"):
-                logits = self.model.logits(states).view(*block.shape, -1)
-                chosen = self.choose(logits, block, metadata, draws, plan)
-        finally:
-            self._side_stream.join()
-        return self.report(chosen, logits, block, slots, plan)
+        if drafter is not None:
+            with self._timed("draft"), self._side_stream.work():
+                drafter.update_cache(captured, block, slots=slots, starts=starts)
+        return block, states
 
     def choose(
         self,
@@ -297,10 +351,14 @@ class ModelRunner:
         plan: Plan,
     ) -> Tensor:
         """The token that each sequence chooses after each token of its block, [sequences, n]."""
-        judged = logits
-        if plan.penalised:
-            judged = self.slots.penalties.apply(logits, metadata.slots, block)
+        judged = self._judged(logits, block, metadata.slots, plan)
         return draws.choose(judged, metadata.starts)
+
+    def _judged(self, logits: Tensor, block: Tensor | None, slots: Tensor, plan: Plan) -> Tensor:
+        """The logits less penalties; where processors may write to them a float32 copy."""
+        if plan.penalised:
+            return self.slots.penalties.apply(logits, slots, block)
+        return logits.to(torch.float32, copy=True) if plan.hooked else logits
 
     def report(
         self, chosen: Tensor, logits: Tensor, block: Tensor, slots: Tensor, plan: Plan
@@ -340,19 +398,21 @@ class ModelRunner:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         seeds: Sequence[int],
+        walk: HookedWalk | None = None,
     ) -> Callable[[], Tensor]:
         """Choose each sequence's first token, its anchor; what is returned waits for the report.
 
-        The report is that of a cycle without drafts.
+        The report is that of a cycle without drafts. With a `walk` the host chooses.
         """
         state = self.slots
         places = state.open(slots, prompts=prompts, params=params, seeds=seeds)
         draws = state.draws(places, sampled=plan.sampled, filtered=plan.filtered)
         logits = self.logits(states).unsqueeze(1)
-        judged = logits
-        if plan.penalised:
-            judged = state.penalties.apply(logits, places, None)
-        chosen = draws.choose(judged, state.lengths[places] - 1)  # [sequences, 1]
+        judged, starts = self._judged(logits, None, places, plan), state.lengths[places] - 1
+        if walk is None:
+            chosen = draws.choose(judged, starts)  # [sequences, 1]
+        else:
+            chosen = walk.choose(judged, [[] for _ in slots], draws, starts)
         state.anchors[places] = chosen[:, 0]
         report = torch.cat((torch.zeros_like(chosen), chosen), dim=1)
         if plan.scored:

@@ -85,8 +85,6 @@ def _each(draws: Draws, count: int) -> Draws:
 
 def unsupported_reason(params: SamplingParams) -> str | None:
     """What in a request needs the reference loop, in words; None if nothing does."""
-    if params.processors:
-        return "it has logits processors of its own"
     if params.samples and params.accept not in (None, "coupled"):
         return f"it asks for accept={params.accept!r}, and the engine's draws are coupled"
     return None
