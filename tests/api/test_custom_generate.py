@@ -55,6 +55,7 @@ def test_equal_to_plain_generate(model, domino, lengths, options):
     plain, found = both(model, domino, left_padded(random_prompts(lengths)), **options)
     assert torch.equal(plain, found)
     assert domino.stats.acceptance.cycles > 0
+    assert domino.stats.engine == "fast"
 
 
 def test_own_processors_and_criteria(model, domino):

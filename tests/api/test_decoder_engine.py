@@ -401,16 +401,15 @@ def test_the_model_still_works_when_the_engine_has_its_weights(auto):
         pad_token_id=0, custom_generate=bridge,
     )  # fmt: skip
     assert out[0, len(PROMPTS[0]) :].tolist() == expected.tokens
-    assert bridge.stats.engine == "reference"
-    assert "rules of the caller's own" in bridge.stats.engine_reason
+    assert bridge.stats.engine == "fast"
 
 
-def test_generates_bridge_is_not_for_the_engine_alone(fast):
+def test_scores_of_generate_are_not_for_the_engine(fast):
     ids = torch.tensor([PROMPTS[0]])
-    with pytest.raises(InputError, match="'fast', but .*rules of the caller's own"):
+    with pytest.raises(InputError, match="'fast', but .*scores of every token are kept"):
         fast.target.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, pad_token_id=0,
-            custom_generate=DominoGenerate(fast),
+            custom_generate=DominoGenerate(fast), output_scores=True, return_dict_in_generate=True,
         )  # fmt: skip
 
 

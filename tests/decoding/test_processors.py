@@ -6,7 +6,7 @@ import transformers as tf
 from transformers.generation.logits_process import PrefixConstrainedLogitsProcessor
 
 from domino_spec.decoding import SamplingParams, decode, make_sampler
-from domino_spec.decoding.processors import for_sequence
+from domino_spec.decoding.processors import for_sequence, split_warpers
 from domino_spec.errors import InputError
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.families import VOCAB, make_target, random_prompts
@@ -122,6 +122,32 @@ def test_prefix_function_is_told_its_row():
         own = for_sequence([PrefixConstrainedLogitsProcessor(allowed, 1)], row, 2)
         own(torch.tensor([[5]]), torch.zeros(1, VOCAB))
     assert asked == [0, 1]
+
+
+HEAT, TOP_K, TOP_P = (
+    tf.TemperatureLogitsWarper(0.7),
+    tf.TopKLogitsWarper(5),
+    tf.TopPLogitsWarper(0.9),
+)
+OTHER = tf.SuppressTokensLogitsProcessor([5])
+KEEPS_TWO = tf.TopPLogitsWarper(0.9, min_tokens_to_keep=2)
+
+
+@pytest.mark.parametrize(("chain", "rest", "fields"), [
+    ([OTHER, HEAT, TOP_K, TOP_P], [OTHER], {"temperature": 0.7, "top_k": 5, "top_p": 0.9}),
+    ([HEAT, OTHER, TOP_P], [HEAT, OTHER], {"top_p": 0.9}),
+    ([HEAT, TOP_P, TOP_K], [HEAT, TOP_P], {"top_k": 5}),  # another order
+    ([TOP_K, TOP_K], [TOP_K], {"top_k": 5}),
+    ([HEAT, KEEPS_TWO], [HEAT, KEEPS_TWO], {}),
+    ([TOP_P, OTHER], [TOP_P, OTHER], {}),
+])  # fmt: skip
+def test_cut_offs_at_the_end_are_parameters_and_the_chain_is_the_same(chain, rest, fields):
+    assert split_warpers(chain) == (rest, fields)
+    params = SamplingParams(processors=rest, **{"temperature": 1.0, **fields})
+    torch.manual_seed(0)
+    scores = 3 * torch.randn(2, VOCAB)
+    wanted = tf.LogitsProcessorList(chain)(None, scores.clone())
+    assert torch.equal(params.all_processors(0)(None, scores.clone()), wanted)
 
 
 def test_processors_tied_to_the_batch_are_refused_by_name():

@@ -19,9 +19,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from domino_spec.api.decoder import DominoDecoder
 from domino_spec.api.prompts import check_prompt
-from domino_spec.decoding import Drafter, RunStats, Sampler, SamplingParams
+from domino_spec.decoding import Drafter, RunStats, SamplingParams, make_sampler
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.processors import criteria_for_sequence, for_sequence, warpers_of
+from domino_spec.decoding.processors import criteria_for_sequence, for_sequence, split_warpers
 from domino_spec.decoding.stopping import at_criteria
 from domino_spec.errors import InputError
 
@@ -86,6 +86,7 @@ class DominoGenerate:
                 "by different numbers of tokens."
             )
         decoder = self._decoder_for(model)
+        self.stats = RunStats()
         sequences = _sequences(
             decoder,
             input_ids,
@@ -93,8 +94,8 @@ class DominoGenerate:
             logits_processor,
             stopping_criteria,
             generation_config,
+            self.stats,
         )
-        self.stats = RunStats()
         for commit in decoder.run(sequences, self.stats):
             if streamer is not None:
                 for token in commit.tokens:
@@ -219,6 +220,7 @@ def _sequences(
     processors: LogitsProcessorList,
     criteria: StoppingCriteriaList,
     config: GenerationConfig,
+    run: RunStats,
 ) -> list[Decoded]:
     count, width = input_ids.shape
     max_new_tokens = int(config.max_length) - width
@@ -231,23 +233,20 @@ def _sequences(
         # Transformers itself warns about its context; only what would not be exact is refused.
         static = decoder.target.static_rope_limit is not None
         check_prompt(prompt, max_new_tokens if static else 0, decoder.target)
-        own = for_sequence(processors, index, count)
-        seed = int(torch.randint(2**62, ()).item()) if config.do_sample else 0
-        generator = torch.Generator(device=decoder.target.device).manual_seed(seed)
+        own, sampling = list(for_sequence(processors, index, count)), {}
+        if config.do_sample:
+            own, found = split_warpers(own)
+            sampling = {"temperature": 1.0, **found}
         sequence = Decoded(
             prompt,
-            SamplingParams(max_new_tokens=max_new_tokens),
+            SamplingParams(max_new_tokens=max_new_tokens, processors=tuple(own), **sampling),
             index=index,
             stop_rules=[at_criteria(criteria_for_sequence(criteria, count), decoder.target.device)],
+            run=run,
             seen_prompt=seen,
         )
-        sequence.sampler = Sampler(
-            processors=own,
-            warpers=warpers_of(own),
-            samples=bool(config.do_sample),
-            generator=generator,
-            keep_scores=bool(config.output_scores or config.output_logits),
-        )
+        if config.output_scores or config.output_logits:
+            sequence.sampler = make_sampler(sequence, decoder.target.device, keep_scores=True)
         sequences.append(sequence)
     return sequences
 
@@ -264,13 +263,9 @@ def _output(
     if not config.return_dict_in_generate:
         return sequences
     sampler = decoded[0].sampler
-    assert sampler is not None
-    return GenerateDecoderOnlyOutput(
-        sequences=sequences,
-        scores=tuple(s.unsqueeze(0) for s in sampler.scores or ())
-        if config.output_scores
-        else None,
-        logits=tuple(s.unsqueeze(0) for s in sampler.logits or ())
-        if config.output_logits
-        else None,
-    )
+    scores = logits = None
+    if sampler is not None and config.output_scores:
+        scores = tuple(score.unsqueeze(0) for score in sampler.scores or ())
+    if sampler is not None and config.output_logits:
+        logits = tuple(each.unsqueeze(0) for each in sampler.logits or ())
+    return GenerateDecoderOnlyOutput(sequences=sequences, scores=scores, logits=logits)

@@ -335,7 +335,7 @@ class DominoDecoder:
         if self.choice == "reference":
             return "engine='reference' was asked for"
         if any(sequence.sampler is not None for sequence in sequences):
-            reason = "the sequences choose their tokens by rules of the caller's own"
+            reason = "the scores of every token are kept"
             if self.choice == "fast":
                 self._refuse(reason)
             return reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -29,7 +30,13 @@ from domino_spec.decoding.params import SamplingParams
 from domino_spec.errors import InputError
 
 _Part = TypeVar("_Part")
-_WARPERS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper, MinPLogitsWarper)
+_WARPERS: dict[type[LogitsProcessor], str] = {
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+}
+"""Fields of `SamplingParams`, in the order in which it applies them."""
 _TIED_TO_THE_BATCH = (
     EncoderNoRepeatNGramLogitsProcessor,
     EncoderRepetitionPenaltyLogitsProcessor,
@@ -63,9 +70,27 @@ def criteria_for_sequence(criteria: StoppingCriteriaList, count: int) -> Stoppin
     return StoppingCriteriaList(_own_copy(criterion) for criterion in criteria)
 
 
-def warpers_of(processors: Iterable[LogitsProcessor]) -> LogitsProcessorList:
-    """Those that look at one position's logits only, so that they fit drafts as well."""
-    return LogitsProcessorList(p for p in processors if isinstance(p, _WARPERS))
+def split_warpers(
+    processors: Iterable[LogitsProcessor],
+) -> tuple[list[LogitsProcessor], dict[str, Any]]:
+    """Processors, and fields of `SamplingParams` for the temperature and cut-offs at their end.
+
+    As fields they fit drafts as well. Those in another order or with options of their own stay
+    processors: the text's distribution is the same.
+    """
+    rest, fields = list(processors), {}
+    following = list(_WARPERS)
+    while rest and type(rest[-1]) in following and _is_usual(rest[-1]):
+        last = rest.pop()
+        fields[_WARPERS[type(last)]] = getattr(last, _WARPERS[type(last)])
+        following = following[: following.index(type(last))]
+    return rest, fields
+
+
+def _is_usual(warper: LogitsProcessor) -> bool:
+    usual = {"filter_value": -math.inf, "min_tokens_to_keep": 1}
+    on = getattr(warper, _WARPERS[type(warper)]) > 0
+    return on and all(getattr(warper, name, value) == value for name, value in usual.items())
 
 
 def _processor(processor: LogitsProcessor, index: int) -> LogitsProcessor:

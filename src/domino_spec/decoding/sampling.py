@@ -133,7 +133,7 @@ def _all_tokens(scores: Tensor) -> Tensor:
     return torch.arange(scores.shape[-1], device=scores.device)
 
 
-def make_sampler(sequence: Sequence, device: torch.device) -> Sampler:
+def make_sampler(sequence: Sequence, device: torch.device, *, keep_scores: bool = False) -> Sampler:
     """The sampler of a sequence, by its parameters and its seed."""
     params = sequence.params
     generator = None
@@ -147,4 +147,5 @@ def make_sampler(sequence: Sequence, device: torch.device) -> Sampler:
         generator=generator,
         seed=sequence.seed,
         temperature=float(params.temperature),
+        keep_scores=keep_scores,
     )
