@@ -73,6 +73,33 @@ def test_kernel_draws_what_the_reference_draws(
     assert torch.equal(choose(logits, **given), drawn)  # the counters are back at zero
 
 
+@pytest.mark.parametrize("chunk", [1, 1000, 1 << 17])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_cpu_draws_what_the_reference_draws(
+    chunk: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of flat and of peaked rows, at temperatures so low and high that rounding counts."""
+    monkeypatch.setenv("DOMINO_KERNELS", "off")
+    monkeypatch.setattr(module, "_HOST_CHUNK", chunk)
+    rows, vocabulary = 60, 300
+    row = torch.arange(rows)
+    logits = draw_logits(rows, vocabulary, torch.device("cpu")) * (row % 4).unsqueeze(1)
+    logits[row % 7 == 3, 5:] = -torch.inf
+    given = {
+        "temperature": torch.tensor([0.0, 1e-6, 1e-3, 0.7, 1.0, 50.0]).repeat(10),
+        "seeds": row * 2**40 - 7,
+        "positions": row * 2**33 + 1,
+        "tokens": torch.arange(vocabulary).flip(0).expand(rows, -1) * 400 if named else None,
+    }
+    drawn = choose(logits, **given)
+    assert torch.equal(drawn, choose_reference(logits, **given))
+    logits[4], logits[9, 3], logits[11, 8] = -torch.inf, torch.nan, torch.inf
+    odd = choose(logits, **given)
+    assert torch.equal(odd, choose_reference(logits, **given))
+    assert odd[4] == 0
+    assert odd[11] == 8
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_columns_get_the_noise_of_their_tokens(shared: bool, device: torch.device) -> None:
     """A few columns of a vocabulary draw what the vocabulary draws with all others removed."""

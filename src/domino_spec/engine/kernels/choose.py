@@ -7,15 +7,21 @@ whatever batch or order it is made, and the same integers here and in the kernel
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from domino_spec.decoding.noise import noised
+from domino_spec.decoding.noise import WORD, gumbel, hashed_words, keys, noised
 from domino_spec.engine.kernels.overlap import overlap
-from domino_spec.engine.kernels.runtime import triton_available, usable
+from domino_spec.engine.kernels.runtime import on_host, triton_available, usable
 from domino_spec.engine.kernels.scratch import scratch
 
 CHUNK = 4096
+_HOST_CHUNK = 1 << 17
+"""Numbers that a CPU works on at a time: two cores' second-level caches hold them."""
+_LEAST_NOISE = -math.log(24 * math.log(2))
+"""`gumbel`'s, at u = 1 - 2^-24."""
 
 
 def choose(
@@ -35,6 +41,10 @@ def choose(
         raise ValueError("draws need seeds and positions")
     if usable(logits) and logits.shape[0] > 0:
         return _launch(logits, temperature, seeds, positions, tokens)
+    if temperature is not None and on_host(logits):
+        assert seeds is not None
+        assert positions is not None
+        return _draw_on_host(logits, temperature, seeds, positions, tokens)
     return choose_reference(
         logits, temperature=temperature, seeds=seeds, positions=positions, tokens=tokens
     )
@@ -56,8 +66,53 @@ def choose_reference(
         if tokens is None:
             tokens = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
         scores = noised(scores, tokens, temperature, seeds, positions)
-    scores = scores.masked_fill(scores.isnan(), -torch.inf)
-    return scores.argmax(dim=1)  # the first of equal ones
+    best = scores.argmax(dim=1)  # the first of equal ones, but what is not a number comes first
+    if on_host(scores) and not scores.gather(1, best.unsqueeze(1)).isnan().any():
+        return best  # no second look at all scores
+    return scores.masked_fill(scores.isnan(), -torch.inf).argmax(dim=1)
+
+
+def _draw_on_host(
+    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor | None
+) -> Tensor:
+    """What `choose_reference` draws, with noise computed for the few columns that may win.
+
+    Noise is at most -log u of its uniform number u, and at least `_LEAST_NOISE`. So the best logit
+    gives a score that the winner reaches, and a column wins only if u <= exp(logit - that score):
+    hashes of all columns and one exponential tell which.
+    """
+    if not len(logits):
+        return positions.clone()
+    warm = (temperature > 0).unsqueeze(1)
+    heat = torch.where(warm, temperature.float().unsqueeze(1), 1.0)
+    names = torch.arange(logits.shape[1]).unsqueeze(0) if tokens is None else tokens
+    names = names.to(torch.int32).expand(len(logits), -1)
+    first, second = keys(seeds.unsqueeze(1), positions.unsqueeze(1))
+    found: list[tuple[Tensor, ...]] = []
+    step = max(_HOST_CHUNK // logits.shape[1], 1)
+    for start in range(0, len(logits), step):
+        part = slice(start, start + step)
+        scores = logits[part].float() / heat[part]  # [rows, V]
+        best = scores.amax(dim=1, keepdim=True)
+        if not best.isfinite().all():
+            return choose_reference(
+                logits, temperature=temperature, seeds=seeds, positions=positions, tokens=tokens
+            )
+        # Less what rounding may take off: bounds may let in columns too many, never one too few.
+        reached = best + torch.where(warm[part], _LEAST_NOISE, 0.0) - 0.01 - best.abs() * 2.0**-20
+        words = hashed_words((first[part], second[part]), names[part])
+        bound = (scores - (reached - 32 * math.log(2))).exp_()
+        may_win = words.view(torch.uint32).float() <= bound
+        # NumPy finds the few true ones many times faster.
+        at = torch.from_numpy(may_win.flatten().numpy().nonzero()[0])
+        found.append((at + start * logits.shape[1], scores.view(-1)[at], words.view(-1)[at]))
+    at, kept, bits = (torch.cat(each) for each in zip(*found, strict=True))
+    rows, columns = at // logits.shape[1], at % logits.shape[1]
+    kept = torch.where(warm.squeeze(1)[rows], kept + gumbel(bits.long() & WORD), kept)
+    highest = kept.new_full((len(logits),), -torch.inf).scatter_reduce_(0, rows, kept, "amax")
+    wins = kept == highest[rows]
+    none = torch.full((len(logits),), logits.shape[1])
+    return none.scatter_reduce_(0, rows[wins], columns[wins], "amin")  # the first of equal ones
 
 
 def restrict(
