@@ -2,7 +2,7 @@
 
 On a GPU it is two kernels (`kernels.rotate`, `kernels.attention`). On a CPU, where half of a small
 model's step is the cost of starting operations, lengths can be read for nothing: what all layers
-share is computed once, and each sequence attends over a view of its own slot.
+share is computed once, and sequences in neighbouring slots attend together, over a view of these.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from domino_spec.engine.kernels.runtime import on_host
 
 if TYPE_CHECKING:
     from domino_spec.engine.models.base import Shape
+
+
+_CALL_BYTES = 1 << 19
+"""Keys and values that a CPU reads in the time that starting one more attention call takes."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,15 @@ def run_attention(
     if _attends_over_views(qkv, shape):
         host = metadata.on_host(rotary, qkv.dtype)
         heads = qkv.view(batch, metadata.count, -1, shape.head_dim)
-        sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
-        query, key, value = torch.split(heads, sizes, dim=2)
+        both, value = torch.split(heads, [shape.heads + shape.kv_heads, shape.kv_heads], dim=2)
+        assert (q_norm is None) == (k_norm is None)
         if q_norm is not None:
+            query, key = torch.split(both, [shape.heads, shape.kv_heads], dim=2)
             query = F.rms_norm(query, (shape.head_dim,), q_norm, shape.eps)
-        query = host.rotated(query)
-        host.write(cache, key, value, k_norm, shape.eps)
+            key = F.rms_norm(key, (shape.head_dim,), k_norm, shape.eps)
+            both = torch.cat((query, key), dim=2)
+        query, key = torch.split(host.rotated(both), [shape.heads, shape.kv_heads], dim=2)
+        host.write(cache, key, value)
         return host.attend(
             query, keys, values, causal=causal, window=window, scale=shape.scale
         ).flatten(0, 1)
@@ -109,8 +116,9 @@ def store_context(
     host = metadata.on_host(rotary, kv.dtype)
     for layer in range(layers):
         key, value = heads[:, :, layer].chunk(2, dim=2)
-        norm = None if k_norm is None else k_norm[layer]
-        host.write((keys[layer], values[layer]), key, value, norm, shape.eps)
+        if k_norm is not None:
+            key = F.rms_norm(key, (shape.head_dim,), k_norm[layer], shape.eps)
+        host.write((keys[layer], values[layer]), host.rotated(key), value)
 
 
 def _attends_over_views(states: Tensor, shape: Shape) -> bool:
@@ -120,8 +128,18 @@ def _attends_over_views(states: Tensor, shape: Shape) -> bool:
     return not kernels_take(shape.head_dim) or not (states.is_cuda or runtime.usable(states))
 
 
+@dataclass(frozen=True)
+class Group:
+    """Sequences in neighbouring slots that attend in one call, over the same places of these."""
+
+    rows: slice
+    slots: slice
+    places: slice
+    seen: Tensor | None  # [sequences, 1, count, places], 0 or -inf; None: all, or by causality
+
+
 class Spans:
-    """Sequences whose lengths are on the host: each attends over a view of its own slot."""
+    """Sequences whose lengths are on the host: they attend over views of their slots."""
 
     def __init__(
         self,
@@ -132,10 +150,11 @@ class Spans:
         mask: Tensor | None = None,  # [sequences, count, count]
     ) -> None:
         self.count = count
-        self._device = slots.device
-        self._given = None if positions is None and mask is None else (starts, positions, mask)
+        self._slots, self._starts = slots, starts
+        self._given = (positions, mask)
+        self._plain = positions is None and mask is None
         self.spans = list(zip(slots.tolist(), starts.tolist(), strict=True))
-        self._seen: dict[tuple[int, bool, int | None], tuple[int, Tensor | None]] = {}
+        self._groups: dict[tuple[bool, int | None], list[Group]] = {}
 
     def attend(
         self,
@@ -148,43 +167,69 @@ class Spans:
         scale: float,
     ) -> Tensor:
         """[sequences, count, heads * head_dim], by the rule of `kernels.attention.attend`."""
-        mixed, plain = [], causal and window is None and self._given is None
-        for row, (slot, start) in enumerate(self.spans):
-            end = min(start + self.count, keys.shape[2])
-            first, seen = self._sees(row, end, causal=causal, window=window)
+        if (causal, window) not in self._groups:
+            self._groups[causal, window] = [
+                self._group(rows, query, keys, causal=causal, window=window)
+                for rows in self._neighbours(query, keys)
+            ]
+        mixed = []
+        for group in self._groups[causal, window]:
+            own = (group.slots, slice(None), group.places)
+            # A prompt of several tokens that sees by causality alone has nothing before it.
+            empty = group.seen is None and causal and self.count > 1
             mixed.append(
-                mix(
-                    query[row : row + 1],
-                    keys[slot : slot + 1, :, first:end],
-                    values[slot : slot + 1, :, first:end],
-                    seen,
-                    scale,
-                    empty=plain and start == 0 and end == self.count,
-                )
+                mix(query[group.rows], keys[own], values[own], group.seen, scale, empty=empty)
             )
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
 
-    def _sees(
-        self, row: int, end: int, *, causal: bool, window: int | None
-    ) -> tuple[int, Tensor | None]:
-        """The first place of the slot that new tokens see, and which of the rest each sees."""
-        key = (row, causal, window)
-        if key not in self._seen and self._given is not None:
-            own = [None if each is None else each[row : row + 1] for each in self._given]
-            starts, positions, mask = own
-            assert starts is not None
+    def _neighbours(self, query: Tensor, keys: Tensor) -> list[slice]:
+        """Sequences that follow each other in slots too, as far as padding costs less than calls.
+
+        A call reads as much of each of its slots as the longest of its sequences needs.
+        """
+        # Many queries a key: what counts is no longer reading it, but multiplying.
+        queries = self.count * query.shape[2] // keys.shape[1]
+        place_bytes = 2 * keys.shape[1] * keys.shape[3] * keys.element_size()
+        spare = _CALL_BYTES / (place_bytes * (1 + queries / 16))  # places, instead of a call
+        groups: list[slice] = []
+        longest = 0  # of the last group
+        for row, (slot, start) in enumerate(self.spans):
+            length, size = start + self.count, row - groups[-1].start if groups else 0
+            more = max(longest - length, (length - longest) * size)
+            if groups and slot == self.spans[row - 1][0] + 1 and more <= spare:
+                groups[-1] = slice(groups[-1].start, row + 1)
+                longest = max(longest, length)
+            else:
+                groups.append(slice(row, row + 1))
+                longest = length
+        return groups
+
+    def _group(
+        self, rows: slice, query: Tensor, keys: Tensor, *, causal: bool, window: int | None
+    ) -> Group:
+        """Where these sequences' keys lie, and which of them each new token sees."""
+        spans = self.spans[rows]
+        slots = slice(spans[0][0], spans[-1][0] + 1)
+        own = [start for _, start in spans]
+        end = min(max(own) + self.count, keys.shape[2])
+        if self._plain and window is None and min(own) == max(own):
+            sees_all = self.count == 1 or not causal
+            if sees_all or (own[0] == 0 and end == self.count):
+                return Group(rows, slots, slice(end), None)
+        starts = self._starts[rows]
+        positions, mask = (None if each is None else each[rows] for each in self._given)
+        first = 0
+        if self._plain:
+            if window is not None:
+                first = min(max(min(own) - window + 1, 0), end - 1)
+            steps = torch.arange(self.count, device=starts.device)
+            places = torch.arange(first, end, device=starts.device)
+            seen = visible(starts.unsqueeze(1) + steps, places, causal, window)
+            seen &= (places < (starts + self.count).unsqueeze(1)).unsqueeze(1)
+        else:
             seen = visible_to(starts, self.count, end, causal, window, positions, mask)
-            self._seen[key] = (0, seen[0])
-        if key not in self._seen:
-            start = self.spans[row][1]
-            first = 0 if window is None else min(max(start - window + 1, 0), end - 1)
-            mask = None
-            if window is not None or (causal and self.count > 1):
-                positions = torch.arange(start, start + self.count, device=self._device)
-                places = torch.arange(first, end, device=self._device)
-                mask = visible(positions, places, causal, window)
-            self._seen[key] = (first, mask)
-        return self._seen[key]
+        added = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
+        return Group(rows, slots, slice(first, end), added.unsqueeze(1))
 
 
 class HostMetadata(Spans):
@@ -197,10 +242,10 @@ class HostMetadata(Spans):
             metadata.slots, metadata.starts, metadata.count, metadata.positions, metadata.mask
         )
         cos, sin = rotary
-        positions = metadata.positions
-        if positions is None:
-            steps = torch.arange(metadata.count, device=metadata.starts.device)
-            positions = metadata.starts.unsqueeze(1) + steps
+        steps = torch.arange(metadata.count, device=metadata.starts.device)
+        self._places = metadata.starts.unsqueeze(1) + steps  # [sequences, count]
+        self._end = max((start for _, start in self.spans), default=0) + metadata.count
+        positions = self._places if metadata.positions is None else metadata.positions
         places = positions.clamp(max=len(cos) - 1)
         self.cos = cos[places].to(dtype).unsqueeze(2)  # [sequences, count, 1, head_dim]
         # Half of a head is turned by the negative sine: the sign is put in here.
@@ -216,16 +261,13 @@ class HostMetadata(Spans):
     def write(
         self,
         cache: tuple[Tensor, Tensor],
-        key: Tensor,  # [sequences, count, kv heads, head_dim], not yet normed or rotated
+        key: Tensor,  # [sequences, count, kv heads, head_dim]
         value: Tensor,
-        k_norm: Tensor | None,
-        eps: float,
     ) -> None:
         """Keys and values into the caches, as far as these reach."""
-        if k_norm is not None:
-            key = F.rms_norm(key, (key.shape[-1],), k_norm, eps)
-        for states, new in ((cache[0], self.rotated(key)), (cache[1], value)):
-            capacity = states.shape[2]
-            for row, (slot, start) in enumerate(self.spans):
-                room = max(min(self.count, capacity - start), 0)
-                states[slot, :, start : start + room] = new[row, :room].transpose(0, 1)
+        for states, new in zip(cache, (key, value), strict=True):
+            slots, places = self._slots.unsqueeze(1), self._places
+            if self._end > states.shape[2]:
+                inside = places < states.shape[2]
+                slots, places, new = slots.expand_as(places)[inside], places[inside], new[inside]
+            states.transpose(1, 2).index_put_((slots, places), new)

@@ -402,6 +402,7 @@ class Engine:
     def _start_cycles(self, sequences: Sequence[Decoded]) -> list[Launch]:
         """A cycle for those with drafts and one for those without; all are hooked, or none is."""
         launches = []
+        sequences = sorted(sequences, key=_slot)  # a CPU attends over neighbouring slots at once
         for drafts in (True, False):
             own = tuple(s for s in sequences if self.drafts_for(s) is drafts)
             if not own:

@@ -7,7 +7,8 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.masks import BlockLayout, dense_mask
-from domino_spec.engine.attention import Spans
+from domino_spec.engine import attention as host_attention
+from domino_spec.engine.attention import AttentionMetadata, Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
 from tests.engine.kernels import test_rotate
 
@@ -129,6 +130,38 @@ def test_each_row_sees_its_own_cache(device, way, causal, window, n, starts):
     torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("causal", "window", "n", "starts", "padded", "calls"),
+    [
+        (True, None, 1, [5, 30, 12, 7], True, 2),  # the last one's slot lies apart
+        (True, None, 1, [5, 30, 12, 7], False, 4),
+        (True, None, 1, [9, 9, 9, 9], False, 2),  # no padding, no reason to part
+        (True, None, 6, [0, 0, 0, 4], False, 2),
+        (True, None, 6, [0, 21, 3, 4], True, 2),
+        (True, 4, 1, [5, 30, 12, 7], True, 2),
+        (False, None, 6, [5, 30, 12, 7], True, 2),
+    ],
+)
+def test_neighbouring_slots_attend_in_one_call(
+    monkeypatch, causal, window, n, starts, padded, calls
+):
+    monkeypatch.setattr(host_attention, "_CALL_BYTES", 1 << 40 if padded else 0)
+    called = []
+    monkeypatch.setattr(
+        host_attention,
+        "mix",
+        lambda *given, **rule: called.append(1) or attention.mix(*given, **rule),
+    )
+    generator = torch.Generator().manual_seed(n)
+    query = torch.randn(4, n, 6, 32, generator=generator)
+    keys, values = torch.randn(2, 7, 2, CAPACITY, 32, generator=generator)
+    given = (query, keys, values, torch.tensor([2, 3, 4, 6]), torch.tensor(starts))
+    rule = {"causal": causal, "window": window, "scale": 0.2}
+    mixed = WAYS["rows"](*given, **rule)
+    assert len(called) == calls
+    torch.testing.assert_close(mixed, by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(("way", "dtype"), [
     ("four", torch.bfloat16), ("two", torch.float16), ("rows", torch.bfloat16),
     ("rows", torch.float16), ("batch", torch.bfloat16),
@@ -241,3 +274,16 @@ def test_a_prompt_in_empty_slots_needs_no_mask(device):
     rule = {"causal": True, "window": None, "scale": 0.2}
     mixed = attention.batch_reference(*given, True, None, 0.2, longest=9)
     torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+
+
+def test_a_cpu_writes_new_tokens_as_far_as_slots_reach():
+    starts, slots, table = [3, CAPACITY - 2], torch.tensor([2, 0]), torch.zeros(CAPACITY, 8)
+    metadata = AttentionMetadata(slots, torch.tensor(starts), 4)
+    cache = (torch.zeros(3, 2, CAPACITY, 8), torch.zeros(3, 2, CAPACITY, 8))
+    key, value = torch.randn(2, 2, 4, 2, 8, generator=torch.Generator().manual_seed(0))
+    metadata.on_host((table, table), torch.float32).write(cache, key, value)
+    for states, new in zip(cache, (key, value), strict=True):
+        expected = torch.zeros_like(states)
+        expected[2, :, 3:7] = new[0].transpose(0, 1)
+        expected[0, :, CAPACITY - 2 :] = new[1, :2].transpose(0, 1)
+        assert torch.equal(states, expected)

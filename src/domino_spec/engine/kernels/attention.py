@@ -3,8 +3,8 @@
 A cache is [slots, kv heads, capacity, head_dim]; row r of a batch lives in slot slots[r] and had
 starts[r] tokens there before the new ones. A few tokens a row go to `split_attention`, prompts to
 PyTorch's own attention, for which what lies in a cache after a row's end must be finite: it weighs
-nothing, but it is read. On CPUs, where lengths can be looked at, `engine.attention` attends row by
-row.
+nothing, but it is read. On CPUs, where lengths can be looked at, `engine.attention` attends over
+views of the slots.
 
 A new token's place in the cache is starts + index. Its position is the same, or what `positions`
 says (never more than its place); of the other new tokens it sees those up to itself, or those that
@@ -136,7 +136,7 @@ def mix(
     query: Tensor,  # [rows, n, heads, head_dim]
     keys: Tensor,  # [rows, kv heads, positions, head_dim]
     values: Tensor,
-    seen: Tensor | None,  # [..., n, positions]
+    seen: Tensor | None,  # [..., n, positions], bool or added to the scores
     scale: float,
     *,
     empty: bool,
@@ -151,7 +151,7 @@ def mix(
     # The query heads of a kv head become its queries: each key is read once for all of them.
     folded = query.view(rows, n, keys.shape[1], -1, head_dim).permute(0, 2, 3, 1, 4)
     group = folded.shape[2]
-    if seen is not None:
+    if seen is not None and n > 1:
         seen = seen.unsqueeze(-3).expand(*seen.shape[:-2], group, *seen.shape[-2:]).flatten(-3, -2)
     mixed = F.scaled_dot_product_attention(
         folded.flatten(2, 3), keys, values, attn_mask=seen, scale=scale
