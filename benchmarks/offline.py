@@ -81,6 +81,7 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
     """`domino data answer` of each tree in turns: tokens and seconds, the loading not counted."""
     trees = dict(entry.split("=", 1) for entry in options.answer)
     rates: dict[str, list[float]] = {label: [] for label in trees}
+    shares: dict[str, list[float]] = {label: [] for label in trees}
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.txt")
         prompts.write_text("\n".join(_prompts(options.sequences)) + "\n", encoding="utf-8")
@@ -89,7 +90,12 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
                 out = Path(folder, f"{label}-{turn}")
                 done = _answer(tree, prompts, out, options)
                 rates[label].append(done["session_tokens"] / done["session_seconds"])
-                print(f"{label}: {rates[label][-1]:,.1f} tokens/s", flush=True)
+                shares[label].append(done["product_seconds"] / done["session_seconds"])
+                print(
+                    f"{label}: {rates[label][-1]:,.1f} tokens/s, {shares[label][-1]:.0%} of the "
+                    "rate of its matrix products alone",
+                    flush=True,
+                )
     return {
         "target": Path(options.target).name,
         "command": "domino data answer",
@@ -99,17 +105,20 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
         "dtype": options.dtype,
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "tokens_per_second_by_tree": rates,
+        "share_of_matrix_rate_by_tree": shares,
         "environment": environment(),
     }
 
 
 def _answer(tree: str, prompts: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]:
     command = [
-        sys.executable, "-m", "domino_spec", "data", "answer", str(Path(options.target).resolve()),
-        str(prompts), "--out", str(out), "-n", str(options.new_tokens),
+        sys.executable, "-m", "benchmarks.products", "data", "answer",
+        str(Path(options.target).resolve()), str(prompts), "--out", str(out),
+        "-n", str(options.new_tokens),
         "-t", str(options.temperature), "--dtype", options.dtype, "--json", "--quiet",
     ]  # fmt: skip
-    path = {**os.environ, "PYTHONPATH": str(Path(tree, "src").resolve())}
+    own = Path(__file__).parents[1]  # `benchmarks` of this tree, `domino_spec` of the other
+    path = {**os.environ, "PYTHONPATH": f"{Path(tree, 'src').resolve()}{os.pathsep}{own}"}
     told = subprocess.run(command, env=path, cwd=out.parent, check=True, capture_output=True)
     found: dict[str, Any] = json.loads(told.stdout)
     return found
