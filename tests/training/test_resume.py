@@ -92,6 +92,37 @@ def test_a_killed_run_goes_on_exactly(tmp_path, corpus, loaded, whole):
         assert weight.equal(whole[1]["weights"][name]), name
 
 
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_run_that_is_told_to_stop_does_not_wait_for_an_evaluation(
+    when, kind, tmp_path, corpus, loaded
+):
+    """At step 4 both a checkpoint and an evaluation are due."""
+    reports, evaluations = Reports(), []
+
+    def stop():
+        os.kill(os.getpid(), kind)
+
+    def evaluate():
+        evaluations.append(run.trainer.step)
+        try:
+            if when == "during":
+                stop()
+        except Exception:  # as code inside an evaluation might
+            pytest.fail("a signal is no error of the evaluation")
+        return {"tokens_per_cycle": 9.0}
+
+    observers = [At(4, stop), reports] if when == "before" else [reports]
+    run = ready(tmp_path, corpus, loaded, *observers, log_every=1, eval_every=4)
+    run.trainer._evaluate = evaluate
+    outcome, folder = train(run)
+    assert evaluations == ([] if when == "before" else [4])
+    assert (outcome.step, outcome.signal, folder) == (4, kind, None)
+    assert "tokens_per_cycle" not in outcome.last
+    assert Checkpoints(tmp_path, keep=2).steps() == [4]
+    assert [told for told, _ in reports.trained] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("step", [6, 8, 12])
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_exactly(
     step, tmp_path, corpus, loaded, whole

@@ -152,6 +152,10 @@ class Outcome:
     last: dict[str, Any]
 
 
+class _EvaluationAbandoned(BaseException):
+    """A signal came during an evaluation; no handler of errors inside it may take this for one."""
+
+
 class Trainer:
     """One run over a frozen target. What it needs is put together by `prepare`."""
 
@@ -193,6 +197,7 @@ class Trainer:
         self._capture_layers = objective.drafter.capture_layers
         self._meter = Meter(objective.depth, world)
         self._signal: int | None = None
+        self._evaluating = False
         self._saved_step: int | None = None
         self._last: dict[str, Any] = {}
         self._started = time.perf_counter()
@@ -257,11 +262,24 @@ class Trainer:
             self._report(place)
         if self._evaluate and due(intervals.evaluate, self.step, total):
             with self._paused():
-                measured = self._evaluate()
-                self.tokens_per_cycle = measured.get("tokens_per_cycle")
-                self._tell(self.step, measured)
+                self._measure(self._evaluate)
         if saves:
             self.save()
+
+    def _measure(self, evaluate: Callable[[], dict[str, Any]]) -> None:
+        """Evaluate, unless a signal comes: SIGKILL may follow before an evaluation would end."""
+        try:
+            self._evaluating = True  # before the look at the signal, so that none is missed
+            if self._signal is not None:
+                return
+            measured = evaluate()
+            self._evaluating = False
+        except _EvaluationAbandoned:
+            return
+        finally:
+            self._evaluating = False
+        self.tokens_per_cycle = measured.get("tokens_per_cycle")
+        self._tell(self.step, measured)
 
     def _learn(self, blocks: Blocks, mixture: Mixture, divisor: float) -> torch.Tensor:
         with record_function("step: target"):
@@ -336,12 +354,14 @@ class Trainer:
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
-        """SIGTERM and SIGINT end the run after the step that is under way."""
+        """SIGTERM and SIGINT end the run after the step that is under way, without evaluating."""
 
         def hear(number: int, _frame: Any) -> None:
             if self._signal is not None:  # asked twice: at once
                 raise KeyboardInterrupt
             self._signal = number
+            if self._evaluating:
+                raise _EvaluationAbandoned
 
         kinds = (signal.SIGTERM, signal.SIGINT)
         try:
