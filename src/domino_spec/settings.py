@@ -6,6 +6,7 @@ command line imports the models for its help: they must import neither torch nor
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -81,3 +82,14 @@ def _explained(error: ValidationError) -> str:
             expected = f"expected {context['ge']:g} or more"
         found.append(f"{detail['loc'][0]} is {detail['input']!r}; {expected}")
     return "; ".join(found) + "."
+
+
+def require_folder(path: str | Path) -> None:
+    """Refuse a place to write to where a file is in the way of the folder."""
+    path = Path(path)
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise InputError(
+            f"{path} cannot be written to: {there} is a file; expected a folder, or a path where "
+            "there is nothing yet. Name another folder with --out, or move the file away."
+        )

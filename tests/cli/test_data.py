@@ -112,6 +112,14 @@ CASES = {
     ),
     "greedy": (["synth", "{target}", "--out", "{out}", "-n", "2", "-t", "0"], "greedy drawing"),
     "no template": (["synth", "{base}", "--out", "{out}", "-n", "2"], "no chat template"),
+    "a file in the way of prompts": (
+        ["synth", "{target}", "--out", "{prompts}", "-n", "2"],
+        "prompts.jsonl is a file; expected a folder",
+    ),
+    "a file in the way of answers": (
+        ["answer", "{target}", "{prompts}", "--out", "{prompts}"],
+        "prompts.jsonl is a file; expected a folder",
+    ),
     "no server": (
         ["answer", "{target}", "{prompts}", "--out", "{out}", "--server", "here"],
         "expected a URL",

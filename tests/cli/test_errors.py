@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+import transformers as tf
 
 from domino_spec.cli import generate as generate_module
 from tests.cli import tiny
+from tests.support.ggufs import write_gguf
 
 PROMPT = "what is the answer"
 
@@ -149,3 +151,37 @@ def test_the_package_can_be_run_as_a_module():
         [sys.executable, "-m", "domino_spec", "--version"], capture_output=True, text=True
     )
     assert done.stdout.startswith("domino-spec ")
+
+
+COMMANDS = {
+    "generate": ("generate", "{wide}", PROMPT, "--draft", "{draft}"),
+    "answer": ("data", "answer", "{wide}", "{prompts}", "--out", "{out}", "--draft", "{draft}"),
+    "bench": ("bench", "{wide}", "--draft", "{draft}"),
+    "bench, a Medusa": ("bench", "{wide}", "--draft", "{medusa}"),
+    "eval": ("eval", "{wide}", "--prompts", "chat", "--draft", "{draft}"),
+    "train": ("train", "{wide}", "--data", "{talks}", "--out", "{out}", "--init", "{draft}"),
+    "a GGUF file": ("generate", "{gguf}", PROMPT, "--draft", "{draft}"),
+}
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_a_drafter_of_another_target_is_refused_before_weights_are_loaded(
+    case, domino, wide_target, draft, medusa, talks, tmp_path, monkeypatch
+):
+    def loaded(*_, **__):
+        pytest.fail("weights were loaded")
+
+    monkeypatch.setattr(tf.AutoModelForCausalLM, "from_pretrained", loaded)
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"turns": ["what"]}\n')
+    names = {"wide": wide_target, "draft": draft, "medusa": medusa, "talks": talks,
+             "prompts": prompts, "out": tmp_path / "out"}  # fmt: skip
+    if case == "a GGUF file":
+        names["gguf"] = write_gguf(tmp_path / "tiny.gguf")
+    result = domino(*(argument.format(**names) for argument in COMMANDS[case]))
+    assert result.exit_code == 1
+    (line,) = errors_of(result)
+    assert "the drafter does not fit" in line
+    assert "made for another target" in line
+    assert not (tmp_path / "out").exists()

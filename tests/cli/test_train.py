@@ -205,6 +205,14 @@ CASES = {
         "dflash drafters have no --rank",
     ),
     "device": (["{all}", "--device", "gpu"], "device is 'gpu'"),
+    "a file in the way": (
+        ["{target}", "--data", "{talks}", "--out", "{talks}"],
+        "talks.jsonl is a file; expected a folder",
+    ),
+    "a file further up": (
+        ["{target}", "--data", "{talks}", "--out", "{talks}/run"],
+        "talks.jsonl is a file; expected a folder",
+    ),
     "no run": (["--out", "{out}", "--resume"], "holds no run to resume"),
     "no folder of a run": (["--resume"], "give --out"),
 }

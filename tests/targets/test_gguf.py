@@ -15,7 +15,7 @@ from domino_spec.api.prompts import encode_prompt
 from domino_spec.errors import TargetError
 from domino_spec.targets import load as conversions
 from domino_spec.targets import load_config, load_target, load_tokenizer
-from domino_spec.targets.gguf_metadata import gguf_metadata
+from domino_spec.targets.gguf_metadata import gguf_metadata, gguf_shape
 from tests.support import vocabularies
 from tests.support.ggufs import LAYERS, write_gguf
 
@@ -228,5 +228,16 @@ def test_metadata_are_those_of_the_gguf_package(tmp_path):
     assert gguf_metadata(file) == expected | arrays
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(file.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=r"cut\.gguf ends inside its metadata"):
+    with pytest.raises(TargetError, match=r"cut\.gguf ends inside its metadata"):
         gguf_metadata(cut)
+
+
+@pytest.mark.parametrize("vocabulary", [None, vocabularies.qwen2_5(), vocabularies.llama3()])
+def test_the_shape_of_the_metadata_is_that_of_the_configuration(file, vocabulary):
+    write_gguf(file, vocabulary=vocabulary)
+    shape, config = gguf_shape(file), load_config(file)
+    assert shape == {
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_layers": config.num_hidden_layers,
+    }

@@ -30,6 +30,7 @@ from domino_spec.decoding import (
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafters import open_drafter
 from domino_spec.drafters.facts import target_facts
+from domino_spec.drafters.registry import describe_fitting_drafter, is_named
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.models import unsupported_reason
 from domino_spec.engine.models.base import hooked_modules
@@ -144,6 +145,15 @@ class DominoDecoder:
         if isinstance(target, LoadedTarget):
             loaded = target
         elif isinstance(target, (str, Path)):
+            if isinstance(draft, (str, Path)) and not is_named(draft):
+                describe_fitting_drafter(
+                    draft,
+                    target,
+                    revision=revision,
+                    trust_remote_code=trust_remote_code,
+                    draft_revision=draft_revision,
+                    shift_label=shift_label,
+                )
             loaded = load_target(
                 target,
                 revision=revision,

@@ -21,6 +21,7 @@ from domino_spec.bench.tasks import Task, check_system, prompts_digest, read_tas
 from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafters import PLAIN, short_name
+from domino_spec.drafters.registry import describe_fitting_drafter, is_named
 from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
 from domino_spec.evaluation.runs import unsupported_by_engine
@@ -42,6 +43,12 @@ def run_bench(
     watcher, chat_options = watcher or Watcher(), dict(chat_options or {})
     # What can be wrong on the command line is found out before anything large is loaded.
     tasks = read_tasks(settings.prompts, limit=settings.limit, system=system, notice=watcher.say)
+    place = {k: v for k, v in (load or {}).items() if k in ("revision", "trust_remote_code")}
+    for draft in settings.draft:
+        if not is_named(draft):
+            describe_fitting_drafter(
+                draft, settings.target, **place, shift_label=settings.shift_label
+            )
     watcher.say(f"loading target {settings.target}")
     loaded = load_target(settings.target, **(load or {}))
     if loaded.tokenizer is None:

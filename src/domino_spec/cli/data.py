@@ -130,6 +130,7 @@ def synth(
             revision=target_options.revision,
             drafts=checkpoints_among([draft_options.draft]),
             draft_revision=draft_options.draft_revision,
+            out=out,
         )
 
         from domino_spec.data.synth import synthesise
@@ -196,6 +197,7 @@ def answer(
             drafts=checkpoints_among([draft_options.draft]),
             draft_revision=draft_options.draft_revision,
             prompts=prompts,
+            out=out,
         )
 
         from domino_spec.data.answer import LocalAnswerer, answer_prompts, estimate

@@ -133,23 +133,19 @@ def _check_drafter(target: str, target_options: TargetOptions, draft_options: Dr
     """All that config files and headers tell, before a large target is loaded."""
     from domino_spec.decoding.drafter import check_depth
     from domino_spec.drafter.names import PLAIN
-    from domino_spec.drafters import describe_drafter
     from domino_spec.drafters.block import check_candidates
-    from domino_spec.targets import load_config
+    from domino_spec.drafters.registry import describe_fitting_drafter
 
     assert draft_options.draft is not None
     if draft_options.draft == PLAIN:
         return
-    config = load_config(
+    described = describe_fitting_drafter(
+        draft_options.draft,
         target,
         revision=target_options.revision,
         trust_remote_code=target_options.trust_remote_code,
-    )
-    described = describe_drafter(
-        draft_options.draft,
-        revision=draft_options.draft_revision,
+        draft_revision=draft_options.draft_revision,
         shift_label=draft_options.shift_label,
-        num_target_layers=getattr(config.get_text_config(), "num_hidden_layers", None),
     )
     most = None if described.config is None else described.config.max_depth
     check_depth(draft_options.depth, described.drafts, most, what=described.words)
@@ -165,12 +161,16 @@ def require_places(
     draft_revision: str | None = None,
     prompts: Iterable[str] = (),
     data: Iterable[str] = (),
+    out: str | Path | None = None,
 ) -> None:
     """Refuse what is missing at once: importing what would load the rest takes seconds."""
     from domino_spec.data.files import PROMPT_FILES, find_places
+    from domino_spec.settings import require_folder
     from domino_spec.targets.place import require_target
 
     require_target(target, revision=revision)
+    if out is not None:
+        require_folder(out)
     for source in prompts:
         if Path(source).suffix:  # else the name of a built-in set, or a folder
             find_places(source, kinds=PROMPT_FILES)

@@ -156,6 +156,7 @@ def _run(
         revision=config.revision,
         drafts=checkpoints_among([config.init]),
         data=config.data,
+        out=config.out,
     )
     import torch
 

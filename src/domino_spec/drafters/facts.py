@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from domino_spec.checkpoints import (
@@ -11,6 +12,8 @@ from domino_spec.checkpoints import (
     tokenizer_fingerprint,
 )
 from domino_spec.targets import Target, load_config, load_tokenizer, resolved_revision
+from domino_spec.targets.gguf_metadata import gguf_shape
+from domino_spec.targets.place import is_gguf, require_target
 from domino_spec.targets.support import check_config
 
 
@@ -49,6 +52,30 @@ def read_target_facts(
         revision=resolved_revision(source, revision),
         vocab_size=int(text.vocab_size),
         thinking=thinking,
+    )
+
+
+def read_target_shape(
+    source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+) -> TargetFacts:
+    """What a target's configuration tells of its shape, or a GGUF file's metadata.
+
+    A GGUF file's configuration comes with the conversion of its weights.
+    """
+    if is_gguf(source):
+        require_target(source)
+        shape = gguf_shape(Path(source))
+        return TargetFacts(
+            name=str(source),
+            hidden_size=shape["hidden_size"],
+            vocab_size=shape["vocab_size"],
+            num_layers=shape["num_layers"],
+        )
+    config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
+    check_config(config, str(source))
+    text = config.get_text_config()
+    return _facts(
+        text, None, name=str(source), revision=None, vocab_size=int(text.vocab_size), thinking=None
     )
 
 

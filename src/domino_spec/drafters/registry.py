@@ -18,7 +18,7 @@ from domino_spec.drafter.names import LOOKUP, PLAIN, lookup_depth, prefix_of
 from domino_spec.drafters.block import BlockDrafter, block_kind, described_as
 from domino_spec.drafters.config import ModuleConfig
 from domino_spec.drafters.eagle3 import Eagle3, Eagle3Drafter
-from domino_spec.drafters.facts import target_facts
+from domino_spec.drafters.facts import read_target_shape, target_facts
 from domino_spec.drafters.files import inspect_baseline, is_baseline, load_baseline
 from domino_spec.drafters.lookup import LookupDrafter
 from domino_spec.drafters.medusa import Medusa, MedusaDrafter
@@ -170,6 +170,30 @@ class DrafterDescription:
     def words(self) -> str:
         """What it is, for messages."""
         return described_as(self.kind, self.config)
+
+
+def describe_fitting_drafter(
+    source: str | Path,
+    target: str | Path,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    draft_revision: str | None = None,
+    shift_label: bool | None = None,
+) -> DrafterDescription:
+    """A drafter whose shape fits a target, told by files alone: before weights are loaded."""
+    if is_named(source):
+        return describe_drafter(source)
+    facts = read_target_shape(target, revision=revision, trust_remote_code=trust_remote_code)
+    described = describe_drafter(
+        source,
+        revision=draft_revision,
+        shift_label=shift_label,
+        num_target_layers=facts.num_layers,
+    )
+    assert described.config is not None, "it has files"
+    require_fit(described.config, described.provenance, facts)  # warnings come with the tokenizer
+    return described
 
 
 def describe_drafter(

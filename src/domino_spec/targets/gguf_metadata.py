@@ -6,6 +6,8 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from domino_spec.errors import TargetError
+
 # The types of values, by their number in the file.
 _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q",
@@ -19,9 +21,32 @@ def gguf_metadata(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         magic, _version, _tensors, count = _read(file, "<4sIQQ")
         if magic != b"GGUF":
-            raise ValueError(f"{path} begins with {magic!r}; expected a GGUF file.")
+            raise TargetError(
+                f"{path} begins with {magic!r}; expected a GGUF file. Check the path, or download "
+                "it again."
+            )
         pairs = ((_string(file), _read(file, "<I")[0]) for _ in range(count))
         return {key: _value(file, kind) for key, kind in pairs}
+
+
+def gguf_shape(path: Path) -> dict[str, int]:
+    """Hidden size, vocabulary and decoder layers of the model in the file."""
+    metadata = gguf_metadata(path)
+    kind = metadata.get("general.architecture")
+    shape: dict[str, Any] = {
+        "hidden_size": metadata.get(f"{kind}.embedding_length"),
+        "vocab_size": metadata.get(f"{kind}.vocab_size", metadata.get("tokenizer.ggml.tokens")),
+        "num_layers": metadata.get(f"{kind}.block_count"),
+    }
+    missing = [name for name, value in shape.items() if value is None]
+    if missing:
+        raise TargetError(
+            f"{path} ({kind}) does not state its {', '.join(missing)}; expected a GGUF file of a "
+            "language model."
+        )
+    # Layers that predict further tokens are counted with the decoder's.
+    shape["num_layers"] -= metadata.get(f"{kind}.nextn_predict_layers", 0)
+    return shape
 
 
 def _value(file: BinaryIO, kind: int) -> Any:
@@ -46,5 +71,5 @@ def _string(file: BinaryIO) -> str:
 def _read(file: BinaryIO, layout: str) -> tuple[Any, ...]:
     data = file.read(struct.calcsize(layout))
     if len(data) < struct.calcsize(layout):
-        raise ValueError(f"{file.name} ends inside its metadata; download it again.")
+        raise TargetError(f"{file.name} ends inside its metadata; download it again.")
     return struct.unpack(layout, data)

@@ -19,8 +19,10 @@ from domino_spec.drafter import DrafterConfig
 from domino_spec.drafters import ModuleConfig
 from domino_spec.drafters.facts import target_facts
 from domino_spec.drafters.files import AnyDrafter
+from domino_spec.drafters.registry import describe_fitting_drafter
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import fingerprint
+from domino_spec.settings import require_folder
 from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Plan, plan_blocks
@@ -66,10 +68,18 @@ def prepare(
 ) -> Run:
     """Load, derive what was left open, and be ready to train."""
     out = Path(config.out)
+    require_folder(out)
     checkpoints = Checkpoints(out, keep=config.keep)
     if not resume:
         _refuse_a_used_folder(out, checkpoints)
     dtype = _precision(config, world.device)
+    if loaded is None and config.init is not None:
+        describe_fitting_drafter(
+            config.init,
+            config.target,
+            revision=config.revision,
+            trust_remote_code=config.trust_remote_code,
+        )
     loaded = loaded or load_target(
         config.target,
         revision=config.revision,
