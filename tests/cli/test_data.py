@@ -53,7 +53,8 @@ def test_a_person_sees_what_is_ahead_and_what_came_of_it(domino, target, prompts
     assert "5 prompts: at most" in result.stderr
     assert "tok/s · about" in result.stderr
     assert result.stdout.startswith("5 answers to 5 prompts in ")
-    assert domino("data", "answer", target, prompts, "--out", tmp_path / "q", "-q").stderr == ""
+    quiet = domino("data", "answer", target, prompts, "--out", tmp_path / "q", "-n", 6, "-q")
+    assert (quiet.exit_code, quiet.stderr) == (0, "")
 
 
 def test_going_on_and_being_refused(domino, target, prompts, tmp_path):
@@ -100,6 +101,18 @@ def test_check_says_what_was_left_out(domino, target, tmp_path):
     assert "1 conversations, " in result.stdout
     assert f"1 left out: it is not valid JSON (first: {path}, line 2)" in result.stdout
     assert "packed: 1 rows of 1024" in result.stdout
+
+
+def test_no_answer_at_all_is_an_error(domino, target, tmp_path):
+    prompts = tmp_path / "long.jsonl"
+    prompts.write_text(json.dumps({"turns": ["what is " * 200]}) + "\n")
+    arguments = ("data", "answer", target, prompts, "--out", tmp_path / "out", "-n", 6)
+    for _ in range(2):  # and when it is gone on with
+        line = one_error(domino(*arguments))
+        assert "no prompt was answered (1 dropped: its prompt and answer would not fit" in line
+    machine = domino(*arguments, "--json")
+    assert machine.exit_code == 1
+    assert json.loads(machine.stdout)["answered"] == 0
 
 
 CASES = {

@@ -185,3 +185,17 @@ def test_a_drafter_of_another_target_is_refused_before_weights_are_loaded(
     assert "the drafter does not fit" in line
     assert "made for another target" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_measurement_is_an_error(domino, target, draft, tmp_path):
+    """Answers of 8 tokens are too short to count."""
+    common = ("--prompts", "chat", "--limit", 2, "-n", 8)
+    out = tmp_path / "records.jsonl"
+    for command in (("bench", target, "--out", out), ("eval", target, "--draft", draft)):
+        for machine in ((), ("--json",)):
+            result = domino(*command, *common, *machine)
+            assert result.exit_code == 1, result.output
+            (line,) = errors_of(result)
+            assert "nothing was measured: no prompt counts" in line
+            assert not machine or json.loads(result.stdout)
+    assert "2 short" in domino("bench", target, "--out", out, *common).stderr

@@ -82,10 +82,25 @@ def run(
             )
         if as_json:
             voice.document({**document(summary), "records": str(path), "warnings": voice.warnings})
-            return
-        for table in tables(summary):
-            voice.out.print(table)
-        voice.note(f"raw records: {path} · a page of them: domino report {path}")
+        else:
+            for table in tables(summary):
+                voice.out.print(table)
+            voice.note(f"raw records: {path} · a page of them: domino report {path}")
+        if not any(cell.used for cell in summary.cells):
+            voice.error(_nothing_measured(summary))
+            raise typer.Exit(1)
+
+
+def _nothing_measured(summary: RunSummary) -> str:
+    names = ("loops", "short", "too_long", "left_over")
+    counts = {name: sum(getattr(cell, name) for cell in summary.cells) for name in names}
+    told = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count)
+    return (
+        f"nothing was measured: no prompt counts ({told or 'there are none'}); expected a full "
+        "batch of answers that end and are long enough. Give other --prompts, more of them "
+        "(--limit), smaller batches (--batch-size), a smaller --shortest-answer or more "
+        "--max-new-tokens."
+    )
 
 
 @contextmanager

@@ -230,6 +230,13 @@ def evaluate(
             voice.out.print(table)
         if interrupted:
             raise KeyboardInterrupt
+        if not any(each["used"] for each in documents):
+            voice.error(
+                "nothing was measured: no prompt counts; expected answers of 32 tokens or more "
+                "that do not loop, to prompts of under 400. Give other --prompts, more of them "
+                "(--limit) or more --max-new-tokens."
+            )
+            raise typer.Exit(1)
 
 
 def _tasks(voice: Voice, source: PromptOptions, *, system: str | None) -> list[Task]:
