@@ -1,6 +1,7 @@
 """Every way a target comes in: plain, sharded, off-loaded, adapted, quantised."""
 
 import importlib.util
+import json
 import platform
 
 import peft
@@ -9,11 +10,13 @@ import safetensors.torch
 import torch
 import transformers as tf
 
+from domino_spec.api import DominoDecoder
 from domino_spec.audit import ReferenceWay, audit_greedy
 from domino_spec.checkpoints import save_drafter
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import TargetError
 from domino_spec.targets import Target, load_target, probe_target
+from domino_spec.targets.place import require_target
 from tests.support.drafters import Good
 from tests.support.families import (
     CONFIGS,
@@ -109,11 +112,63 @@ def test_active_lora_adapter_is_part_of_the_target():
         torch.testing.assert_close(target.logits(hidden, some), target.logits(hidden)[:, some])
 
 
-def test_prompt_tuning_is_refused_by_name():
+@pytest.fixture
+def adapter(folder, tmp_path):
+    """A LoRA's folder, which names its base model."""
+    config = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=["q_proj", "down_proj"], init_lora_weights=False
+    )  # fmt: skip
+    torch.manual_seed(0)
+    peft.get_peft_model(make_model("llama"), config).save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    stated = json.loads(path.read_text())
+    path.write_text(json.dumps({**stated, "base_model_name_or_path": str(folder)}))
+    return tmp_path / "adapter"
+
+
+def test_an_adapters_folder_is_merged_into_its_base_model(adapter, folder):
+    tokens = torch.tensor(random_prompts((9,)))
+    base = make_model("llama")
+    with torch.no_grad():
+        without = base(tokens).logits
+        wanted = peft.PeftModel.from_pretrained(base, adapter).merge_and_unload()(tokens).logits
+    loaded = load_target(adapter)
+    with torch.no_grad():
+        found = loaded.target.model(tokens).logits
+    assert found.equal(wanted)
+    assert not torch.allclose(found, without), "the adapter changes nothing: the test is blind"
+    assert loaded.tokenizer is not None, "the base model's"
+    assert DominoDecoder(loaded.target, None).unsupported_reason() is None, "the engine runs it"
+    with torch.no_grad():
+        assert load_target(adapter, base=str(folder)).target.model(tokens).logits.equal(wanted)
+    with pytest.raises(TargetError, match="is no adapter: it has no adapter_config.json"):
+        load_target(folder, base=str(folder))
+
+
+def test_an_adapter_that_cannot_be_merged_is_refused(adapter, folder, monkeypatch):
+    path = adapter / "adapter_config.json"
+    stated = json.loads(path.read_text())
+    for named, words in (
+        ("./gone", r"base model of the adapter .* no model at \./gone.*--base"),
+        (None, "names no base model; name it with base"),
+        (str(adapter), "is an adapter itself"),
+    ):
+        path.write_text(json.dumps({**stated, "base_model_name_or_path": named}))
+        with pytest.raises(TargetError, match=words):
+            load_target(adapter)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(TargetError, match=r"needs peft to be merged; pip install .*\[train\]"):
+        require_target(adapter, base=str(folder))
+
+
+def test_prompt_tuning_is_refused_by_name(folder, tmp_path):
     config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     model = peft.get_peft_model(make_model("llama"), config)
     with pytest.raises(TargetError, match="PROMPT_TUNING.*virtual tokens"):
         Target(model)
+    model.save_pretrained(tmp_path / "prompt")
+    with pytest.raises(TargetError, match="PROMPT_TUNING.*virtual tokens"):
+        load_target(tmp_path / "prompt", base=str(folder))
 
 
 def test_four_bit_target(tmp_path):

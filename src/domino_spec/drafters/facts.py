@@ -38,16 +38,20 @@ def read_target_facts(
     source: str,
     *,
     revision: str | None = None,
+    base: str | None = None,
     trust_remote_code: bool = False,
     thinking: bool | None = None,
 ) -> TargetFacts:
     """Describe a target from its config and tokenizer, without loading its weights."""
-    config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
+    origin: dict[str, Any] = {
+        "revision": revision, "base": base, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    config = load_config(source, **origin)
     check_config(config, source)
     text = config.get_text_config()
     return _facts(
         text,
-        load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code),
+        load_tokenizer(source, **origin),
         name=source,
         revision=resolved_revision(source, revision),
         vocab_size=int(text.vocab_size),

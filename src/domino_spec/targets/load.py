@@ -1,6 +1,7 @@
-"""Loads a target and its tokenizer from a folder, a hub id or a GGUF file.
+"""Loads a target and its tokenizer from a folder, a hub id, a GGUF file or an adapter's folder.
 
-A GGUF file is converted to a Transformers folder once, which then lies in the cache.
+A PEFT adapter is merged into its base model, so that the engine can run it. A GGUF file is
+converted to a Transformers folder once, which then lies in the cache.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from domino_spec import __version__
 from domino_spec.cache import cache_folder
 from domino_spec.errors import Notice, TargetError
 from domino_spec.targets.gguf_metadata import gguf_metadata
-from domino_spec.targets.place import is_gguf, not_found, require_target
+from domino_spec.targets.place import adapter_base, is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
-from domino_spec.targets.support import check_config
+from domino_spec.targets.support import check_config, unwrap_adapters
 from domino_spec.targets.target import Target
 
 _TOKENIZER_FILES = (
@@ -65,6 +66,7 @@ def load_target(
     source: str | Path,
     *,
     revision: str | None = None,
+    base: str | None = None,
     dtype: torch.dtype | str | DtypeRule | None = None,
     device: str | torch.device | None = None,
     device_map: Any | None = None,
@@ -75,8 +77,14 @@ def load_target(
 
     The type defaults to the checkpoint's own on an accelerator and to float32 on a CPU, where
     half precision is slow on most machines. Foreign code runs only with `trust_remote_code`.
+
+    `base` is the base model of an adapter whose folder does not say where it is; `revision` is
+    then that model's.
     """
-    config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
+    origin: dict[str, Any] = {
+        "revision": revision, "base": base, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    config = load_config(source, **origin)
     check_config(config, str(source))
     device = _checked_device(device) if device is not None else default_device()
     if callable(dtype):
@@ -88,7 +96,7 @@ def load_target(
         "config": config,
         "output_loading_info": True,
     }
-    place, common = _place(source, revision, trust_remote_code)
+    place, common = _place(source, **origin)
     given = {key: value for key, value in options.items() if value is not None}
     model, loading = _attempt(
         source, AutoModelForCausalLM.from_pretrained, place, **common, **given
@@ -96,29 +104,55 @@ def load_target(
     _require_all_weights(source, loading)
     if device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
+    if adapter_base(source, base=base) is not None:
+        model = _merged(source, model)
     target = Target(model, name=str(source))
     probe_target(target)
     return LoadedTarget(
         target=target,
-        tokenizer=load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code),
+        tokenizer=load_tokenizer(source, **origin),
         source=str(source),
         revision=resolved_revision(source, revision),
     )
 
 
+def _merged(adapter: str | Path, model: Any) -> Any:
+    """The base model with a PEFT adapter's changes in its own weights."""
+    from peft import PeftModel
+
+    # In place: a second copy of a large model would not fit.
+    adapted = _attempt(adapter, partial(PeftModel.from_pretrained, model), str(adapter))
+    unwrapped = unwrap_adapters(adapted)  # refuses what cannot be merged
+    if getattr(model, "hf_quantizer", None) is not None:
+        return unwrapped  # merging would round it to the base model's few bits
+    return adapted.merge_and_unload()
+
+
 def load_config(
-    source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    base: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Any:
     """A model's configuration, without its weights."""
-    place, common = _place(source, revision, trust_remote_code)
+    place, common = _place(source, revision, trust_remote_code, base)
     return _attempt(source, AutoConfig.from_pretrained, place, **common)
 
 
 def load_tokenizer(
-    source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    base: str | None = None,
+    trust_remote_code: bool = False,
 ) -> Any | None:
-    """The tokenizer of a model's folder; None where there is none."""
-    place, common = _place(source, revision, trust_remote_code)
+    """The tokenizer of a model's folder; None where there is none. An adapter's own comes first."""
+    place, common = _place(source, revision, trust_remote_code, base)
+    if adapter_base(source, base=base) is not None:
+        own = _read_tokenizer(source, str(source), {"trust_remote_code": trust_remote_code})
+        if own is not None:
+            return own
     return _read_tokenizer(source, place, common)
 
 
@@ -196,10 +230,11 @@ def _checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
 
 
 def _place(
-    source: str | Path, revision: str | None, trust_remote_code: bool
+    source: str | Path, revision: str | None, trust_remote_code: bool, base: str | None = None
 ) -> tuple[str, dict[str, Any]]:
-    """What Transformers' loaders take: a folder or id, and options."""
-    require_target(source, revision=revision)
+    """What Transformers' loaders take: a folder or id, and options; an adapter's is its base's."""
+    require_target(source, revision=revision, base=base)
+    source = adapter_base(source, base=base) or source
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     if revision is not None:
         options["revision"] = revision
