@@ -29,7 +29,9 @@ def light(*arguments: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["bench", "run", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["bench", "run", "--help"], ["adapt", "--help"]]
+)
 def test_help_and_version(arguments):
     assert light(*arguments).returncode == 0
 
@@ -72,6 +74,10 @@ REFUSED = [
     ("train ./nope --data {talks} --out {out}", NO_TARGET),
     ("train {target} --data nope.jsonl --out {out}", NO_FILE),
     ("train {target} --data {talks} --out {out} --set init=./nope", NO_DRAFTER),
+    ("adapt {draft} --target ./nope --out {out}", NO_TARGET),
+    ("adapt ./nope --target {target} --out {out}", NO_DRAFTER),
+    ("adapt {draft} --target {target} --prompts nope.jsonl --out {out}", NO_FILE),
+    ("adapt {draft} --target {target} --out {out} --limit 0", "error: limit is 0; expected 1"),
     ("audit ./nope --draft {draft}", NO_TARGET),
     ("audit {target} --draft ./nope", NO_DRAFTER),
     ("audit {target} --draft lookup --prompts nope.jsonl", NO_FILE),

@@ -40,9 +40,9 @@ def blocks_of(batch: Batch, *, anchors: int, depth: int, chunk: int = 8, **optio
     return plan_blocks(batch, anchors=anchors, depth=depth, chunk=chunk, **options)
 
 
-def bigram_corpus(folder: Path, *, count: int = 120) -> Corpus:
+def bigram_corpus(folder: Path, *, count: int = 120, table: torch.Tensor | None = None) -> Corpus:
     """Conversations that the bigram target would write itself."""
-    table = successor().tolist()
+    table = (successor() if table is None else table).tolist()
     generator = np.random.default_rng(0)
     prompts, answers = [], []
     for _ in range(count):

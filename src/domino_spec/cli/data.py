@@ -133,18 +133,12 @@ def synth(
             out=out,
         )
 
+        from domino_spec.data.folder import target_identity
         from domino_spec.data.synth import synthesise
         from domino_spec.evaluation import fingerprint
 
         decoder = load_decoder(voice, target, target_options, draft_options, chat)
         with Ticker(voice) as ticker:
-
-            def tell(progress: SynthProgress) -> None:
-                ticker.say(
-                    f"{progress.prompts:,} of {progress.wanted:,} prompts from "
-                    f"{progress.candidates:,} candidates"
-                )
-
             done = synthesise(
                 decoder,
                 out,
@@ -152,8 +146,8 @@ def synth(
                 count=count,
                 batch_size=batch_size,
                 system=chat.system,
-                identity=_identity(fingerprint(decoder.target), decoder.facts()),
-                on_progress=tell,
+                identity=target_identity(fingerprint(decoder.target), decoder.facts()),
+                on_progress=lambda progress: ticker.say(prompts_so_far(progress)),
             )
         _finish(voice, out, f"{done.prompts:,} prompts", done.dropped, done.to_dict())
 
@@ -201,6 +195,7 @@ def answer(
         )
 
         from domino_spec.data.answer import LocalAnswerer, answer_prompts, estimate
+        from domino_spec.data.folder import target_identity
         from domino_spec.data.prompts import read_prompts
         from domino_spec.data.report import bad_lines
         from domino_spec.data.server import ServerAnswerer
@@ -233,8 +228,8 @@ def answer(
                 out,
                 settings,
                 vocab_size=facts.vocab_size,
-                identity={**_identity(model, facts), "answered_by": who},
-                on_progress=lambda progress: ticker.say(_so_far(progress)),
+                identity={**target_identity(model, facts), "answered_by": who},
+                on_progress=lambda progress: ticker.say(answers_so_far(progress)),
             )
         said = f"{done.answered:,} answers to {done.prompts:,} prompts"
         _finish(voice, out, said, done.dropped, done.to_dict())
@@ -285,16 +280,6 @@ def _without_weights(
     return facts, load_tokenizer(target, **place)  # type: ignore[arg-type]
 
 
-def _identity(target: str, facts: TargetFacts) -> dict[str, Any]:
-    """What a folder keeps to: the target by its weights, or by its name where a server has it."""
-    return {
-        "target": target,
-        "tokenizer_sha256": facts.tokenizer_sha256,
-        "chat_template_sha256": facts.chat_template_sha256,
-        "thinking": facts.thinking,
-    }
-
-
 def _ahead(ahead: Estimate) -> str:
     return (
         f"{ahead.prompts:,} prompts: at most {ahead.tokens:,} tokens, {_size(ahead.bytes)}; "
@@ -302,7 +287,16 @@ def _ahead(ahead: Estimate) -> str:
     )
 
 
-def _so_far(progress: AnswerProgress) -> str:
+def prompts_so_far(progress: SynthProgress) -> str:
+    """How far making up prompts is."""
+    return (
+        f"{progress.prompts:,} of {progress.wanted:,} prompts from {progress.candidates:,} "
+        "candidates"
+    )
+
+
+def answers_so_far(progress: AnswerProgress) -> str:
+    """How far answering is, and what is ahead."""
     text = f"{progress.done:,} of {progress.prompts:,} prompts answered"
     seconds, size = progress.seconds_left, progress.bytes_left
     if seconds is None or size is None:

@@ -157,6 +157,7 @@ def require_places(
     target: str,
     *,
     revision: str | None = None,
+    base: str | None = None,
     drafts: Iterable[str | None] = (),
     draft_revision: str | None = None,
     prompts: Iterable[str] = (),
@@ -168,7 +169,7 @@ def require_places(
     from domino_spec.settings import require_folder
     from domino_spec.targets.place import require_target
 
-    require_target(target, revision=revision)
+    require_target(target, revision=revision, base=base)
     if out is not None:
         require_folder(out)
     for source in prompts:

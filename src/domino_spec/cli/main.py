@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from domino_spec import __version__
+from domino_spec.cli.adapt import adapt
 from domino_spec.cli.audit import audit
 from domino_spec.cli.bench import bench_app, report
 from domino_spec.cli.chat import chat
@@ -47,7 +48,7 @@ def domino(
     """Lossless speculative decoding with Domino drafters."""
 
 
-for _command in (generate, chat, serve, info, doctor, audit, export, report, demo, train):
+for _command in (generate, chat, serve, info, doctor, audit, export, report, demo, train, adapt):
     app.command()(grouped(_command))
 app.command("eval")(grouped(evaluate))
 app.add_typer(data_app, name="data")

@@ -172,12 +172,12 @@ def _run(
         observers: list[Observer] = [view]
         if tensorboard:
             observers.append(TensorBoard(Path(config.out) / "tensorboard"))
-        with _explaining_memory():
+        with explaining_memory():
             run = prepare(
                 config, world=world, observers=observers, resume=resume, notice=voice.status
             )
             if world.leads:
-                _introduce(voice, run, alone=world.alone)
+                introduce(voice, run, alone=world.alone)
             view.begin(run.config, run.trainer.step)
             with view:
                 outcome, folder = run_training(run)
@@ -203,7 +203,8 @@ def _only_the_first_speaks(leads: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explaining_memory() -> Iterator[None]:
+def explaining_memory() -> Iterator[None]:
+    """Say what to do where the GPU's memory is full."""
     import torch
 
     try:
@@ -216,7 +217,8 @@ def _explaining_memory() -> Iterator[None]:
         ) from error
 
 
-def _introduce(voice: Voice, run: Run, *, alone: bool) -> None:
+def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
+    """Say what is about to be trained, on what."""
     from domino_spec.data.report import bad_lines
 
     config, report = run.config, run.corpus.report

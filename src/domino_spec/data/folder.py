@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from domino_spec.errors import DataError
+
+if TYPE_CHECKING:
+    from domino_spec.checkpoints import TargetFacts
 
 _SETTINGS = "_settings.json"
 
@@ -70,6 +73,16 @@ class WorkFolder:
                 f"the folder {self.path} was begun with {name} {_short(before.get(name))}, now it "
                 f"is {_short(now.get(name))}; give the same settings to go on, or another folder."
             )
+
+
+def target_identity(target: str, facts: TargetFacts) -> dict[str, Any]:
+    """What a folder keeps to: the target by its weights, or by its name where a server has it."""
+    return {
+        "target": target,
+        "tokenizer_sha256": facts.tokenizer_sha256,
+        "chat_template_sha256": facts.chat_template_sha256,
+        "thinking": facts.thinking,
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

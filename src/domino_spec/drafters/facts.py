@@ -60,7 +60,11 @@ def read_target_facts(
 
 
 def read_target_shape(
-    source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    base: str | None = None,
+    trust_remote_code: bool = False,
 ) -> TargetFacts:
     """What a target's configuration tells of its shape, or a GGUF file's metadata.
 
@@ -75,7 +79,7 @@ def read_target_shape(
             vocab_size=shape["vocab_size"],
             num_layers=shape["num_layers"],
         )
-    config = load_config(source, revision=revision, trust_remote_code=trust_remote_code)
+    config = load_config(source, revision=revision, base=base, trust_remote_code=trust_remote_code)
     check_config(config, str(source))
     text = config.get_text_config()
     return _facts(

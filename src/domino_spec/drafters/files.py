@@ -200,13 +200,16 @@ def pack_any(
 
 
 def load_any(
-    source: str | Path, *, dtype: torch.dtype | None = None
+    source: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    num_target_layers: int | None = None,
 ) -> tuple[AnyDrafter, Provenance]:
     """A drafter on the CPU, in eval mode, and where it comes from."""
     if is_baseline(locate(source).read_config()):
         baseline = load_baseline(source, dtype=dtype)
         return baseline.drafter, baseline.provenance
-    checkpoint = load_drafter(source, dtype=dtype)
+    checkpoint = load_drafter(source, dtype=dtype, num_target_layers=num_target_layers)
     return checkpoint.drafter, checkpoint.provenance
 
 

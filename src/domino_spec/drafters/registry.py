@@ -177,6 +177,7 @@ def describe_fitting_drafter(
     target: str | Path,
     *,
     revision: str | None = None,
+    base: str | None = None,
     trust_remote_code: bool = False,
     draft_revision: str | None = None,
     shift_label: bool | None = None,
@@ -184,7 +185,9 @@ def describe_fitting_drafter(
     """A drafter whose shape fits a target, told by files alone: before weights are loaded."""
     if is_named(source):
         return describe_drafter(source)
-    facts = read_target_shape(target, revision=revision, trust_remote_code=trust_remote_code)
+    facts = read_target_shape(
+        target, revision=revision, base=base, trust_remote_code=trust_remote_code
+    )
     described = describe_drafter(
         source,
         revision=draft_revision,

@@ -26,8 +26,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticKnownError
 
-from domino_spec.errors import ConfigError
-from domino_spec.settings import default_text, setting
+from domino_spec.errors import ConfigError, InputError
+from domino_spec.settings import Settings, default_text, setting
 
 Size = Literal["small", "base", "large"]
 Variant = Literal["domino", "dflash", "markov", "medusa", "eagle3"]
@@ -281,6 +281,54 @@ class TrainConfig(BaseModel):
     def replace(self, **changes: Any) -> TrainConfig:
         """The same run with other settings."""
         return self.from_dict({**dict(self), **changes})
+
+
+class AdaptSettings(Settings):
+    """A drafter for a fine-tune, from a drafter for its base model."""
+
+    drafter: Text = setting(
+        ..., "the drafter: a folder, a safetensors file, a hub id or released:NAME", argument=True
+    )
+    target: Text = setting(
+        ..., "the fine-tune: a folder, a PEFT adapter's folder, a GGUF file or a hub id"
+    )
+    out: Text = setting(..., "the run's folder", flags=("-o",))
+    base: Text | None = setting(
+        None, "the base model of an adapter", unset="what its adapter_config.json names"
+    )
+    data: tuple[Text, ...] | None = setting(
+        None,
+        "conversations that the fine-tune wrote: files, folders, globs, `hf:name[:split]`",
+        unset="it answers `prompts`",
+        group="Data",
+    )
+    prompts: tuple[Text, ...] | None = setting(
+        None,
+        "prompts for the fine-tune to answer: JSONL or text files, folders, globs",
+        unset="it makes them up",
+        group="Data",
+    )
+    limit: Count = setting(2000, "prompts to answer or to make up", group="Data")
+    max_new_tokens: Count = setting(512, "longer answers are cut", group="Data", flags=("-n",))
+    seconds: Positive = setting(60.0, "seconds of training", group="Training")
+    force: bool = setting(False, "train even where little is to be gained", group="Training")
+    revision: Text | None = _target(None, "the target's revision on the hub", unset="the newest")
+    trust_remote_code: bool = _target(False, "whether the target's own code may run")
+    thinking: bool | None = _target(
+        None, "whether the chat template is told to think", unset="the template's own"
+    )
+    device: Text | None = _target(
+        None, "where to run: `cpu`, `cuda`, `cuda:1` …", unset="a GPU if any"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AdaptSettings:
+        if self.data and self.prompts:
+            raise InputError(
+                "data and prompts were both given; conversations are trained on as they are. "
+                "Give one of them."
+            )
+        return self
 
 
 _NO_BLOCKS = ("rank", "gru_hidden_dim", "prefix_len", "mask_token_id")

@@ -71,8 +71,8 @@ def prepare(
     require_folder(out)
     checkpoints = Checkpoints(out, keep=config.keep)
     if not resume:
-        _refuse_a_used_folder(out, checkpoints)
-    dtype = _precision(config, world.device)
+        require_unused(out)
+    dtype = precision(config, world.device)
     if loaded is None and config.init is not None:
         describe_fitting_drafter(
             config.init,
@@ -159,11 +159,12 @@ def prepare(
     )
 
 
-def train(run: Run) -> tuple[Outcome, Path | None]:
-    """Run to the end; a finished run writes its drafter."""
+def train(run: Run, *, at_least: float = 0.0) -> tuple[Outcome, Path | None]:
+    """Run to the end; a finished run writes its drafter, if it has this acceptance length."""
     with run.acceleration.active() if run.acceleration else nullcontext():
         outcome = run.trainer.run()
-    return outcome, run.finish() if outcome.finished else None
+    kept = outcome.finished and outcome.last.get("tokens_per_cycle", 0.0) >= at_least
+    return outcome, run.finish() if kept else None
 
 
 _Value = TypeVar("_Value", int, float)
@@ -175,13 +176,16 @@ def _known(value: _Value | None) -> _Value:
     return value
 
 
-def _precision(config: TrainConfig, device: torch.device) -> torch.dtype:
+def precision(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """The type that drafter and target are loaded in."""
     if config.dtype != "auto":
         return _PRECISIONS[config.dtype]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def _refuse_a_used_folder(out: Path, checkpoints: Checkpoints) -> None:
+def require_unused(out: Path) -> None:
+    """Refuse the folder of another run."""
+    checkpoints = Checkpoints(out, keep=1)
     if checkpoints.steps():
         raise TrainingError(
             f"{checkpoints.folder} already holds a run at step {checkpoints.steps()[-1]}; resume "

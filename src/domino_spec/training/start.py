@@ -272,7 +272,8 @@ def _mask_token(config: TrainConfig, target: Target, tokenizer: Any, training: C
 
 def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> AnyDrafter:
     assert config.init is not None
-    drafter, _ = load_any(config.init, dtype=torch.float32)
+    layers = shape.num_target_layers
+    drafter, _ = load_any(config.init, dtype=torch.float32, num_target_layers=layers)
     stated, wanted = drafter.config.to_dict(), shape.to_dict()
     different = [
         f"{name} {stated[name]!r} against {wanted.get(name)!r}"

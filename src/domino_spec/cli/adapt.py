@@ -1,0 +1,176 @@
+"""`domino adapt`: a drafter for a fine-tune, from the drafter of its base model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from domino_spec.cli.data import Ticker, answers_so_far, prompts_so_far
+from domino_spec.cli.loading import checkpoints_among, require_places
+from domino_spec.cli.options import checked_device
+from domino_spec.cli.train import check_installed, explaining_memory, introduce
+from domino_spec.cli.training_view import LineView, LiveView
+from domino_spec.cli.voice import Voice, speaking
+from domino_spec.training.config import AdaptSettings, TrainConfig, parse_assignments
+
+if TYPE_CHECKING:
+    from domino_spec.drafters.registry import DrafterDescription
+    from domino_spec.targets import LoadedTarget
+    from domino_spec.training import World
+    from domino_spec.training.adapt import Adaptation
+
+ADAPT_FILE = "adapt.json"
+"""In the folder of a run: what was measured, and where."""
+_WORSE = 3  # the exit code; 1 is an error
+
+
+def adapt(
+    settings: AdaptSettings,
+    *,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of domino train, such as learning_rate; repeatable.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="JSON lines on stdout: settings, reports, the result.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The result alone.")] = False,
+) -> None:
+    """Adapt a drafter to a fine-tune of its target, if that pays; it needs no data.
+
+    The drafter is measured on held-out prompts, trained for --seconds on what the fine-tune itself
+    answers, and measured again. Exit code 3: the old drafter is better and is kept.
+    """
+    with speaking(as_json=as_json, quiet=quiet, json_lines=True) as voice:
+        check_installed(tensorboard=False)
+        require_places(
+            voice,
+            settings.target,
+            revision=settings.revision,
+            base=settings.base,
+            drafts=checkpoints_among([settings.drafter]),
+            prompts=settings.prompts or (),
+            data=settings.data or (),
+            out=settings.out,
+        )
+        changes = parse_assignments(set_ or [])
+
+        import torch
+
+        from domino_spec.targets import default_device, load_target
+        from domino_spec.training import World
+        from domino_spec.training.adapt import describe_fitting, train_config
+        from domino_spec.training.run import precision, require_unused
+
+        described = describe_fitting(settings)
+        assert described.config is not None, "it has files"
+        config = train_config(settings, described.config, changes)
+        require_unused(Path(config.out))
+        named = checked_device(config.device)
+        world = World(device=torch.device(named) if named else default_device())
+        voice.status(f"loading {settings.target}")
+        with explaining_memory():
+            loaded = load_target(
+                settings.target,
+                revision=settings.revision,
+                base=settings.base,
+                dtype=precision(config, world.device),
+                device=world.device,
+                trust_remote_code=settings.trust_remote_code,
+            )
+            if settings.data is None:
+                _answer(voice, settings, loaded)
+            _adapt(voice, settings, config, described, loaded, world)
+
+
+def _answer(voice: Voice, settings: AdaptSettings, loaded: LoadedTarget) -> None:
+    from domino_spec.training.adapt import make_answers
+
+    with Ticker(voice) as ticker:
+        make_answers(
+            settings,
+            loaded,
+            on_prompts=lambda progress: ticker.say(prompts_so_far(progress)),
+            on_answers=lambda progress: ticker.say(answers_so_far(progress)),
+        )
+
+
+def _adapt(
+    voice: Voice,
+    settings: AdaptSettings,
+    config: TrainConfig,
+    described: DrafterDescription,
+    loaded: LoadedTarget,
+    world: World,
+) -> None:
+    from domino_spec.training import prepare
+    from domino_spec.training import train as run_training
+    from domino_spec.training.adapt import ENOUGH, Adaptation, measure, with_rate
+
+    view = LiveView(voice) if voice.shows_bars else LineView(voice)
+    config = with_rate(config, loaded)
+    run = prepare(config, world=world, loaded=loaded, observers=[view], notice=voice.status)
+    introduce(voice, run, alone=True)
+    before, own = measure(run), described.provenance.tokens_per_cycle
+    known: dict[str, Any] = {"before": before, "own_target": own}
+    voice.status(f"acceptance length, held out: {before:.2f}{_beside(own)}")
+    if own is not None and before >= ENOUGH * own and not settings.force:
+        result = Adaptation(drafter=settings.drafter, **known)
+        words = (
+            f"acceptance length, held out: {before:.2f}{_beside(own)}: adapting would gain little; "
+            f"use {settings.drafter} as it is, or train with --force"
+        )
+        _conclude(voice, settings, result, words)
+        return
+    view.begin(run.config, run.trainer.step)
+    with view:
+        outcome, folder = run_training(run, at_least=before)
+    if outcome.signal is not None or not outcome.finished:
+        again = f"domino train --out {shlex.quote(settings.out)} --resume"
+        voice.err.print(f"stopped at step {outcome.step}; resume with: {again}", soft_wrap=True)
+        raise typer.Exit(128 + (outcome.signal or 0))
+    after = outcome.last["tokens_per_cycle"]
+    result = Adaptation(
+        drafter=settings.drafter if folder is None else str(folder),
+        after=after,
+        steps=outcome.step,
+        seconds=run.trainer.budget.seconds,
+        **known,
+    )
+    words = (
+        f"acceptance length, held out: {before:.2f} before, {after:.2f} after {outcome.step:,} "
+        f"steps in {result.seconds:.0f} s; "
+    )
+    if folder is None:
+        words += f"{settings.drafter} is kept, since the new one is worse"
+    else:
+        words += f"the drafter is in {folder}"
+    _conclude(voice, settings, result, words)
+    if folder is None:
+        raise typer.Exit(_WORSE)
+
+
+def _beside(own: float | None) -> str:
+    return "" if own is None else f" ({own:.2f} on its own target)"
+
+
+def _conclude(voice: Voice, settings: AdaptSettings, result: Adaptation, words: str) -> None:
+    from domino_spec.records import environment
+
+    document = {**result.to_dict(), "environment": environment()}
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    (Path(settings.out) / ADAPT_FILE).write_text(text, encoding="utf-8")
+    if voice.as_json:
+        voice.document({**document, "warnings": voice.warnings})
+        return
+    voice.out.print(words, soft_wrap=True)
+    target, draft = shlex.quote(settings.target), shlex.quote(result.drafter)
+    voice.note(f"try it: domino chat {target} --draft {draft}")
