@@ -81,7 +81,7 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
     """`domino data answer` of each tree in turns: tokens and seconds, the loading not counted."""
     trees = dict(entry.split("=", 1) for entry in options.answer)
     rates: dict[str, list[float]] = {label: [] for label in trees}
-    shares: dict[str, list[float]] = {label: [] for label in trees}
+    runs: dict[str, list[dict[str, float]]] = {label: [] for label in trees}
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.txt")
         prompts.write_text("\n".join(_prompts(options.sequences)) + "\n", encoding="utf-8")
@@ -90,10 +90,13 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
                 out = Path(folder, f"{label}-{turn}")
                 done = _answer(tree, prompts, out, options)
                 rates[label].append(done["session_tokens"] / done["session_seconds"])
-                shares[label].append(done["product_seconds"] / done["session_seconds"])
+                names = ("session_seconds", "product_seconds", "cpu_seconds", "product_cpu_seconds")
+                runs[label].append({name: done[name] for name in names})
+                share = done["product_seconds"] / done["session_seconds"]
+                cpu_share = done["product_cpu_seconds"] / done["cpu_seconds"]
                 print(
-                    f"{label}: {rates[label][-1]:,.1f} tokens/s, {shares[label][-1]:.0%} of the "
-                    "rate of its matrix products alone",
+                    f"{label}: {rates[label][-1]:,.1f} tokens/s, {share:.0%} of the rate of its "
+                    f"matrix products alone ({cpu_share:.0%} in CPU time)",
                     flush=True,
                 )
     return {
@@ -105,7 +108,8 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
         "dtype": options.dtype,
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "tokens_per_second_by_tree": rates,
-        "share_of_matrix_rate_by_tree": shares,
+        "seconds_by_tree": runs,
+        "load_average": os.getloadavg()[0],
         "environment": environment(),
     }
 
