@@ -1,4 +1,5 @@
-"""Mends of Triton 3.6's interpreter: bfloat16's rounding and its dot, and loops under NumPy 2.4."""
+"""Mends of Triton 3.6's interpreter: bfloat16's rounding and its dot, loops under NumPy 2.4, and
+what it repeats at every call."""
 
 from typing import Any
 
@@ -8,17 +9,17 @@ import torch
 
 def mend() -> None:
     """Round to nearest even, as GPUs do; multiply bfloat16 matrices as numbers; let tensors be
-    bounds of a range, which NumPy 2.4 forbids to arrays of one element."""
+    bounds of a range, which NumPy 2.4 forbids to arrays of one element; patch and check less."""
     if torch.cuda.is_available():
         return
     import triton.language as tl
     from triton.runtime import interpreter
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
 
     if getattr(InterpreterBuilder, "mended", False):
         return
     cast_impl, create_dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
-    patch_tensor = interpreter._patch_lang_tensor
+    patch_tensor, patch_lang = interpreter._patch_lang_tensor, interpreter._patch_lang
 
     def cast(self: Any, source: Any, kind: Any) -> Any:
         if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
@@ -36,7 +37,17 @@ def mend() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def patch_once(fn: Any) -> Any:
+        """A function that a kernel calls finds the language patched for that kernel."""
+        langs = [value for value in fn.__globals__.values() if value in (tl, tl.core)]
+        if langs and not any(tl.core.is_builtin(lang.load) for lang in langs):
+            return interpreter._LangPatchScope()
+        return patch_lang(fn)
+
+    interpreter._patch_lang = patch_once
     interpreter._patch_lang_tensor = patch
+    # Integers wrap, as on a GPU; shapes of tests are too small to overflow anything.
+    interpreter.interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
     for name in ("create_fp_ext", "create_fp_trunc"):
         setattr(InterpreterBuilder, name, cast)
     InterpreterBuilder.cast_impl = cast
