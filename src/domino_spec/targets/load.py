@@ -10,11 +10,13 @@ import hashlib
 import json
 import shutil
 import tempfile
+import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -247,6 +249,27 @@ def _place(
     return str(path.parent), {**options, "gguf_file": path.name}
 
 
+_converting = threading.Lock()
+
+
+@contextmanager
+def _gguf_read_once() -> Iterator[None]:
+    """Transformers reads the file for the config, the weights and the tokenizer, seconds each, and
+    makes the table of tensor names anew for every module."""
+    import gguf
+
+    with _converting:
+        kept = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+        for name, make in kept.items():
+            setattr(gguf, name, cache(make))
+        try:
+            yield
+        finally:
+            for name, make in kept.items():
+                setattr(gguf, name, make)
+
+
+@_gguf_read_once()
 def _convert_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a folder of float32 weights, as Transformers unpacks them.
 
