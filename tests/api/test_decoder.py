@@ -136,7 +136,7 @@ def test_stop_strings_end_inside_a_block():
     target = make_target("llama")
     prompt = tokenizer(TEXT)["input_ids"]
     answer = plain_greedy(target.model, prompt, 40)
-    text = tokenizer.decode(answer)
+    text = tokenizer.decode(answer, skip_special_tokens=True)
     stop = text[9:12]
     decoder = DominoDecoder(target, random_drafter(), tokenizer)
     result = decoder.generate(TEXT, max_new_tokens=40, stop=stop, ignore_eos=True)

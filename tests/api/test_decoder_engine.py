@@ -188,7 +188,7 @@ def test_candidates_and_no_drafter():
 
 @pytest.mark.parametrize("params", [
     {"repetition_penalty": 1.5}, {"presence_penalty": 1.2, "frequency_penalty": 0.4},
-    {"frequency_penalty": 0.5, "temperature": 0.7, "seed": 4, "accept": "coupled"},
+    {"frequency_penalty": 1.5, "temperature": 0.7, "seed": 4, "accept": "coupled"},
 ], ids=str)  # fmt: skip
 def test_penalties_give_one_text(fast, reference, params):
     found, expected = both(fast, reference, PROMPTS, **params, **LONG)

@@ -21,7 +21,7 @@ def eagle3_config(**changes) -> Eagle3Config:
     values = {
         "hidden_size": HIDDEN, "vocab_size": VOCAB, "num_target_layers": LAYERS,
         "intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
-        "tapped_layers": (0, 2, 4), "unrolled": 5,
+        "tapped_layers": (0, 2, 3), "unrolled": 5,
     }  # fmt: skip
     return Eagle3Config(**{**values, **changes})
 

@@ -16,7 +16,7 @@ from domino_spec.drafter import (
 )
 from domino_spec.targets import Target, probe_target
 
-VOCAB, HIDDEN, LAYERS, MASK, CONTEXT = 97, 32, 6, 96, 256
+VOCAB, HIDDEN, LAYERS, MASK, CONTEXT = 97, 32, 4, 96, 256
 
 _COMMON = {
     "vocab_size": VOCAB,
@@ -31,6 +31,8 @@ _COMMON = {
     "eos_token_id": 2,
 }
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+# Gemma's scaled embeddings, tied to its lm_head, would repeat the last token for ever.
+_GEMMA = {**_COMMON, "head_dim": 8, "tie_word_embeddings": False}
 WINDOW = 6  # shorter than every test's sequence, so that sliding layers do slide
 
 CONFIGS = {
@@ -39,9 +41,12 @@ CONFIGS = {
     "qwen3": lambda: tf.Qwen3Config(**_COMMON, head_dim=8),
     "mistral": lambda: tf.MistralConfig(**_COMMON, sliding_window=WINDOW),
     "gemma2": lambda: tf.Gemma2Config(
-        **_COMMON, head_dim=8, sliding_window=WINDOW, query_pre_attn_scalar=8
+        **_GEMMA, sliding_window=WINDOW, query_pre_attn_scalar=8
     ),
-    "gemma3": lambda: tf.Gemma3TextConfig(**_COMMON, head_dim=8, sliding_window=WINDOW),
+    "gemma3": lambda: tf.Gemma3TextConfig(
+        **_GEMMA, sliding_window=WINDOW,
+        layer_types=[*["sliding_attention"] * (LAYERS - 1), "full_attention"],
+    ),
     "gpt2": lambda: tf.GPT2Config(
         vocab_size=VOCAB, n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=CONTEXT,
         bos_token_id=1, eos_token_id=2,
@@ -97,7 +102,7 @@ def drafter_config(
         "head_dim": 8,
         "vocab_size": VOCAB,
         "num_target_layers": LAYERS,
-        "target_layer_ids": (1, 3, 5),
+        "target_layer_ids": (0, 1, 3),
         "mask_token_id": MASK,
         "block_size": 8,
         "shift_label": shift,

@@ -20,6 +20,7 @@ from domino_spec.targets.place import require_target
 from tests.support.drafters import Good
 from tests.support.families import (
     CONFIGS,
+    LAYERS,
     VOCAB,
     drafter_config,
     make_model,
@@ -78,7 +79,7 @@ def test_stored_type_is_overridden_on_a_cpu(tmp_path):
 def test_device_map_with_off_loaded_layers(folder, tmp_path):
     """Layers, embedding and lm_head whose weights are elsewhere until they run."""
     places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
-    places |= {f"model.layers.{i}": "cpu" if i % 2 else "disk" for i in range(6)}
+    places |= {f"model.layers.{i}": "cpu" if i % 2 else "disk" for i in range(LAYERS)}
     places["lm_head"] = "disk"
     model = tf.AutoModelForCausalLM.from_pretrained(
         folder, device_map=places, offload_folder=str(tmp_path / "offload"), dtype=torch.float32
@@ -176,7 +177,7 @@ def test_four_bit_target(tmp_path):
         assert importlib.util.find_spec("bitsandbytes"), "the dev extra brings it here"
     pytest.importorskip("bitsandbytes")
     config = tf.LlamaConfig(
-        vocab_size=VOCAB, hidden_size=128, intermediate_size=256, num_hidden_layers=6,
+        vocab_size=VOCAB, hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
         eos_token_id=2,
     )  # fmt: skip

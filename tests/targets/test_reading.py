@@ -9,7 +9,7 @@ from domino_spec.targets import Target, probe_target, read
 from tests.support.families import CONFIGS, VOCAB, make_model, make_target, randomise
 from tests.training.helpers import batch_of
 
-CAPTURE_LAYERS = (0, 3, 5)
+CAPTURE_LAYERS = (0, 2, 3)
 ROWS = [[(4, 9), (2, 12), (1, 6)], [(3, 25)], [(2, 8), (2, 17)]]
 LENGTH = 40
 

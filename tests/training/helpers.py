@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers as tf
 
 from domino_spec.data import Batch, Corpus, load_corpus, write_shard
-from domino_spec.targets import LoadedTarget
+from domino_spec.targets import LoadedTarget, Target
 from domino_spec.training import Observer, Run, TrainConfig, World, prepare
 from domino_spec.training.blocks import Blocks, plan_blocks
 from tests.support.pair import MASK, SIZE, bigram_target, successor
@@ -147,3 +148,14 @@ def assert_same(one: Any, two: Any, path: str = "") -> None:
 
 def weights_of(run: Run) -> dict[str, torch.Tensor]:
     return run.trainer.masters.state_dict()
+
+
+def deep_target(layers=36, hidden=2560):
+    """The shape of a real model, without its weights."""
+    config = tf.Qwen3Config(
+        vocab_size=50, hidden_size=hidden, intermediate_size=9728, num_hidden_layers=layers,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+        max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
+    )  # fmt: skip
+    with torch.device("meta"):
+        return Target(tf.AutoModelForCausalLM.from_config(config), name="deep")

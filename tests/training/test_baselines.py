@@ -11,13 +11,14 @@ from domino_spec.training.loss import Mixture
 from domino_spec.training.objective import make_objective
 from domino_spec.training.start import baseline_config, derive
 from tests.support.baselines import random_baseline
-from tests.support.families import LAYERS, VOCAB, make_target
+from tests.support.families import VOCAB, make_target
 from tests.support.runs import run as decode_run
 from tests.training.helpers import (
     Reports,
     assert_same,
     batch_of,
     blocks_of,
+    deep_target,
     ready,
     state_of,
 )
@@ -186,7 +187,7 @@ def test_half_precision_has_full_masters(kind, tmp_path, corpus, loaded):
 
 
 def test_shapes_come_from_the_target_and_the_size():
-    target = make_target("llama")
+    target = deep_target(layers=6, hidden=32)
     common = {"target": "t", "data": ["d"], "out": "o"}
     medusa = derive(TrainConfig(**common, variant="medusa", size="small"), target)
     assert (medusa.draft_steps, medusa.layers, medusa.mask_token_id) == (5, 1, None)
@@ -196,8 +197,8 @@ def test_shapes_come_from_the_target_and_the_size():
     config = baseline_config(eagle, target)
     assert config.unrolled == 3
     assert config.tapped_layers == (1, 2, 3)
-    assert config.vocab_size == config.output_vocab_size == VOCAB
-    assert config.num_target_layers == LAYERS
+    assert config.vocab_size == config.output_vocab_size == target.vocab_size
+    assert config.num_target_layers == 6
     again = derive(TrainConfig.from_dict(eagle.to_dict()), target)
     assert again == eagle, "what is written down means the same"
     domino = derive(TrainConfig(**common), target)
