@@ -80,7 +80,7 @@ def test_all_kinds_run_on_the_engine_as_in_the_reference_loop(domino, target, dr
     found = {}
     for engine in ("fast", "reference"):
         out = tmp_path / f"{engine}.jsonl"
-        arguments = ("bench", target, *drafters, *cells, *QUICK, "--engine", engine)
+        arguments = ("bench", target, *drafters, *cells, *QUICK, "-n", 8, "--engine", engine)
         result = domino(*arguments, "--out", out, "--json")
         assert result.exit_code == 0, result.output
         found[engine] = json.loads(result.stdout)

@@ -162,7 +162,10 @@ def accept_by_p_alone(self, p, q, draft):
     return Choice(self._draw((p - q).clamp(min=0) + 1e-9), False)
 
 
-@pytest.mark.parametrize("broken", [always_accept, resample_from_p, accept_by_p_alone])
+@pytest.mark.parametrize("broken", [
+    pytest.param(always_accept, marks=pytest.mark.slow), resample_from_p,
+    pytest.param(accept_by_p_alone, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_wrong_accept_rule_is_noticed(small, monkeypatch, broken):
     target, drafter = small
     monkeypatch.setattr(Sampler, "_accept_or_resample", broken)

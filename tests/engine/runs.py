@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import torch
 
@@ -19,12 +20,20 @@ Blocks = set[tuple[int, ...]]
 def run_reference(target: Target, drafter, prompts, *, depth=None, candidates=None, **params):
     """Tokens, counts and drafts of the reference loop."""
     if drafter is None:
-        tokens, stats = run(target, None, prompts, **params)
+        params["eos"] = frozenset(params.get("eos", ()))
+        found = run_plain(target, tuple(map(tuple, prompts)), tuple(params.items()))
+        tokens, stats = copy.deepcopy(found)
         return tokens, stats.acceptance, set()
     drafter = opened(drafter, candidates=candidates).with_depth(depth)
     blocks = watch_drafter(drafter)
     tokens, stats = run(target, drafter, prompts, **params)
     return tokens, stats.acceptance, blocks
+
+
+@cache
+def run_plain(target: Target, prompts, params):
+    """Many tests ask for the same text."""
+    return run(target, None, [list(prompt) for prompt in prompts], **dict(params))
 
 
 def opened(drafter, *, candidates=None) -> Drafter:

@@ -110,7 +110,7 @@ SAMPLED = [
 ]
 
 
-@pytest.mark.parametrize("params", SAMPLED, ids=str)
+@pytest.mark.parametrize("params", [SAMPLED[0], SAMPLED[3]], ids=str)
 def test_a_seed_gives_the_same_text_with_a_drafter_and_without(params):
     target = make_target("qwen3")
     seeds = [3, 1 << 40, 5, 6, 7]
@@ -125,8 +125,9 @@ def test_a_seed_gives_the_same_text_with_a_drafter_and_without(params):
     assert other != plain
 
 
-@pytest.mark.parametrize("params", SAMPLED, ids=str)
-@pytest.mark.parametrize("candidates", [None, 8])
+@pytest.mark.parametrize(
+    ("params", "candidates"), zip(SAMPLED, [None, 8, None, 8], strict=True), ids=str
+)
 def test_sampled_tokens_and_drafts_are_the_reference_loops(params, candidates):
     """Coupled draws are the same numbers everywhere: exactness can be told token by token."""
     target, drafter = make_target("qwen3"), random_drafter(drafter_config(draft_vocab_size=40))
@@ -160,7 +161,7 @@ def test_each_sequence_samples_by_its_own_parameters():
 def test_sampled_tokens_follow_the_target():
     """Chi-square of the second token, over many seeds, against the target's own distribution."""
     target = make_target("llama")
-    engine = make_engine(target, random_drafter(drafter_config(prefix=0)), slots=16)
+    engine = make_engine(target, random_drafter(drafter_config(prefix=0)), slots=100, capacity=16)
     draws = 1500
     params = {"max_new_tokens": 2, "temperature": 1.0, "top_k": 6}
     answers, _, _ = run_engine(engine, [[5, 9]] * draws, seeds=list(range(draws)), **params)

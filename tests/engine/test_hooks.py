@@ -51,9 +51,12 @@ def params_of(*each, **common):
     return [SamplingParams(max_new_tokens=NEW, **common, **own) for own in each]
 
 
-@pytest.mark.parametrize("hook", HOOKS)
-@pytest.mark.parametrize("common", [{}, SAMPLED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize(("kind", "ahead"), [("domino", True), ("lookup", False)])
+@pytest.mark.parametrize(("kind", "ahead", "common", "hook"), [
+    *(("domino", True, {}, hook) for hook in HOOKS),
+    *(("lookup", False, SAMPLED, hook) for hook in HOOKS),
+    ("domino", True, SAMPLED, "grammar"),
+    ("lookup", False, {}, "grammar"),
+])  # fmt: skip
 def test_hooks_give_the_reference_loops_text_and_disturb_no_other(kind, ahead, common, hook):
     target, drafter = case(kind)
     hooked = {"hooks": HOOKS[hook]}

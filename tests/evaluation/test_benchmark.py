@@ -67,6 +67,7 @@ def test_simulation_gives_the_same_figures(folder):
         assert [record[name] for record in decoded] == [record[name] for record in simulated]
 
 
+@pytest.mark.slow
 def test_it_needs_none_of_the_command_lines_packages():
     blocked = "import sys; sys.modules.update(dict.fromkeys(['typer', 'rich', 'pydantic']))"
     code = f"{blocked}; import benchmarks.acceptance"

@@ -110,8 +110,7 @@ def test_short_blocks(how, device, candidates, prefix, depth):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("candidates", [32, None])
-@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize(("candidates", "reduced"), [(32, True), (None, False), (None, True)])
 def test_drawn_drafts_equal_the_references(device, candidates, reduced, monkeypatch):
     monkeypatch.setattr(rollout_vocabulary, "PROGRAMS", 3)
     drafter = Drafter("domino", 1, reduced, device, gru=32, rank=64)

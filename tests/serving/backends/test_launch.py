@@ -17,8 +17,11 @@ from domino_spec.serving.backends.launch import Launch, run
 from tests.serving.backends import fake_engine
 
 KEY = "sesame-open-1"
+# Drafts are planned before a launch; without them it needs no torch, which takes seconds to import.
 _RUN = """\
 import sys
+from unittest.mock import MagicMock
+sys.modules["domino_spec.serving.backends.drafts"] = MagicMock()
 from domino_spec.serving.backends.launch import Launch, run
 sys.exit(run(Launch(argv=({command!r},), secret_config={secret!r}, prints={prints!r})))
 """
