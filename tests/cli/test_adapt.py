@@ -106,7 +106,7 @@ def test_a_drafter_that_keeps_its_acceptance_length_is_used_as_it_is(run_adapt, 
 
 
 def test_the_old_drafter_is_kept_where_the_new_one_is_worse(run_adapt, pair, tmp_path):
-    done = run_adapt("--set", "steps=6", "--set", "learning_rate=0.5", drafter="unknown")
+    done = run_adapt("--set", "steps=2", "--set", "learning_rate=0.5", drafter="unknown")
     assert done.exit_code == 3, done.output
     result = told(tmp_path / "run")
     assert result["after"] < result["before"]
