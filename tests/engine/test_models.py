@@ -23,7 +23,7 @@ from tests.support.families import (
 )
 
 FAMILIES = ["granite", "llama", "mistral", "olmo2", "qwen2", "qwen3"]
-NEW = 20
+NEW = 15
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}
 
 
@@ -47,10 +47,10 @@ def test_every_file_is_tested():
     assert families() == FAMILIES
 
 
-@pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((each, 5) for each in FAMILIES)])
+@pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((each, 3) for each in FAMILIES)])
 def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
     target, drafter = target_of(family), random_drafter()
-    prompts = random_prompts([9, 1, 3, 5, 14])[:batch]
+    prompts = random_prompts([9, 1, 14])[:batch]
     expected, counts, blocks = run_reference(target, drafter, prompts, max_new_tokens=NEW)
     engine = make_engine(target, drafter)
     found, own_counts, own_blocks = run_engine(engine, prompts, max_new_tokens=NEW)

@@ -36,7 +36,7 @@ def test_random_drafter_over_real_hidden_states(loaded, prompts, short_answers):
 def test_the_real_chat_template_and_end_of_sequence(loaded, prompts):
     decoder = DominoDecoder(loaded.target, untrained_drafter(loaded.target), loaded.tokenizer)
     chat = [{"role": "user", "content": PROMPTS[0]}]
-    result = decoder.generate(chat, max_new_tokens=24)
+    result = decoder.generate(chat, max_new_tokens=12)
     assert result.prompt_tokens == prompts[0]
     assert "Lisbon" in result.text
     assert decoder.eos_token_ids == {2}
