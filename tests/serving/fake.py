@@ -100,6 +100,7 @@ class FakeService:
             "context": self.limits.context,
             "version": "0",
             "device": "cpu",
+            "dtype": "float32",
         }
 
     def encode_text(self, text: str) -> tuple[int, ...]:

@@ -51,6 +51,23 @@ def entries(file: Path) -> list[Path]:
     return sorted((file.parent / "cache" / "gguf").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("device", "asked", "found"),
+    [
+        ("cpu", None, torch.float32),
+        ("cuda", None, torch.bfloat16),
+        ("cuda", "auto", torch.bfloat16),
+        ("cuda", "float32", torch.float32),
+    ],
+)
+def test_float32_of_a_conversion_is_not_taken_for_the_files_own_type(device, asked, found):
+    """A GPU would compute in float32, ten times slower, what was four bits a weight."""
+    resolved = conversions._resolved_dtype
+    assert resolved(asked, "model.gguf", torch.device(device)) == found
+    folder = resolved(asked, "folder", torch.device(device))
+    assert folder == ("auto" if device == "cuda" and asked in (None, "auto") else found)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_same_model_as_transformers_reads(file, dtype):
     own = tf.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)

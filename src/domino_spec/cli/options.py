@@ -90,8 +90,8 @@ class TargetOptions:
     dtype: Annotated[
         TargetDtype | None,
         typer.Option(
-            help="Type of the weights; unset: float32 on a CPU, else the checkpoint's own; fastest "
-            "measures a CPU once.",
+            help="Type of the weights; unset: float32 on a CPU, else the checkpoint's own (a GGUF "
+            "file's: bfloat16); fastest measures a CPU once.",
             rich_help_panel=_TARGET,
         ),
     ] = None

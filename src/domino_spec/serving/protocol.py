@@ -545,6 +545,7 @@ class ServerInfo(BaseModel):
     context: int
     version: str
     device: str
+    dtype: str
 
 
 class ErrorInfo(BaseModel):

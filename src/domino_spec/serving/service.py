@@ -193,6 +193,7 @@ class Service:
             context=self.limits.context,
             version=__version__,
             device=str(self.decoder.target.device),
+            dtype=str(self.decoder.target.dtype).removeprefix("torch."),
         )
 
     def encode_text(self, text: str) -> tuple[int, ...]:

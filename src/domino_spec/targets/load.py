@@ -77,8 +77,9 @@ def load_target(
 ) -> LoadedTarget:
     """Load, refuse what cannot be a target, and probe what can.
 
-    The type defaults to the checkpoint's own on an accelerator and to float32 on a CPU, where
-    half precision is slow on most machines. Foreign code runs only with `trust_remote_code`.
+    The type defaults to the checkpoint's own on an accelerator (a GGUF file's, whose weights have
+    fewer bits than that, to bfloat16) and to float32 on a CPU, where half precision is slow on
+    most machines. Foreign code runs only with `trust_remote_code`.
 
     `base` is the base model of an adapter whose folder does not say where it is; `revision` is
     then that model's.
@@ -92,7 +93,7 @@ def load_target(
     if callable(dtype):
         dtype = dtype(config, device)
     options: dict[str, Any] = {
-        "dtype": _checked_dtype(dtype) or ("auto" if device.type != "cpu" else torch.float32),
+        "dtype": _resolved_dtype(dtype, source, device),
         "device_map": device_map,
         "attn_implementation": attn_implementation,
         "config": config,
@@ -218,6 +219,16 @@ def _checked_device(device: str | torch.device) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise TargetError(f"device is {device!r} but torch finds no CUDA GPU here; use cpu.")
     return found
+
+
+def _resolved_dtype(
+    dtype: torch.dtype | str | None, source: str | Path, device: torch.device
+) -> torch.dtype | str:
+    checked = _checked_dtype(dtype)
+    if checked is None:
+        checked = "auto" if device.type != "cpu" else torch.float32
+    # Conversions are kept in float32, which is no type that the file asks for.
+    return torch.bfloat16 if checked == "auto" and is_gguf(source) else checked
 
 
 def _checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
