@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.ablation_sets import held_out_set
-from benchmarks.ablations import Speed, train_one
+from benchmarks.sweep import Trained, train_one
+from benchmarks.sweep_sets import held_out_set
 from domino_spec.api import DominoDecoder
 from domino_spec.data import Corpus, load_corpus
 from domino_spec.decoding import AcceptanceStats
@@ -86,10 +86,9 @@ class Contest:
         """One run, and what the record says of it."""
         budget = {"max_seconds": seconds, "learning_rate": rate}
         print(f"{kind}: {seconds:g} s at {rate:g}", flush=True)
-        drafter, config, speed, _ = train_one(
-            {**self.settings(kind), **budget}, self.loaded, self.corpus, out
-        )
-        return drafter, _told(kind, drafter, config, speed)
+        settings = {**self.settings(kind), **budget}
+        trained = train_one(settings, self.loaded, self.corpus, out)
+        return trained.drafter, _recorded(kind, trained)
 
     def measure(
         self, drafter: AnyDrafter | LookupDrafter, continuations: Continuations
@@ -187,8 +186,9 @@ def archive(folder: Path, out: Path, *, limit: int) -> list[Path]:
     return parts
 
 
-def _told(kind: str, drafter: AnyDrafter, config: TrainConfig, speed: Speed) -> dict[str, Any]:
-    first, last = speed.reports[0], speed.reports[-1]
+def _recorded(kind: str, trained: Trained) -> dict[str, Any]:
+    drafter, config, log = trained.drafter, trained.config, trained.log
+    first, last = log.reports[0], log.reports[-1]
     return {
         "kind": kind,
         "seconds": config.max_seconds,
@@ -199,7 +199,7 @@ def _told(kind: str, drafter: AnyDrafter, config: TrainConfig, speed: Speed) -> 
         "drafts": drafter.config.default_depth,
         "loss": {"first": first["loss"], "last": last["loss"]},
         "accuracy": last["accuracy"],
-        "labels_per_second": round(speed.mean("labels_per_second"), 1),
+        "labels_per_second": round(log.mean("labels_per_second"), 1),
         "settings": {n: v for n, v in config.to_dict().items() if n not in _NOT_RECORDED},
     }
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 import yaml
 from benchmarks import (
-    ablations,
     average,
     engine_crowd,
     head_to_head_train,
     refit_output,
+    sweep,
     training_speed,
 )
-from benchmarks.ablation_plan import Entry, own_settings
 
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import write_shard
@@ -40,74 +39,33 @@ def tiny(tmp_path_factory) -> Path:
     return folder
 
 
-def test_ablations_train_measure_and_keep(tiny, tmp_path, monkeypatch):
+def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
     base = {
-        "rows": 2, "length": 64, "anchors": 4, "layers": 1, "rank": 4, "mask_token_id": MASK,
-        "held_out": 2,
+        "batch_size": 2, "length": 64, "anchors": 4, "layers": 1, "rank": 4, "held_out": 2,
+        "mask_token_id": MASK,
     }  # fmt: skip
-    plan = {
-        "base": base,
-        "runs": [
-            {"name": "a", "steps": 2},
-            {"name": "b", "steps_of": "a", "settings": {"variant": "dflash", "rank": None}},
-            {"name": "c", "best_of": [["a", "b, steps of a"]], "steps": 2, "keep": True},
-        ],
-    }
+    runs = [
+        {"name": "a"},
+        {"name": "b", "settings": {"variant": "dflash", "rank": None}, "seconds": 0.02},
+        {"name": "c", "settings": {"gamma": -1.0}},
+        {"name": "d"},
+    ]
+    plan = {"base": base, "seconds": 0.01, "runs": runs}
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
-    monkeypatch.setattr(ablations, "PART_BYTES", 20_000)
     arguments = [
-        "ablations", str(tmp_path / "plan.yaml"), "--target", str(tiny), "--data",
-        str(tiny / "s.npz"), "--continuations", str(tmp_path / "answers"),
-        "--out", str(tmp_path / "r.jsonl"), "--keep", str(tmp_path / "kept"),
+        "sweep", str(tmp_path / "plan.yaml"), "--target", str(tiny), "--data",
+        str(tiny / "s.npz"), "--continuations", str(tmp_path / "answers"), "--out",
+        str(tmp_path / "r.jsonl"), "--keep", str(tmp_path / "kept"), "--only", "a", "b", "c",
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
-    ablations.main()
-    records = read_records(tmp_path / "r.jsonl")
-    assert [r["steps"] for r in records] == [2, 2, 2]
-    assert set(records[0]["tokens_per_cycle"]["held-out"]) == {"on", "off"}
-    assert set(records[1]["tokens_per_cycle"]["held-out"]) == {"on"}
-    best = max(records[:2], key=lambda r: r["tokens_per_cycle"]["held-out"]["on"])
-    assert records[2]["settings"] == best["settings"]
-    parts = sorted((tmp_path / "kept" / "c" / "parts").iterdir())
-    assert all(path.stat().st_size <= 20_000 for path in parts)
-    assert any(path.suffix == ".1" for path in parts), "a matrix was cut in pieces"
-
-
-def test_seconds_become_steps_by_a_trial_that_other_processes_share(tiny, tmp_path, monkeypatch):
-    base = {"rows": 2, "length": 64, "anchors": 4, "layers": 1, "rank": 4, "held_out": 2}
-    plan = {
-        "base": base | {"mask_token_id": MASK},
-        "runs": [
-            {"name": "a", "seconds": 0.01},
-            {"name": "b", "seconds": 0.01, "rate_of": "a", "settings": {"curriculum": False}},
-        ],
-    }
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
-    rates = tmp_path / "rates.json"
-    arguments = [
-        "ablations", str(tmp_path / "plan.yaml"), "--target", str(tiny), "--data",
-        str(tiny / "s.npz"), "--rates", str(rates), "--out", str(tmp_path / "r.jsonl"),
-    ]  # fmt: skip
-    monkeypatch.setattr(ablations, "TRIAL_STEPS", 6)
-    monkeypatch.setattr(sys, "argv", [*arguments, "--trials-only"])
-    ablations.main()
-    assert set(json.loads(rates.read_text())) == {"a"}
-    rates.write_text(json.dumps({"a": 0.01 / 13}))
-    monkeypatch.setattr(sys, "argv", [*arguments, "--only", "b"])
-    ablations.main()
-    (record,) = read_records(tmp_path / "r.jsonl")
-    assert (record["label"], record["steps"]) == ("b", 13)
-
-
-def test_a_run_follows_the_winner_of_each_group():
-    def record(tokens, **settings):
-        return {"tokens_per_cycle": {"held-out": {"on": tokens}}, "settings": settings}
-
-    earlier = {"a": record(2.0), "b": record(2.5, gamma=7.0), "c": record(1.0, labels="hard")}
-    entry = Entry(name="d", steps=1, best_of=(("a", "b"), ("a", "c")), settings={"rank": 4})
-    assert own_settings(entry, earlier, "held-out") == {"gamma": 7.0, "rank": 4}
-    with pytest.raises(SystemExit, match="'z'"):
-        own_settings(replace(entry, best_of=(("a", "z"),)), earlier, "held-out")
+    sweep.main()
+    first, second, failed = read_records(tmp_path / "r.jsonl")
+    assert (first["name"], first["seconds"], second["seconds"]) == ("a", 0.01, 0.02)
+    assert set(first["acceptance_length"]["held-out"]) == {"on", "candidates", "off"}
+    assert set(second["acceptance_length"]["held-out"]) == {"on"}
+    assert first["steps"] > 0
+    assert "gamma" in failed["failed"], "and the runs go on"
+    assert (tmp_path / "kept" / "b" / "drafter" / "model.safetensors").is_file()
 
 
 def test_training_speed_leaves_a_record(tmp_path, monkeypatch):
