@@ -65,7 +65,7 @@ def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, tal
         "hidden states of target layers 1, 2, 3, blocks of 16",
         "30 conversations, ",
         f"warning: 1 left out: it is not valid JSON (first: {talks}, line 31)",
-        "4 steps of 2 sequences × 64 tokens, 4 blocks a sequence, soft labels, learning rate 0.001",
+        "4 steps of 2 sequences × 64 tokens, 4 blocks a sequence, soft labels, learning rate 0.003",
         f"all settings: {tmp_path / 'run' / 'config.yaml'}",
         "step 2/4: loss ",
         "accuracy by draft |",
@@ -259,7 +259,7 @@ def test_what_is_not_installed_is_named_first(train, monkeypatch, missing, expec
 def test_full_memory_is_explained():
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
     expected = pytest.raises(TrainingError, match="CUDA out of memory.*Halve --batch-size")
-    with expected, train_module._explaining_memory():
+    with expected, train_module.explaining_memory():
         raise full
 
 
@@ -297,14 +297,14 @@ def test_unset_flags_say_nothing(tmp_path):
 
 def test_every_setting_is_a_flag_of_its_type(train, target, talks, tmp_path):
     result = train(
-        *FAST, "--steps", 1, "--json", "--betas", 0.8, 0.9, "--no-shift-label", "--no-curriculum",
+        *FAST, "--steps", 1, "--json", "--betas", 0.8, 0.9, "--no-shift-label",
         "--target-layer-ids", 1, "--target-layer-ids", 3, "--compile", "off",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     config = lines(result)[0]["config"]
     assert config["betas"] == [0.8, 0.9]
     assert config["target_layer_ids"] == [1, 3]
-    assert (config["shift_label"], config["curriculum"], config["compile"]) == (False, False, "off")
+    assert (config["shift_label"], config["compile"]) == (False, "off")
     assert config["data"] == [str(talks)]
 
 

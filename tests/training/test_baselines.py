@@ -1,5 +1,7 @@
 """The baselines are trained by the same trainer: same loss, same checkpoints, same evaluation."""
 
+import math
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from domino_spec.training.objective import make_objective
 from domino_spec.training.start import baseline_config, derive
 from tests.support.baselines import random_baseline
 from tests.support.families import VOCAB, make_target
+from tests.support.pair import SIZE
 from tests.support.runs import run as decode_run
 from tests.training.helpers import (
     Reports,
@@ -118,7 +121,7 @@ def learnt(request, tmp_path_factory, corpus, loaded):
 def test_the_loss_falls_and_tokens_a_cycle_rise(learnt):
     run, reports, before, outcome, _ = learnt
     losses = [values["loss"] for _, values in reports.trained]
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.7 * math.log(SIZE), "far from guessing"
     assert len(reports.trained[0][1]["accuracy"]) == run.config.draft_steps == 4
     found = [values["tokens_per_cycle"] for _, values in reports.evaluated]
     assert [step for step, _ in reports.evaluated] == [80]

@@ -83,12 +83,13 @@ def clocked(monkeypatch):
     )
 
 
+CURRICULUM = {"curriculum_ratio": 1.0, "base_weight": 0.0}
 TIMED = {"steps": None, "max_seconds": 12.0, "save_every": None, "log_every": 1}
 
 
 def test_a_run_over_seconds_ends_where_its_schedule_ends(tmp_path, corpus, loaded, clocked):
     reports = Reports()
-    run = ready(tmp_path / "run", corpus, loaded, reports, **TIMED, eval_every=None)
+    run = ready(tmp_path / "run", corpus, loaded, reports, **TIMED, **CURRICULUM, eval_every=None)
     outcome, folder = train(run)
     assert outcome.finished
     assert outcome.step == 12

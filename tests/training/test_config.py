@@ -53,7 +53,7 @@ def test_what_is_missing_is_named(name):
         ("steps", "1e3", 1000),
         ("steps", 200.0, 200),
         ("steps", "12", 12),
-        ("curriculum", False, False),
+        ("shift_label", False, False),
         ("betas", [0.8, "0.9"], (0.8, 0.9)),
         ("target_layer_ids", [1, 3], (1, 3)),
         ("data", "one.jsonl", ("one.jsonl",)),
@@ -80,8 +80,8 @@ def test_what_is_meant_is_taken(name, value, wanted):
         ("learning_rate", "nan"),
         ("gamma", None),
         ("seed", None),
-        ("curriculum", 1),
-        ("curriculum", "yes"),
+        ("shift_label", 1),
+        ("shift_label", "yes"),
         ("out", 5),
         ("data", [1, 2]),
         ("data", {"a": 1}),
@@ -136,7 +136,7 @@ def test_contradictions_are_errors(values, words):
         {},
         {
             "steps": 10, "learning_rate": 3e-5, "betas": [0.8, 0.99], "target_layer_ids": [1, 2],
-            "variant": "markov", "curriculum": False, "device": "cpu", "data": ["a", "ü.jsonl"],
+            "variant": "markov", "base_weight": 0.0, "device": "cpu", "data": ["a", "ü.jsonl"],
         },
     ],
 )  # fmt: skip
@@ -163,15 +163,28 @@ def test_files_that_hold_no_settings(tmp_path, text, words):
 
 def test_assignments_are_read_as_yaml_reads_them():
     found = parse_assignments(
-        ["steps=5", "learning_rate=1e-3", "curriculum=false", "data=[a, b]", "init=", "out=a=b"]
+        ["steps=5", "learning_rate=1e-3", "shift_label=false", "data=[a, b]", "init=", "out=a=b"]
     )
     assert found == {
-        "steps": 5, "learning_rate": "1e-3", "curriculum": False, "data": ["a", "b"],
+        "steps": 5, "learning_rate": "1e-3", "shift_label": False, "data": ["a", "b"],
         "init": None, "out": "a=b",
     }  # fmt: skip
     config = TrainConfig.from_dict({**NEEDED, **found})
     assert config.learning_rate == 1e-3
-    assert not config.curriculum
+    assert not config.shift_label
+
+
+@pytest.mark.parametrize(
+    ("old", "ratio"),
+    [
+        ({"curriculum": True}, 1.0),
+        ({"curriculum": True, "curriculum_ratio": 0.5}, 0.5),
+        ({"curriculum": False, "curriculum_ratio": 0.5}, 0.0),
+    ],
+)
+def test_a_curriculum_of_older_runs_means_what_it_meant(old, ratio):
+    config = TrainConfig.from_dict({**NEEDED, **old})
+    assert (config.curriculum_ratio, config.base_weight) == (ratio, 0.0)
 
 
 @pytest.mark.parametrize(("text", "words"), [("steps", "name=value"), ("data=[a", "data=\\[a")])

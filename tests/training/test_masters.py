@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from domino_spec.training.optimiser import Masters, Optimiser
+from domino_spec.training.optimiser import Masters, Muon, Optimiser
 
 
 def weights(values, dtype=torch.bfloat16):
@@ -129,3 +129,74 @@ def test_an_optimisers_state_comes_back_exactly(name):
     for one, two in zip(masters.parameters, other.parameters, strict=True):
         assert one.equal(two)
     assert len(optimiser.parts) == (2 if name == "muon" else 1)
+
+
+def test_scaled_masters_take_the_same_step_whatever_the_inputs_size():
+    """A weight that reads inputs 64 times as large changes what it computes by as much."""
+    torch.manual_seed(0)
+    inputs, goal = torch.randn(16, 4), torch.randn(16, 3)
+    size = torch.tensor([1.0, 64.0, 0.25, 1.0])
+    outputs = []
+    for scale in (None, size):
+        module = torch.nn.Linear(4, 3, bias=False)
+        seen = inputs if scale is None else inputs * scale
+        with torch.no_grad():
+            module.weight.copy_(torch.arange(12.0).view(3, 4) / 12)
+            if scale is not None:
+                module.weight.div_(scale)
+        masters = Masters(
+            module.named_parameters(), scales={} if scale is None else {"weight": scale}
+        )
+        optimiser = Optimiser(
+            masters.names, masters.parameters, name="adamw", betas=(0.9, 0.95), weight_decay=0.0
+        )
+        for _ in range(5):
+            (module(seen) - goal).square().mean().backward()
+            masters.take_gradients()
+            optimiser.step(1e-2)
+            masters.give_weights()
+            masters.clear()
+        outputs.append(module(seen).detach())
+        assert masters.state_dict()["weight"].equal(module.weight.detach().cpu())
+    torch.testing.assert_close(outputs[1], outputs[0])
+
+
+def test_scaled_masters_are_restored_exactly():
+    module = torch.nn.Linear(4, 3, bias=False)
+    masters = Masters(module.named_parameters(), scales={"weight": torch.tensor([8.0, 1, 0.5, 1])})
+    kept = {name: weight.clone() for name, weight in masters.state_dict().items()}
+    master = masters.parameters[0].detach().clone()
+    with torch.no_grad():
+        masters.parameters[0].zero_()
+    masters.load_state_dict(kept)
+    assert masters.parameters[0].equal(master)
+    assert module.weight.equal(kept["weight"])
+
+
+def test_muon_is_pytorchs_matrix_by_matrix():
+    torch.manual_seed(0)
+    shapes = ((16, 32), (16, 32), (32, 16), (24, 24))
+    own = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    theirs = [torch.nn.Parameter(matrix.detach().clone()) for matrix in own]
+    ours = Muon(own, lr=0.01, weight_decay=0.1)
+    reference = torch.optim.Muon(theirs, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for mine, other in zip(own, theirs, strict=True):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        ours.step()
+        reference.step()
+    for mine, other in zip(own, theirs, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=0)  # bfloat16, in another order
+
+
+def test_norms_move_faster():
+    norm, matrix = torch.nn.Parameter(torch.ones(4)), torch.nn.Parameter(torch.ones(4, 4))
+    optimiser = Optimiser(
+        ["norm", "markov"], [norm, matrix], name="muon", betas=(0.9, 0.95), weight_decay=0.0
+    )
+    for parameter in (norm, matrix):
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step(1e-3)
+    assert (1 - norm).tolist() == pytest.approx([1e-2] * 4, rel=1e-3)
+    assert (1 - matrix).flatten().tolist() == pytest.approx([1e-3] * 16, rel=1e-3)

@@ -20,7 +20,8 @@ def report(step, loss=1.0):
 def finished(tmp_path_factory, corpus, loaded):
     out = tmp_path_factory.mktemp("observed") / "run"
     board = TensorBoard(out / "tensorboard")
-    train(ready(out, corpus, loaded, board, eval_every=6, save_every=0))
+    curriculum = {"curriculum_ratio": 1.0, "base_weight": 0.0}
+    train(ready(out, corpus, loaded, board, eval_every=6, save_every=0, **curriculum))
     return out
 
 

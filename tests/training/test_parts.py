@@ -11,7 +11,7 @@ from domino_spec.errors import TrainingError
 from domino_spec.targets import read
 from domino_spec.training import train
 from domino_spec.training.blocks import Feed
-from domino_spec.training.start import match_output_scale
+from domino_spec.training.start import fit_to_sizes, measure_sizes, weight_scales
 from domino_spec.training.trainer import Intervals
 from tests.support.families import drafter_config, make_target
 from tests.support.pair import MASK, SIZE
@@ -71,7 +71,9 @@ def test_a_run_outside_the_main_thread(tmp_path, corpus, loaded):
     assert_same(state_of(runs[1]), state_of(runs[0]))
 
 
-def test_a_fresh_drafter_starts_at_the_scale_of_the_targets_states(corpus):
+def test_a_fresh_drafter_fits_the_sizes_of_the_targets_states(corpus):
+    """What it reads becomes about one, and its first logits are small."""
+
     class Two:
         """Conversations whose tokens a model of this vocabulary knows."""
 
@@ -83,15 +85,39 @@ def test_a_fresh_drafter_starts_at_the_scale_of_the_targets_states(corpus):
 
     target = make_target("gemma2")
     drafter = DraftModel.fresh(drafter_config(), seed=0)
-    match_output_scale(drafter, target, Two())
-    states = [
-        read(
-            target, torch.from_numpy(corpus[i].tokens).long().unsqueeze(0), capture_layers=(0,)
-        ).hidden[0]
-        for i in range(2)
-    ]
-    wanted = torch.cat(states).square().mean(0).sqrt()
-    torch.testing.assert_close(drafter.backbone.norm.weight.detach(), wanted)
+    with torch.no_grad():  # of no even size
+        target.embedding.weight.mul_(torch.logspace(-2, 2, target.hidden_size).unsqueeze(0))
+    before = {name: weight.clone() for name, weight in drafter.named_parameters()}
+    sizes = measure_sizes(drafter, target, Two())
+    fit_to_sizes(drafter, target, sizes)
+    tokens = [torch.from_numpy(corpus[i].tokens).long().unsqueeze(0) for i in range(2)]
+    readings = [read(target, t, capture_layers=drafter.capture_layers) for t in tokens]
+    read_by = {
+        "backbone.fc.weight": [reading.captured[0] for reading in readings],
+        "head.prefix_gru.weight_ih_l0": [target.embed(t)[0] for t in tokens],
+        "head.embed_proj.0.weight": [reading.hidden[0] for reading in readings],
+    }
+    assert set(drafter.reads) == set(read_by)
+    scales = weight_scales(drafter, sizes)
+    for name, states in read_by.items():
+        size = torch.cat(states).abs().mean(0)
+        layers = size.view(-1, target.hidden_size)
+        loud = (layers > layers.mean(1, keepdim=True) / 2).flatten()
+        factor = (drafter.get_parameter(name) / before[name]).detach()[:, : len(size)]
+        seen = factor * size
+        assert bool((seen <= 2**0.51).all())
+        assert bool((seen[:, loud] >= 2**-0.51).all()), "within a power of two"
+        quiet = layers.mean(1, keepdim=True).expand_as(layers).flatten() * factor
+        assert bool((quiet <= 2**3).all()), "a silent channel gets no enormous steps"
+        own = before[name][:, len(size) :]  # a head's state, which is its own
+        assert drafter.get_parameter(name)[:, len(size) :].equal(own)
+        assert (drafter.get_parameter(name) * scales[name]).equal(before[name]), "exactly"
+    master = drafter.backbone.norm.weight.detach() * scales["backbone.norm.weight"]
+    assert bool((master == master[0]).all()), "all channels alike"
+    assert 0 < float(master[0]) <= 0.1
+    mask = target.embed(torch.tensor([drafter.config.mask_token_id]))
+    logits = target.logits(drafter.backbone.norm(mask))
+    assert float(logits.detach().abs().max()) <= 1.001, "it is not certain of the mask"
 
 
 def test_nothing_held_out_is_nothing_evaluated(tmp_path, corpus, loaded):

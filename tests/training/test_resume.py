@@ -192,7 +192,9 @@ def test_a_finished_run_is_finished(tmp_path, corpus, loaded, whole):
 
 @torch.no_grad()
 def spoil_weights(run):
-    run.trainer.masters.parameters[0].view(-1)[0] = float("nan")
+    masters = run.trainer.masters
+    for weights in (masters.parameters, masters.model):
+        weights[0].data.view(-1)[0] = float("nan")
 
 
 def spoil_gradients(run):

@@ -15,9 +15,19 @@ from tests.support.families import CONTEXT, HIDDEN, LAYERS, VOCAB, make_target
 from tests.training.helpers import bigram_config, deep_target
 
 
-def derived(target=None, **values):
+def derived(target=None, *, alone=True, on_cpu=False, **values):
     config = TrainConfig.from_dict({"target": "t", "data": ["d"], "out": "o", **values})
-    return derive(config, target or make_target("llama"))
+    return derive(config, target or make_target("llama"), alone=alone, on_cpu=on_cpu)
+
+
+def test_a_cpu_takes_smaller_steps_of_a_smaller_drafter(deep):
+    config = derived(deep, on_cpu=True)
+    assert (config.size, config.layers, config.rank) == ("small", 2, 64)
+    assert config.batch_size * config.length == 1024
+    assert config.chunk_bytes == 2**28
+    asked = derived(deep, on_cpu=True, size="base", length=2048, batch_size=8, chunk_bytes=2**30)
+    assert (asked.layers, asked.length, asked.batch_size) == (5, 2048, 8)
+    assert asked.chunk_bytes == 2**30
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +48,10 @@ def test_the_dial_and_the_targets_shape(deep, size, layers, captured, rank, gru)
     assert (config.heads, config.kv_heads, config.head_dim) == (32, 8, 128)
     assert config.intermediate_size == 9728
     assert (config.length, config.batch_size, config.anchors) == (1024, 16, 128)
-    assert config.learning_rate == pytest.approx(1e-3 * (576 / 2560) ** 0.5)
+    assert (config.optimizer, config.learning_rate) == ("muon", 3e-3)
+    sharded = derived(deep, size=size, alone=False)
+    assert sharded.optimizer == "adamw", "Muon needs whole matrices"
+    assert sharded.learning_rate == pytest.approx(1e-3 * (576 / 2560) ** 0.5)
     assert config.prefix_len == 1
 
 
@@ -61,7 +74,7 @@ def test_a_small_target_gets_a_small_drafter():
     assert config.rank == HIDDEN
     assert config.gru_hidden_dim == 2 * HIDDEN
     assert config.length == CONTEXT
-    assert config.learning_rate == 1e-3
+    assert derived(optimizer="adamw").learning_rate == 1e-3
 
 
 def test_shallow_targets_get_fewer_captured_layers_unless_asked_for_more():

@@ -1,5 +1,7 @@
 """Runs on a target that is a bigram table: what is learnt, saved and drawn."""
 
+import math
+
 import pytest
 import torch
 
@@ -44,7 +46,9 @@ def learnt(tmp_path_factory, corpus, loaded):
 def test_the_loss_falls_and_tokens_a_cycle_rise(learnt):
     _, reports, before, outcome, _ = learnt
     losses = [values["loss"] for _, values in reports.trained]
-    assert losses[-1] < 0.5 * losses[0]
+    uniform = math.log(SIZE)
+    assert losses[0] < uniform, "no worse than guessing from the first steps on"
+    assert losses[-1] < 0.6 * uniform
     accuracy = [values["accuracy"] for _, values in reports.trained]
     assert accuracy[-1][0] > 0.95
     assert sum(accuracy[-1]) > sum(accuracy[0]) + 1
@@ -83,8 +87,7 @@ def test_what_a_run_reports(learnt):
     _, reports, _, outcome, _ = learnt
     assert [step for step, _ in reports.trained] == [10, 20, 30, 40, 50, 60]
     first, last = reports.trained[0][1], reports.trained[-1][1]
-    assert first["lambda"] == pytest.approx(1 - 9 / 60, abs=1e-6)
-    assert last["lambda"] == pytest.approx(1 / 60, abs=1e-6)
+    assert first["lambda"] == last["lambda"] == 0.3
     assert len(first["accuracy"]) == len(first["base_accuracy"]) == 6
     assert first["epoch"] < last["epoch"]
     assert min(last["conversations_per_second"], last["seconds_per_step"], last["grad_norm"]) > 0
@@ -101,9 +104,9 @@ VARIANTS = {
     "reduced vocabulary": {"draft_vocab": 30},
     "reduced vocabulary, hard": {"draft_vocab": 30, "labels": "hard"},
     "no shift": {"shift_label": False},
-    "no curriculum": {"curriculum": False},
+    "the paper's curriculum": {"curriculum_ratio": 1.0, "base_weight": 0.0},
     "no pure prefix": {"prefix_len": 0},
-    "muon": {"optimizer": "muon"},
+    "adamw": {"optimizer": "adamw"},
     "half precision": {"dtype": "bfloat16"},
     "several forwards a step": {"accumulate": 2},
 }
@@ -133,15 +136,15 @@ def test_variants_learn(variant, tmp_path, corpus, loaded):
 
 def test_lambda_is_in_the_loss(tmp_path, corpus, loaded):
     """At λ = 1 the head learns nothing yet; without a curriculum it does from the first step."""
-    for curriculum in (True, False):
+    for ratio in (1.0, 0.0):
         run = ready(
-            tmp_path / str(curriculum), corpus, loaded, **{**QUICK, "steps": 1},
-            curriculum=curriculum,
+            tmp_path / str(ratio), corpus, loaded, **{**QUICK, "steps": 1},
+            curriculum_ratio=ratio,
         )  # fmt: skip
         before = weights_of(run)["head.embed_proj.2.weight"]
         train(run)
         moved = not weights_of(run)["head.embed_proj.2.weight"].equal(before)
-        assert moved is not curriculum
+        assert moved is (ratio == 0.0)
 
 
 def test_one_seed_is_one_run_and_another_is_another(tmp_path, corpus, loaded):
@@ -171,12 +174,13 @@ def test_accumulated_forwards_are_one_larger_step(tmp_path, corpus, loaded):
         )
     ):
         reports = Reports()
-        run = ready(
-            tmp_path / str(index), corpus, loaded, reports, **{**QUICK, "steps": 4}, **shape
-        )
+        options = {**QUICK, "steps": 4, "optimizer": "adamw", **shape}  # Muon rounds to bfloat16
+        run = ready(tmp_path / str(index), corpus, loaded, reports, **options)
         train(run)
         losses = torch.tensor([values["loss"] for _, values in reports.trained])
-        found.append((losses, weights_of(run)))
+        masters = run.trainer.masters
+        weights = (parameter.detach() for parameter in masters.parameters)
+        found.append((losses, dict(zip(masters.names, weights, strict=True))))
     whole = found[0]
     for losses, weights in found[1:3]:
         torch.testing.assert_close(losses, whole[0], atol=1e-5, rtol=1e-5)
@@ -186,15 +190,24 @@ def test_accumulated_forwards_are_one_larger_step(tmp_path, corpus, loaded):
 
 
 def test_the_loop_is_the_textbooks(tmp_path, corpus, loaded):
-    """Three steps written out: gradients of one step alone, cut, one AdamW step at its rate."""
-    options = {**QUICK, "clip": 0.3, "weight_decay": 0.01, "steps": 4, "warmup_ratio": 0.5}
+    """Steps written out: gradients of one step alone, cut, one AdamW step at its rate."""
+    options = {
+        **QUICK, "clip": 0.03, "weight_decay": 0.01, "steps": 4, "warmup_ratio": 0.5,
+        "optimizer": "adamw", "curriculum_ratio": 1.0, "base_weight": 0.0,
+    }  # fmt: skip
     reports = Reports()
     run = ready(tmp_path / "run", corpus, loaded, reports, **options)
     train(run)
     fresh = ready(tmp_path / "fresh", corpus, loaded, **options)
     trainer, target = fresh.trainer, loaded.target
-    parameters = trainer.masters.parameters
-    optimiser = torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=0.01)
+    masters = trainer.masters
+    parameters = masters.parameters
+    vectors = [p for p in parameters if p.dim() == 1]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.01},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.95))
     feed = Feed(
         trainer._batches, trainer._plan, first_step=0, last_step=4, parts=1, seed=0, pin=False
     )  # fmt: skip
@@ -208,15 +221,22 @@ def test_the_loop_is_the_textbooks(tmp_path, corpus, loaded):
         mixture = Mixture.of(base=1 - step / 4, variation=0.0, device=torch.device("cpu"))
         weight = blocks.weights.sum()
         terms = trainer.objective(target, reading, blocks, mixture=mixture, total_weight=weight)
-        gradients = torch.autograd.grad(terms.loss, parameters)
+        gradients = [
+            gradient if scale is None else gradient / scale
+            for gradient, scale in zip(
+                torch.autograd.grad(terms.loss, masters.model), masters._scales, strict=True
+            )
+        ]
         norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient * min(1.0, 0.3 / float(norm))
-        optimiser.param_groups[0]["lr"] = trainer.schedule.rate(step)
+            parameter.grad = gradient * min(1.0, 0.03 / float(norm))
+        rate = trainer.schedule.rate(step)
+        optimiser.param_groups[0]["lr"], optimiser.param_groups[1]["lr"] = rate, 10 * rate
         optimiser.step()
+        masters.give_weights()
         losses.append(float(terms.loss.detach()))
         norms.append(float(norm))
-    assert min(norms) > 0.3, "the cut does something"
+    assert min(norms) > 0.03, "the cut does something"
     assert [values["loss"] for _, values in reports.trained] == pytest.approx(losses, rel=1e-5)
     assert [values["grad_norm"] for _, values in reports.trained] == pytest.approx(norms, rel=1e-4)
     for name, weight in weights_of(run).items():

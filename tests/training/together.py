@@ -40,7 +40,15 @@ def trained(
 ) -> Outcome:
     """One run on bigrams; its target is its own, since several processes shard it."""
     (data := folder / str(os.getpid())).mkdir(exist_ok=True)
-    settings = {"steps": STEPS, "log_every": 1, "save_every": 2, "held_out": 4, **changes}
+    # One process would take Muon.
+    settings = {
+        "steps": STEPS,
+        "log_every": 1,
+        "save_every": 2,
+        "held_out": 4,
+        "optimizer": "adamw",
+    }
+    settings |= changes
     config = bigram_config(folder / name, **settings)
     loaded = loaded_bigrams()
     if config.dtype == "bfloat16":

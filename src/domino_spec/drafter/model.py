@@ -84,6 +84,14 @@ class DraftModel(nn.Module):
         return self.config.target_layer_ids
 
     @property
+    def reads(self) -> dict[str, str]:
+        """Matrices that read the target's own states, and which: captured, embedding, hidden."""
+        found = {"backbone.fc.weight": "captured"}
+        if self.head is not None:
+            found |= {f"head.{name}": states for name, states in self.head.reads.items()}
+        return found
+
+    @property
     def output_norm(self) -> Tensor:
         """The weight of the norm before the lm_head."""
         return self.backbone.norm.weight

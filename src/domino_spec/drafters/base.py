@@ -57,6 +57,11 @@ class DraftModule(nn.Module, ABC, Generic[Config]):
         """Target layers whose hidden states it reads."""
 
     @property
+    def reads(self) -> dict[str, str]:
+        """Matrices that read the target's own states, and which: captured, embedding, hidden."""
+        return {}
+
+    @property
     def output_norm(self) -> Tensor | None:
         """The weight of the norm before the lm_head, where it has one of its own."""
         return None

@@ -123,6 +123,11 @@ class Eagle3(DraftModule[Eagle3Config]):
         return self.config.target_layer_ids
 
     @property
+    def reads(self) -> dict[str, str]:
+        """The fusion of the captured states."""
+        return {"fc.weight": "captured"}
+
+    @property
     def output_norm(self) -> Tensor:
         """The final norm's weight."""
         return self.norm.weight

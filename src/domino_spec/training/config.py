@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
@@ -91,7 +91,9 @@ class TrainConfig(BaseModel):
         unset="the template's own",
     )
 
-    size: Size = _drafter("base", "how large a drafter: the one dial")
+    size: Size | None = _drafter(
+        None, "how large a drafter: the one dial", unset="`base`; on a CPU `small`"
+    )
     variant: Variant = _drafter(
         "domino",
         "the kind of drafter: Domino's causal head, no head, a bigram head, or another method's "
@@ -152,12 +154,12 @@ class TrainConfig(BaseModel):
     length: Count | None = _data(
         None,
         "tokens of a packed sequence; longer conversations are cut",
-        unset="1024 or the context",
+        unset="1024, on a CPU 512, or the context",
     )
     batch_size: Count | None = _data(
         None,
         "packed sequences of a forward, on each GPU",
-        unset="16384 / `length`",
+        unset="16384 / `length`, on a CPU 1024 / `length`",
         flags=("--rows",),
     )
     accumulate: Count = _data(1, "forwards of a step")
@@ -173,17 +175,19 @@ class TrainConfig(BaseModel):
     labels: Literal["soft", "hard"] = _loss(
         "soft", "what a draft is compared with: the target's distribution, or the data's tokens"
     )
-    gamma: Positive = _loss(7.0, "draft j, counted from 0, weighs exp(−j/γ)")
+    gamma: Positive = _loss(5.0, "draft j, counted from 0, weighs exp(−j/γ)")
     sharpness: Positive = _loss(
         1.0,
         "the target's distribution to this power, for soft labels; more looks only at its "
         "favourites",
     )
-    curriculum: StrictBool = _loss(
-        True, "let λ fall; without it only the loss after the head's correction counts"
+    base_weight: Share = _loss(
+        0.3,
+        "λ, the share of the base logits' own loss, where the head corrects them; 0 lets them "
+        "forget how to rank candidates",
     )
-    curriculum_ratio: Annotated[Number, Gt(0), Le(1)] = _loss(
-        1.0, "the part of the run over which λ falls"
+    curriculum_ratio: Share = _loss(
+        0.0, "the part of the run over which λ falls from 1 to `base_weight`; 0: it stays there"
     )
     tv_weight: Share = _loss(0.0, "the share that total variation reaches late in the run")
     tv_start: Share = _loss(0.5, "the part of the run before total variation comes in")
@@ -198,12 +202,14 @@ class TrainConfig(BaseModel):
     )
     learning_rate: Positive | None = _optimisation(
         None,
-        "the learning rate's peak; smaller for targets wider than 576",
-        unset="0.001",
+        "the learning rate's peak",
+        unset="0.003; with AdamW 0.001, less for targets wider than 576",
         flags=("--lr",),
     )
-    optimizer: Literal["adamw", "muon"] = _optimisation(
-        "adamw", "Muon is for the inner matrices, with AdamW for the rest; one process only"
+    optimizer: Literal["adamw", "muon"] | None = _optimisation(
+        None,
+        "Muon is for the inner matrices, with AdamW for the rest; one process only",
+        unset="`muon`; in several processes, and for `medusa` and `eagle3`, `adamw`",
     )
     betas: tuple[Beta, Beta] = _optimisation((0.9, 0.95), "AdamW's two betas")
     weight_decay: Annotated[Number, Ge(0)] = _optimisation(0.0, "AdamW's and Muon's")
@@ -224,8 +230,10 @@ class TrainConfig(BaseModel):
     compile: Literal["auto", "on", "off"] = _run(
         "auto", "compiled layers and loss; auto: on a GPU. The first steps then take longer"
     )
-    chunk_bytes: Count = _run(
-        2 * 1024**3, "memory that one chunk of logits and their gradients may take"
+    chunk_bytes: Count | None = _run(
+        None,
+        "memory that one chunk of logits and their gradients may take",
+        unset="2 GiB, on a CPU 256 MiB",
     )
     log_every: Count = _run(20, "steps between reports")
     eval_every: CountOrZero | None = _run(
@@ -346,18 +354,29 @@ _FOREIGN: Mapping[Variant, tuple[str, ...]] = {
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under today's names."""
-    return {RENAMED.get(str(name), str(name)): value for name, value in values.items()}
+    """Settings under today's names: λ once ended at 0, after a curriculum or without one."""
+    found = {RENAMED.get(str(name), str(name)): value for name, value in values.items()}
+    if "curriculum" in found:
+        ratio = found.pop("curriculum") and found.get("curriculum_ratio", 1.0)
+        found |= {"curriculum_ratio": float(ratio), "base_weight": 0.0}
+    return found
 
 
 def settings_table() -> str:
     """The table of docs/training.md."""
     lines = ["| setting | default | what |", "|---|---|---|"]
     for name, field in TrainConfig.model_fields.items():
-        choices = get_args(field.annotation) if "Literal" in str(field.annotation) else ()
+        choices = _choices(field.annotation)
         named = f"; {', '.join(f'`{choice}`' for choice in choices)}" if choices else ""
         lines.append(f"| `{name}` | {default_text(field)} | {field.description}{named} |")
     return "\n".join(lines)
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """The values of a Literal, or of one that may be unset."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next((_choices(part) for part in get_args(annotation) if _choices(part)), ())
 
 
 def _explained(error: ValidationError, given_as: Mapping[str, str]) -> str:

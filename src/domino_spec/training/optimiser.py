@@ -6,7 +6,7 @@ owns float32 copies, gradients are summed in float32, and the model gets the rou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,40 +17,67 @@ from domino_spec.training.world import like, whole
 
 
 class Masters:
-    """The float32 parameters that are optimised, and the model's rounded copies of them."""
+    """The float32 parameters that are optimised, and the model's rounded copies of them.
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    What a weight is multiplied with may be of any size: the target's own states have channels a
+    thousand times larger than others. Its master is the weight times that size (`scales`), so that
+    a step of the optimiser changes what is computed equally, whatever the target. Scales are
+    powers of two: they round nothing.
+    """
+
+    def __init__(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        *,
+        scales: Mapping[str, Tensor] | None = None,  # by name, broadcast to the parameter
+    ) -> None:
         self.names: list[str] = []
         self.model: list[nn.Parameter] = []
         for name, parameter in named:
             if parameter.requires_grad:
                 self.names.append(name)
                 self.model.append(parameter)
-        self.own = any(p.dtype != torch.float32 for p in self.model)
-        self.parameters = (
-            [nn.Parameter(p.detach().float().clone()) for p in self.model]
-            if self.own
-            else self.model
-        )
+        scales = scales or {}
+        self._scales = [
+            like(scales[name].expand(parameter.shape).contiguous(), parameter)
+            if name in scales
+            else None
+            for name, parameter in zip(self.names, self.model, strict=True)
+        ]
+        self.own = bool(scales) or any(p.dtype != torch.float32 for p in self.model)
+        self.parameters = self.model
+        if self.own:
+            self.parameters = [
+                nn.Parameter(p.detach().float().clone() if scale is None else p.detach() * scale)
+                for p, scale in zip(self.model, self._scales, strict=True)
+            ]
 
     def take_gradients(self) -> None:
         """Add the model's gradients to the masters' and clear the model's."""
         if not self.own:
             return
-        for master, parameter in zip(self.parameters, self.model, strict=True):
+        for master, parameter, scale in zip(self.parameters, self.model, self._scales, strict=True):
             if parameter.grad is None:
                 continue
+            gradient = parameter.grad.float() if scale is None else parameter.grad / scale
             if master.grad is None:
-                master.grad = parameter.grad.float()
+                master.grad = gradient
             else:
-                master.grad += parameter.grad
+                master.grad += gradient
             parameter.grad = None
 
     @torch.no_grad()
     def give_weights(self) -> None:
         """Round the masters into the model."""
         if self.own:
-            torch._foreach_copy_([p.data for p in self.model], [p.data for p in self.parameters])
+            torch._foreach_copy_(_local(self.model), _local(self._weights()))
+
+    def _weights(self) -> list[Tensor]:
+        """The masters as the model's weights, in full precision."""
+        return [
+            p.data if scale is None else p.data / scale
+            for p, scale in zip(self.parameters, self._scales, strict=True)
+        ]
 
     def clip(self, limit: float) -> Tensor:
         """Scale all gradients to at most this norm; returns the norm before."""
@@ -64,20 +91,82 @@ class Masters:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The full-precision weights by name."""
-        own: dict[str, Tensor] = whole(dict(zip(self.names, self.parameters, strict=True)))
+        own: dict[str, Tensor] = whole(dict(zip(self.names, self._weights(), strict=True)))
         return own
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take back what `state_dict` gave."""
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            parameter.copy_(like(state[name], parameter))
+        for name, parameter, scale in zip(self.names, self.parameters, self._scales, strict=True):
+            weight = like(state[name], parameter)
+            parameter.copy_(weight if scale is None else weight * scale)
         self.give_weights()
+
+
+def _local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """What this process holds of them."""
+    return [t.to_local() if isinstance(t, DTensor) else t.data for t in map(torch.detach, tensors)]
 
 
 OptimiserName = Literal["adamw", "muon"]
 
 _VOCABULARY_SIDED = ("embed_proj.2", "markov")  # one row a token: not what Muon is for
+_VECTOR_RATE = 10.0
+"""Norms have few numbers, each of which matters more than one of a matrix: they move faster."""
+
+
+class Muon(torch.optim.Optimizer):
+    """PyTorch's Muon over all matrices of one shape at once: a tenth of the launches.
+
+    A step is momentum whose singular values are made about one by Newton and Schulz's iteration,
+    times what gives it the size of a step of AdamW, so that both take the same learning rate.
+    """
+
+    _MOMENTUM = 0.95
+    _ITERATIONS = 5
+    _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+    _SIZE = 0.2  # root mean square of AdamW's steps
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], *, lr: float, weight_decay: float
+    ) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        """One update of all that has a gradient."""
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    alike.setdefault(parameter.shape, []).append(parameter)
+            for shape, matrices in alike.items():
+                direction = self._direction(matrices)
+                size = self._SIZE * max(shape) ** 0.5
+                torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+                torch._foreach_add_(matrices, direction, alpha=-group["lr"] * size)
+
+    def _direction(self, matrices: list[Tensor]) -> list[Tensor]:
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        moments = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        torch._foreach_lerp_(moments, gradients, 1 - self._MOMENTUM)
+        ahead = torch._foreach_lerp(gradients, moments, self._MOMENTUM)  # Nesterov's
+        return list(self._orthogonal(torch.stack(list(ahead))).to(matrices[0].dtype).unbind())
+
+    def _orthogonal(self, stack: Tensor) -> Tensor:
+        """[n, rows, columns]: the same singular vectors, singular values of about one."""
+        first, second, third = self._COEFFICIENTS
+        tall = stack.shape[1] > stack.shape[2]
+        x = (stack.mT if tall else stack).bfloat16()
+        x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+        for _ in range(self._ITERATIONS):
+            gram = x @ x.mT
+            polynomial = torch.baddbmm(gram, gram, gram, beta=second, alpha=third)
+            x = torch.baddbmm(x, polynomial, x, beta=first)
+        return x.mT if tall else x
 
 
 class Optimiser:
@@ -94,29 +183,30 @@ class Optimiser:
     ) -> None:
         inner: list[nn.Parameter] = []
         outer: list[nn.Parameter] = []
+        vectors: list[nn.Parameter] = []
         for label, parameter in zip(names, parameters, strict=True):
             hidden = parameter.dim() == 2 and not any(part in label for part in _VOCABULARY_SIDED)
-            (inner if name == "muon" and hidden else outer).append(parameter)
+            if parameter.dim() == 1:
+                vectors.append(parameter)
+            else:
+                (inner if name == "muon" and hidden else outer).append(parameter)
         fused = bool(parameters) and parameters[0].device.type == "cuda"
         self.parts: list[torch.optim.Optimizer] = []
-        if outer:
-            self.parts.append(
-                torch.optim.AdamW(
-                    outer, lr=0.0, betas=betas, weight_decay=weight_decay, fused=fused
-                )
-            )
+        groups: list[dict[str, Any]] = [
+            {"params": outer, "factor": 1.0, "weight_decay": weight_decay},
+            {"params": vectors, "factor": _VECTOR_RATE, "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if groups:
+            self.parts.append(torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused))
         if inner:
-            self.parts.append(
-                torch.optim.Muon(
-                    inner, lr=0.0, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-                )
-            )
+            self.parts.append(Muon(inner, lr=0.0, weight_decay=weight_decay))
 
     def step(self, rate: float) -> None:
         """One update at this learning rate."""
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("factor", 1.0)
             part.step()
 
     def state_dict(self) -> list[dict[str, Any]]:

@@ -90,15 +90,15 @@ def prepare(
     target, tokenizer = loaded.target, loaded.tokenizer
     target.model.requires_grad_(False)
     target_weights = fingerprint(target)  # while they are whole
-    config = derive(config, target)
+    config = derive(config, target, alone=world.alone, on_cpu=world.device.type == "cpu")
     corpus = corpus or _corpus(config, loaded)
     training, held_out = split_held_out(corpus, config.held_out)
-    drafter, config = start_drafter(config, target, tokenizer, training)
+    drafter, config, scales = start_drafter(config, target, tokenizer, training)
     batches = _batches(config, training, tokenizer, world)
     config = _with_steps(config, batches)
     quick = config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda")
     objective, masters, optimiser = _learner(
-        config, drafter, target, world=world, dtype=dtype, quick=quick
+        config, drafter, target, scales=scales, world=world, dtype=dtype, quick=quick
     )
     acceleration = Acceleration(drafter, target) if quick else None
     keeper = Keeper(
@@ -229,6 +229,7 @@ def _learner(
     drafter: AnyDrafter,
     target: Target,
     *,
+    scales: dict[str, torch.Tensor],
     world: World,
     dtype: torch.dtype,
     quick: bool,
@@ -248,11 +249,11 @@ def _learner(
         if target.batch_refusal:  # read document by document: processes would lose step
             raise TrainingError(f"{target.batch_refusal} Train on it in one process.")
         shard(objective, target, world, dtype=dtype)
-    masters = Masters(drafter.named_parameters())
+    masters = Masters(drafter.named_parameters(), scales=scales)
     optimiser = Optimiser(
         masters.names,
         masters.parameters,
-        name=config.optimizer,
+        name=config.optimizer or "adamw",
         betas=config.betas,
         weight_decay=config.weight_decay,
     )
@@ -271,7 +272,7 @@ def _intervals(config: TrainConfig) -> Intervals:
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig | ModuleConfig) -> int:
     """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
-    fitting = config.chunk_bytes // (_BYTES_A_LOGIT * drafter.output_vocab_size)
+    fitting = _known(config.chunk_bytes) // (_BYTES_A_LOGIT * drafter.output_vocab_size)
     most = _known(config.batch_size) * _known(config.anchors) * drafter.trained_depth
     return max(128, min(fitting, max(2048, most // 16), most) // 128 * 128)
 

@@ -20,10 +20,10 @@ class Schedule:
     learning_rate: float
     warmup_ratio: float = 0.04
     min_lr_ratio: float = 0.0
-    curriculum: bool = True
-    """λ falls linearly from 1 to 0; without it only the corrected logits are trained."""
-    curriculum_ratio: float = 1.0
-    """The part of the run over which λ falls."""
+    base_weight: float = 0.3
+    """What λ, the share of the base logits' own loss, ends at."""
+    curriculum_ratio: float = 0.0
+    """The part of the run over which λ falls to that from 1; 0 keeps it where it ends."""
     tv_weight: float = 0.0
     """The share that total variation reaches in the corrected logits' loss."""
     tv_start: float = 0.5
@@ -35,9 +35,9 @@ class Schedule:
                 f"the number of steps is {self.total_steps!r}; the learning rate and λ need to "
                 "know it. Give `steps` or `epochs`."
             )
-        if not 0 < self.curriculum_ratio <= 1:
+        if not 0 <= self.curriculum_ratio <= 1:
             raise ConfigError(
-                f"curriculum_ratio is {self.curriculum_ratio}; expected more than 0, at most 1."
+                f"curriculum_ratio is {self.curriculum_ratio}; expected 0 (no curriculum) to 1."
             )
 
     def rate(self, step: int) -> float:
@@ -51,9 +51,9 @@ class Schedule:
 
     def base_share(self, step: int) -> float:
         """λ: how much of the loss is the base logits' own."""
-        if not self.curriculum:
-            return 0.0
-        return max(0.0, 1.0 - step / (self.curriculum_ratio * self.total_steps))
+        over = self.curriculum_ratio * self.total_steps
+        left = max(0.0, 1.0 - step / over) if over else 0.0
+        return self.base_weight + (1.0 - self.base_weight) * left
 
     def tv_share(self, step: int) -> float:
         """How much of the corrected logits' loss is total variation."""

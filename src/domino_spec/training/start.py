@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from domino_spec.api.prompts import end_tokens
 from domino_spec.data import Corpus
@@ -24,7 +25,7 @@ from domino_spec.drafters.files import MODELS, AnyDrafter, load_any
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
-from domino_spec.training.config import BASELINES, TrainConfig
+from domino_spec.training.config import BASELINES, Size, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -41,30 +42,56 @@ _DIALS = {
     "base": _Dial(layers=5, captured_layers=5, rank=256, gru=1024, medusa_layers=4),
     "large": _Dial(layers=8, captured_layers=7, rank=512, gru=2048, medusa_layers=8),
 }
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """Steps of some seconds at most, in memory that a laptop has, or of a GPU's own."""
+
+    size: Size
+    length: int
+    step_tokens: int
+    chunk_bytes: int
+
+
+_GPU = _Machine(size="base", length=1024, step_tokens=16384, chunk_bytes=2 * 1024**3)
+_CPU = _Machine(size="small", length=512, step_tokens=1024, chunk_bytes=256 * 1024**2)
 _BLOCKS_PER_TOKEN = 1 / 8
 _DRAFT_STEPS = {"medusa": 5, "eagle3": 7}
 _EAGLE3_CAPTURED_LAYERS = 3  # low, middle, high
-_BASE_RATE = 1e-3  # at a hidden size of 576; wider drafters take smaller steps
+_MUON_RATE = 3e-3  # steps are a share of the weights' own size: the same for every width
+_ADAMW_RATE = 1e-3  # at a hidden size of 576; wider drafters take smaller steps
 
 
-def derive(config: TrainConfig, target: Target) -> TrainConfig:
-    """Fill in what the user left open."""
-    dial = _DIALS[config.size]
+def derive(
+    config: TrainConfig, target: Target, *, alone: bool = True, on_cpu: bool = False
+) -> TrainConfig:
+    """Fill in what the user left open; `alone` where no other process trains along."""
+    machine = _CPU if on_cpu else _GPU
+    size = config.size or machine.size
+    dial = _DIALS[size]
     text = target.config
     hidden = target.hidden_size
     heads = config.heads or int(text.num_attention_heads)
     kv_heads = config.kv_heads or int(getattr(text, "num_key_value_heads", None) or heads)
     context = target.context_length
-    length = config.length or min(1024, context or 1024)
+    length = config.length or min(machine.length, context or machine.length)
     if context is not None and length > context:
         raise ConfigError(
             f"length is {length}, the target's context {context}; pack sequences of at most that."
         )
     filled: dict[str, Any] = {
         "length": length,
-        "batch_size": config.batch_size or max(1, 16384 // length),
-        "learning_rate": config.learning_rate or _BASE_RATE * min(1.0, (576 / hidden) ** 0.5),
+        "size": size,
+        "batch_size": config.batch_size or max(1, machine.step_tokens // length),
+        "chunk_bytes": config.chunk_bytes or machine.chunk_bytes,
     }
+    # Muon needs whole matrices, and was measured on block drafters alone.
+    muon = alone and config.variant not in BASELINES
+    filled["optimizer"] = config.optimizer or ("muon" if muon else "adamw")
+    rate = _ADAMW_RATE * min(1.0, (576 / hidden) ** 0.5)
+    rate = _MUON_RATE if filled["optimizer"] == "muon" else rate
+    filled["learning_rate"] = config.learning_rate or rate
     blocks = length * _BLOCKS_PER_TOKEN
     if config.variant in BASELINES:
         filled["draft_steps"] = config.draft_steps or _DRAFT_STEPS[config.variant]
@@ -233,8 +260,8 @@ _ITS_OWN = {
 
 def start_drafter(
     config: TrainConfig, target: Target, tokenizer: Any, training: Corpus
-) -> tuple[AnyDrafter, TrainConfig]:
-    """Random weights, or those of `init`; and the configuration with its mask token."""
+) -> tuple[AnyDrafter, TrainConfig, dict[str, Tensor]]:
+    """Random weights, or those of `init`; the configuration with its mask; the weights' scales."""
     shape: DrafterConfig | ModuleConfig
     if config.variant in BASELINES:
         shape = baseline_config(config, target)
@@ -242,19 +269,26 @@ def start_drafter(
         mask = _mask_token(config, target, tokenizer, training)
         config = config.replace(mask_token_id=mask)
         shape = drafter_config(config, target, mask_token_id=mask)
-    if config.init is not None:
-        return _warm_start(config, shape), config
-    tokens: Tensor | None = None
-    if config.draft_vocab is not None:
-        counts = training.token_counts(target.vocab_size)
-        tokens = torch.from_numpy(choose_draft_tokens(counts, config.draft_vocab))
     drafter: AnyDrafter
-    if isinstance(shape, DrafterConfig):
+    if config.init is not None:
+        drafter = _warm_start(config, shape)
+    elif isinstance(shape, DrafterConfig):
+        tokens = _draft_tokens(config, target, training)
         drafter = DraftModel.fresh(shape, seed=config.seed, draft_tokens=tokens)
     else:
+        tokens = _draft_tokens(config, target, training)
         drafter = MODELS[shape.kind].fresh(shape, seed=config.seed, draft_tokens=tokens)
-    match_output_scale(drafter, target, training)
-    return drafter, config
+    sizes = measure_sizes(drafter, target, training)
+    if config.init is None:
+        fit_to_sizes(drafter, target, sizes)
+    return drafter, config, weight_scales(drafter, sizes)
+
+
+def _draft_tokens(config: TrainConfig, target: Target, training: Corpus) -> Tensor | None:
+    if config.draft_vocab is None:
+        return None
+    counts = training.token_counts(target.vocab_size)
+    return torch.from_numpy(choose_draft_tokens(counts, config.draft_vocab))
 
 
 def _mask_token(config: TrainConfig, target: Target, tokenizer: Any, training: Corpus) -> int:
@@ -288,21 +322,76 @@ def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> Any
     return drafter
 
 
-@torch.no_grad()
-def match_output_scale(drafter: AnyDrafter, target: Target, corpus: Corpus) -> None:
-    """Set the final norm to the size of each channel of the target's own final states.
+@dataclass(frozen=True)
+class StateSizes:
+    """The typical size of each channel of the target's states, as a power of two."""
 
-    With a norm of ones the first logits are several times too large: the first steps would be
-    spent on shrinking them. A drafter without a norm of its own has the target's scale already.
-    """
-    norm = drafter.output_norm
-    if norm is None:
-        return
-    sums = torch.zeros(target.hidden_size, dtype=torch.float64)
+    captured: Tensor  # [captured layers * hidden]
+    embedding: Tensor  # [hidden]
+    hidden: Tensor  # [hidden]: final states, after the norm
+
+
+@torch.no_grad()
+def measure_sizes(drafter: AnyDrafter, target: Target, corpus: Corpus) -> StateSizes:
+    """Mean magnitudes over a few conversations: squares would be ruled by a few huge states."""
+    widths = (len(drafter.capture_layers), 1, 1)
+    sums = [torch.zeros(n * target.hidden_size, dtype=torch.float64) for n in widths]
     count = 0
     for index in range(min(_CONVERSATIONS, len(corpus))):
         tokens = torch.from_numpy(corpus[index].tokens).long().unsqueeze(0)
-        hidden = read(target, tokens, capture_layers=(0,)).hidden
-        sums += hidden[0].double().square().sum(dim=0).cpu()
+        reading = read(target, tokens, capture_layers=drafter.capture_layers)
+        embedded = target.embed(tokens.to(reading.hidden.device))
+        for total, states in zip(sums, (reading.captured, embedded, reading.hidden), strict=True):
+            total += states[0].double().abs().sum(dim=0).cpu()
         count += tokens.shape[1]
-    norm.copy_((sums / max(1, count)).sqrt().to(norm))
+    sizes = (total.div(max(1, count)).clamp(min=2.0**-20) for total in sums)
+    return StateSizes(*(torch.exp2(torch.log2(size).round()).float() for size in sizes))
+
+
+def weight_scales(drafter: AnyDrafter, sizes: StateSizes) -> dict[str, Tensor]:
+    """By name of a parameter: what its master is larger by (`Masters`)."""
+    scales = {}
+    for name, states in drafter.reads.items():
+        size = _floored(getattr(sizes, states).view(-1, len(sizes.hidden)))
+        width = drafter.get_parameter(name).shape[1]
+        # A head reads states of its own, of about one, after the target's.
+        scales[name] = torch.cat((size, size.new_ones(width - len(size))))
+    if drafter.output_norm is not None:
+        norm = next(n for n, p in drafter.named_parameters() if p is drafter.output_norm)
+        scales[norm] = 1 / sizes.hidden
+    return scales
+
+
+def _floored(size: Tensor) -> Tensor:
+    """[layers, hidden], flat: a channel that happened to be silent must not get enormous steps."""
+    floor = torch.exp2(torch.log2(size.mean(dim=1, keepdim=True)).round() - _QUIETEST)
+    return torch.maximum(size, floor).flatten()
+
+
+_QUIETEST = 2
+"""Powers of two below a layer's mean."""
+_FIRST_LOGITS = 0.1
+"""Of a block drafter, at most, by the target's own: its guesses are nearly uniform."""
+
+
+@torch.no_grad()
+def fit_to_sizes(drafter: AnyDrafter, target: Target, sizes: StateSizes) -> None:
+    """First weights for a target whose states are of these sizes.
+
+    Where embedding and lm_head are one matrix, a fresh drafter would be certain of the token in
+    its slots, the mask, and spend a hundred steps on unlearning it: its logits there are below 1.
+    """
+    scales = weight_scales(drafter, sizes)
+    for name in drafter.reads:
+        drafter.get_parameter(name).div_(scales[name])
+    if drafter.output_norm is None:
+        return
+    first = 1.0
+    if isinstance(drafter, DraftModel):
+        first = _FIRST_LOGITS
+        mask = torch.tensor([drafter.config.mask_token_id], device=target.device)
+        state = F.rms_norm(target.embed(mask).float(), (target.hidden_size,), eps=1e-6)
+        state *= sizes.hidden.to(state.device)
+        while target.logits((first * state).to(target.dtype)).abs().max() > 1:
+            first /= 2
+    drafter.output_norm.copy_(first * sizes.hidden)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,9 @@ class Head(nn.Module, ABC):
     after the other (`step`); both then go through `project_hidden` and `correction`, so that
     there is one formula. The hidden part of all slots is projected at once.
     """
+
+    reads: ClassVar[Mapping[str, str]] = {}
+    """Matrices that read the target's own states, and which: embedding, hidden."""
 
     def __init__(self, config: HeadConfig, *, state_size: int) -> None:
         super().__init__()

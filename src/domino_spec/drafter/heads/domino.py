@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -18,6 +21,11 @@ class DominoHead(Head):
     W1 is applied in two parts so that the hidden part of all slots is computed once and only
     the state part is computed at each step.
     """
+
+    reads: ClassVar[Mapping[str, str]] = {
+        "prefix_gru.weight_ih_l0": "embedding",
+        "embed_proj.0.weight": "hidden",
+    }
 
     def __init__(
         self, config: DominoHeadConfig, *, hidden_size: int, output_vocab_size: int
