@@ -114,7 +114,7 @@ def test_a_fresh_drafter_fits_the_sizes_of_the_targets_states(corpus):
         assert (drafter.get_parameter(name) * scales[name]).equal(before[name]), "exactly"
     master = drafter.backbone.norm.weight.detach() * scales["backbone.norm.weight"]
     assert bool((master == master[0]).all()), "all channels alike"
-    assert 0 < float(master[0]) <= 0.1
+    assert 0 < float(master[0]) <= 0.1001
     mask = target.embed(torch.tensor([drafter.config.mask_token_id]))
     logits = target.logits(drafter.backbone.norm(mask))
     assert float(logits.detach().abs().max()) <= 1.001, "it is not certain of the mask"
