@@ -84,7 +84,7 @@ class Sampler:
         drawn_from: DraftDistribution | None,
     ) -> tuple[Choice, Tensor]:
         """Choose the next token exactly as plain decoding would; also gives the scores."""
-        scores = self.processors(ids, logits.float().unsqueeze(0))[0]
+        scores = _processed(self.processors, ids, logits)
         if self._bans and not bool((scores > -torch.inf).any()):
             raise no_token_left(ids.shape[1])
         if not self.samples:
@@ -102,7 +102,7 @@ class Sampler:
 
     def draft(self, logits: Tensor, tokens: Tensor | None) -> tuple[int, DraftDistribution]:
         """Draw a draft's column from the drafter's logits [k], and keep what it was drawn from."""
-        scores = self.warpers(None, logits.float().unsqueeze(0))[0]
+        scores = _processed(self.warpers, None, logits)
         probabilities = scores.softmax(dim=-1)
         return self._draw(probabilities), DraftDistribution(probabilities, tokens)
 
@@ -127,6 +127,14 @@ class Sampler:
 
     def _uniform(self, device: torch.device) -> float:
         return float(torch.rand((), generator=self.generator, device=device))
+
+
+def _processed(chain: LogitsProcessorList, ids: Tensor | None, logits: Tensor) -> Tensor:
+    """What a chain makes of logits [k]; its own call inspects every signature at every token."""
+    scores = logits.float().unsqueeze(0)
+    for processor in chain:
+        scores = processor(ids, scores)
+    return scores[0]
 
 
 def _all_tokens(scores: Tensor) -> Tensor:
