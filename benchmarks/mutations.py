@@ -301,6 +301,41 @@ MUTATIONS = (
         "return self.learning_rate * step / warmup",
         "tests/training/test_schedule.py",
     ),
+    Mutation(
+        "gradients of scaled weights are not scaled",
+        "training",
+        "if scale is None else parameter.grad / scale",
+        "if scale is None else parameter.grad.float()",
+        "tests/training/test_masters.py",
+    ),
+    Mutation(
+        "a channel that was silent gets enormous steps",
+        "training",
+        "return torch.maximum(size, floor).flatten()",
+        "return size.flatten()",
+        "tests/training/test_parts.py",
+    ),
+    Mutation(
+        "a fresh drafter is certain of the mask",
+        "training",
+        ".abs().max() > 1:",
+        ".abs().max() > 1e9:",
+        "tests/training/test_parts.py",
+    ),
+    Mutation(
+        "a GGUF file's conversion decides its type on a GPU",
+        "targets",
+        'if checked == "auto" and is_gguf(source)',
+        'if checked == "auto" and not is_gguf(source)',
+        "tests/targets/test_gguf.py",
+    ),
+    Mutation(
+        "a hook goes on after a rejected draft",
+        "engine",
+        "and drafts[index][place : place + 1] == [tokens[index]]",
+        "and bool(drafts[index][place : place + 1])",
+        "tests/engine/test_hooks.py",
+    ),
     # data
     Mutation(
         "positions go on from one packed conversation to the next",

@@ -136,7 +136,7 @@ def test_scaled_masters_take_the_same_step_whatever_the_inputs_size():
     torch.manual_seed(0)
     inputs, goal = torch.randn(16, 4), torch.randn(16, 3)
     size = torch.tensor([1.0, 64.0, 0.25, 1.0])
-    outputs = []
+    outputs, gradients = [], []
     for scale in (None, size):
         module = torch.nn.Linear(4, 3, bias=False)
         seen = inputs if scale is None else inputs * scale
@@ -153,12 +153,14 @@ def test_scaled_masters_take_the_same_step_whatever_the_inputs_size():
         for _ in range(5):
             (module(seen) - goal).square().mean().backward()
             masters.take_gradients()
+            gradients.append(masters.parameters[0].grad.clone())
             optimiser.step(1e-2)
             masters.give_weights()
             masters.clear()
         outputs.append(module(seen).detach())
         assert masters.state_dict()["weight"].equal(module.weight.detach().cpu())
     torch.testing.assert_close(outputs[1], outputs[0])
+    torch.testing.assert_close(gradients[5:], gradients[:5], msg="of the masters, not the weights")
 
 
 def test_scaled_masters_are_restored_exactly():
