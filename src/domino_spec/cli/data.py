@@ -235,7 +235,7 @@ def answer(
         _finish(voice, out, said, done.dropped, done.to_dict())
         if not done.answered:
             voice.error(
-                f"no prompt was answered ({_reasons(done.dropped)}), so {out} holds no training "
+                f"no prompt was answered ({done.dropped_reasons()}), so {out} holds no training "
                 "data; expected at least one answer. Change the prompts or the settings and write "
                 "to another folder."
             )
@@ -315,10 +315,6 @@ def _finish(
     voice.out.print(f"{said} in {out} ({_size(size)})", soft_wrap=True)
     for reason, count in dropped.items():
         voice.note(f"{count:,} dropped: {reason}")
-
-
-def _reasons(dropped: Mapping[str, int]) -> str:
-    return "; ".join(f"{count:,} dropped: {reason}" for reason, count in dropped.items())
 
 
 def _size(count: float) -> str:

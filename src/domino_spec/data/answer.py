@@ -174,6 +174,10 @@ class AnswerProgress:
         self.done += 1
         self.session_prompts += 1
 
+    def dropped_reasons(self) -> str:
+        """How many answers were dropped for which reason, in words."""
+        return "; ".join(f"{count:,} dropped: {reason}" for reason, count in self.dropped.items())
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""
         values = {**vars(self), "dropped": dict(self.dropped)}

@@ -156,8 +156,7 @@ def make_answers(
         on_progress=on_answers,
     )
     if not done.answered:
-        reasons = "; ".join(f"{count:,} dropped: {why}" for why, count in done.dropped.items())
-        raise DataError(f"no prompt was answered ({reasons}); give other prompts.")
+        raise DataError(f"no prompt was answered ({done.dropped_reasons()}); give other prompts.")
 
 
 def with_rate(config: TrainConfig, loaded: LoadedTarget) -> TrainConfig:

@@ -272,12 +272,10 @@ def start_drafter(
     drafter: AnyDrafter
     if config.init is not None:
         drafter = _warm_start(config, shape)
-    elif isinstance(shape, DrafterConfig):
-        tokens = _draft_tokens(config, target, training)
-        drafter = DraftModel.fresh(shape, seed=config.seed, draft_tokens=tokens)
     else:
+        model: Any = DraftModel if isinstance(shape, DrafterConfig) else MODELS[shape.kind]
         tokens = _draft_tokens(config, target, training)
-        drafter = MODELS[shape.kind].fresh(shape, seed=config.seed, draft_tokens=tokens)
+        drafter = model.fresh(shape, seed=config.seed, draft_tokens=tokens)
     sizes = measure_sizes(drafter, target, training)
     if config.init is None:
         fit_to_sizes(drafter, target, sizes)
