@@ -262,7 +262,9 @@ def recipe(records: Path) -> str:
         "ablations' Domino, trained for 55 s by the recipe before, reached 1.71 on held-out "
         "conversations (other 128) and 1.98 / 1.77 / 1.59 on the sets. What won is the default "
         "now: rate 0.003, λ 0.3, scaled weights. D-PACE learns as much in a step and its steps "
-        "take a tenth longer: not kept. The runs' code was the commit's with these changes.",
+        "take a tenth longer: not kept. The runs' code was the commit's with these changes; since "
+        "then the first logits are smaller still where the mask's own would exceed 1, and scales "
+        "have a floor, which no record covers yet.",
         made(runs),
         table(columns, runs),
     )
