@@ -183,7 +183,7 @@ class TrainConfig(BaseModel):
     )
     base_weight: Share = _loss(
         0.3,
-        "λ, the share of the base logits' own loss, where the head corrects them; 0 lets them "
+        "share of the base logits' own loss (λ), where the head corrects them; 0 lets them "
         "forget how to rank candidates",
     )
     curriculum_ratio: Share = _loss(
