@@ -1,9 +1,11 @@
 """Runs that are killed, told to stop, go wrong or are taken up again."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ import torch
 
 from domino_spec.checkpoints import load_drafter
 from domino_spec.errors import DataError, TrainingError
-from domino_spec.training import Trainer, train
+from domino_spec.training import Trainer, start, train
 from domino_spec.training.config import read_settings
 from domino_spec.training.observers import read_log
+from domino_spec.training.start import measure_sizes
 from domino_spec.training.state import STATE_FILE, Checkpoints
 from domino_spec.training.trainer import Watch
 from tests.training.helpers import (
@@ -179,12 +182,35 @@ def test_other_runs_go_on_exactly_too(tmp_path, corpus, loaded, options):
     assert all(weight.dtype == torch.float32 for weight in weights_of(again).values())
 
 
-def test_a_finished_run_is_finished(tmp_path, corpus, loaded, whole):
-    run = ready(whole[0], corpus, loaded, resume=True)
+def test_a_finished_run_is_finished_and_measured(tmp_path, corpus, loaded, whole):
+    out = shutil.copytree(whole[0], tmp_path / "run")
+    run = ready(out, corpus, loaded, resume=True, eval_every=4)
     assert run.trainer.step == STEPS
     outcome, folder = train(run)
     assert outcome.finished
-    assert folder.is_dir()
+    assert load_drafter(folder).provenance.tokens_per_cycle == outcome.last["tokens_per_cycle"]
+
+
+def test_scales_are_read_with_the_weights(tmp_path, corpus, loaded, whole, monkeypatch):
+    """States of other sizes, as of another machine or other data, must not change a run."""
+    out, older = tmp_path / "run", tmp_path / "older"
+    train(ready(out, corpus, loaded, At(6, terminate), log_every=1))
+    shutil.copytree(out, older)
+    path = Checkpoints(older, keep=2).path(6) / STATE_FILE
+    state = torch.load(path, weights_only=True)
+    del state["scales"]
+    torch.save(state, path)
+
+    def twice_as_large(*arguments):
+        sizes = measure_sizes(*arguments)
+        return replace(sizes, captured=2 * sizes.captured)
+
+    monkeypatch.setattr(start, "measure_sizes", twice_as_large)
+    assert_same(state_of(resumed(out, corpus, loaded)[0]), whole[1])
+    run, started, _ = resumed(older, corpus, loaded)
+    assert started == 6, "checkpoints without scales are read too"
+    with pytest.raises(AssertionError):
+        assert_same(state_of(run), whole[1])
 
 
 # What goes wrong.

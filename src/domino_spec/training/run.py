@@ -93,14 +93,12 @@ def prepare(
     config = derive(config, target, alone=world.alone, on_cpu=world.device.type == "cpu")
     corpus = corpus or _corpus(config, loaded)
     training, held_out = split_held_out(corpus, config.held_out)
-    drafter, config, scales = start_drafter(config, target, tokenizer, training)
+    state = checkpoints.latest() if resume else None
+    drafter, config, scales = start_drafter(
+        config, target, tokenizer, training, scales=state.scales if state else None
+    )
     batches = _batches(config, training, tokenizer, world)
     config = _with_steps(config, batches)
-    quick = config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda")
-    objective, masters, optimiser = _learner(
-        config, drafter, target, scales=scales, world=world, dtype=dtype, quick=quick
-    )
-    acceleration = Acceleration(drafter, target) if quick else None
     keeper = Keeper(
         out=out,
         checkpoints=checkpoints,
@@ -111,11 +109,16 @@ def prepare(
             "target_weights": target_weights,
         },
         provenance=_provenance(config, loaded),
+        scales=scales,
     )
-    state = checkpoints.latest() if resume else None
     if state is not None:  # before anything of the run is written over
         check_same_run(state.settings, keeper.settings)
         batches.load_state_dict(state.data)
+    quick = config.compile == "on" or (config.compile == "auto" and world.device.type == "cuda")
+    objective, masters, optimiser = _learner(
+        config, drafter, target, scales=scales, world=world, dtype=dtype, quick=quick
+    )
+    acceleration = Acceleration(drafter, target) if quick else None
     own: list[Observer] = []
     if world.leads:
         out.mkdir(parents=True, exist_ok=True)

@@ -259,9 +259,17 @@ _ITS_OWN = {
 
 
 def start_drafter(
-    config: TrainConfig, target: Target, tokenizer: Any, training: Corpus
+    config: TrainConfig,
+    target: Target,
+    tokenizer: Any,
+    training: Corpus,
+    *,
+    scales: dict[str, Tensor] | None = None,
 ) -> tuple[AnyDrafter, TrainConfig, dict[str, Tensor]]:
-    """Random weights, or those of `init`; the configuration with its mask; the weights' scales."""
+    """Random weights, or those of `init`; the configuration with its mask; the weights' scales.
+
+    `scales` are those of a run that is resumed, whose weights are read later.
+    """
     shape: DrafterConfig | ModuleConfig
     if config.variant in BASELINES:
         shape = baseline_config(config, target)
@@ -276,10 +284,12 @@ def start_drafter(
         model: Any = DraftModel if isinstance(shape, DrafterConfig) else MODELS[shape.kind]
         tokens = _draft_tokens(config, target, training)
         drafter = model.fresh(shape, seed=config.seed, draft_tokens=tokens)
-    sizes = measure_sizes(drafter, target, training)
-    if config.init is None:
-        fit_to_sizes(drafter, target, sizes)
-    return drafter, config, weight_scales(drafter, sizes)
+    if scales is None:
+        sizes = measure_sizes(drafter, target, training)
+        if config.init is None:
+            fit_to_sizes(drafter, target, sizes)
+        scales = weight_scales(drafter, sizes)
+    return drafter, config, scales
 
 
 def _draft_tokens(config: TrainConfig, target: Target, training: Corpus) -> Tensor | None:

@@ -34,6 +34,8 @@ class RunState:
     settings: dict[str, Any]
     seconds: float = 0.0
     """Spent on training, which a schedule over seconds follows."""
+    scales: dict[str, Tensor] | None = None
+    """What masters are larger by than weights; None in older checkpoints."""
 
 
 class Checkpoints:
@@ -127,6 +129,7 @@ class Keeper:
     dtype: torch.dtype
     settings: dict[str, Any]
     provenance: Provenance
+    scales: dict[str, Tensor]
 
     def save(self, trainer: Trainer) -> Path | None:
         """A checkpoint of this step; None where another process writes it."""
@@ -140,6 +143,7 @@ class Keeper:
             data=trainer.position,
             settings=self.settings,
             seconds=trainer.budget.seconds,
+            scales=self.scales,
         )
         drafter = drafter_like(trainer.objective.drafter, weights)
         return self.checkpoints.save(state, drafter, dtype=self.dtype, provenance=self.provenance)

@@ -220,6 +220,9 @@ class Trainer:
                     self._one_step(work)
                     if self._should_stop() or self.budget.over(self.step):
                         break
+                unmeasured = self.tokens_per_cycle is None and self._signal is None
+                if self._evaluate and unmeasured and self.budget.over(self.step):
+                    self._measure(self._evaluate)  # resumed where only this was left to do
             finally:
                 feed.close()
                 for observer in self._observers:
