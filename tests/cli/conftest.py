@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from domino_spec.cli.main import app
+from domino_spec.cli.training_view import LineView
 from domino_spec.drafters import Medusa, MedusaConfig, save_baseline
 from tests.cli import tiny
 
@@ -87,3 +89,19 @@ def train(domino, target, talks, tmp_path):
         return domino("train", *basics, "--out", tmp_path / out, *arguments)
 
     return run
+
+
+@pytest.fixture
+def signalled(monkeypatch):
+    """Send a signal to ourselves at the first report."""
+    report = LineView.report
+
+    def arm(number):
+        def report_once(self, step, values):
+            report(self, step, values)
+            monkeypatch.setattr(LineView, "report", report)
+            os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(LineView, "report", report_once)
+
+    return arm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 
 import peft
 import pytest
@@ -114,6 +115,28 @@ def test_the_old_drafter_is_kept_where_the_new_one_is_worse(run_adapt, pair, tmp
     assert result["drafter"] == str(pair / "unknown")
     assert f"{pair / 'unknown'} is kept, since the new one is worse" in done.stdout
     assert not (tmp_path / "run" / "drafter").exists()
+
+
+def test_a_stopped_run_is_resumed_by_the_same_command(run_adapt, signalled, tmp_path):
+    asked = ("--set", "steps=8", "--set", "learning_rate=0.01", "--set", "save_every=4")
+    signalled(signal.SIGTERM)
+    stopped = run_adapt(*asked, "--resume")
+    assert stopped.exit_code == 143, stopped.output
+    assert "stopped at step 4; the same command with --resume continues" in stopped.stderr
+    begun = told(tmp_path / "run")
+    assert begun["after"] is None
+    resumed = run_adapt(*asked, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert run_adapt(*asked, out="whole").exit_code == 0
+    once, twice = told(tmp_path / "whole"), told(tmp_path / "run")
+    assert twice["before"] == begun["before"], "of the old drafter, not of the checkpoint"
+    for name in ("before", "after", "own_target", "steps"):
+        assert twice[name] == once[name], name
+    again = run_adapt(*asked, "--resume")
+    assert "is finished (see adapt.json)" in again.stderr
+    (tmp_path / "run" / "adapt.json").write_text("{}")
+    again = run_adapt(*asked, "--resume")
+    assert f"domino train --out {tmp_path / 'run'} --resume" in again.stderr
 
 
 def test_an_adapter_answers_prompts_or_makes_them_up(domino, target, draft, tmp_path, monkeypatch):

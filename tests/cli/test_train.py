@@ -12,29 +12,12 @@ import torch
 import yaml
 
 from domino_spec.cli import train as train_module
-from domino_spec.cli.training_view import LineView
 from domino_spec.errors import TrainingError
 from domino_spec.training.observers import read_log
 from tests.cli import tiny
 
 TINY = ("--length", 64, "--batch-size", 2, "--anchors", 4, "--size", "small")
 FAST = (*TINY, "--eval-every", 0, "--no-tensorboard")
-
-
-@pytest.fixture
-def signalled(monkeypatch):
-    """Send a signal to ourselves at the first report."""
-    report = LineView.report
-
-    def arm(number):
-        def report_once(self, step, values):
-            report(self, step, values)
-            monkeypatch.setattr(LineView, "report", report)
-            os.kill(os.getpid(), number)
-
-        monkeypatch.setattr(LineView, "report", report_once)
-
-    return arm
 
 
 def lines(result):

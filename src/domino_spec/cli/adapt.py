@@ -15,6 +15,7 @@ from domino_spec.cli.options import checked_device
 from domino_spec.cli.train import check_installed, explaining_memory, introduce
 from domino_spec.cli.training_view import LineView, LiveView
 from domino_spec.cli.voice import Voice, speaking
+from domino_spec.errors import TrainingError
 from domino_spec.training.config import AdaptSettings, TrainConfig, parse_assignments
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ def adapt(
             help="A setting of domino train, such as learning_rate; repeatable.",
         ),
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue what the same command began in --out.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="JSON lines on stdout: settings, reports, the result.")
     ] = False,
@@ -73,7 +77,9 @@ def adapt(
         described = describe_fitting(settings)
         assert described.config is not None, "it has files"
         config = train_config(settings, described.config, changes)
-        require_unused(Path(config.out))
+        before = _measured_before(Path(config.out)) if resume else None
+        if before is None:
+            require_unused(Path(config.out))
         named = checked_device(config.device)
         world = World(device=torch.device(named) if named else default_device())
         voice.status(f"loading {settings.target}")
@@ -88,7 +94,29 @@ def adapt(
             )
             if settings.data is None:
                 _answer(voice, settings, loaded)
-            _adapt(voice, settings, config, described, loaded, world)
+            _adapt(voice, settings, config, described, loaded, world, before=before)
+
+
+def _measured_before(out: Path) -> float | None:
+    """The acceptance length before the training that is to be resumed; None if it never began."""
+    from domino_spec.training.state import Checkpoints
+
+    if not Checkpoints(out, keep=1).steps():
+        return None
+    path = out / ADAPT_FILE
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        before, after = float(known["before"]), known["after"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise TrainingError(
+            f"{out} holds a run, but {ADAPT_FILE} there does not say what was measured before it; "
+            f"resume it with: domino train --out {shlex.quote(str(out))} --resume"
+        ) from error
+    if after is not None:
+        raise TrainingError(
+            f"the run in {out} is finished (see {ADAPT_FILE}); adapt into another folder."
+        )
+    return before
 
 
 def _answer(voice: Voice, settings: AdaptSettings, loaded: LoadedTarget) -> None:
@@ -110,6 +138,8 @@ def _adapt(
     described: DrafterDescription,
     loaded: LoadedTarget,
     world: World,
+    *,
+    before: float | None,
 ) -> None:
     from domino_spec.training import prepare
     from domino_spec.training import train as run_training
@@ -117,25 +147,31 @@ def _adapt(
 
     view = LiveView(voice) if voice.shows_bars else LineView(voice)
     config = with_rate(config, loaded)
-    run = prepare(config, world=world, loaded=loaded, observers=[view], notice=voice.status)
+    resume = before is not None
+    run = prepare(
+        config, world=world, loaded=loaded, observers=[view], resume=resume, notice=voice.status
+    )
     introduce(voice, run, alone=True)
-    before, own = measure(run), described.provenance.tokens_per_cycle
+    before = measure(run) if before is None else before
+    own = described.provenance.tokens_per_cycle
     known: dict[str, Any] = {"before": before, "own_target": own}
     voice.status(f"acceptance length, held out: {before:.2f}{_beside(own)}")
-    if own is not None and before >= ENOUGH * own and not settings.force:
+    if not resume:
         result = Adaptation(drafter=settings.drafter, **known)
-        words = (
-            f"acceptance length, held out: {before:.2f}{_beside(own)}: adapting would gain little; "
-            f"use {settings.drafter} as it is, or train with --force"
-        )
-        _conclude(voice, settings, result, words)
-        return
+        if own is not None and before >= ENOUGH * own and not settings.force:
+            words = (
+                f"acceptance length, held out: {before:.2f}{_beside(own)}: adapting would gain "
+                f"little; use {settings.drafter} as it is, or train with --force"
+            )
+            _conclude(voice, settings, result, words)
+            return
+        _write(settings, result)  # for who resumes it
     view.begin(run.config, run.trainer.step)
     with view:
         outcome, folder = run_training(run, at_least=before)
     if outcome.signal is not None or not outcome.finished:
-        again = f"domino train --out {shlex.quote(settings.out)} --resume"
-        voice.err.print(f"stopped at step {outcome.step}; resume with: {again}", soft_wrap=True)
+        again = "the same command with --resume continues"
+        voice.err.print(f"stopped at step {outcome.step}; {again}", soft_wrap=True)
         raise typer.Exit(128 + (outcome.signal or 0))
     after = outcome.last["tokens_per_cycle"]
     result = Adaptation(
@@ -162,12 +198,17 @@ def _beside(own: float | None) -> str:
     return "" if own is None else f" ({own:.2f} on its own target)"
 
 
-def _conclude(voice: Voice, settings: AdaptSettings, result: Adaptation, words: str) -> None:
+def _write(settings: AdaptSettings, result: Adaptation) -> dict[str, Any]:
     from domino_spec.records import environment
 
     document = {**result.to_dict(), "environment": environment()}
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
     (Path(settings.out) / ADAPT_FILE).write_text(text, encoding="utf-8")
+    return document
+
+
+def _conclude(voice: Voice, settings: AdaptSettings, result: Adaptation, words: str) -> None:
+    document = _write(settings, result)
     if voice.as_json:
         voice.document({**document, "warnings": voice.warnings})
         return
