@@ -37,7 +37,7 @@ def one_error(result) -> str:
 
 
 def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, talks, tmp_path):
-    result = train(*TINY, "--steps", 4, "--log-every", 2, "--eval-every", 2)
+    result = train(*TINY, "--steps", 8, "--log-every", 7, "--eval-every", 4, "--save-every", 0)
     assert result.exit_code == 0, result.output
     drafter = tmp_path / "run" / "drafter"
     told = f"the drafter is in {drafter}; acceptance length, held out: 1."
@@ -48,13 +48,14 @@ def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, tal
         "hidden states of target layers 1, 2, 3, blocks of 16",
         "30 conversations, ",
         f"warning: 1 left out: it is not valid JSON (first: {talks}, line 31)",
-        "4 steps of 2 sequences × 64 tokens, 4 blocks a sequence, soft labels, learning rate 0.003",
+        "8 steps of 2 sequences × 64 tokens, 4 blocks a sequence, soft labels, learning rate 0.003",
         f"all settings: {tmp_path / 'run' / 'config.yaml'}",
-        "step 2/4: loss ",
+        "step 6/8: 0:0",
+        "step 7/8: loss ",
         "accuracy by draft |",
         "conversations a second",
         " left\n",
-        "step 4/4: acceptance length, held out 1.",
+        "step 8/8: acceptance length, held out 1.",
         "learnt next to nothing",
         f"try it: domino chat {target} --draft {drafter}",
     ):

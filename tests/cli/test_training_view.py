@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from domino_spec.cli.training_view import LineView, LiveView, Pace, clock, finite, report_lines
+from domino_spec.cli.training_view import Countdown, LineView, LiveView, clock, finite, report_lines
 from domino_spec.cli.voice import Voice
 from domino_spec.training import TrainConfig
 
@@ -12,7 +12,7 @@ CONFIG = TrainConfig(target="t", data=("d",), out="o", steps=40)
 REPORT = {
     "loss": 3.14159, "lambda": 0.75, "learning_rate": 9e-4, "accuracy": [0.75, 0.5, 0.02],
     "run_length": 1.5, "conversations_per_second": 1234.5, "seconds_per_step": 2.0,
-    "peak_memory_bytes": 12_300_000_000,
+    "peak_memory_bytes": 12_300_000_000, "seconds_left": 60.0,
 }  # fmt: skip
 EVALUATION = {"tokens_per_cycle": 2.5, "tokens_per_cycle_head_off": 1.875}
 
@@ -88,30 +88,26 @@ def test_quiet_lines_are_none(capsys):
     assert captured.out == captured.err == ""
 
 
-def test_time_left_counts_evaluations_but_not_the_start():
+def test_time_left_runs_on_between_reports():
     hands = Hands()
-    pace = Pace(100, 0, now=hands)
-    assert pace.left() is None
+    countdown = Countdown(now=hands)
+    assert countdown.left() is None
     hands.time += 300  # compiling
-    pace.see(10, 1.0)
-    assert pace.left() == 90
+    countdown.set(90.0)
     hands.time += 5
-    assert pace.left() == 85
-    hands.time += 25  # ten steps and an evaluation: 3 s a step
-    pace.see(20, 1.0)
-    assert pace.left() == 240
-    assert pace.elapsed() == 330
+    countdown.set(None)  # an evaluation, which does not say
+    assert (countdown.left(), countdown.elapsed()) == (85, 305)
+    countdown.set(240.0)
+    assert countdown.left() == 240
     hands.time += 1000
-    assert pace.left() == 0
-    pace.see(20, None)
-    pace.see(30, float("nan"))
-    assert pace.left() is not None
+    assert countdown.left() == 0
 
 
-def test_an_evaluation_before_any_report_tells_no_time():
-    pace = Pace(100, 0)
-    pace.see(10, None)
-    assert pace.left() is None
+def test_time_left_is_said_before_the_first_report(capsys):
+    view = LineView(Voice())
+    view.begin(CONFIG, 0)
+    view.report(6, {"seconds_per_step": 2.0, "seconds_left": 68.0})
+    assert capsys.readouterr().err == "step 6/40: 1:08 left\n"
 
 
 def test_clock_and_empty_reports():

@@ -96,7 +96,10 @@ class Reports:
         self.evaluated: list[tuple[int, dict[str, Any]]] = []
 
     def report(self, step: int, values: dict[str, Any]) -> None:
-        (self.trained if "loss" in values else self.evaluated).append((step, values))
+        if "loss" in values:
+            self.trained.append((step, values))
+        elif "tokens_per_cycle" in values:
+            self.evaluated.append((step, values))
 
     def close(self) -> None:
         pass

@@ -65,6 +65,25 @@ def test_a_budget_of_steps_is_at_the_step():
     assert budget.over(8)
 
 
+@pytest.mark.parametrize("limit", [{"steps": 100}, {"seconds": 200.0}])
+def test_the_time_left_is_known_once_steps_were_timed(limit):
+    clock = Clock()
+    budget = Budget(**limit, clock=clock)
+    budget.begin()
+    steps(budget, clock, 50.0, 9.0, 1.0, 2.0, 2.0)  # the compiler, and too few to go by
+    assert budget.pace is budget.seconds_left(5) is None
+    steps(budget, clock, 2.0)
+    assert (budget.pace, budget.expected_steps(6)) == (2.0, 100)
+    assert budget.share(6) == pytest.approx(0.06)
+    assert budget.seconds_left(6) == pytest.approx(188.0)
+    steps(budget, clock, *[2.0] * 4)
+    clock.now += 10.0  # one evaluation in ten steps: a second a step
+    budget.pause(10.0)
+    assert budget.seconds_left(10) == pytest.approx(270.0)
+    steps(budget, clock, *[2.0] * 90)
+    assert (budget.share(100), budget.seconds_left(100)) == (1.0, 0.0)
+
+
 @pytest.fixture
 def clocked(monkeypatch):
     """A step takes a second, whatever it does."""
@@ -100,8 +119,11 @@ def test_a_run_over_seconds_ends_where_its_schedule_ends(tmp_path, corpus, loade
     assert rates[-1] < 0.1 * max(rates)
     assert shares[0] == 1.0
     assert shares[-1] == pytest.approx(1 / 12, abs=1e-3)
-    assert [step for step, _ in reports.evaluated] == [12], "unknown steps: at the end alone"
-    assert Checkpoints(tmp_path / "run", keep=2).steps() == [12]
+    tenths = [4, 5, 6, 8, 9, 10, 11, 12]  # no time has passed before step 4
+    assert [step for step, _ in reports.evaluated] == tenths
+    assert Checkpoints(tmp_path / "run", keep=2).steps() == tenths[-2:]
+    left = [values.get("seconds_left") for _, values in reports.trained]
+    assert left == [None] * 5 + [6, 5, 4, 3, 2, 1, 0]
     assert reports.trained[-1][1]["training_seconds"] == pytest.approx(12.0)
 
 

@@ -130,10 +130,18 @@ def test_nothing_held_out_is_nothing_evaluated(tmp_path, corpus, loaded):
 
 
 def test_a_tenth_of_the_run_unless_told_otherwise(tmp_path, corpus, loaded):
-    run = ready(tmp_path, corpus, loaded, steps=50, eval_every=None, save_every=None)
-    assert run.trainer._intervals == Intervals(log=4, evaluate=5, save=5)
-    run = ready(tmp_path, corpus, loaded, steps=50, eval_every=0, save_every=0)
-    assert run.trainer._intervals == Intervals(log=4, evaluate=0, save=50), "saved at the end"
+    reports = Reports()
+    run = ready(
+        tmp_path, corpus, loaded, reports, steps=23, log_every=50, eval_every=None, save_every=None
+    )
+    run.trainer._evaluate = lambda: {"tokens_per_cycle": 1.0}
+    train(run)
+    tenths = [3, 5, 7, 10, 12, 14, 17, 19, 21, 23]
+    assert [step for step, _ in reports.evaluated] == tenths
+    assert [step for step, _ in reports.trained] == tenths, "before each checkpoint"
+    intervals = Intervals(log=4, evaluate=0, save=None)
+    assert not intervals.due(0, 50, 50, tenth=True)
+    assert intervals.due(7, 50, 50, tenth=False)
 
 
 def test_the_mask_is_chosen_among_tokens_that_prompts_do_not_hold_either(

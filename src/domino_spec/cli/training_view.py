@@ -25,7 +25,7 @@ class LineView:
 
     def __init__(self, voice: Voice) -> None:
         self._voice = voice
-        self._pace = Pace(0, 0)
+        self._steps: int | None = None
 
     def __enter__(self) -> LineView:
         return self
@@ -33,20 +33,19 @@ class LineView:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def begin(self, config: TrainConfig, step: int) -> None:
+    def begin(self, config: TrainConfig, _step: int) -> None:
         """The run is known."""
-        self._pace = Pace(config.steps or 0, step)
+        self._steps = config.steps
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Say it."""
         if self._voice.as_json:
             self._voice.document({"step": step, **finite(values)})
             return
-        self._pace.see(step, values.get("seconds_per_step"))
         told = [f"{label} {value}" for label, value in report_lines(values)]
-        if "loss" in values and (left := self._pace.left()) is not None:
-            told.append(f"{clock(left)} left")
-        of = f"/{self._pace.total}" if self._pace.total else ""  # a run over seconds cannot know
+        if "seconds_left" in values:
+            told.append(f"{clock(values['seconds_left'])} left")
+        of = f"/{self._steps}" if self._steps else ""  # a run over seconds cannot know
         self._voice.note(f"step {step}{of}: {' · '.join(told)}")
 
     def close(self) -> None:
@@ -65,7 +64,7 @@ class LiveView:
             console=voice.err,
         )
         self._task = self._bar.add_task("training", total=None, times="")
-        self._pace = Pace(0, 0)
+        self._countdown = Countdown()
         self._values: dict[str, Any] = {}
         self._live = Live(console=voice.err, refresh_per_second=4, get_renderable=self.render)
 
@@ -78,12 +77,12 @@ class LiveView:
 
     def begin(self, config: TrainConfig, step: int) -> None:
         """The run is known."""
-        self._pace = Pace(config.steps or 0, step)
+        self._countdown = Countdown()
         self._bar.update(self._task, total=config.steps, completed=step)
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Show it."""
-        self._pace.see(step, values.get("seconds_per_step"))
+        self._countdown.set(values.get("seconds_left"))
         self._bar.update(self._task, completed=step)
         self._values |= values
         if "tokens_per_cycle" in values:
@@ -94,41 +93,33 @@ class LiveView:
 
     def render(self) -> Group:
         """The panel as it is now."""
-        left = self._pace.left()
+        left = self._countdown.left()
         ahead = "" if left is None else f", {clock(left)} left"
-        self._bar.update(self._task, times=f"{clock(self._pace.elapsed())}{ahead}")
+        self._bar.update(self._task, times=f"{clock(self._countdown.elapsed())}{ahead}")
         table = Table.grid(padding=(0, 2))
         for name, value in report_lines(self._values) or [("", "the first report is to come")]:
             table.add_row(Text(name, style="dim"), Text(value))
         return Group(self._bar, table)
 
 
-class Pace:
-    """Time left: evaluations and checkpoints count, what happened before the first report not."""
+class Countdown:
+    """Time passed, and time left between two reports that say it."""
 
-    def __init__(self, total: int, step: int, *, now: Callable[[], float] = time.monotonic) -> None:
-        self.total = total
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._began = now, now()
-        self._step = step
-        self._first: tuple[int, float] | None = None
         self._due: float | None = None
 
-    def see(self, step: int, seconds_per_step: float | None) -> None:
-        """The run is at this step now."""
-        now = self._now()
-        if self._first is None:
-            self._first = (step, now)
-        first, since = self._first
-        rate = (now - since) / (step - first) if step > first else seconds_per_step
-        if self.total and rate is not None and math.isfinite(rate):
-            self._due = now + rate * (self.total - step)
+    def set(self, seconds_left: float | None) -> None:
+        """A report came; None says nothing new."""
+        if seconds_left is not None:
+            self._due = self._now() + seconds_left
 
     def elapsed(self) -> float:
         """Seconds since the beginning."""
         return self._now() - self._began
 
     def left(self) -> float | None:
-        """Seconds to go, or None before the first report."""
+        """Seconds to go, or None where nothing was said yet."""
         return None if self._due is None else max(0.0, self._due - self._now())
 
 

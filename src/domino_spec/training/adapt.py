@@ -83,7 +83,10 @@ def train_config(
             f"{', '.join(taken)} cannot be set here: the drafter's own shape is kept, and the rest "
             "has options of its own."
         )
-    length = {} if changes.keys() & {"steps", "epochs"} else {"max_seconds": settings.seconds}
+    at_the_end = {"eval_every": 10**9, "save_every": 0}  # evaluations would outlast the training
+    length = {"max_seconds": settings.seconds, **at_the_end}
+    if changes.keys() & {"steps", "epochs"}:
+        length = {}
     return TrainConfig.from_dict({**fixed, **length, "warmup_ratio": _WARMUP, **changes})
 
 

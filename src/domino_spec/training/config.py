@@ -237,16 +237,12 @@ class TrainConfig(BaseModel):
     )
     log_every: Count = _run(20, "steps between reports")
     eval_every: CountOrZero | None = _run(
-        None,
-        "steps between evaluations; 0: never; of a run over seconds only at the end",
-        unset="a tenth of the run",
+        None, "steps between evaluations; 0: never", unset="a tenth of the run"
     )
     eval_prompts: CountOrZero = _run(32, "held-out conversations whose prompts are continued")
     eval_tokens: Count = _run(128, "longest answer of an evaluation")
     save_every: CountOrZero | None = _run(
-        None,
-        "steps between checkpoints; 0, or a run over seconds: at the end only",
-        unset="a tenth of the run",
+        None, "steps between checkpoints; 0: at the end only", unset="a tenth of the run"
     )
     keep: Count = _run(2, "checkpoints that stay")
     diverge_factor: Annotated[Number, Ge(1)] = _run(

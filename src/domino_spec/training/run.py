@@ -141,7 +141,11 @@ def prepare(
         accumulate=config.accumulate,
         clip=config.clip,
         seed=config.seed,
-        intervals=_intervals(config),
+        intervals=Intervals(
+            log=config.log_every,
+            evaluate=config.eval_every,
+            save=sys.maxsize if config.save_every == 0 else config.save_every,
+        ),
         watch=Watch(config.diverge_factor),
         observers=own,
         evaluate=evaluate,
@@ -261,16 +265,6 @@ def _learner(
         weight_decay=config.weight_decay,
     )
     return objective, masters, optimiser
-
-
-def _intervals(config: TrainConfig) -> Intervals:
-    """A tenth of the run where nothing is said; a run over seconds knows only its end."""
-    steps = config.steps or sys.maxsize
-    part = max(1, steps // 10) if config.steps else steps
-    evaluate, save = (
-        part if every is None else every for every in (config.eval_every, config.save_every)
-    )
-    return Intervals(log=config.log_every, evaluate=evaluate, save=save or steps)
 
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig | ModuleConfig) -> int:

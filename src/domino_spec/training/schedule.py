@@ -92,6 +92,7 @@ class Budget:
         self._before = 0.0  # of runs that this one goes on with
         self._made = 0
         self._timed = 0.0
+        self._paused = self._pause_per_step = 0.0
         self._since: float | None = None
 
     @property
@@ -99,6 +100,12 @@ class Budget:
         """Spent on the steps made so far."""
         timed = self._made - _SETTLING
         return self._before + (self._timed * self._made / timed if timed > 0 else 0.0)
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds a step takes; None until enough were timed."""
+        timed = self._made - _SETTLING
+        return self._timed / timed if timed >= _SETTLING else None
 
     @property
     def places(self) -> int:
@@ -124,6 +131,28 @@ class Budget:
             return self._steps
         return step if self.over(step) else sys.maxsize
 
+    def share(self, step: int) -> float:
+        """The part of the run that is done after this many steps."""
+        if self._steps is not None:
+            return step / self._steps
+        assert self._limit is not None
+        return min(1.0, self.seconds / self._limit)
+
+    def expected_steps(self, step: int) -> int | None:
+        """How many steps the whole run will take, seen from this one; None until that is known."""
+        if self._steps is not None:
+            return self._steps
+        assert self._limit is not None
+        left = max(0.0, self._limit - self.seconds)
+        return None if self.pace is None else step + math.ceil(left / self.pace)
+
+    def seconds_left(self, step: int) -> float | None:
+        """To the end of the run, evaluations and checkpoints at the rate so far included."""
+        steps = self.expected_steps(step)
+        if steps is None or self.pace is None:
+            return None
+        return (steps - step) * (self.pace + self._pause_per_step)
+
     def resume(self, seconds: float) -> None:
         """Go on where so much had been spent."""
         self._before = seconds
@@ -147,3 +176,5 @@ class Budget:
         """So much passed that was not training."""
         if self._since is not None:
             self._since += seconds
+        self._paused += seconds
+        self._pause_per_step = self._paused / max(1, self._made)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -131,15 +132,17 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Intervals:
-    """Every how many steps something happens; 0 means never."""
+    """Every how many steps something happens: 0 means never, None at each tenth of the run."""
 
     log: int
-    evaluate: int
-    save: int
+    evaluate: int | None
+    save: int | None
 
-    def due(self, every: int, step: int, last: int) -> bool:
-        """Whether it happens after this many steps."""
-        return every > 0 and (step % every == 0 or step == last)
+    def due(self, every: int | None, step: int, last: int, *, tenth: bool) -> bool:
+        """Whether it happens after this step, which may complete a tenth of the run."""
+        if every == 0:
+            return False
+        return step == last or (tenth if every is None else step % every == 0)
 
 
 @dataclass(frozen=True)
@@ -255,15 +258,21 @@ class Trainer:
             self.masters.clear()
         self._meter.step(loss, norm)
         self.step, self.position = step + 1, work.position
+        settling = self.budget.pace is None
+        if settling and device.type == "cuda":
+            torch.cuda.synchronize(device)  # the first pace would be that of launches alone
         self.budget.count()
-        total = self.budget.last_step(self.step)
 
-        due, intervals = self._intervals.due, self._intervals
-        logs = due(intervals.log, self.step, total)
-        saves = self._save is not None and due(intervals.save, self.step, total)
-        if logs or saves:
+        intervals, places = self._intervals, self.budget.places
+        tenth = 10 * self.budget.place(self.step) // places > 10 * place // places
+        last = self.budget.last_step(self.step)
+        due = partial(intervals.due, step=self.step, last=last, tenth=tenth)
+        saves = self._save is not None and due(intervals.save)
+        if due(intervals.log) or saves:
             self._report(place)
-        if self._evaluate and due(intervals.evaluate, self.step, total):
+        elif settling and self.budget.pace is not None:
+            self._tell(self.step, {"seconds_per_step": self.budget.pace, **self._ahead()})
+        if self._evaluate and due(intervals.evaluate):
             with self._paused():
                 self._measure(self._evaluate)
         if saves:
@@ -283,6 +292,11 @@ class Trainer:
             self._evaluating = False
         self.tokens_per_cycle = measured.get("tokens_per_cycle")
         self._tell(self.step, measured)
+
+    def _ahead(self) -> dict[str, Any]:
+        """What is known of the rest of the run."""
+        left = self.budget.seconds_left(self.step)
+        return {} if left is None else {"seconds_left": left}
 
     def _learn(self, blocks: Blocks, mixture: Mixture, divisor: float) -> torch.Tensor:
         with record_function("step: target"):
@@ -309,6 +323,7 @@ class Trainer:
             "epoch": self.position["epoch"],
             "seconds": time.perf_counter() - self._started,
             "training_seconds": self.budget.seconds,
+            **self._ahead(),
         }
         if self.world.device.type == "cuda":
             values["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.world.device)
