@@ -4,11 +4,13 @@ The first turn of each prompt, chat template applied, under 400 tokens; 256 new 
 at least 32 tokens that do not loop; all committed tokens over all cycles, without the prefill's.
 
     python -m benchmarks.acceptance --draft FOLDER --sets gsm8k.jsonl --temperature 0 0.7
+    python -m benchmarks.acceptance --draft released:NAME --data SHARDS --simulate --state
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +19,16 @@ from typing import Any
 import torch
 
 from domino_spec.api import DominoDecoder
+from domino_spec.checkpoints import released_folder
+from domino_spec.checkpoints.provenance import CONFIG_KEY
+from domino_spec.data import load_corpus
 from domino_spec.demo import smollm2
 from domino_spec.evaluation import (
     Measurement,
     PromptSet,
     Protocol,
     continuations_for,
+    corpus_prompts,
     encode_turns,
     measure_decoded,
     measure_simulated,
@@ -30,7 +36,9 @@ from domino_spec.evaluation import (
 )
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
+from domino_spec.training.evaluate import split_held_out
 
+HELD_OUT = "held-out"
 NAMES = {"smollm2": "SmolLM2-135M-Instruct"}
 HEADS = ("drafter", "set", "T", "way", "head", "tokens a cycle", "first", "used", "left out", "s")
 
@@ -110,6 +118,14 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def state(draft: str, measured: Measurement) -> None:
+    """Let a released drafter say in its config.json what was measured of it."""
+    path = released_folder(draft) / "config.json"
+    described = json.loads(path.read_text(encoding="utf-8"))
+    described[CONFIG_KEY]["tokens_per_cycle"] = round(measured.total.tokens_per_cycle, 4)
+    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, append the records, print the table last."""
     options = _options(arguments)
@@ -137,12 +153,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
         for path in options.sets
     ]
+    if options.data:
+        corpus = load_corpus(
+            options.data, tokenizer=loaded.tokenizer, vocab_size=loaded.target.vocab_size
+        )
+        _, corpus = split_held_out(corpus, options.held_out)
+        sets.append(corpus_prompts(HELD_OUT, corpus, longest=longest, limit=options.limit))
     circumstances = environment()
     rows: list[Sequence[str]] = [HEADS]
     for temperature in options.temperature:
         own = replace(protocol, temperature=temperature)
         for place, measurement in measure(decoders, sets, own, options):
-            drafter = Path(options.draft[place]).name
+            drafter = Path(options.draft[place]).name.removeprefix("released:")
             record: dict[str, Any] = {
                 "target": target_name,
                 "drafter": drafter,
@@ -151,6 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "environment": circumstances,
             }
             append_record(options.out, record)
+            usual = measurement.head and not temperature
+            if options.state and usual and measurement.prompts.name == HELD_OUT:
+                state(options.draft[place], measurement)
             rows.append(row_of(drafter, measurement))
             print(*rows[-1], flush=True)
     print(f"\n{table(rows)}")
@@ -160,7 +185,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--target", default="smollm2", help="smollm2, a folder or a GGUF file")
     parser.add_argument("--draft", nargs="+", required=True)
-    parser.add_argument("--sets", nargs="+", required=True, help="JSON lines of turns")
+    parser.add_argument("--sets", nargs="*", default=[], help="JSON lines of turns")
+    parser.add_argument("--data", nargs="*", default=[], help="what the drafters were trained on")
+    parser.add_argument("--held-out", type=int, default=64, help="of which this was held out")
+    parser.add_argument("--state", action="store_true", help="in the released drafters' files")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0])
     parser.add_argument("--simulate", action="store_true", help="at T > 0 that is the match rule")
     parser.add_argument("--head-off", action="store_true", help="also with base logits alone")

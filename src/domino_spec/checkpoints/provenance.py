@@ -43,7 +43,7 @@ class Provenance:
     training_length: int | None = None
     """Tokens of the longest training sequence."""
     tokens_per_cycle: float | None = None
-    """Greedy acceptance length on held-out conversations, when training last measured it."""
+    """Greedy acceptance length on conversations held out of training, as last measured."""
     license: str | None = None
     format_version: int | None = None
     created_with: str | None = None
