@@ -4,17 +4,21 @@ import json
 import sys
 import tarfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import transformers as tf
 import yaml
 from benchmarks import (
+    adapt,
     average,
     engine_crowd,
     head_to_head_train,
     refit_output,
     sweep,
+    sweep_sets,
     training_speed,
 )
 
@@ -23,9 +27,10 @@ from domino_spec.data import write_shard
 from domino_spec.drafter import DraftModel
 from domino_spec.drafters import open_drafter
 from domino_spec.engine.cache import SlotCache
+from domino_spec.evaluation import Protocol
 from domino_spec.records import read_records
 from domino_spec.targets import load_target
-from tests.cli.tiny import MASK, VOCAB, drafter_config, make_tokenizer, save_target
+from tests.cli.tiny import LINES, MASK, VOCAB, drafter_config, make_tokenizer, save_target
 from tests.support.families import random_prompts
 
 
@@ -66,6 +71,64 @@ def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
     assert first["steps"] > 0
     assert "gamma" in failed["failed"], "and the runs go on"
     assert (tmp_path / "kept" / "b" / "drafter" / "model.safetensors").is_file()
+
+
+def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypatch):
+    base = save_target(tmp_path / "base", tokenizer=make_tokenizer())
+    model = tf.AutoModelForCausalLM.from_pretrained(base)
+    with torch.no_grad():  # its answers never hold the mask token
+        model.lm_head.weight.mul_(3)
+        model.lm_head.weight[MASK] = 0
+    model.config.max_position_embeddings = 72  # short answers
+    model.save_pretrained(base)
+    monkeypatch.setattr(adapt, "RATE", 0.05)
+    for module in (adapt, sweep, sweep_sets):
+        monkeypatch.setattr(module, "Protocol", partial(Protocol, max_new_tokens=33))
+    save_drafter(DraftModel.fresh(drafter_config(), seed=0), tmp_path / "draft")
+    lines = [(f"{LINES[n % 2]} {n}", f"{n} {LINES[0]}") for n in range(40)]
+    roles = [
+        [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+        for asked, answer in lines
+    ]
+    rows = [json.dumps({"messages": messages}) for messages in roles]
+    (tmp_path / "talks.jsonl").write_text("\n".join(rows))
+    (tmp_path / "asked.txt").write_text("\n".join(asked for asked, _ in lines))
+    (tmp_path / "set.jsonl").write_text('{"turns": ["what is the quick answer"]}')
+    words = [
+        base, tmp_path / "draft", "--run", tmp_path / "run", "--data", tmp_path / "talks.jsonl",
+        "--sets", tmp_path / "set.jsonl", "--limit", 4, "--steps", 4, "--batch", 4, "--length", 64,
+        "--texts", 2, "--text-tokens", 8, "--answers", 20, "--answer-tokens", 16, "--prompts",
+        tmp_path / "asked.txt", "--seconds", 0.05, "--full-seconds", 0.05, "--records",
+        tmp_path / "r.jsonl", "--set", "length=64", "batch_size=2", "anchors=4", "eval_tokens=12",
+    ]  # fmt: skip
+    adapt.main([str(word) for word in words])
+    records = {record["stage"]: record for record in read_records(tmp_path / "r.jsonl")}
+    first, last = records["fine-tune"]["loss"]
+    assert last < first
+    assert records["texts"]["weights_equal"]
+    assert records["texts"]["as_adapter"] == {"merged": 2, "base": 0}
+    assert records["domino adapt"]["before"] >= 1
+    assert records["domino adapt"]["steps"] > 0
+    assert "init" not in records["domino adapt"]["settings"]
+    assert records["domino train"]["settings"]["layers"] == 2
+    measured = [record for record in records.values() if "acceptance_length" in record]
+    assert len(measured) == 4
+    for record in measured:
+        assert set(record["acceptance_length"]) == {"set", "held-out", "fine-tune"}
+        assert record["prompts"]["held-out"] == 2, "as many as training holds out"
+    monkeypatch.setattr(adapt, "load_target", None)
+    adapt.main([str(word) for word in words])
+    assert len(read_records(tmp_path / "r.jsonl")) == len(records), "all is done"
+
+
+def test_docstrings_become_conversations(tmp_path):
+    said = "Return the things, each of them once, in the order in which they were met."
+    (tmp_path / "tests").mkdir()
+    for name in ("things.py", "tests/more.py"):
+        code = f'class A:\n  def f(self, n=1):\n    """{said}"""\ndef g():\n  """Too short."""\n'
+        (tmp_path / name).write_text(code)
+    asked = "What is `f(self, n=1)` of Python's module `things`?"
+    assert list(adapt.docstrings(tmp_path)) == [(asked, said)]
 
 
 def test_training_speed_leaves_a_record(tmp_path, monkeypatch):
