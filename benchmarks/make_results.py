@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.forecast import fit_text, with_table
 from benchmarks.results_decoding import ENGINE_TEXT, head_to_head, serving, vllm, vllm_speedups
 from benchmarks.results_engine import engine, rollout, tried
 from benchmarks.results_exactness import audited, exactness, gpu_dtype, gpu_records
@@ -16,10 +17,12 @@ from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tables import KINDS, plain_interval, times
 from domino_spec.load.summary import read_runs as read_loads
 from domino_spec.records import read_records
+from domino_spec.training.forecast import FIT_FILE
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "records"
 DOCS = ROOT / "docs"
+GUIDE = DOCS / "training.md"
 PAGES = {
     "engine": engine,
     "tried": tried,
@@ -36,6 +39,11 @@ def pages(records: Path = RECORDS) -> dict[Path, str]:
     """Every page and its text."""
     details = {DOCS / "results" / f"{name}.md": make(records) for name, make in PAGES.items()}
     return {DOCS / "results.md": headlines(records), **details}
+
+
+def forecast_files(records: Path = RECORDS) -> dict[Path, str]:
+    """What training foretells from, and its table in docs/training.md, from the same records."""
+    return {FIT_FILE: fit_text(records), GUIDE: with_table(GUIDE.read_text("utf-8"), records)}
 
 
 def headlines(records: Path) -> str:
@@ -266,7 +274,7 @@ def _ablated(records: Path) -> str:
 
 def main() -> None:
     """Write every page, or with --check say which ones are out of date."""
-    made = pages()
+    made = {**pages(), **forecast_files()}
     if sys.argv[1:] == ["--check"]:
         stale = [path for path, text in made.items() if path.read_text(encoding="utf-8") != text]
         sys.exit(f"out of date: {', '.join(str(path.name) for path in stale)}" if stale else 0)

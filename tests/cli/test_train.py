@@ -49,6 +49,8 @@ def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, tal
         "30 conversations, ",
         f"warning: 1 left out: it is not valid JSON (first: {talks}, line 31)",
         "8 steps of 2 sequences × 64 tokens, 4 blocks a sequence, soft labels, learning rate 0.003",
+        "\n8 steps, 1,024 tokens, ",
+        " epochs\n",
         f"all settings: {tmp_path / 'run' / 'config.yaml'}",
         "step 6/8: 0:0",
         "step 7/8: loss ",
@@ -106,6 +108,7 @@ def test_machines_get_json_lines_and_files_give_settings(train, target, talks, t
     assert config["learning_rate"] == 0.001
     assert first["data"]["conversations"] == 30
     assert first["first_step"] == 0
+    assert (first["plan"]["steps"], first["plan"]["tokens"]) == (2, 2 * 2 * 64)
     assert [report["step"] for report in reports] == [1, 2]
     assert reports[0]["loss"] > 0
     assert len(reports[0]["accuracy"]) == 16

@@ -4,7 +4,15 @@ import io
 
 from rich.console import Console
 
-from domino_spec.cli.training_view import Countdown, LineView, LiveView, clock, finite, report_lines
+from domino_spec.cli.training_view import (
+    Countdown,
+    LineView,
+    LiveView,
+    clock,
+    finite,
+    plan_line,
+    report_lines,
+)
 from domino_spec.cli.voice import Voice
 from domino_spec.training import TrainConfig
 
@@ -108,6 +116,25 @@ def test_time_left_is_said_before_the_first_report(capsys):
     view.begin(CONFIG, 0)
     view.report(6, {"seconds_per_step": 2.0, "seconds_left": 68.0})
     assert capsys.readouterr().err == "step 6/40: 1:08 left\n"
+
+
+PLAN = {
+    "steps": 478, "tokens": 7_831_552, "epochs": 0.9, "expected_tokens_per_cycle": [2.06, 2.441],
+    "expected_from": "8 runs on record, smollm2",
+}  # fmt: skip
+
+
+def test_what_to_expect_is_said(capsys):
+    length = "478 steps, 7,831,552 tokens, 0.9 epochs"
+    said = f"{length}; acceptance length to expect: 2.1–2.4 (8 runs on record, smollm2)"
+    assert plan_line(PLAN) == said
+    assert plan_line({**PLAN, "expected_tokens_per_cycle": None}) == length
+    view = LineView(Voice())
+    view.report(6, {"seconds_left": 36.0, "plan": PLAN})
+    view.report(100, {"tokens_per_cycle": 1.5, "expected_tokens_per_cycle": [2.25, 2.5]})
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"step 6: about {said} · 0:36 left"
+    assert second == "step 100: acceptance length, held out 1.50 · expected at the end 2.2–2.5"
 
 
 def test_clock_and_empty_reports():

@@ -3,6 +3,7 @@
 import pytest
 
 from domino_spec.training import train
+from domino_spec.training.observers import LOG_FILE, read_log
 from domino_spec.training.schedule import PLACES, Budget
 from domino_spec.training.state import Checkpoints
 from tests.training.helpers import Reports, ready
@@ -125,6 +126,28 @@ def test_a_run_over_seconds_ends_where_its_schedule_ends(tmp_path, corpus, loade
     left = [values.get("seconds_left") for _, values in reports.trained]
     assert left == [None] * 5 + [6, 5, 4, 3, 2, 1, 0]
     assert reports.trained[-1][1]["training_seconds"] == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("over", [{"max_seconds": 40.0, "steps": None}, {"steps": 40}])
+def test_the_plan_is_told_when_the_pace_is_known(tmp_path, corpus, loaded, clocked, over):
+    told = []
+
+    class Listens:
+        def report(self, step, values):
+            told.append((step, values))
+
+        def close(self):
+            pass
+
+    train(ready(tmp_path / "run", corpus, loaded, Listens(), log_every=50, save_every=0, **over))
+    (step, values), _ = told
+    assert (step, values["seconds_per_step"], values["seconds_left"]) == (6, 1.0, 34.0)
+    if "max_seconds" in over:  # the steps of the other are known before
+        assert (values["plan"]["steps"], values["plan"]["tokens"]) == (40, 40 * 2 * 64)
+    else:
+        assert "plan" not in values
+    lines = read_log(tmp_path / "run" / LOG_FILE)
+    assert [line["step"] for line in lines] == [6, 40]
 
 
 def test_a_resumed_run_has_only_the_rest(tmp_path, corpus, loaded, clocked):

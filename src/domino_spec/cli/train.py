@@ -16,7 +16,13 @@ import typer
 
 from domino_spec.cli.loading import checkpoints_among, require_places
 from domino_spec.cli.options import checked_device
-from domino_spec.cli.training_view import LineView, LiveView, acceptance_length, finite
+from domino_spec.cli.training_view import (
+    LineView,
+    LiveView,
+    acceptance_length,
+    finite,
+    plan_line,
+)
 from domino_spec.cli.voice import Voice, speaking
 from domino_spec.errors import DominoError, InputError, TrainingError
 from domino_spec.training.config import (
@@ -235,6 +241,9 @@ def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
         f"{length} of {config.batch_size} sequences × {config.length} tokens, {config.anchors} "
         f"blocks a sequence, {config.labels} labels, learning rate {config.learning_rate:.3g}"
     )
+    plan = run.trainer.forecast.plan(config.steps) if config.steps else None
+    if plan:
+        voice.status(plan_line(plan))
     if run.evaluate is None and config.eval_every != 0:
         why = "nothing could be held out" if alone else "several processes share the drafter"
         voice.status(f"the acceptance length is not measured: {why}; use domino eval afterwards")
@@ -246,6 +255,7 @@ def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
                 "parameters": parameters,
                 "data": report.to_dict(),
                 "first_step": run.trainer.step,
+                "plan": plan,
             }
         )
 

@@ -141,7 +141,20 @@ def report_lines(values: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("peak memory", f"{values['peak_memory_bytes'] / 1e9:.1f} GB"))
     if "tokens_per_cycle" in values:
         lines.append(("acceptance length, held out", acceptance_length(values)))
+    if "plan" in values:
+        lines.append(("about", plan_line(values["plan"])))
+    if "expected_tokens_per_cycle" in values:
+        lines.append(("expected at the end", _range(values["expected_tokens_per_cycle"])))
     return lines
+
+
+def plan_line(plan: dict[str, Any]) -> str:
+    """How long a run is, and what runs like it reached."""
+    line = f"{plan['steps']:,} steps, {plan['tokens']:,} tokens, {plan['epochs']:g} epochs"
+    if plan["expected_tokens_per_cycle"]:
+        expected = _range(plan["expected_tokens_per_cycle"])
+        line += f"; acceptance length to expect: {expected} ({plan['expected_from']})"
+    return line
 
 
 def acceptance_length(values: dict[str, Any]) -> str:
@@ -168,6 +181,10 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _range(values: list[float]) -> str:
+    return "–".join(f"{value:.1f}" for value in values)
 
 
 def _shares(accuracy: list[float]) -> str:

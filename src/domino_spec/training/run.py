@@ -26,8 +26,9 @@ from domino_spec.settings import require_folder
 from domino_spec.targets import LoadedTarget, Target, load_target
 from domino_spec.training.acceleration import Acceleration, compiled_gradients
 from domino_spec.training.blocks import Plan, plan_blocks
-from domino_spec.training.config import CONFIG_FILE, TrainConfig, save_config
+from domino_spec.training.config import BASELINES, CONFIG_FILE, TrainConfig, save_config
 from domino_spec.training.evaluate import held_out_evaluation, split_held_out
+from domino_spec.training.forecast import Forecast
 from domino_spec.training.loss import chunk_gradients
 from domino_spec.training.objective import Objective, make_objective
 from domino_spec.training.observers import LOG_FILE, JsonlLog
@@ -137,6 +138,7 @@ def prepare(
         plan=_planner(config, objective),
         schedule=_schedule(config, budget),
         budget=budget,
+        forecast=_forecast(config, batches),
         world=world,
         accumulate=config.accumulate,
         clip=config.clip,
@@ -292,6 +294,16 @@ def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
     epochs = _DEFAULT_EPOCHS if config.epochs is None else config.epochs
     steps = max(1, math.ceil(epochs * batches.batches_per_epoch / config.accumulate))
     return config.replace(steps=steps, epochs=None)
+
+
+def _forecast(config: TrainConfig, batches: PackedBatches) -> Forecast:
+    blocks = config.variant not in BASELINES
+    return Forecast(
+        tokens_per_step=config.accumulate * batches.rows * batches.world * batches.length,
+        steps_per_epoch=batches.batches_per_epoch / config.accumulate,
+        recorded_shape=blocks and config.size == "base",
+        from_scratch=blocks and config.init is None,
+    )
 
 
 def _schedule(config: TrainConfig, budget: Budget) -> Schedule:

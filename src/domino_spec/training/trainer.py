@@ -20,6 +20,7 @@ from domino_spec.data import PackedBatches
 from domino_spec.errors import TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.training.blocks import Blocks, Feed, Plan, Work
+from domino_spec.training.forecast import Forecast, Seen
 from domino_spec.training.loss import Mixture
 from domino_spec.training.objective import Objective, StepTerms
 from domino_spec.training.optimiser import Masters, Optimiser
@@ -173,6 +174,7 @@ class Trainer:
         plan: Plan,
         schedule: Schedule,
         budget: Budget,
+        forecast: Forecast,
         world: World,
         accumulate: int,
         clip: float,
@@ -186,6 +188,7 @@ class Trainer:
         self.target, self.objective = target, objective
         self.masters, self.optimiser = masters, optimiser
         self.schedule, self.budget, self.world = schedule, budget, world
+        self.forecast = forecast
         self.step = 0
         self.position = batches.state_dict()
         self.saved_at: Path | None = None
@@ -202,6 +205,7 @@ class Trainer:
         self._signal: int | None = None
         self._evaluating = False
         self._saved_step: int | None = None
+        self._reported_share = 0.0
         self._last: dict[str, Any] = {}
         self._started = time.perf_counter()
 
@@ -219,6 +223,7 @@ class Trainer:
         with self._listening():
             try:
                 self.budget.begin()
+                self._reported_share = self.budget.share(self.step)
                 for work in feed:
                     self._one_step(work)
                     if self._should_stop() or self.budget.over(self.step):
@@ -271,7 +276,7 @@ class Trainer:
         if due(intervals.log) or saves:
             self._report(place)
         elif settling and self.budget.pace is not None:
-            self._tell(self.step, {"seconds_per_step": self.budget.pace, **self._ahead()})
+            self._tell_plan(self.budget.pace)
         if self._evaluate and due(intervals.evaluate):
             with self._paused():
                 self._measure(self._evaluate)
@@ -291,10 +296,20 @@ class Trainer:
         finally:
             self._evaluating = False
         self.tokens_per_cycle = measured.get("tokens_per_cycle")
+        if self.tokens_per_cycle is not None:
+            seen = Seen(self.tokens_per_cycle - 1, self.budget.share(self.step))
+            measured |= self.forecast.at_end(seen)
         self._tell(self.step, measured)
 
-    def _ahead(self) -> dict[str, Any]:
-        """What is known of the rest of the run."""
+    def _tell_plan(self, seconds_per_step: float) -> None:
+        """As soon as the pace is known, from which follow the steps of a run over seconds."""
+        values: dict[str, Any] = {"seconds_per_step": seconds_per_step, **self._time_left()}
+        steps = self.budget.expected_steps(self.step)
+        if steps is not None and steps != self.budget.last_step(self.step):
+            values["plan"] = self.forecast.plan(steps)
+        self._tell(self.step, values)
+
+    def _time_left(self) -> dict[str, float]:
         left = self.budget.seconds_left(self.step)
         return {} if left is None else {"seconds_left": left}
 
@@ -323,8 +338,14 @@ class Trainer:
             "epoch": self.position["epoch"],
             "seconds": time.perf_counter() - self._started,
             "training_seconds": self.budget.seconds,
-            **self._ahead(),
+            **self._time_left(),
         }
+        share = self.budget.share(self.step)
+        if self._evaluate is None:  # else evaluations tell more
+            values |= self.forecast.at_end(
+                Seen(values["run_length"], share, since=self._reported_share)
+            )
+        self._reported_share = share
         if self.world.device.type == "cuda":
             values["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.world.device)
         self._tell(self.step, values)
