@@ -188,7 +188,8 @@ def archive(folder: Path, out: Path, *, limit: int) -> list[Path]:
 
 def _recorded(kind: str, trained: Trained) -> dict[str, Any]:
     drafter, config, log = trained.drafter, trained.config, trained.log
-    first, last = log.reports[0], log.reports[-1]
+    reports = [report for report in log.reports if "loss" in report]
+    first, last = reports[0], reports[-1]
     return {
         "kind": kind,
         "seconds": config.max_seconds,

@@ -184,10 +184,10 @@ def test_weights_are_averaged_and_shapes_must_agree(tmp_path, monkeypatch):
 def test_every_kind_is_trained_for_the_same_time_packed_and_measured(tiny, tmp_path, monkeypatch):
     arguments = [
         "head_to_head_train", "--target", str(tiny), "--data", str(tiny / "s.npz"), "--seconds",
-        "0.05", "--search-seconds", "0.02", "--prompts", "2", "--tokens", "12", "--keep",
+        "0.5", "--search-seconds", "0.02", "--prompts", "2", "--tokens", "12", "--keep",
         str(tmp_path / "kept"), "--records", str(tmp_path / "r.jsonl"), "--part-bytes", "40000",
         "--rates", "domino=1e-3", "dflash=1e-3", "markov=1e-3", "eagle3=1e-3", "medusa=1e-2,1e-3",
-        "--set", "rows=2", "length=64", "held_out=4", f"mask_token_id={MASK}", "log_every=1",
+        "--set", "rows=2", "length=64", "held_out=4", f"mask_token_id={MASK}", "log_every=50",
         "domino:layers=1", "dflash:layers=1", "markov:layers=1", "medusa:draft_steps=3",
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
@@ -207,7 +207,7 @@ def test_every_kind_is_trained_for_the_same_time_packed_and_measured(tiny, tmp_p
         assert record["held_out"]["tokens_per_cycle"] >= 1.0
         if kind == "lookup":
             continue
-        assert record["training_seconds"] >= 0.05
+        assert record["training_seconds"] >= 0.5
         assert record["steps"] > 3
         assert record["parameters"] > 0
         assert "/" not in json.dumps(record["settings"])
