@@ -77,7 +77,7 @@ def curves(records: Path) -> list[Curve]:
         log = read_log(path)
         last = [report for report in log if "tokens_per_cycle" in report][-1]
         found.append(curve(log, last["step"], last["tokens_per_cycle"]))
-    return [run for run in found if len(run.seen) > 1]
+    return [run for run in found if any(s.since != 0 and s.share < 1 for s in run.seen)]
 
 
 def recipe_runs(records: Path) -> list[Record]:
