@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results_training import RELEASED
+from benchmarks.results_training import RELEASED, recipe_target
 from benchmarks.tables import Record, table
 from domino_spec.records import read_records
 from domino_spec.training.config import BASELINES, renamed
-from domino_spec.training.forecast import FIT, REFERENCE, Fit, Seen, expected_at_end
+from domino_spec.training.forecast import FIT, REFERENCE, Fit, expected_at_end
 from domino_spec.training.observers import read_log
 
 MARKS = (0.1, 0.2, 0.3, 0.5)
@@ -28,19 +28,14 @@ _STEP_TOKENS, _LENGTH = 16384, 1024  # a GPU's defaults
 
 @dataclass(frozen=True)
 class Curve:
-    """A run from random weights, and what it came to."""
+    """What a run from random weights measured at its shares, the last one at its end."""
 
-    seen: list[Seen]
-    acceptance_length: float
+    lengths: dict[float, float]
 
     def growth(self) -> float:
         """Least squares of drafts(s) / drafts(1) = 1 + growth · ln s."""
-        end = self.acceptance_length - 1  # a mean since 0 is of no one share
-        points = [
-            (math.log(seen.half_way), seen.drafts / end - 1)
-            for seen in self.seen
-            if seen.since != 0
-        ]
+        end = self.lengths[1.0] - 1
+        points = [(math.log(s), (length - 1) / end - 1) for s, length in self.lengths.items()]
         return sum(x * y for x, y in points) / sum(x * x for x, _ in points)
 
     def errors(self, growth: float) -> list[float | None]:
@@ -48,36 +43,30 @@ class Curve:
         exact = replace(FIT, growth=growth, errors=[(0.0, 0.0)])
         found: list[float | None] = []
         for mark, until in zip(MARKS, (*MARKS[1:], 1.0), strict=True):
-            told = [expected_at_end(s, exact) for s in self.seen if mark <= s.share < until]
+            told = [
+                expected_at_end(length, share, exact)
+                for share, length in self.lengths.items()
+                if mark <= share < until
+            ]
             first = next((expected[0] for expected in told if expected), None)
-            found.append(None if first is None else first / self.acceptance_length - 1)
+            found.append(None if first is None else first / self.lengths[1.0] - 1)
         return found
 
 
-def curve(reports: list[Record], steps: int, acceptance_length: float) -> Curve:
-    """A report is of the steps since the last one, an evaluation of its own."""
-    seen, before = [], 0.0
-    for report in reports:
-        share = report["step"] / steps
-        if "run_length" in report:
-            seen.append(Seen(report["run_length"], share, since=before))
-            before = share
-        elif "tokens_per_cycle" in report:
-            seen.append(Seen(report["tokens_per_cycle"] - 1, share))
-    return Curve(seen, acceptance_length)
+def curve(reports: list[Record]) -> Curve | None:
+    """Of a run's evaluations, which must be more than one at its end."""
+    found = {r["step"]: r["tokens_per_cycle"] for r in reports if "tokens_per_cycle" in r}
+    last = max((r["step"] for r in reports), default=0)
+    if len(found) < 2 or last not in found:
+        return None
+    return Curve({step / last: length for step, length in found.items()})
 
 
 def curves(records: Path) -> list[Curve]:
     """The runs of the recipe, and the release runs from random weights."""
-    found = [
-        curve(run["reports"], run["steps"], run["acceptance_length"]["held-out"]["on"])
-        for run in recipe_runs(records)
-    ]
-    for path in sorted(RELEASED.glob("*/first/log.jsonl")):
-        log = read_log(path)
-        last = [report for report in log if "tokens_per_cycle" in report][-1]
-        found.append(curve(log, last["step"], last["tokens_per_cycle"]))
-    return [run for run in found if any(s.since != 0 and s.share < 1 for s in run.seen)]
+    logs = [run["reports"] for run in recipe_runs(records)]
+    logs += [read_log(path) for path in sorted(RELEASED.glob("*/first/log.jsonl"))]
+    return [found for found in map(curve, logs) if found]
 
 
 def recipe_runs(records: Path) -> list[Record]:
@@ -105,18 +94,12 @@ def tokens(run: Record) -> float:
     return float(run["steps"] * rows * length * given.get("accumulate", 1))
 
 
-def target(run: Record) -> str:
-    """Of a run of the recipe."""
-    named = re.search(r"--target (\S+)", run["environment"]["command"])
-    return Path(run.get("target") or (named[1] if named else "")).stem
-
-
 def exponent(records: Path) -> float:
     """Of tokens in drafts: least squares among runs that differ in little else than length."""
     groups: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for run in recipe_runs(records):
         length = run["acceptance_length"]["held-out"]["on"]
-        groups[target(run), settings(run).get("variant")].append((tokens(run), length))
+        groups[recipe_target(run), settings(run).get("variant")].append((tokens(run), length))
     for run in read_records(records / "ablations.jsonl"):
         length = run["tokens_per_cycle"]["held-out"]["on"]
         groups[settings(run).get("variant", "domino")].append((tokens(run), length))
@@ -147,8 +130,10 @@ def fit(records: Path) -> Fit:
     lengths = [run["acceptance_length"]["held-out"]["on"] for run in runs]
     read = list(map(tokens, runs))
     drafts = [(a - 1) * (REFERENCE / t) ** power for a, t in zip(lengths, read, strict=True)]
-    off = [float(np.quantile(np.abs(at), 0.9)) for at in judged(records)]
+    at_marks = judged(records)
+    off = [float(np.quantile(np.abs(at), 0.9)) if len(at) > 1 else math.inf for at in at_marks]
     useful = max((i + 1 for i, error in enumerate(off) if error > _USEFUL), default=0)
+    off = [max(off[i:]) for i in range(len(off))]  # fewer runs early on: never surer than later
     return Fit(
         growth=round(statistics.median(run.growth() for run in curves(records)), 3),
         errors=[(m, round(e, 3)) for m, e in zip(MARKS, off, strict=True)][useful:],
@@ -156,7 +141,7 @@ def fit(records: Path) -> Fit:
         drafts=(round(min(drafts), 3), round(max(drafts), 3)),
         tokens=(min(read), max(read)),
         runs=len(runs),
-        targets=sorted({target(run) for run in runs}),
+        targets=sorted({recipe_target(run) for run in runs}),
     )
 
 

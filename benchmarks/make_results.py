@@ -57,10 +57,10 @@ def headlines(records: Path) -> str:
         "- **Acceptance length**: mean tokens per cycle, bonus token included.\n"
         "- **Same text**: answers that equal plain decoding's to the token. In float32 every "
         "answer measured does; in half precision near-ties may flip with the batch shape.\n"
-        "- Real text is gsm8k, humaneval and mt-bench on SmolLM2-135M-Instruct.",
+        "- Real text is gsm8k, humaneval and mt-bench.",
         "## Real text",
-        "A released drafter on the engine, all tasks. [All tasks and settings]"
-        "(results/head-to-head.md).",
+        "SmolLM2-135M-Instruct with a released drafter on the engine, all tasks. [All tasks and "
+        "settings](results/head-to-head.md).",
         _real_text(records),
         "## The server under load",
         "The same target and drafters behind `domino serve`, a closed loop of streamed chat "
@@ -121,6 +121,7 @@ def _server(records: Path) -> str:
     return table(
         {
             "concurrency": lambda e: str(e[1].cell.concurrency),
+            "dtype": lambda e: e[0].facts["sides"][0]["server"].get("dtype", "float32"),
             "tokens/s": lambda e: f"{e[1].sides[0].tokens_per_second:,.0f}",
             "speedup": lambda e: times(e[2].tokens_per_second),
             "same text": lambda e: f"{e[2].same} of {e[2].compared}",
@@ -199,7 +200,8 @@ def _methods(run: RunSummary) -> str:
             f"{cell.line(name).tokens_per_cycle.value:.2f}"
         )
     return page(
-        f"{run.facts['target']['dtype']}, {measured(run.environments[0])}:",
+        f"{run.facts['target']['name']}, {run.facts['target']['dtype']}, "
+        f"{measured(run.environments[0])}:",
         table(columns, run.methods[1:]),
     )
 

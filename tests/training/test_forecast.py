@@ -13,7 +13,6 @@ from domino_spec.training.forecast import (
     FIT_FILE,
     REFERENCE,
     Forecast,
-    Seen,
     expected_at_end,
     expected_from_records,
 )
@@ -44,23 +43,24 @@ def test_a_table_is_replaced_where_it_stands():
 
 def test_the_end_of_a_curve_that_grows_with_the_logarithm():
     fit = replace(FIT, growth=0.3, errors=[(0.2, 0.1), (0.5, 0.05)])
-    assert expected_at_end(Seen(grown(0.19), 0.19), fit) is None, "too early"
+    assert expected_at_end(1 + grown(0.19), 0.19, fit) is None, "too early"
     for share, error in ((0.2, 0.1), (0.45, 0.1), (0.5, 0.05), (0.99, 0.05)):
-        low, high = expected_at_end(Seen(grown(share), share), fit)
+        low, high = expected_at_end(1 + grown(share), share, fit)
         assert (low, high) == pytest.approx((2.5 * (1 - error), 2.5 * (1 + error)), abs=1e-3)
-    low, high = expected_at_end(Seen(grown(0.4), 0.5, since=0.3), fit)
-    assert (low + high) / 2 == pytest.approx(2.5, abs=1e-3), "an average is of half-way"
-    assert expected_at_end(Seen(1.5, 1.0), fit) is None, "nothing to foretell"
-    assert expected_at_end(Seen(0.01, 0.2, since=0.0), replace(fit, growth=0.9)) is None
-    assert expected_at_end(Seen(0.0, 0.3), fit)[0] == 1.0, "never less than a token a cycle"
+    assert expected_at_end(2.5, 1.0, fit) is None, "nothing to foretell"
+    assert expected_at_end(1.01, 0.2, replace(fit, growth=0.9)) is None
+    assert expected_at_end(1.0, 0.0, replace(fit, errors=[(0.0, 0.1)])) is None
+    assert expected_at_end(1.0, 0.3, fit)[0] == 1.0, "never less than a token a cycle"
 
 
 def test_a_fit_finds_the_growth_it_was_made_with():
     reports = [{"step": s, "tokens_per_cycle": 1 + grown(s / 100)} for s in range(10, 101, 10)]
-    curve = forecast.curve([{"step": 6, "seconds_left": 9.0}, *reports], 100, 2.5)
+    curve = forecast.curve([{"step": 6, "seconds_left": 9.0}, *reports])
     assert curve.growth() == pytest.approx(0.3)
     assert curve.errors(0.3) == pytest.approx([0] * len(forecast.MARKS), abs=1e-3)
     assert min(curve.errors(0.4)) > 0.05
+    assert forecast.curve(reports[-1:]) is None, "an end alone is no curve"
+    assert forecast.curve([*reports[:-1], {"step": 100}]) is None, "without its end neither"
 
 
 def test_the_records_bear_the_estimates_out():
@@ -103,25 +103,16 @@ def test_a_plan():
         assert replace(FORECAST, **other).plan(500)["expected_tokens_per_cycle"] is None
     short = FORECAST.plan(5)
     assert short["expected_tokens_per_cycle"] is short["expected_from"] is None
-    seen = Seen(1.0, 0.6)
-    assert FORECAST.at_end(seen) == {"expected_tokens_per_cycle": expected_at_end(seen)}
-    assert replace(FORECAST, from_scratch=False).at_end(seen) == {}
+    assert FORECAST.at_end(2.0, 0.6) == {"expected_tokens_per_cycle": expected_at_end(2.0, 0.6)}
+    assert replace(FORECAST, from_scratch=False).at_end(2.0, 0.6) == {}
 
 
 def test_a_run_says_what_to_expect_of_it(tmp_path, corpus, loaded):
-    """From its evaluations, or where there are none from its reports."""
     measured = Reports()
     run = ready(tmp_path / "a", corpus, loaded, measured, steps=10, eval_every=1, save_every=0)
     run.trainer._evaluate = lambda: {"tokens_per_cycle": 1.5}
     assert run.trainer.forecast.tokens_per_step == 2 * 64
     train(run)
     told = {step: v.get("expected_tokens_per_cycle") for step, v in measured.evaluated}
-    assert told == {s: expected_at_end(Seen(0.5, s / 10)) for s in range(1, 11)}
+    assert told == {s: expected_at_end(1.5, s / 10) for s in range(1, 11)}
     assert all("expected_tokens_per_cycle" not in values for _, values in measured.trained)
-
-    reports = Reports()
-    train(ready(tmp_path / "b", corpus, loaded, reports, steps=10, log_every=5, save_every=0))
-    (step, first), (_, last) = reports.trained
-    seen = Seen(first["run_length"], step / 10, since=0.0)
-    assert first["expected_tokens_per_cycle"] == expected_at_end(seen)
-    assert "expected_tokens_per_cycle" not in last

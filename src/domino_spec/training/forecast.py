@@ -49,30 +49,17 @@ def expected_from_records(tokens: float, fit: Fit = FIT) -> list[float] | None:
     return [round(1 + drafts * factor, 3) for drafts in fit.drafts]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Drafts accepted per cycle at a share of a run, or on average since an earlier one."""
+def expected_at_end(length: float, share: float, fit: Fit = FIT) -> list[float] | None:
+    """The range of acceptance lengths at the end, from one at a share of the run.
 
-    drafts: float
-    share: float
-    since: float | None = None
-
-    @property
-    def half_way(self) -> float:
-        """The share that an average is taken to be true of."""
-        return self.share if self.since is None else (self.since + self.share) / 2
-
-
-def expected_at_end(seen: Seen, fit: Fit = FIT) -> list[float] | None:
-    """The range of acceptance lengths at the end; None too early, and at the end itself."""
-    errors = [error for begins, error in fit.errors if seen.share >= begins]
-    if not errors or seen.share >= 1:
+    None too early, and at the end itself.
+    """
+    errors = [error for begins, error in fit.errors if share >= begins]
+    grown = 1 + fit.growth * math.log(share) if share else 0.0
+    if not errors or share >= 1 or grown <= 0:
         return None
-    grown = 1 + fit.growth * math.log(seen.half_way)
-    if grown <= 0:
-        return None
-    length = 1 + seen.drafts / grown
-    return [round(max(1.0, length * (1 + sign * errors[-1])), 3) for sign in (-1, 1)]
+    end = 1 + (length - 1) / grown
+    return [round(max(1.0, end * (1 + sign * errors[-1])), 3) for sign in (-1, 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +87,7 @@ class Forecast:
             "expected_from": source if expected else None,
         }
 
-    def at_end(self, seen: Seen) -> dict[str, Any]:
-        """The acceptance length to expect, from the run's own curve."""
-        expected = expected_at_end(seen) if self.from_scratch else None
+    def at_end(self, length: float, share: float) -> dict[str, Any]:
+        """The acceptance length to expect, from that at a share of the run."""
+        expected = expected_at_end(length, share) if self.from_scratch else None
         return {"expected_tokens_per_cycle": expected} if expected else {}

@@ -20,7 +20,7 @@ from domino_spec.data import PackedBatches
 from domino_spec.errors import TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.training.blocks import Blocks, Feed, Plan, Work
-from domino_spec.training.forecast import Forecast, Seen
+from domino_spec.training.forecast import Forecast
 from domino_spec.training.loss import Mixture
 from domino_spec.training.objective import Objective, StepTerms
 from domino_spec.training.optimiser import Masters, Optimiser
@@ -205,7 +205,6 @@ class Trainer:
         self._signal: int | None = None
         self._evaluating = False
         self._saved_step: int | None = None
-        self._reported_share = 0.0
         self._last: dict[str, Any] = {}
         self._started = time.perf_counter()
 
@@ -223,7 +222,6 @@ class Trainer:
         with self._listening():
             try:
                 self.budget.begin()
-                self._reported_share = self.budget.share(self.step)
                 for work in feed:
                     self._one_step(work)
                     if self._should_stop() or self.budget.over(self.step):
@@ -297,8 +295,8 @@ class Trainer:
             self._evaluating = False
         self.tokens_per_cycle = measured.get("tokens_per_cycle")
         if self.tokens_per_cycle is not None:
-            seen = Seen(self.tokens_per_cycle - 1, self.budget.share(self.step))
-            measured |= self.forecast.at_end(seen)
+            share = self.budget.share(self.step)
+            measured |= self.forecast.at_end(self.tokens_per_cycle, share)
         self._tell(self.step, measured)
 
     def _tell_plan(self, seconds_per_step: float) -> None:
@@ -340,12 +338,6 @@ class Trainer:
             "training_seconds": self.budget.seconds,
             **self._time_left(),
         }
-        share = self.budget.share(self.step)
-        if self._evaluate is None:  # else evaluations tell more
-            values |= self.forecast.at_end(
-                Seen(values["run_length"], share, since=self._reported_share)
-            )
-        self._reported_share = share
         if self.world.device.type == "cuda":
             values["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.world.device)
         self._tell(self.step, values)
