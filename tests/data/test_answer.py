@@ -11,6 +11,7 @@ from domino_spec.api import DominoDecoder
 from domino_spec.data import load_corpus, read_shard
 from domino_spec.data.answer import (
     Answer,
+    AnswerProgress,
     AnswerSettings,
     LocalAnswerer,
     Request,
@@ -325,6 +326,14 @@ def test_progress_is_told_after_every_answer(tmp_path):
     assert told[0][1] is None
     assert told[1][1] > 0
     assert told[-1][1] == 0
+
+
+def test_a_few_answers_of_many_do_not_tell_how_long_it_takes():
+    progress = AnswerProgress(prompts=36_000, session_seconds=4.0, session_bytes=640)
+    for answered, told in ((1, None), (31, None), (32, 4.0 / 32 * 36_000)):
+        progress.session_prompts = answered
+        assert progress.seconds_left == told
+    assert progress.bytes_left == 640 / 32 * 36_000
 
 
 def test_prompts_of_every_layout(tmp_path):

@@ -131,6 +131,10 @@ class Estimate:
     bytes: int
 
 
+_TELLING = 32
+"""Answers that tell how long the others will take."""
+
+
 @dataclass
 class AnswerProgress:
     """How far a run is. Counts of this session exclude what was there before."""
@@ -147,15 +151,18 @@ class AnswerProgress:
 
     @property
     def seconds_left(self) -> float | None:
-        """Judged by what was answered so far; None before that."""
-        if not self.session_prompts:
+        """Judged by what was answered so far; None while that is little.
+
+        The first answers are the shortest of all that began together, and waited for the compiler.
+        """
+        if self.session_prompts < min(_TELLING, self.prompts // 10 + 1):
             return None
         return self.session_seconds / self.session_prompts * (self.prompts - self.done)
 
     @property
     def bytes_left(self) -> float | None:
         """What will still be written, before compression."""
-        if not self.session_prompts:
+        if self.seconds_left is None:
             return None
         return self.session_bytes / self.session_prompts * (self.prompts - self.done)
 
