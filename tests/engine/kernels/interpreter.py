@@ -14,12 +14,12 @@ def mend() -> None:
         return
     import triton.language as tl
     from triton.runtime import interpreter
-    from triton.runtime.interpreter import InterpreterBuilder, InterpreterOptions, TensorHandle
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     if getattr(InterpreterBuilder, "mended", False):
         return
     cast_impl, create_dot = InterpreterBuilder.cast_impl, InterpreterBuilder.create_dot
-    patch_tensor, patch_lang = interpreter._patch_lang_tensor, interpreter._patch_lang
+    patch_tensor = interpreter._patch_lang_tensor
 
     def cast(self: Any, source: Any, kind: Any) -> Any:
         if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
@@ -37,6 +37,22 @@ def mend() -> None:
         patch_tensor(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    interpreter._patch_lang_tensor = patch
+    patch_and_check_less()
+    for name in ("create_fp_ext", "create_fp_trunc"):
+        setattr(InterpreterBuilder, name, cast)
+    InterpreterBuilder.cast_impl = cast
+    InterpreterBuilder.create_dot = dot
+    InterpreterBuilder.mended = True
+
+
+def patch_and_check_less() -> None:
+    """Patch the language once a kernel, not at every function it calls; let integers wrap."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch_lang = interpreter._patch_lang
+
     def patch_once(fn: Any) -> Any:
         """A function that a kernel calls finds the language patched for that kernel."""
         langs = [value for value in fn.__globals__.values() if value in (tl, tl.core)]
@@ -45,11 +61,6 @@ def mend() -> None:
         return patch_lang(fn)
 
     interpreter._patch_lang = patch_once
-    interpreter._patch_lang_tensor = patch
-    # Integers wrap, as on a GPU; shapes of tests are too small to overflow anything.
-    interpreter.interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
-    for name in ("create_fp_ext", "create_fp_trunc"):
-        setattr(InterpreterBuilder, name, cast)
-    InterpreterBuilder.cast_impl = cast
-    InterpreterBuilder.create_dot = dot
-    InterpreterBuilder.mended = True
+    # As on a GPU; shapes of tests are too small to overflow anything.
+    options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options

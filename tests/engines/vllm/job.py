@@ -5,6 +5,7 @@ A job has `target`, `speculative` (or null for plain decoding), `prompts` (token
 and `record`, which also returns every block that was drafted.
 """
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -15,15 +16,19 @@ os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # a thread each: two engines run
 
 _COUNTERS = {
     "cycles": "vllm:spec_decode_num_drafts",
     "drafted": "vllm:spec_decode_num_draft_tokens",
     "accepted": "vllm:spec_decode_num_accepted_tokens",
 }
-CACHE = {"kv_cache_memory_bytes": 1 << 26}
-"""Enough for tiny models: by default whole gigabytes are filled with zeros."""
+CACHE_BYTES = 1 << 19
+"""A tiny model's cache for a sequence: by default whole gigabytes are filled with zeros."""
+IMPORTED = ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "compressed_tensors"]
+"""What every engine needs, and takes seconds to import."""
 _FORKS = Forks(__name__)
+_KEPT: list[Any] = []
 
 
 def run_job(**job: Any) -> dict[str, Any]:
@@ -37,13 +42,21 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
     if "supported" in job:
         versions.SUPPORTED = tuple(map(tuple, job["supported"]))
-    plain: dict[str, Any] = {"skip_tokenizer_init": True, "enforce_eager": True}
+    plain: dict[str, Any] = {
+        "skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32",
+        "max_model_len": 256, "kv_cache_memory_bytes": 32 * CACHE_BYTES,
+    }  # fmt: skip
+    two_ranks = "tensor_parallel_size" in job.get("engine", {})
+    if two_ranks:
+        _fork_ranks()
     engine = LLM(
         job["target"],
         speculative_config=job.get("speculative"),
         disable_log_stats=False,
-        **{**plain, "dtype": "float32", "max_model_len": 256, **CACHE, **job.get("engine", {})},
+        **{**plain, **job.get("engine", {})},
     )
+    if not two_ranks:
+        keep(engine)
     if job.get("record"):
         engine.collective_rpc(_record)
     sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 32, **job.get("sampling", {})})
@@ -57,6 +70,20 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     ranks = engine.collective_rpc(_recorded) if job.get("record") else [[]]
     assert all(blocks == ranks[0] for blocks in ranks), "every rank drafts the same"
     return {"answers": answers, "blocks": ranks[0], **counts}
+
+
+def keep(engine: Any) -> None:
+    """It ends with its process, and not before in two seconds of collecting garbage."""
+    _KEPT.append(engine)
+
+
+def _fork_ranks() -> None:
+    """On CPUs vLLM spawns its ranks; each would import it anew, and compile one small function."""
+    import torch._dynamo
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+    torch._dynamo.config.disable = True
 
 
 def _record(worker: Any) -> None:
@@ -84,4 +111,4 @@ def _recorded(worker: Any) -> list[list[int]]:
 
 if __name__ == "__main__":
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    serve(work, imported=["vllm", "vllm.v1.worker.cpu_worker"])
+    serve(work, imported=IMPORTED)

@@ -19,10 +19,7 @@ from tests.engines.vllm.test_v1 import (
 
 pytest.importorskip("vllm", reason="needs the engines' environment: make test-engines")
 
-TWO_RANKS = {
-    "engine": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
-    "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_WORKER_MULTIPROC_METHOD": "fork"},
-}
+TWO_RANKS = {"engine": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}}
 
 
 @pytest.mark.parametrize("shift", [True, False])

@@ -1,4 +1,4 @@
-"""Both routes on vLLM's V2 model runner, its Triton kernels interpreted: about 20 s a test.
+"""Both routes on vLLM's V2 model runner, its Triton kernels interpreted: seconds a test.
 
 Run with the Python of an environment that has vLLM's CPU build; see `v2_on_cpu`.
 """

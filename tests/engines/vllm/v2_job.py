@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.engines.vllm import v2_on_cpu
 from tests.engines.vllm.forks import serve
-from tests.engines.vllm.job import CACHE
+from tests.engines.vllm.job import CACHE_BYTES, IMPORTED, keep
 
 COUNTS = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
@@ -27,13 +27,14 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         speculative_config=job["speculative"],
         dtype="float32",
         max_model_len=256,
-        max_num_seqs=job.get("max_num_seqs", 8),
+        max_num_seqs=job["max_num_seqs"],
+        kv_cache_memory_bytes=job["max_num_seqs"] * CACHE_BYTES,
         enforce_eager=True,
         skip_tokenizer_init=True,
         disable_log_stats=False,  # they hold the counts of drafts
         seed=0,
-        **CACHE,
     )
+    keep(llm)
     params = [
         SamplingParams(
             temperature=job["temperature"],
@@ -82,4 +83,4 @@ def record_blocks() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     v2_on_cpu.install()
-    serve(work, imported=["vllm", "vllm.v1.worker.cpu_worker"])
+    serve(work, imported=IMPORTED)

@@ -11,11 +11,14 @@ import os
 import sys
 from typing import Any
 
+from tests.engine.kernels.interpreter import patch_and_check_less
+
 ENVIRONMENT = {
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, where the stubs are
     "VLLM_CPU_CI_ENV": "1",  # no warm-up run
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
     "TRITON_INTERPRET": "1",  # read when a kernel is decorated: before vLLM is imported
 }
@@ -29,6 +32,7 @@ def install() -> None:
     _triton_backend()
     _comparisons()
     _log1p()
+    patch_and_check_less()
 
 
 def _triton_backend() -> None:
