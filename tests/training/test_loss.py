@@ -8,6 +8,7 @@ from domino_spec.drafter import DraftModel, MarkovHeadConfig
 from domino_spec.targets import read
 from domino_spec.training.loss import Mixture
 from domino_spec.training.objective import BlockObjective
+from domino_spec.training.vocabulary import TokenDraw
 from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
 from tests.training.helpers import batch_of, blocks_of
 
@@ -25,6 +26,10 @@ def written_out(drafter, target, reading, batch, blocks, *, lam, tv, soft, sharp
         documents=batch.documents,
     )
     teacher = target.logits(reading.hidden, drafter.draft_tokens)
+    columns = drafter.draft_tokens
+    if blocks.vocabulary is not None:
+        columns, offsets = blocks.vocabulary
+        base, final, teacher = (logits[..., columns] + offsets for logits in (base, final, teacher))
     total, weights = 0.0, 0.0
     depth = base.shape[2]
     for row in range(base.shape[0]):
@@ -48,8 +53,8 @@ def written_out(drafter, target, reading, batch, blocks, *, lam, tv, soft, sharp
                 if soft:
                     truth = torch.softmax(teacher[row, place - 1] * sharpness, -1)
                 else:
-                    if drafter.draft_tokens is not None:
-                        known = (drafter.draft_tokens == label).nonzero()
+                    if columns is not None:
+                        known = (columns == label).nonzero()
                         if not len(known):
                             continue
                         label = int(known)
@@ -74,6 +79,9 @@ CASES = {
     "reduced vocabulary, soft": ({"draft_vocab_size": 40}, True, 0.5, 0.0),
     "reduced vocabulary, hard": ({"draft_vocab_size": 40}, False, 0.5, 0.0),
     "curriculum's end": ({}, True, 0.0, 0.0),
+    "drawn vocabulary, soft": ({"draw": VOCAB - 6}, True, 0.5, 0.3),
+    "drawn vocabulary, hard": ({"draw": VOCAB - 6}, False, 0.5, 0.0),
+    "drawn vocabulary, no head": ({"draw": VOCAB - 6, "head": None}, True, 0.5, 0.0),
 }
 
 
@@ -81,11 +89,13 @@ CASES = {
 def test_loss_and_gradients_are_the_formulas(case):
     changes, soft, lam, tv = CASES[case]
     target = make_target("llama")
-    drafter: DraftModel = random_drafter(drafter_config(**changes))
+    shape = {name: value for name, value in changes.items() if name != "draw"}
+    drafter: DraftModel = random_drafter(drafter_config(**shape))
     batch = batch_of(ROWS, length=40, vocab=VOCAB)
     objective = BlockObjective(drafter, labels="soft" if soft else "hard", sharpness=1.0, chunk=8)
+    draw = TokenDraw(torch.arange(VOCAB), changes["draw"]) if "draw" in changes else None
     blocks = blocks_of(
-        batch, anchors=6, depth=drafter.config.max_depth, chunk=8, known=objective.known
+        batch, anchors=6, depth=drafter.config.max_depth, chunk=8, known=objective.known, draw=draw
     )
     reading = read(
         target,

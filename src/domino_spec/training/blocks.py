@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.data import Batch, PackedBatches
+from domino_spec.training.vocabulary import DrawnTokens, TokenDraw
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,8 @@ class Blocks:
     label_count: int
     total_weight: float
     supervised_tokens: int
+    vocabulary: DrawnTokens | None = None
+    """Of the loss's softmax; None means all tokens."""
 
     def to(self, device: torch.device) -> Blocks:
         """The same on another device."""
@@ -48,8 +51,10 @@ class Blocks:
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Blocks:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        tensors = {name: v for name, v in values.items() if isinstance(v, Tensor)}
-        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})  # type: ignore[arg-type]
+        mapped: dict[str, Any] = {n: change(v) for n, v in values.items() if isinstance(v, Tensor)}
+        if self.vocabulary is not None:
+            mapped["vocabulary"] = DrawnTokens(*map(change, self.vocabulary))
+        return replace(self, **mapped)
 
 
 def eligible(batch: Batch) -> Tensor:
@@ -84,6 +89,7 @@ def plan_blocks(
     chunk: int,
     known: Tensor | None = None,  # [vocabulary] bool: tokens the drafter can propose
     history: int = 0,  # tokens of its own document that an anchor needs before it
+    draw: TokenDraw | None = None,
 ) -> Blocks:
     """Anchors and the weighted labels after them.
 
@@ -111,6 +117,7 @@ def plan_blocks(
     row = slots // (depth * places.shape[1])
     label_index = row * length + index.flatten()[slots]
     weights = torch.exp(-drafts / gamma)
+    tokens = labels.flatten()[slots]
     # A batch may hold no label at all; it is then one chunk that weighs nothing.
     padding = -len(slots) % chunk if len(slots) else chunk
 
@@ -124,7 +131,7 @@ def plan_blocks(
         anchors=places,
         slots=padded(slots),
         sources=padded(label_index - 1),
-        labels=padded(labels.flatten()[slots]),
+        labels=padded(tokens),
         drafts=padded(drafts),
         weights=padded(weights),
         packed=bool((batch.documents.max(dim=1).values > 0).any()),
@@ -132,6 +139,8 @@ def plan_blocks(
         label_count=len(slots),
         total_weight=float(weights.double().sum()),
         supervised_tokens=int(batch.supervised.sum()),
+        # The noise is the step's own, and so is what is drawn by it.
+        vocabulary=draw(tokens, int(noise[0, 0] * 2**24)) if draw else None,
     )
 
 

@@ -175,6 +175,12 @@ class TrainConfig(BaseModel):
     labels: Literal["soft", "hard"] = _loss(
         "soft", "what a draft is compared with: the target's distribution, or the data's tokens"
     )
+    loss_vocab: Count | None = _loss(
+        None,
+        "tokens of a step's softmax: those that answers use most, its labels, and others drawn "
+        "anew each step; faster where the vocabulary is large",
+        unset="all tokens",
+    )
     gamma: Positive = _loss(5.0, "draft j, counted from 0, weighs exp(−j/γ)")
     sharpness: Positive = _loss(
         1.0,
@@ -265,6 +271,11 @@ class TrainConfig(BaseModel):
             raise ValueError(
                 f"`sharpness` is {self.sharpness:g}, but hard labels have nothing to sharpen; "
                 "leave it out, or choose soft `labels`."
+            )
+        if self.draft_vocab is not None and self.loss_vocab is not None:
+            raise ValueError(
+                "`draft_vocab` and `loss_vocab` were both given; the softmax over a reduced "
+                "vocabulary is small already. Leave `loss_vocab` out."
             )
         return self
 

@@ -46,6 +46,7 @@ def chunk_gradients(
     lam: Tensor,
     variation: Tensor | None,
     sharpness: float,
+    offsets: Tensor | None = None,  # [vocabulary]: log of how many tokens a column stands for
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """Loss and hits of each label, and the loss's gradients by base logits and correction.
 
@@ -60,12 +61,12 @@ def chunk_gradients(
     if teacher is None:
         truth = (torch.arange(base.shape[1], device=base.device) == column).float()
     else:
-        truth = torch.softmax(teacher.float() * sharpness, dim=-1)
-    log_base, loss_base, hit_base = _cross_entropy(base, truth, column)
+        truth = torch.softmax(_offset(teacher.float() * sharpness, offsets), dim=-1)
+    log_base, loss_base, hit_base = _cross_entropy(base, truth, column, offsets)
     added = None if correction is None else correction.float() * corrected.unsqueeze(1)
     log_final, loss_final, hit_final = log_base, loss_base, hit_base
     if added is not None:
-        log_final, loss_final, hit_final = _cross_entropy(base + added, truth, column)
+        log_final, loss_final, hit_final = _cross_entropy(base + added, truth, column, offsets)
     likely = log_final.exp()
     by_final = gap = likely - truth
     if variation is not None:
@@ -85,9 +86,15 @@ def chunk_gradients(
     return weights * loss, hit_base, hit_final, by_base.to(dtype), by_added
 
 
-def _cross_entropy(logits: Tensor, truth: Tensor, column: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _offset(logits: Tensor, offsets: Tensor | None) -> Tensor:
+    return logits if offsets is None else logits + offsets
+
+
+def _cross_entropy(
+    logits: Tensor, truth: Tensor, column: Tensor, offsets: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log-probabilities, the loss, and whether the column is a largest one."""
-    log = torch.log_softmax(logits, dim=-1)
+    log = torch.log_softmax(_offset(logits, offsets), dim=-1)
     hit = logits.gather(1, column).squeeze(1) >= logits.amax(-1)
     return log, -(truth * log).sum(-1), hit
 
@@ -114,7 +121,7 @@ class ChunkedLoss(torch.autograd.Function):
             part = slice(start, start + job.chunk)
             with torch.enable_grad():
                 leaf = hidden[part].detach().requires_grad_()
-                base = job.target.logits(leaf, job.draft_tokens)
+                base = job.target.logits(leaf, job.tokens)
             correction = None
             if activation is not None and output_weight is not None:
                 correction = activation[part] @ output_weight.T
@@ -129,6 +136,7 @@ class ChunkedLoss(torch.autograd.Function):
                 job.mixture.base,
                 job.mixture.variation,
                 job.sharpness,
+                job.offsets,
             )
             (gradient_hidden[part],) = torch.autograd.grad(base, leaf, by_base)
             if by_added is not None:
@@ -161,8 +169,9 @@ class LossJob:
 
     target: TargetVocabulary
     teacher: Tensor | None  # [labels, hidden]: the target's states before each label; None = hard
-    draft_tokens: Tensor | None
-    labels: Tensor  # [labels]: columns of the output vocabulary
+    tokens: Tensor | None  # of the softmax; None: all
+    offsets: Tensor | None  # [tokens]: log of how many a token stands for
+    labels: Tensor  # [labels]: columns among the tokens
     corrected: Tensor  # [labels] bool
     weights: Tensor  # [labels]
     mixture: Mixture
@@ -175,4 +184,4 @@ class LossJob:
         if self.teacher is None:
             return None
         with torch.no_grad():
-            return self.target.logits(self.teacher[part], self.draft_tokens)
+            return self.target.logits(self.teacher[part], self.tokens)

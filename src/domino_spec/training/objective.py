@@ -107,8 +107,11 @@ class Objective(nn.Module, ABC, Generic[D]):
         learnt = self.learn(target, reading, blocks)
         with record_function("step: loss"):
             job = self._job(target, reading, blocks, learnt, mixture, total_weight)
+            weight = learnt.output_weight
+            if weight is not None and blocks.vocabulary is not None:
+                weight = weight.index_select(0, blocks.vocabulary.tokens)
             loss, base_hits, final_hits = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-                learnt.hidden, learnt.activation, learnt.output_weight, job
+                learnt.hidden, learnt.activation, weight, job
             )
         return StepTerms(loss=loss, **_accuracy(base_hits, final_hits, blocks, self.depth))
 
@@ -124,14 +127,18 @@ class Objective(nn.Module, ABC, Generic[D]):
         teacher = None
         if self.labels == "soft":
             teacher = reading.hidden.flatten(0, 1).index_select(0, blocks.sources)
-        labels = blocks.labels
+        labels, tokens, offsets = blocks.labels, self.drafter.draft_tokens, None
         if self.columns is not None:
             assert isinstance(self.columns, Tensor)
             labels = self.columns[labels].clamp(min=0)
+        if blocks.vocabulary is not None:
+            tokens, offsets = blocks.vocabulary
+            labels = torch.searchsorted(tokens, labels)
         return LossJob(
             target=target,
             teacher=teacher,
-            draft_tokens=self.drafter.draft_tokens,
+            tokens=tokens,
+            offsets=offsets,
             labels=labels,
             corrected=blocks.drafts >= learnt.prefix_len,
             weights=blocks.weights / total_weight,

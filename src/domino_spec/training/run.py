@@ -37,6 +37,7 @@ from domino_spec.training.schedule import Budget, Schedule
 from domino_spec.training.start import derive, start_drafter
 from domino_spec.training.state import DRAFTER_FOLDER, Checkpoints, Keeper, check_same_run
 from domino_spec.training.trainer import Intervals, Observer, Outcome, Trainer, Watch
+from domino_spec.training.vocabulary import TokenDraw
 from domino_spec.training.world import World, shard
 
 _DEFAULT_EPOCHS = 3.0
@@ -135,7 +136,7 @@ def prepare(
         masters=masters,
         optimiser=optimiser,
         batches=batches,
-        plan=_planner(config, objective),
+        plan=_planner(config, objective, training, target.vocab_size),
         schedule=_schedule(config, budget),
         budget=budget,
         forecast=_forecast(config, batches),
@@ -271,12 +272,19 @@ def _learner(
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig | ModuleConfig) -> int:
     """Labels a chunk: their logits fit the allowance, and the last, part-filled one is small."""
-    fitting = _known(config.chunk_bytes) // (_BYTES_A_LOGIT * drafter.output_vocab_size)
+    tokens = config.loss_vocab or drafter.output_vocab_size
+    fitting = _known(config.chunk_bytes) // (_BYTES_A_LOGIT * tokens)
     most = _known(config.batch_size) * _known(config.anchors) * drafter.trained_depth
     return max(128, min(fitting, max(2048, most // 16), most) // 128 * 128)
 
 
-def _planner(config: TrainConfig, objective: Objective[Any]) -> Plan:
+def _planner(
+    config: TrainConfig, objective: Objective[Any], training: Corpus, vocab_size: int
+) -> Plan:
+    draw = None
+    if config.loss_vocab is not None:
+        counts = torch.from_numpy(training.token_counts(vocab_size))
+        draw = TokenDraw(counts, config.loss_vocab)
     return partial(
         plan_blocks,
         anchors=_known(config.anchors),
@@ -285,6 +293,7 @@ def _planner(config: TrainConfig, objective: Objective[Any]) -> Plan:
         chunk=objective.chunk,
         known=objective.known,
         history=objective.history,
+        draw=draw,
     )
 
 

@@ -86,6 +86,8 @@ def derive(
         "batch_size": config.batch_size or max(1, machine.step_tokens // length),
         "chunk_bytes": config.chunk_bytes or machine.chunk_bytes,
     }
+    if config.loss_vocab is not None and config.loss_vocab >= target.vocab_size:
+        filled["loss_vocab"] = None  # nothing is left out
     # Muon needs whole matrices, and was measured on block drafters alone.
     muon = alone and config.variant not in BASELINES
     filled["optimizer"] = config.optimizer or ("muon" if muon else "adamw")
