@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -12,9 +13,11 @@ import torch
 import yaml
 
 from domino_spec.cli import train as train_module
+from domino_spec.cli.voice import Voice
 from domino_spec.errors import TrainingError
 from domino_spec.training.observers import read_log
 from tests.cli import tiny
+from tests.training.helpers import bigram_corpus, loaded_bigrams, ready
 
 TINY = ("--length", 64, "--batch-size", 2, "--anchors", 4, "--size", "small")
 FAST = (*TINY, "--eval-every", 0, "--no-tensorboard")
@@ -337,3 +340,12 @@ def test_of_several_processes_the_first_speaks(target, talks, tmp_path):
     assert done.stderr.count("1 left out") == 1
     assert "several processes share the drafter" in done.stderr
     assert (tmp_path / "run" / "drafter" / "model.safetensors").exists()
+
+
+def test_a_compiled_run_says_why_its_first_step_takes_long(tmp_path, capsys):
+    run = ready(tmp_path / "run", bigram_corpus(tmp_path), loaded_bigrams())
+    for acceleration, said in ((None, False), (object(), True)):
+        train_module.introduce(
+            Voice(), dataclasses.replace(run, acceleration=acceleration), alone=True
+        )
+        assert ("waits for the compiler" in capsys.readouterr().err) is said

@@ -247,6 +247,8 @@ def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
     if run.evaluate is None and config.eval_every != 0:
         why = "nothing could be held out" if alone else "several processes share the drafter"
         voice.status(f"the acceptance length is not measured: {why}; use domino eval afterwards")
+    if run.acceleration is not None:
+        voice.status("the first step waits for the compiler: a minute or two, the first time")
     voice.status(f"all settings: {Path(config.out) / CONFIG_FILE}")
     if voice.as_json:
         voice.document(
