@@ -50,6 +50,7 @@ RANK, ALPHA, RATE, WARMUP = 16, 32, 5e-4, 10
 SHORTEST, LONGEST = 60, 2000
 """Characters of a docstring."""
 SHOWN = 3
+LIBRARY = "docstrings of Python's standard library, asked for by name"
 _PLACES = {"target", "data", "out", "init"}
 _NO_DOCSTRINGS = {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo"}
 
@@ -194,7 +195,7 @@ class Demonstration:
             loaded.tokenizer.save_pretrained(self.merged)
         few = max(1, len(losses) // 20)
         return {
-            "data": [Path(file).name for file in arguments.data or ["standard library"]],
+            "data": [Path(file).name for file in arguments.data or [LIBRARY]],
             "conversations": {"trained": len(training), "held_out": len(held_out)},
             "settings": {**settings, "rank": RANK, "alpha": ALPHA, "learning_rate": RATE},
             "peft": peft.__version__,

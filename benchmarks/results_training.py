@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import Columns, Record, field, made, made_together, page, table
+from benchmarks.tables import NONE, Columns, Record, field, made, made_together, page, table
 from domino_spec.records import read_records
 from domino_spec.training.observers import read_log
 
@@ -34,6 +34,7 @@ def training(records: Path) -> str:
         _candidates(read_records(records / "candidates.jsonl")),
         _release(records),
         recipe(records),
+        adapted(records / "adapt.jsonl"),
         _steps(read_records(records / "trials.jsonl")),
         _profile(read_records(records / "training-speed.jsonl")),
         _flex(read_records(records / "flex.jsonl")),
@@ -331,6 +332,59 @@ def _time_to_acceptance(runs: list[Record]) -> str:
         "Time to acceptance: the runs' own evaluations, on 32 held-out prompts × 128 tokens.",
         table(columns, rows),
     )
+
+
+def adapted(file: Path) -> str:
+    """A fine-tune of the released drafters' target, and what adapting brings; empty: no record."""
+    if not file.exists():
+        return ""
+    stages = {record["stage"]: record for record in read_records(file)}
+    made_by, same = stages["fine-tune"], stages["texts"]
+    adapt, train = stages["domino adapt"], stages["domino train"]
+    runs: dict[str, tuple[str, Record | None]] = {
+        "base, drafter before": ("released, on its own target", None),
+        "fine-tune, drafter before": ("released, on the fine-tune", None),
+        "fine-tune, drafter adapted": ("`domino adapt`", adapt),
+        "fine-tune, drafter trained": ("`domino train` from random weights", train),
+    }
+
+    def trained(name: str, form: str) -> Callable[[str], str]:
+        def cell(stage: str) -> str:
+            run = runs[stage][1]
+            return NONE if run is None else format(run[name], form)
+
+        return cell
+
+    def reached(name: str) -> Callable[[str], str]:
+        return lambda stage: f"{stages[stage]['acceptance_length'][name]['on']:.2f}"
+
+    names = stages["base, drafter before"]["acceptance_length"]
+    columns: Columns = {
+        "drafter": lambda stage: runs[stage][0],
+        "training seconds": trained("seconds", ".0f"),
+        "steps": trained("steps", ","),
+        **{_ASKED.get(name, name): reached(name) for name in names},
+    }
+    learnt, how = made_by["conversations"]["trained"], made_by["settings"]
+    first, last = made_by["loss"]
+    merged = same["as_adapter"]["merged"]
+    return page(
+        "## A drafter for a fine-tune",
+        f"{made_by['target']}, fine-tuned by PEFT {made_by['peft']} in {made_by['seconds']:.0f} s "
+        f"(LoRA of rank {how['rank']}, {how['steps']} steps of {how['batch']} of {learnt:,} "
+        f"conversations, loss {first:.2f} to {last:.2f}: {', '.join(made_by['data'])}). The "
+        f"adapter and the merged model write the same greedy text for {merged} of {same['texts']} "
+        f"prompts on the engine, base model and fine-tune for {same['as_adapter']['base']}. "
+        "`domino adapt` had the fine-tune make up prompts and answer them, and measured "
+        f"{adapt['before']:.2f} before and {adapt['after']:.2f} after; all of it took "
+        f"{adapt['wall_seconds']:.0f} s, loading and compiling included. Acceptance lengths below "
+        "are simulated with each target's own greedy answers.",
+        made(stages.values()),
+        table(columns, runs),
+    )
+
+
+_ASKED = {"held-out": "made-up prompts, held out", "fine-tune": "fine-tune's data, held out"}
 
 
 # Ablations --------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from benchmarks import (
     sweep_sets,
     training_speed,
 )
+from benchmarks.results_training import adapted
 
 from domino_spec.checkpoints import load_drafter, save_drafter
 from domino_spec.data import write_shard
@@ -94,15 +95,16 @@ def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypa
     (tmp_path / "talks.jsonl").write_text("\n".join(rows))
     (tmp_path / "asked.txt").write_text("\n".join(asked for asked, _ in lines))
     (tmp_path / "set.jsonl").write_text('{"turns": ["what is the quick answer"]}')
+    file = tmp_path / "adapt.jsonl"
     words = [
         base, tmp_path / "draft", "--run", tmp_path / "run", "--data", tmp_path / "talks.jsonl",
         "--sets", tmp_path / "set.jsonl", "--limit", 4, "--steps", 4, "--batch", 4, "--length", 64,
         "--texts", 2, "--text-tokens", 8, "--answers", 20, "--answer-tokens", 16, "--prompts",
         tmp_path / "asked.txt", "--seconds", 0.05, "--full-seconds", 0.05, "--records",
-        tmp_path / "r.jsonl", "--set", "length=64", "batch_size=2", "anchors=4", "eval_tokens=12",
+        file, "--set", "length=64", "batch_size=2", "anchors=4", "eval_tokens=12",
     ]  # fmt: skip
     adapt.main([str(word) for word in words])
-    records = {record["stage"]: record for record in read_records(tmp_path / "r.jsonl")}
+    records = {record["stage"]: record for record in read_records(file)}
     first, last = records["fine-tune"]["loss"]
     assert last < first
     assert records["texts"]["weights_equal"]
@@ -116,9 +118,12 @@ def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypa
     for record in measured:
         assert set(record["acceptance_length"]) == {"set", "held-out", "fine-tune"}
         assert record["prompts"]["held-out"] == 2, "as many as training holds out"
+    text = adapted(file)
+    assert "the same greedy text for 2 of 2 prompts" in text
+    assert len([line for line in text.splitlines() if line.startswith("|")]) == 6
     monkeypatch.setattr(adapt, "load_target", None)
     adapt.main([str(word) for word in words])
-    assert len(read_records(tmp_path / "r.jsonl")) == len(records), "all is done"
+    assert len(read_records(file)) == len(records), "all is done"
 
 
 def test_docstrings_become_conversations(tmp_path):
