@@ -241,6 +241,8 @@ def _exact(records: Path) -> str:
 def _released(records: Path) -> str:
     found: dict[tuple[str, str, str, str], dict[str, Record]] = {}
     for record in read_records(records / "acceptance.jsonl"):
+        if record["set"] not in SETS:
+            continue
         temperature = f"{record['protocol']['temperature']:g}"
         case = (record["drafter"], temperature, record["way"], measured(record["environment"]))
         found.setdefault(case, {})[record["set"]] = record

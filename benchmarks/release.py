@@ -2,7 +2,9 @@
 
     python -m benchmarks.release RUN NAME --bits 'embed_proj.2*=4' --bits '*=6'
 
-RUN holds a drafter (config.json and tensors), config.yaml and log.jsonl. Nothing is trained here.
+RUN holds a drafter (config.json and tensors), config.yaml and log.jsonl. Nothing is trained here,
+and nothing measured: `benchmarks.acceptance --data ... --state` makes the release state its
+acceptance length.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from benchmarks.results_decoding import TRAINED, head_to_head, serving
 from benchmarks.results_engine import changes_table, tilings
 from benchmarks.tables import made, made_together, remarks
 
+from domino_spec.checkpoints import describe, released_names
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
 from tests.bench.helpers import made_up
@@ -56,6 +57,20 @@ def test_records_of_different_runs_do_not_share_a_table():
     other = {**records[0], "environment": {**records[0]["environment"], "commit": "other"}}
     with pytest.raises(ValueError, match="2 different runs"):
         made_together([*records, other])
+
+
+def test_released_drafters_state_what_was_measured_last():
+    measured = {
+        record["drafter"]: record
+        for record in read_records(make_results.RECORDS / "acceptance.jsonl")
+        if record["set"] == "held-out"
+    }
+    assert set(measured) == set(released_names())
+    for name, record in measured.items():
+        assert record["head"]
+        assert record["protocol"]["temperature"] == 0
+        stated = describe(f"released:{name}").provenance.tokens_per_cycle
+        assert stated == round(record["tokens_per_cycle"], 4), name
 
 
 def test_exactness_on_record_is_complete_and_clean():
