@@ -23,6 +23,7 @@ import json
 import math
 import sysconfig
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ from domino_spec.training.evaluate import split_held_out
 from domino_spec.training.observers import LOG_FILE, read_log
 
 RANK, ALPHA, RATE, WARMUP = 16, 32, 5e-4, 10
-SHORTEST, LONGEST = 60, 2000
+SHORTEST, LONGEST = 160, 2000
 """Characters of a docstring."""
 SHOWN = 3
 LIBRARY = "docstrings of Python's standard library, asked for by name"
@@ -210,6 +211,7 @@ class Demonstration:
             "base": self.arguments.target, "adapter": self.adapter, "merged": self.merged,
         }  # fmt: skip
         texts: dict[str, list[str]] = {}
+        kinds: dict[str, Counter[str]] = {}
         weights: dict[str, dict[str, torch.Tensor]] = {}
         for name, source in sources.items():
             loaded = self._load(source)
@@ -217,6 +219,7 @@ class Demonstration:
             decoder = DominoDecoder.from_pretrained(loaded, None, engine="fast")
             done = decoder.generate(prompts, max_new_tokens=self.arguments.text_tokens)
             texts[name] = [str(generation.text) for generation in done]
+            kinds[name] = Counter(Protocol().outcome(generation.tokens) for generation in done)
             weights[name] = loaded.target.model.state_dict()
         return {
             "texts": len(texts["adapter"]),
@@ -228,6 +231,7 @@ class Demonstration:
                 torch.equal(weight, weights["merged"][name])
                 for name, weight in weights["adapter"].items()
             ),
+            "answers": kinds,
             "samples": {name: [text[:300] for text in texts[name][:SHOWN]] for name in texts},
         }
 
@@ -275,7 +279,10 @@ class Demonstration:
         drafter, _ = load_any(draft, dtype=target.dtype, num_target_layers=target.num_layers)
         return {
             "parameters": sum(p.numel() for p in drafter.parameters()),
-            "prompts": {prompts.name: len(prompts.prompts) for prompts, _ in sets},
+            "answers": {  # those used say how much a figure is worth
+                prompts.name: Counter(map(Protocol().outcome, answers.answers))
+                for prompts, answers in sets
+            },
             "acceptance_length": measure(drafter.to(target.device), loaded, sets),
         }
 

@@ -375,7 +375,12 @@ def adapted(file: Path) -> str:
         return cell
 
     def reached(name: str) -> Callable[[str], str]:
-        return lambda stage: f"{stages[stage]['acceptance_length'][name]['on']:.2f}"
+        def cell(stage: str) -> str:
+            used = stages[stage]["answers"][name].get("used", 0)
+            length = stages[stage]["acceptance_length"][name]["on"]
+            return f"{length:.2f} ({used})" if used else NONE
+
+        return cell
 
     names = stages["base, drafter before"]["acceptance_length"]
     columns: Columns = {
@@ -397,7 +402,8 @@ def adapted(file: Path) -> str:
         "`domino adapt` had the fine-tune make up prompts and answer them, and measured "
         f"{adapt['before']:.2f} before and {adapt['after']:.2f} after; all of it took "
         f"{adapt['wall_seconds']:.0f} s, loading and compiling included. Acceptance lengths below "
-        "are simulated with each target's own greedy answers.",
+        "are simulated with each target's own greedy answers; in brackets, how many of them count: "
+        "loops and answers under 32 tokens do not.",
         made(stages.values()),
         table(columns, runs),
     )

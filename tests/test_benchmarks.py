@@ -117,7 +117,8 @@ def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypa
     assert len(measured) == 4
     for record in measured:
         assert set(record["acceptance_length"]) == {"set", "held-out", "fine-tune"}
-        assert record["prompts"]["held-out"] == 2, "as many as training holds out"
+        answers = record["answers"]["held-out"].values()
+        assert sum(answers) == 2, "as many as training holds out"
     text = adapted(file)
     assert "the same greedy text for 2 of 2 prompts" in text
     assert len([line for line in text.splitlines() if line.startswith("|")]) == 6
@@ -127,7 +128,7 @@ def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypa
 
 
 def test_docstrings_become_conversations(tmp_path):
-    said = "Return the things, each of them once, in the order in which they were met."
+    said = "Return the things, each of them once, in the order in which they were met." * 3
     (tmp_path / "tests").mkdir()
     for name in ("things.py", "tests/more.py"):
         code = f'class A:\n  def f(self, n=1):\n    """{said}"""\ndef g():\n  """Too short."""\n'
