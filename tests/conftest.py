@@ -7,17 +7,25 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("DOMINO_TEST_THREADS", "1"))
 
 import pytest
-import torch
-import transformers
 
-# Kernels are tested in Triton's interpreter, which must be chosen before anything imports Triton;
-# in the engines' environments Triton is theirs.
-if not torch.cuda.is_available() and importlib.util.find_spec("vllm") is None:
-    os.environ["TRITON_INTERPRET"] = "1"
 
-torch.set_num_threads(int(os.environ.get("DOMINO_TEST_THREADS", "1")))
-transformers.logging.set_verbosity_error()
-transformers.logging.disable_progress_bar()
+def pytest_configure(config):
+    """Not where xdist hands tests out to its workers: that process needs no torch."""
+    if config.getoption("dist", "no") == "no":
+        _prepare()
+
+
+def _prepare() -> None:
+    import torch
+    import transformers
+
+    # Kernels are tested in Triton's interpreter, which must be chosen before anything imports
+    # Triton; in the engines' environments Triton is theirs.
+    if not torch.cuda.is_available() and importlib.util.find_spec("vllm") is None:
+        os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(int(os.environ.get("DOMINO_TEST_THREADS", "1")))
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
 
 
 @pytest.fixture(scope="session", autouse=True)

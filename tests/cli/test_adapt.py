@@ -6,7 +6,6 @@ import json
 import re
 import signal
 
-import peft
 import pytest
 import torch
 import transformers as tf
@@ -20,9 +19,11 @@ from domino_spec.training.adapt import train_config
 from domino_spec.training.config import AdaptSettings, read_settings
 from domino_spec.training.start import _ITS_OWN, baseline_config, derive, drafter_config
 from tests.cli import tiny
+from tests.support.lazy import LazyModule
 from tests.support.pair import SIZE, bigram_target, knowing_drafter, successor
 from tests.training.helpers import bigram_corpus
 
+peft = LazyModule("peft")
 QUICK = ["--set", "length=64", "--set", "batch_size=2", "--set", "anchors=8"]
 QUICK += ["--set", "eval_tokens=20", "--set", "eval_every=100", "--set", "optimizer=adamw"]
 

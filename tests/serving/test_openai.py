@@ -5,15 +5,16 @@ import socket
 import threading
 
 import httpx
-import openai
 import pytest
 import torch
 
 from domino_spec.api import DominoDecoder
 from tests.serving.live import live
 from tests.support.families import make_target
+from tests.support.lazy import LazyModule
 from tests.support.tokens import small_tokenizer
 
+openai = LazyModule("openai")
 KEY = "a key"
 CHAT = [{"role": "user", "content": "the quick brown fox"}]
 GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 12}

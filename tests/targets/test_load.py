@@ -4,7 +4,6 @@ import importlib.util
 import json
 import platform
 
-import peft
 import pytest
 import safetensors.torch
 import torch
@@ -29,9 +28,11 @@ from tests.support.families import (
     random_prompts,
     randomise,
 )
+from tests.support.lazy import LazyModule
 from tests.support.runs import run
 from tests.support.tokens import small_tokenizer
 
+peft = LazyModule("peft")
 NEW = 25
 
 
