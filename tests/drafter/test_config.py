@@ -65,5 +65,6 @@ def test_configuration_is_frozen():
 def test_default_capture_layers_spread_over_the_target():
     assert default_target_layer_ids(36) == (1, 9, 17, 25, 33)
     assert default_target_layer_ids(30, 1) == (15,)
-    with pytest.raises(ConfigError, match="too shallow"):
-        default_target_layer_ids(4)
+    for layers, count in ((4, 5), (2, 3), (3, 2)):
+        with pytest.raises(ConfigError, match="too shallow"):
+            default_target_layer_ids(layers, count)

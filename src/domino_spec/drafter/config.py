@@ -275,7 +275,7 @@ def default_target_layer_ids(num_target_layers: int, count: int = 5) -> tuple[in
         return (num_target_layers // 2,)
     span = num_target_layers - 4
     ids = tuple(round(1 + i * span / (count - 1)) for i in range(count))
-    if len(set(ids)) < count or ids[-1] >= num_target_layers:
+    if span < count - 1:
         raise ConfigError(
             f"a target of {num_target_layers} layers is too shallow for {count} evenly spread "
             "layers to capture; name target_layer_ids or capture fewer."
