@@ -429,7 +429,7 @@ def test_a_stream_that_is_left_open_does_not_keep_old_weights():
     stream = changing.stream(PROMPTS[0], **LONG)
     first = next(stream)
     with torch.no_grad():
-        model.model.layers[3].mlp.down_proj.weight.mul_(-1.0)
+        model.model.layers[-1].mlp.down_proj.weight.mul_(-1.0)
     after = changing.generate(PROMPTS[0], **LONG).tokens
     assert after == plain_greedy(model, PROMPTS[0], NEW) != before
     assert [first.token, *(token.token for token in stream)] == before
@@ -442,7 +442,7 @@ def test_weights_that_change_are_noticed(pack):
     model = changing.target.model
     before = changing.generate(PROMPTS, **LONG)
     with torch.no_grad():
-        model.model.layers[3].mlp.down_proj.weight.mul_(-1.0)
+        model.model.layers[-1].mlp.down_proj.weight.mul_(-1.0)
     after = changing.generate(PROMPTS, **LONG)
     assert [row.tokens for row in after] != [row.tokens for row in before]
     assert [row.tokens for row in after] == [plain_greedy(model, p, NEW) for p in PROMPTS]

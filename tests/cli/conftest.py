@@ -1,17 +1,35 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
 from pathlib import Path
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner, Result
 
 from domino_spec.cli.main import app
 from domino_spec.cli.training_view import LineView
 from domino_spec.drafters import Medusa, MedusaConfig, save_baseline
+from domino_spec.training import observers
 from tests.cli import tiny
+
+# Else every call of the command line builds all its commands anew.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+
+@pytest.fixture
+def curves():
+    """For tests that look at the curves of a training run."""
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(request, monkeypatch):
+    """Drawing takes three times as long as training does here."""
+    if "curves" not in request.fixturenames:
+        monkeypatch.setattr(observers, "draw_curves", lambda _log, _picture: None)
 
 
 @pytest.fixture(scope="session")

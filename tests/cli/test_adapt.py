@@ -175,18 +175,18 @@ def test_an_adapter_answers_prompts_or_makes_them_up(domino, target, draft, tmp_
 
 BACKBONE = {
     "hidden_size": SIZE, "intermediate_size": 24, "num_heads": 2, "num_kv_heads": 1,
-    "head_dim": 6, "vocab_size": SIZE, "num_target_layers": 4,
+    "head_dim": 6, "vocab_size": SIZE, "num_target_layers": 2,
 }  # fmt: skip
 BLOCK = {
-    **BACKBONE, "num_layers": 3, "target_layer_ids": (0, 3), "mask_token_id": 7, "block_size": 5,
+    **BACKBONE, "num_layers": 3, "target_layer_ids": (0, 1), "mask_token_id": 7, "block_size": 5,
 }  # fmt: skip
 DOMINO = DominoHeadConfig(gru_hidden_dim=12, emb_dim=6, pure_draft_prefix_len=2)
 SHAPES = [
     DrafterConfig(**BLOCK, shift_label=True, head=DOMINO),
     DrafterConfig(**BLOCK, shift_label=True, head=MarkovHeadConfig(emb_dim=5)),
     DrafterConfig(**BLOCK, shift_label=False, draft_vocab_size=30),
-    Eagle3Config(**BACKBONE, tapped_layers=(0, 2), unrolled=3, draft_vocab_size=20),
-    MedusaConfig(hidden_size=SIZE, vocab_size=SIZE, num_target_layers=4, num_heads=3, num_layers=2),
+    Eagle3Config(**BACKBONE, tapped_layers=(0, 1), unrolled=3, draft_vocab_size=20),
+    MedusaConfig(hidden_size=SIZE, vocab_size=SIZE, num_target_layers=2, num_heads=3, num_layers=2),
 ]
 
 

@@ -23,7 +23,7 @@ def test_a_domino_checkpoint(domino, draft):
         "block size 8",
         "shift: slot 0",
         "7 by default (8 tokens verified), at most 8 (9 tokens verified)",
-        "layers 1, 3 of 6",
+        "layers 0, 2 of 3",
         "mask token 4",
         "sliding layers none",
         "target id unknown",

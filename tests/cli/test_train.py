@@ -39,8 +39,13 @@ def one_error(result) -> str:
     return line
 
 
-def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, talks, tmp_path):
-    result = train(*TINY, "--steps", 8, "--log-every", 7, "--eval-every", 4, "--save-every", 0)
+def test_from_conversations_to_a_drafter_that_decodes(
+    train, domino, target, talks, curves, tmp_path
+):
+    layers = ("--target-layer-ids", 0, "--target-layer-ids", 2)
+    result = train(
+        *TINY, *layers, "--steps", 8, "--log-every", 7, "--eval-every", 4, "--save-every", 0
+    )
     assert result.exit_code == 0, result.output
     drafter = tmp_path / "run" / "drafter"
     told = f"the drafter is in {drafter}; acceptance length, held out: 1."
@@ -48,7 +53,7 @@ def test_from_conversations_to_a_drafter_that_decodes(train, domino, target, tal
     assert "with the head off" in result.stdout
     for part in (
         "domino drafter: 0.1M parameters, 2 layers, ",
-        "hidden states of target layers 1, 2, 3, blocks of 16",
+        "hidden states of target layers 0, 2, blocks of 16",
         "30 conversations, ",
         f"warning: 1 left out: it is not valid JSON (first: {talks}, line 31)",
         "8 steps of 2 sequences × 64 tokens, 4 blocks a sequence, soft labels, learning rate 0.003",
@@ -124,7 +129,8 @@ def test_machines_get_json_lines_and_files_give_settings(train, target, talks, t
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_and_resuming_needs_no_settings(train, signalled, tmp_path, number):
     signalled(number)
-    stopped = train(*FAST, "--epochs", 2, "--log-every", 1, "--lr", 0.01)
+    few = (*FAST, "--limit", 12, "--epochs", 2, "--log-every", 1, "--lr", 0.01)
+    stopped = train(*few)
     assert stopped.exit_code == 128 + number, stopped.output
     again = f"domino train --out {tmp_path / 'run'} --resume"
     assert stopped.stdout.startswith("stopped at step 1 of ")
@@ -142,7 +148,7 @@ def test_a_signal_stops_it_and_resuming_needs_no_settings(train, signalled, tmp_
     steps = [report["step"] for report in read_log(tmp_path / "run" / "log.jsonl")]
     assert steps == list(range(1, last["step"] + 1))
     # The same command once more with --resume: nothing is left to do, nothing contradicts.
-    done = train(*FAST, "--epochs", 2, "--log-every", 1, "--lr", 0.01, "--resume")
+    done = train(*few, "--resume")
     assert done.exit_code == 0, done.output
     assert done.stdout == f"the drafter is in {tmp_path / 'run' / 'drafter'}\n"
 
@@ -288,12 +294,12 @@ def test_unset_flags_say_nothing(tmp_path):
 def test_every_setting_is_a_flag_of_its_type(train, target, talks, tmp_path):
     result = train(
         *FAST, "--steps", 1, "--json", "--betas", 0.8, 0.9, "--no-shift-label",
-        "--target-layer-ids", 1, "--target-layer-ids", 3, "--compile", "off",
+        "--target-layer-ids", 0, "--target-layer-ids", 2, "--compile", "off",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     config = lines(result)[0]["config"]
     assert config["betas"] == [0.8, 0.9]
-    assert config["target_layer_ids"] == [1, 3]
+    assert config["target_layer_ids"] == [0, 2]
     assert (config["shift_label"], config["compile"]) == (False, "off")
     assert config["data"] == [str(talks)]
 

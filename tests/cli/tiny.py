@@ -11,7 +11,7 @@ from domino_spec.checkpoints import Provenance, save_drafter
 from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from tests.support.families import randomise
 
-VOCAB, HIDDEN, LAYERS, CONTEXT = 300, 32, 6, 256
+VOCAB, HIDDEN, LAYERS, CONTEXT = 300, 32, 3, 256
 SPECIALS = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>", "<|mask|>"]
 MASK = SPECIALS.index("<|mask|>")
 TEMPLATE = (
@@ -54,7 +54,7 @@ def save_target(folder: Path, *, hidden: int = HIDDEN, tokenizer: object | None 
 def drafter_config(*, hidden: int = HIDDEN, head: bool = True) -> DrafterConfig:
     return DrafterConfig(
         hidden_size=hidden, intermediate_size=64, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=8, vocab_size=VOCAB, num_target_layers=LAYERS, target_layer_ids=(1, 3),
+        head_dim=8, vocab_size=VOCAB, num_target_layers=LAYERS, target_layer_ids=(0, 2),
         mask_token_id=MASK, block_size=8, shift_label=head,
         head=DominoHeadConfig(gru_hidden_dim=16, emb_dim=8, pure_draft_prefix_len=1)
         if head

@@ -21,7 +21,7 @@ def eagle3_config(**changes) -> Eagle3Config:
     values = {
         "hidden_size": HIDDEN, "vocab_size": VOCAB, "num_target_layers": LAYERS,
         "intermediate_size": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
-        "tapped_layers": (0, 2, 3), "unrolled": 5,
+        "tapped_layers": (0, 2), "unrolled": 5,
     }  # fmt: skip
     return Eagle3Config(**{**values, **changes})
 
@@ -43,7 +43,7 @@ def knowing_medusa(*, heads: int = 4, table: torch.Tensor | None = None) -> Medu
     """Head k of the bigram target's one-hot states turns a token into its k-th successor."""
     table = successor() if table is None else table
     size = len(table)
-    config = MedusaConfig(hidden_size=size, vocab_size=size, num_target_layers=4, num_heads=heads)
+    config = MedusaConfig(hidden_size=size, vocab_size=size, num_target_layers=2, num_heads=heads)
     drafter = Medusa(config).eval()
     step = torch.zeros(size, size)
     step[table, torch.arange(size)] = 1.0
@@ -62,8 +62,8 @@ def knowing_eagle3(*, unrolled: int = 4, size: int = SIZE) -> Eagle3:
     with: a chain that read another token or another row's feature would name something else.
     """
     config = Eagle3Config(
-        hidden_size=size, vocab_size=size, num_target_layers=4, intermediate_size=8,
-        num_heads=1, num_kv_heads=1, head_dim=size, tapped_layers=(0, 1, 2), unrolled=unrolled,
+        hidden_size=size, vocab_size=size, num_target_layers=2, intermediate_size=8,
+        num_heads=1, num_kv_heads=1, head_dim=size, tapped_layers=(0, 1), unrolled=unrolled,
     )  # fmt: skip
     drafter = Eagle3(config).eval()
     one, none = torch.eye(size), torch.zeros(size, size)

@@ -16,7 +16,7 @@ from domino_spec.drafter import (
 )
 from domino_spec.targets import Target, probe_target
 
-VOCAB, HIDDEN, LAYERS, MASK, CONTEXT = 97, 32, 4, 96, 256
+VOCAB, HIDDEN, LAYERS, MASK, CONTEXT = 97, 32, 3, 96, 256
 
 _COMMON = {
     "vocab_size": VOCAB,
@@ -102,7 +102,7 @@ def drafter_config(
         "head_dim": 8,
         "vocab_size": VOCAB,
         "num_target_layers": LAYERS,
-        "target_layer_ids": (0, 1, 3),
+        "target_layer_ids": (0, 2),
         "mask_token_id": MASK,
         "block_size": 8,
         "shift_label": shift,

@@ -38,7 +38,7 @@ def bigram_target(table: torch.Tensor | None = None) -> Target:
     table = successor() if table is None else table
     size = len(table)
     config = tf.LlamaConfig(
-        vocab_size=size, hidden_size=size, intermediate_size=16, num_hidden_layers=4,
+        vocab_size=size, hidden_size=size, intermediate_size=16, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
         tie_word_embeddings=False, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
@@ -105,8 +105,8 @@ def _silent_backbone(
     head: HeadConfig, *, shift: bool, size: int = SIZE, mask: int = MASK, head_dim: int = 10
 ) -> DraftModel:
     config = DrafterConfig(
-        hidden_size=size, intermediate_size=16, num_layers=2, num_heads=4, num_kv_heads=2,
-        head_dim=head_dim, vocab_size=size, num_target_layers=4, target_layer_ids=(1, 2),
+        hidden_size=size, intermediate_size=16, num_layers=1, num_heads=4, num_kv_heads=2,
+        head_dim=head_dim, vocab_size=size, num_target_layers=2, target_layer_ids=(0, 1),
         mask_token_id=mask, block_size=8, shift_label=shift,
         head=head,
     )  # fmt: skip

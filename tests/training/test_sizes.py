@@ -89,7 +89,7 @@ def test_shallow_targets_get_fewer_captured_layers_unless_asked_for_more():
 def test_everything_can_be_set_by_hand():
     values = {
         "layers": 3, "intermediate_size": 48, "heads": 2, "kv_heads": 1, "head_dim": 4,
-        "target_layer_ids": (0, 3), "length": 64, "batch_size": 3,
+        "target_layer_ids": (0, 2), "length": 64, "batch_size": 3,
         "anchors": 5, "learning_rate": 0.1,
         "rank": 7, "gru_hidden_dim": 9, "prefix_len": 0,
     }  # fmt: skip
