@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from domino_spec.cli.main import app
+from domino_spec.engine.measure import Bench
 
 ARGUMENTS = [
     "bench", "engine", "tiny", "--dtype", "float32", "--device", "cpu", "--context", "48",
@@ -13,9 +14,11 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-def test_engine_as_tables(tmp_path):
+def test_engine_as_tables(tmp_path, monkeypatch):
+    paced = Bench.paced
+    monkeypatch.setattr(Bench, "paced", lambda *given, cycles: paced(*given, cycles=cycles // 16))
     path = tmp_path / "records.jsonl"
-    result = CliRunner().invoke(app, [*ARGUMENTS, "--out", str(path)])
+    result = CliRunner().invoke(app, [*ARGUMENTS, "--rows", "2", "--out", str(path)])
     assert result.exit_code == 0, result.output
     for words in ("plain step", "cycle of 15", "draft backbone", "Transformers loop, plain",
                   "acceptance forced", "4.2 a cycle"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""A server in a process of its own, slow enough to be interrupted: `python -m ... SECONDS`."""
+"""Servers in a process of their own, slow enough to be interrupted: `python -m ... SECONDS...`."""
 
 import sys
 import time
@@ -16,7 +16,8 @@ if __name__ == "__main__":
         return quick(engine)
 
     Engine.step = step  # type: ignore[method-assign]
-    settings = ServerConfig(
-        model="tiny", port=0, slots=4, context=200, drain_seconds=float(sys.argv[1])
-    )
-    sys.exit(serve(tiny_decoder(), settings, log=lambda line: print(line, flush=True)))
+    for seconds in map(float, sys.argv[1:]):  # the next one once the last one has ended
+        settings = ServerConfig(model="tiny", port=0, slots=4, context=200, drain_seconds=seconds)
+        code = serve(tiny_decoder(), settings, log=lambda line: print(line, flush=True))
+        if code:
+            sys.exit(code)

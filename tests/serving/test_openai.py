@@ -16,7 +16,7 @@ from tests.support.tokens import small_tokenizer
 
 openai = LazyModule("openai")
 KEY = "a key"
-CHAT = [{"role": "user", "content": "the quick brown fox"}]
+CHAT = [{"role": "user", "content": "the dog a"}]
 GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 12}
 
 

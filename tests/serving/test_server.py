@@ -111,14 +111,11 @@ BODY = {
 }  # fmt: skip
 
 
-def started(seconds):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.serving.process", str(seconds)],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+def address_of(process):
+    """Of the next server of a process."""
     for line in process.stdout:
         if line.startswith("listening on "):
-            return process, line.split()[-1]
+            return line.split()[-1]
     raise AssertionError(f"the server ended with {process.wait()}")
 
 
@@ -154,29 +151,39 @@ async def interrupted(process, address, streams):
         return await asyncio.gather(*tasks), health, refused
 
 
-@pytest.mark.parametrize("seconds", [60, 0])
-def test_every_stream_ends_and_so_does_the_process(seconds):
-    process, address = started(seconds)
+def test_every_stream_ends_and_so_does_the_process():
+    """One server with time to end what it does, and after it one without."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.serving.process", "60", "0"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     try:
-        found, health, refused = asyncio.run(interrupted(process, address, streams=7))
+        patient = asyncio.run(interrupted(process, address_of(process), streams=7))
+        hasty = asyncio.run(interrupted(process, address_of(process), streams=7))
         assert process.wait(60) == 0
     finally:
         process.kill()
         process.stdout.close()
+    (found, health, refused), (cut, *_) = patient, hasty
+    errors, finished = ends(found)
+    assert not errors
+    assert len(finished) == 7, "those who waited for a slot are served too"
+    assert (health.status_code, health.json()) == (503, {"status": "stopping"})
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "server_stopping"
+    assert int(refused.headers["retry-after"]) > 0
+    errors, finished = ends(cut)
+    assert len(errors) + len(finished) == 7
+    assert errors
+    assert all("went down" in error["message"] for error in errors)
+
+
+def ends(found):
+    """Errors, and streams that came to their end; each of them was closed."""
     assert all(ended for _, ended in found)
     errors = [chunk["error"] for chunks, _ in found for chunk in chunks if "error" in chunk]
     finished = [
         chunks for chunks, _ in found
         if any(c["choices"] and c["choices"][0]["finish_reason"] for c in chunks if "choices" in c)
     ]  # fmt: skip
-    if seconds:
-        assert not errors
-        assert len(finished) == 7, "those who waited for a slot are served too"
-        assert (health.status_code, health.json()) == (503, {"status": "stopping"})
-        assert refused.status_code == 503
-        assert refused.json()["error"]["code"] == "server_stopping"
-        assert int(refused.headers["retry-after"]) > 0
-    else:
-        assert len(errors) + len(finished) == 7
-        assert errors
-        assert all("went down" in error["message"] for error in errors)
+    return errors, finished
