@@ -39,7 +39,7 @@ def test_missing_fields_are_named():
         ({"mask_token_id": 97}, "mask_token_id is 97"),
         ({"draft_vocab_size": 97}, "draft_vocab_size is 97"),
         ({"target_layer_ids": ()}, "target_layer_ids is empty"),
-        ({"target_layer_ids": (1, 4)}, r"\[4\] outside the target's 4"),
+        ({"target_layer_ids": (1, 3)}, r"\[3\] outside the target's 3"),
         ({"target_layer_ids": (1, 1)}, "twice"),
         ({"block_size": 1}, "block_size is 1"),
         ({"prefix": 8}, "pure_draft_prefix_len is 8"),

@@ -95,7 +95,7 @@ def test_a_rollout_equals_the_forward_over_its_own_drafts(kind, candidates, redu
         ]
     anchor, rows = 6, 3
     tokens = some_tokens(rows, anchor + 1 + config.max_depth)
-    captured = some(rows, tokens.shape[1], 3 * 32)
+    captured = some(rows, tokens.shape[1], 2 * 32)
     positions = torch.arange(tokens.shape[1]).expand(rows, -1)
     hidden = drafter.draft_hidden(
         target,
@@ -136,7 +136,7 @@ def test_a_fresh_head_leaves_the_base_logits_and_can_learn(kind):
     target = make_target("llama")
     drafter = DraftModel.fresh(drafter_config(head=HEADS[kind]), seed=1)
     assert drafter.training
-    tokens, captured = some_tokens(2, 20), some(2, 20, 3 * 32)
+    tokens, captured = some_tokens(2, 20), some(2, 20, 2 * 32)
     with torch.enable_grad():
         base, final = drafter(
             target, captured=captured, tokens=tokens, anchors=torch.tensor([[3], [8]])
