@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -7,12 +8,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("DOMINO_TEST_THREADS", "1"))
 
 import pytest
-
-
-def pytest_configure(config):
-    """Not where xdist hands tests out to its workers: that process needs no torch."""
-    if config.getoption("dist", "no") == "no":
-        _prepare()
 
 
 def _prepare() -> None:
@@ -26,6 +21,11 @@ def _prepare() -> None:
     torch.set_num_threads(int(os.environ.get("DOMINO_TEST_THREADS", "1")))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+
+
+# The process that hands tests out to workers (make test) runs none, and needs no torch.
+if "-n" not in sys.argv or "PYTEST_XDIST_WORKER" in os.environ:
+    _prepare()
 
 
 @pytest.fixture(scope="session", autouse=True)
