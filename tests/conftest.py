@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import signal
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,3 +38,11 @@ def _own_cache(tmp_path_factory):
     os.environ.pop("DOMINO_CACHE")
     if before is not None:
         os.environ["DOMINO_CACHE"] = before
+
+
+@pytest.fixture
+def heeding_ctrl_c():
+    """As in a terminal: what a script starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -110,6 +110,7 @@ def test_a_reader_that_leaves_early_is_no_error(draft):
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.usefixtures("heeding_ctrl_c")
 def test_ctrl_c_while_generating_leaves_without_a_traceback(domino, target, monkeypatch):
     write, written = TokenWriter.write, []
 

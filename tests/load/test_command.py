@@ -152,14 +152,6 @@ def test_a_server_that_does_not_run(serve):
     assert "nothing answers at" in result.stderr
 
 
-@pytest.fixture
-def heeding_ctrl_c():
-    """As in a terminal: what a script starts in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heeding_ctrl_c")
 def test_ctrl_c_ends_with_what_there_is(fake, tmp_path):
     def interrupt(cell, side, done, total):
