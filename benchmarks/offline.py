@@ -91,14 +91,16 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
                 done = _answer(tree, prompts, out, options)
                 rates[label].append(done["session_tokens"] / done["session_seconds"])
                 names = ("session_seconds", "product_seconds", "cpu_seconds", "product_cpu_seconds")
-                runs[label].append({name: done[name] for name in names})
-                share = done["product_seconds"] / done["session_seconds"]
-                cpu_share = done["product_cpu_seconds"] / done["cpu_seconds"]
-                print(
-                    f"{label}: {rates[label][-1]:,.1f} tokens/s, {share:.0%} of the rate of its "
-                    f"matrix products alone ({cpu_share:.0%} in CPU time)",
-                    flush=True,
-                )
+                runs[label].append({name: done[name] for name in names if name in done})
+                told = f"{label}: {rates[label][-1]:,.1f} tokens/s"
+                if "product_seconds" in done:
+                    share = done["product_seconds"] / done["session_seconds"]
+                    cpu_share = done["product_cpu_seconds"] / done["cpu_seconds"]
+                    told += (
+                        f", {share:.0%} of the rate of its matrix products alone "
+                        f"({cpu_share:.0%} in CPU time)"
+                    )
+                print(told, flush=True)
     return {
         "target": Path(options.target).name,
         "command": "domino data answer",
@@ -115,8 +117,10 @@ def answer_record(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _answer(tree: str, prompts: Path, out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    # Products are counted in the engine, which the first trees did not have.
+    counted = Path(tree, "src", "domino_spec", "engine", "engine.py").exists()
     command = [
-        sys.executable, "-m", "benchmarks.products", "data", "answer",
+        sys.executable, "-m", "benchmarks.products" if counted else "domino_spec", "data", "answer",
         str(Path(options.target).resolve()), str(prompts), "--out", str(out),
         "-n", str(options.new_tokens),
         "-t", str(options.temperature), "--dtype", options.dtype, "--json", "--quiet",
