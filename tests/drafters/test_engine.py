@@ -268,6 +268,6 @@ def _free_slot(drafter):
     """What lies in slot 2, which no sequence has taken."""
     if drafter.kind != "eagle3":
         return [drafter.cache.of(torch.tensor([2]))]
-    keys, *parts = drafter._caches
+    keys, *parts = drafter.caches
     held = [part.of(torch.tensor([2])) for part in parts]
     return [*(states[:, 2].clone() for states in keys.layers), *held]

@@ -59,6 +59,8 @@ class Drafter(ABC):
     depth: int
     """Drafts in a cycle."""
     provenance: Provenance
+    caches: Sequence[Any] = ()
+    """What it keeps in slots once it is bound: `SlotCache`s and `SlotStates`."""
     device: torch.device
     """Where the model is that it is bound to."""
 
@@ -133,22 +135,25 @@ class Drafter(ABC):
     def _bind(self, model: Any, *, pack: bool) -> None:
         """Take over the weights, in the model's place and type, and make an empty cache."""
 
-    @abstractmethod
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots, as many and as long as these; the old ones' memory is given back first."""
+        for cache in self.caches:
+            cache.resize(slots=slots, capacity=capacity)
 
-    @abstractmethod
     def free(self) -> None:
         """No slots at all: their memory is given back."""
+        for cache in self.caches:
+            cache.free()
 
-    @abstractmethod
     def copy_prefix(self, source: int, goal: int, count: int) -> None:
         """The first tokens of one slot into another."""
+        for cache in self.caches:
+            cache.copy(source, goal, count)
 
     @property
-    @abstractmethod
     def cache_bytes(self) -> int:
         """Bytes of all slots."""
+        return sum(cache.nbytes for cache in self.caches)
 
     @abstractmethod
     def update_cache(
@@ -214,20 +219,6 @@ class PlainDecoding(Drafter):
 
     def _bind(self, model: Any, *, pack: bool) -> None:
         """Nothing."""
-
-    def resize(self, *, slots: int, capacity: int) -> None:
-        """Nothing."""
-
-    def free(self) -> None:
-        """Nothing."""
-
-    def copy_prefix(self, source: int, goal: int, count: int) -> None:
-        """Nothing."""
-
-    @property
-    def cache_bytes(self) -> int:
-        """None."""
-        return 0
 
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor

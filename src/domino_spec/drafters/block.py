@@ -102,31 +102,16 @@ class BlockDrafter(Drafter):
             self._layers = [weights.packed() for weights in self._layers]
         self.cache = SlotCache(
             layers=len(self._layers),
-            slots=0,
             kv_heads=config.num_kv_heads,
-            capacity=1,
             head_dim=config.head_dim,
             dtype=self._dtype,
             device=self.device,
         )
+        self.caches = (self.cache,)
 
     def resize(self, *, slots: int, capacity: int) -> None:
-        """Empty slots of another size."""
-        self.cache.resize(slots=slots, capacity=capacity)
+        super().resize(slots=slots, capacity=capacity)
         self._rotary = rotary_table(self._rotary_module, capacity, self.device)
-
-    def free(self) -> None:
-        """No slots at all."""
-        self.cache.free()
-
-    def copy_prefix(self, source: int, goal: int, count: int) -> None:
-        """The first tokens of one slot into another."""
-        self.cache.copy(source, goal, count)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all slots."""
-        return self.cache.nbytes
 
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor

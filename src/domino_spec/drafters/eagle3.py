@@ -283,40 +283,18 @@ class Eagle3Drafter(Drafter):
         self._rotary_module = module.rotary
         self._keys = SlotCache(
             layers=1,
-            slots=0,
             kv_heads=config.num_kv_heads,
-            capacity=1,
             head_dim=config.head_dim,
             dtype=self._dtype,
             device=self.device,
         )
         self._features = SlotStates(config.hidden_size, dtype=self._dtype, device=self.device)
         self._tokens = SlotStates(dtype=torch.long, device=self.device)
-
-    @property
-    def _caches(self) -> tuple[SlotCache, SlotStates, SlotStates]:
-        return self._keys, self._features, self._tokens
+        self.caches = (self._keys, self._features, self._tokens)
 
     def resize(self, *, slots: int, capacity: int) -> None:
-        """Empty slots of another size."""
-        for cache in self._caches:
-            cache.resize(slots=slots, capacity=capacity)
+        super().resize(slots=slots, capacity=capacity)
         self._rotary = rotary_table(self._rotary_module, capacity, self.device)
-
-    def free(self) -> None:
-        """No slots at all."""
-        for cache in self._caches:
-            cache.free()
-
-    def copy_prefix(self, source: int, goal: int, count: int) -> None:
-        """The first tokens of one slot into another."""
-        for cache in self._caches:
-            cache.copy(source, goal, count)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all slots."""
-        return sum(cache.nbytes for cache in self._caches)
 
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor

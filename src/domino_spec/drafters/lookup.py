@@ -52,23 +52,7 @@ class LookupDrafter(Drafter):
     def _bind(self, model: Target | InferenceModel, *, pack: bool) -> None:  # noqa: ARG002
         self._trims = isinstance(model, Target)
         self.cache = SlotStates(dtype=torch.long, device=self.device)
-
-    def resize(self, *, slots: int, capacity: int) -> None:
-        """Empty slots of another size."""
-        self.cache.resize(slots=slots, capacity=capacity)
-
-    def free(self) -> None:
-        """No slots at all."""
-        self.cache.free()
-
-    def copy_prefix(self, source: int, goal: int, count: int) -> None:
-        """The first tokens of one slot into another."""
-        self.cache.copy(source, goal, count)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all slots."""
-        return self.cache.nbytes
+        self.caches = (self.cache,)
 
     def update_cache(
         self,

@@ -91,23 +91,7 @@ class MedusaDrafter(Drafter):
         self._first_bias = torch.cat([block.get_parameter("bias").detach() for block in first])
         self._rest = [_stacked(blocks) for blocks in rest]
         self.cache = SlotStates(self.config.hidden_size, dtype=self._dtype, device=self.device)
-
-    def resize(self, *, slots: int, capacity: int) -> None:
-        """Empty slots of another size."""
-        self.cache.resize(slots=slots, capacity=capacity)
-
-    def free(self) -> None:
-        """No slots at all."""
-        self.cache.free()
-
-    def copy_prefix(self, source: int, goal: int, count: int) -> None:
-        """The first tokens of one slot into another."""
-        self.cache.copy(source, goal, count)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all slots."""
-        return self.cache.nbytes
+        self.caches = (self.cache,)
 
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor

@@ -17,12 +17,12 @@ class SlotCache:
         self,
         *,
         layers: int,
-        slots: int,
         kv_heads: int,
-        capacity: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        slots: int = 0,
+        capacity: int = 1,
     ) -> None:
         self._layers, self._kv_heads, self._head_dim = layers, kv_heads, head_dim
         self._states = torch.empty(0, dtype=dtype, device=device)
