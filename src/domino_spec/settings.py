@@ -6,8 +6,9 @@ command line imports the models for its help: they must import neither torch nor
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -22,9 +23,12 @@ def setting(
     group: str | None = None,
     unset: str | None = None,
     flags: tuple[str, ...] = (),
-    argument: bool = False,
+    argument: str | None = None,
 ) -> Any:
-    """A field: `unset` says what None stands for, `flags` are further names on the command line."""
+    """A field: `unset` says what None stands for, `flags` are further names on the command line.
+
+    `argument` makes it an argument called so there, or by its own name if empty.
+    """
     shown: dict[str, Any] = {
         "group": group, "unset": unset, "flags": list(flags), "argument": argument,
     }  # fmt: skip
@@ -40,6 +44,10 @@ Candidates = Annotated[int | None, setting(
     None, "let the head choose among this many base candidates", unset="all",
     group="Drafter")]  # fmt: skip
 
+Thinking = Annotated[bool | None, setting(
+    None, "switch a template that knows enable_thinking", unset="its own default",
+    group="Chat template")]  # fmt: skip
+
 
 class Settings(BaseModel):
     """A model that refuses what makes no sense with an `InputError`."""
@@ -51,6 +59,46 @@ class Settings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise InputError(_explained(error)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other values, checked as a whole."""
+        return type(self)(**{**dict(self), **changes})
+
+
+_target = partial(setting, group="Target")
+_drafter = partial(setting, group="Drafter")
+Dtype = Literal["auto", "float32", "bfloat16", "float16", "fastest"]
+
+
+class TargetOptions(Settings):
+    """How the target is loaded."""
+
+    revision: str | None = _target(None, "the target's hub revision")
+    dtype: Dtype | None = _target(
+        None,
+        "type of the weights; fastest measures a CPU once",
+        unset="float32 on a CPU, else the checkpoint's own; a GGUF file's: bfloat16",
+    )
+    device: str | None = _target(None, "where to run: cpu, cuda, cuda:1, ...", unset="a GPU if any")
+    device_map: str | None = _target(
+        None, "spread over devices: auto, or a JSON object (needs accelerate)"
+    )
+    attn_implementation: str | None = _target(None, "attention of the target, such as sdpa")
+    trust_remote_code: bool = _target(False, "run modelling code that the target brings along")
+
+
+class DraftOptions(Settings):
+    """Which drafter, and how much it drafts."""
+
+    draft: str | None = _drafter(
+        None,
+        "the drafter: a folder, a safetensors file, a hub id, released:NAME or lookup[:DEPTH]; "
+        "without one decoding is plain",
+    )
+    draft_revision: str | None = _drafter(None, "the drafter's hub revision")
+    shift_label: ShiftLabel = None
+    depth: Depth = None
+    candidates: Candidates = None
 
 
 def presentation(field: FieldInfo) -> dict[str, Any]:

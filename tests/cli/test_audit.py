@@ -114,7 +114,7 @@ def test_built_in_prompts_and_those_from_a_file(domino, target, draft, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "give --draft"),
+        ((), "Missing option '--draft'"),
         (("--draft", "nowhere"), "nowhere"),
         (("--depth", 0, "--samples", 0), "nothing was drafted"),
         (("--limit", 0, "--samples", 0), "nothing was audited"),

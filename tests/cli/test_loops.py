@@ -10,8 +10,8 @@ import torch
 from domino_spec.api import DtypeNotice
 from domino_spec.api import dtypes as api_dtypes
 from domino_spec.cli.doctor import _dtype
-from domino_spec.cli.options import TargetDtype, TargetOptions
 from domino_spec.engine import dtypes
+from domino_spec.settings import TargetOptions
 from tests.support.families import make_model
 
 PROMPT = "what is the answer"
@@ -112,5 +112,5 @@ def test_the_doctor_reckons_with_the_type_that_would_be_taken(monkeypatch):
     config = make_model("llama").config
     config.dtype = torch.float32
     with pytest.warns(DtypeNotice, match="rounded"):
-        found = _dtype(TargetOptions(dtype=TargetDtype.FASTEST), config, torch.device("cpu"))
+        found = _dtype(TargetOptions(dtype="fastest"), config, torch.device("cpu"))
     assert found == torch.bfloat16

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -11,6 +10,7 @@ from domino_spec.cli import serve as serve_module
 from domino_spec.serving import config
 from domino_spec.serving.backends import ServeArgs, args
 from domino_spec.serving.backends.args import option
+from domino_spec.settings import DraftOptions, TargetOptions
 from tests.cli.test_errors import errors_of
 from tests.serving.backends import fake_engine, samples
 
@@ -37,7 +37,9 @@ def served(monkeypatch):
     calls: list[SimpleNamespace] = []
 
     def load(voice, target, target_options, draft_options, chat_options, loop_options):
-        return (target, target_options, draft_options, chat_options, loop_options)
+        seen = target_options.model_dump(include=set(TargetOptions.model_fields))
+        draft = DraftOptions(**draft_options.model_dump(include=set(DraftOptions.model_fields)))
+        return (target, seen, draft, chat_options, loop_options)
 
     def run(decoder, settings, *, sockets, draft_name, log):
         calls.append(SimpleNamespace(decoder=decoder, settings=settings, draft_name=draft_name))
@@ -65,7 +67,7 @@ def engine(tmp_path, monkeypatch):
     return tmp_path / "env"
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(ServeArgs) if f.name != "target"])
+@pytest.mark.parametrize("field", [f for f in ServeArgs.model_fields if f != "target"])
 def test_every_option_reaches_our_own_server_or_is_refused(field, domino, served):
     basics = ["serve", "org/model", "--draft", "org/first"]
     assert domino(*basics).exit_code == 0

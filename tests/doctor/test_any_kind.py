@@ -7,8 +7,8 @@ import torch
 from typer.testing import CliRunner
 
 from domino_spec.cli.main import app
-from domino_spec.doctor import Plans
 from domino_spec.doctor.reading import needs
+from domino_spec.doctor.settings import Plans
 from domino_spec.drafters import MedusaConfig, describe_drafter, medusa
 from domino_spec.errors import InputError
 from domino_spec.targets import load_config
@@ -89,9 +89,9 @@ def test_memory_of_every_kind_is_counted(target, tmp_path):
 
     folders = {k: chatty.save(tmp_path / k, knowing(k)) for k in ("medusa", "eagle3")}
     heads, chain, nothing = (need(s) for s in (folders["medusa"], folders["eagle3"], "lookup"))
-    assert heads.drafter == 4 * sum(p.numel() for p in knowing("medusa").parameters())
-    assert chain.drafter == 4 * sum(p.numel() for p in knowing("eagle3").parameters())
-    assert nothing.drafter == 0
-    assert heads.caches == nothing.caches < chain.caches
+    assert heads["drafter"] == 4 * sum(p.numel() for p in knowing("medusa").parameters())
+    assert chain["drafter"] == 4 * sum(p.numel() for p in knowing("eagle3").parameters())
+    assert nothing["drafter"] == 0
+    assert heads["caches"] == nothing["caches"] < chain["caches"]
     with pytest.raises(InputError, match="drafts nothing"):
         describe_drafter("plain")

@@ -10,9 +10,9 @@ import torch
 from domino_spec.checkpoints import Provenance
 from domino_spec.cli.main import app
 from domino_spec.decoding import AcceptanceStats
-from domino_spec.doctor import Finding, Plans, worst
-from domino_spec.doctor.measuring import Trial
-from domino_spec.doctor.reading import needs, read_tokenizer
+from domino_spec.doctor.measuring import clearly_better
+from domino_spec.doctor.reading import Finding, needs, read_tokenizer, worst
+from domino_spec.doctor.settings import Plans
 from domino_spec.drafters import describe_drafter
 from domino_spec.targets import load_config
 from tests.cli import tiny
@@ -180,11 +180,11 @@ def test_memory_is_counted_from_the_shapes(target, tmp_path):
     count = {"config": config, "described": described, "dtype": torch.float32}
     small = needs(plans=Plans(), context=100, **count)
     weights = sum(p.numel() for p in chatty.bigram_target(chatty.successors()).model.parameters())
-    assert small.target == 4 * weights
-    assert small.drafter == 4 * sum(p.numel() for p in chatty.knowing().parameters())
+    assert small["target"] == 4 * weights
+    assert small["drafter"] == 4 * sum(p.numel() for p in chatty.knowing().parameters())
     more = needs(plans=Plans(rows=3), context=200, **count)
-    assert more.caches == 6 * small.caches
-    assert (more.target, more.drafter) == (small.target, small.drafter)
+    assert more["caches"] == 6 * small["caches"]
+    assert (more["target"], more["drafter"]) == (small["target"], small["drafter"])
 
 
 def test_the_table_for_people(target, tmp_path):
@@ -201,15 +201,13 @@ def test_the_table_for_people(target, tmp_path):
 
 def test_clearly_better_is_beyond_chance():
     def trial(cycles, accepted):
-        return Trial(
-            AcceptanceStats(cycles=cycles, accepted=accepted, offered=[cycles] * len(accepted))
-        )
+        return AcceptanceStats(cycles=cycles, accepted=accepted, offered=[cycles] * len(accepted))
 
     good, bad = trial(20, [18, 15, 12]), trial(50, [3, 0, 0])
-    assert good.clearly_better_than(bad)
-    assert not bad.clearly_better_than(good)
-    assert not trial(20, [12, 6, 3]).clearly_better_than(trial(20, [9, 5, 2]))
-    assert not good.clearly_better_than(good)
+    assert clearly_better(good, bad)
+    assert not clearly_better(bad, good)
+    assert not clearly_better(trial(20, [12, 6, 3]), trial(20, [9, 5, 2]))
+    assert not clearly_better(good, good)
 
 
 def test_the_worst_counts():

@@ -60,7 +60,7 @@ class Cell:
 class BenchSettings(Settings):
     """What is compared, and how everything of the run is measured."""
 
-    target: str = setting(..., "the target model: a folder, a GGUF file or a hub id", argument=True)
+    target: str = setting(..., "the target model: a folder, a GGUF file or a hub id", argument="")
     draft: tuple[str, ...] = _drafters(
         (),
         "a drafter of any kind: a folder, a safetensors file, a hub id, released:NAME or "
@@ -122,7 +122,7 @@ class BenchSettings(Settings):
 
     def on(self, engine: Literal["fast", "reference"]) -> BenchSettings:
         """The same with the loop that was chosen."""
-        return BenchSettings(**{**dict(self), "engine": engine})
+        return self.replace(engine=engine)
 
     def cells(self, tasks: Sequence[str]) -> list[Cell]:
         """Every task at every temperature with every batch size."""
@@ -164,7 +164,7 @@ class EngineSettings(Settings):
     """What `domino bench engine` measures, over random weights with acceptance forced."""
 
     shape: str = setting(
-        ..., "`qwen3-0.6b`, qwen3-4b, qwen3-8b, llama-3-8b, or a config.json", argument=True
+        ..., "`qwen3-0.6b`, qwen3-4b, qwen3-8b, llama-3-8b, or a config.json", argument=""
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _engine(
         "bfloat16", "type of the weights"

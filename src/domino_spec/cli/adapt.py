@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from domino_spec.cli.data import Ticker, answers_so_far, prompts_so_far
-from domino_spec.cli.loading import checkpoints_among, require_places
-from domino_spec.cli.options import checked_device
+from domino_spec.cli.data import answers_so_far, prompts_so_far
+from domino_spec.cli.groups import command
+from domino_spec.cli.loading import checked_device, require_places
 from domino_spec.cli.train import check_installed, explaining_memory, introduce
 from domino_spec.cli.training_view import LineView, LiveView
-from domino_spec.cli.voice import Voice, speaking
+from domino_spec.cli.voice import Voice
 from domino_spec.errors import TrainingError
 from domino_spec.training.config import AdaptSettings, TrainConfig, parse_assignments
 
@@ -29,7 +29,13 @@ ADAPT_FILE = "adapt.json"
 _WORSE = 3  # the exit code; 1 is an error
 
 
+@command(
+    json="JSON lines on stdout: settings, reports, the result.",
+    quiet="The result alone.",
+    json_lines=True,
+)
 def adapt(
+    voice: Voice,
     settings: AdaptSettings,
     *,
     set_: Annotated[
@@ -43,58 +49,59 @@ def adapt(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue what the same command began in --out.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="JSON lines on stdout: settings, reports, the result.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The result alone.")] = False,
 ) -> None:
     """Adapt a drafter to a fine-tune of its target, if that pays; it needs no data.
 
     The drafter is measured on held-out prompts, trained for --seconds on what the fine-tune itself
     answers, and measured again. Exit code 3: the old drafter is better and is kept.
     """
-    with speaking(as_json=as_json, quiet=quiet, json_lines=True) as voice:
-        check_installed(tensorboard=False)
-        require_places(
-            voice,
+    check_installed(tensorboard=False)
+    require_places(
+        voice,
+        settings.target,
+        settings.revision,
+        base=settings.base,
+        drafts=[settings.drafter],
+        prompts=settings.prompts or (),
+        data=settings.data or (),
+        out=settings.out,
+    )
+    changes = parse_assignments(set_ or [])
+
+    import torch
+
+    from domino_spec.targets import default_device, load_target
+    from domino_spec.training import World
+    from domino_spec.training.adapt import describe_fitting, make_answers, train_config
+    from domino_spec.training.run import precision, require_unused
+
+    described = describe_fitting(settings)
+    assert described.config is not None, "it has files"
+    config = train_config(settings, described.config, changes)
+    before = _measured_before(Path(config.out)) if resume else None
+    if before is None:
+        require_unused(Path(config.out))
+    named = checked_device(config.device)
+    world = World(device=torch.device(named) if named else default_device())
+    voice.status(f"loading {settings.target}")
+    with explaining_memory():
+        loaded = load_target(
             settings.target,
             revision=settings.revision,
             base=settings.base,
-            drafts=checkpoints_among([settings.drafter]),
-            prompts=settings.prompts or (),
-            data=settings.data or (),
-            out=settings.out,
+            dtype=precision(config, world.device),
+            device=world.device,
+            trust_remote_code=settings.trust_remote_code,
         )
-        changes = parse_assignments(set_ or [])
-
-        import torch
-
-        from domino_spec.targets import default_device, load_target
-        from domino_spec.training import World
-        from domino_spec.training.adapt import describe_fitting, train_config
-        from domino_spec.training.run import precision, require_unused
-
-        described = describe_fitting(settings)
-        assert described.config is not None, "it has files"
-        config = train_config(settings, described.config, changes)
-        before = _measured_before(Path(config.out)) if resume else None
-        if before is None:
-            require_unused(Path(config.out))
-        named = checked_device(config.device)
-        world = World(device=torch.device(named) if named else default_device())
-        voice.status(f"loading {settings.target}")
-        with explaining_memory():
-            loaded = load_target(
-                settings.target,
-                revision=settings.revision,
-                base=settings.base,
-                dtype=precision(config, world.device),
-                device=world.device,
-                trust_remote_code=settings.trust_remote_code,
-            )
-            if settings.data is None:
-                _answer(voice, settings, loaded)
-            _adapt(voice, settings, config, described, loaded, world, before=before)
+        if settings.data is None:
+            with voice.ticker() as say:
+                make_answers(
+                    settings,
+                    loaded,
+                    on_prompts=lambda progress: say(prompts_so_far(progress)),
+                    on_answers=lambda progress: say(answers_so_far(progress)),
+                )
+        _adapt(voice, settings, config, described, loaded, world, before=before)
 
 
 def _measured_before(out: Path) -> float | None:
@@ -117,18 +124,6 @@ def _measured_before(out: Path) -> float | None:
             f"the run in {out} is finished (see {ADAPT_FILE}); adapt into another folder."
         )
     return before
-
-
-def _answer(voice: Voice, settings: AdaptSettings, loaded: LoadedTarget) -> None:
-    from domino_spec.training.adapt import make_answers
-
-    with Ticker(voice) as ticker:
-        make_answers(
-            settings,
-            loaded,
-            on_prompts=lambda progress: ticker.say(prompts_so_far(progress)),
-            on_answers=lambda progress: ticker.say(answers_so_far(progress)),
-        )
 
 
 def _adapt(
@@ -212,6 +207,6 @@ def _conclude(voice: Voice, settings: AdaptSettings, result: Adaptation, words: 
     if voice.as_json:
         voice.document({**document, "warnings": voice.warnings})
         return
-    voice.out.print(words, soft_wrap=True)
+    voice.say(words)
     target, draft = shlex.quote(settings.target), shlex.quote(result.drafter)
     voice.note(f"try it: domino chat {target} --draft {draft}")

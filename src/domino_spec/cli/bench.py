@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from domino_spec.bench.settings import BenchSettings, EngineSettings
-from domino_spec.cli.groups import grouped
-from domino_spec.cli.loading import checkpoints_among, require_places
-from domino_spec.cli.options import (
-    ChatOptions,
-    JsonOption,
-    TargetOptions,
-)
-from domino_spec.cli.voice import Voice, speaking
+from domino_spec.cli.groups import command
+from domino_spec.cli.loading import require_places, target_arguments
+from domino_spec.cli.options import ChatOptions
+from domino_spec.cli.render import table
+from domino_spec.cli.voice import Voice
 from domino_spec.load.settings import LoadSettings
+from domino_spec.settings import TargetOptions
 
 if TYPE_CHECKING:
-    from domino_spec.bench.runner import Watcher
     from domino_spec.bench.settings import Cell
     from domino_spec.bench.summary import RunSummary
     from domino_spec.load.settings import Cell as Load
@@ -49,46 +43,56 @@ bench_app = typer.Typer(
 )
 
 
+@bench_app.command("run")
+@command()
 def run(
-    settings: BenchSettings,
-    *,
-    chat: ChatOptions,
-    target_options: TargetOptions,
-    as_json: JsonOption = False,
+    voice: Voice, settings: BenchSettings, *, chat: ChatOptions, target_options: TargetOptions
 ) -> None:
     """Drafters against plain decoding: tasks, temperatures, batch sizes; killed runs go on.
 
     All methods run on the same path over the same weights, in turns; speedups come with 95%
     intervals. Loops and short answers are left out and counted.
     """
-    with speaking(as_json=as_json) as voice:
-        require_places(
-            voice,
-            settings.target,
-            revision=target_options.revision,
-            drafts=checkpoints_among(settings.draft),
-            prompts=settings.prompts,
+    revision, prompts = target_options.revision, settings.prompts
+    require_places(voice, settings.target, revision, drafts=settings.draft, prompts=prompts)
+
+    from domino_spec.bench.runner import Watcher, run_bench
+    from domino_spec.bench.tables import (
+        HEADS,
+        LEFT_OUT_HEADS,
+        how_measured,
+        left_out_rows,
+        method_rows,
+    )
+
+    with voice.progress() as update:
+
+        class Bars(Watcher):
+            say = staticmethod(voice.status)
+
+            def progress(self, cell: Cell, done: int, total: int) -> None:
+                update(str(cell), done, total)
+
+        summary, path = run_bench(
+            settings,
+            Bars(),
+            system=chat.system,
+            chat_options=chat.template_options(),
+            load=target_arguments(target_options),
         )
-
-        from domino_spec.bench.runner import run_bench
-
-        with _watching(voice) as watcher:
-            summary, path = run_bench(
-                settings,
-                watcher,
-                system=chat.system,
-                chat_options=chat.template_options(),
-                load=target_options.arguments(),
-            )
-        if as_json:
-            voice.document({**document(summary), "records": str(path), "warnings": voice.warnings})
-        else:
-            for table in tables(summary):
-                voice.out.print(table)
-            voice.note(f"raw records: {path} · a page of them: domino report {path}")
-        if not any(cell.used for cell in summary.cells):
-            voice.error(_nothing_measured(summary))
-            raise typer.Exit(1)
+    if voice.as_json:
+        voice.document({**document(summary), "records": str(path), "warnings": voice.warnings})
+    else:
+        title, words = "Speedup over plain decoding", ("task", "method")
+        figures = table(HEADS, method_rows(summary), words=words, title=title)
+        figures.caption, figures.caption_justify = how_measured(summary), "left"
+        voice.out.print(figures)
+        left_out = left_out_rows(summary)
+        voice.out.print(table(LEFT_OUT_HEADS, left_out, words=("task",), title="Prompts"))
+        voice.note(f"raw records: {path} · a page of them: domino report {path}")
+    if not any(cell.used for cell in summary.cells):
+        voice.error(_nothing_measured(summary))
+        raise typer.Exit(1)
 
 
 def _nothing_measured(summary: RunSummary) -> str:
@@ -101,29 +105,6 @@ def _nothing_measured(summary: RunSummary) -> str:
         "(--limit), smaller batches (--batch-size), a smaller --shortest-answer or more "
         "--max-new-tokens."
     )
-
-
-@contextmanager
-def _watching(voice: Voice) -> Iterator[Watcher]:
-    """A bar a cell on a terminal; a line a cell elsewhere."""
-    from domino_spec.bench.runner import Watcher
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of "
-               "{task.total}"), TimeRemainingColumn())  # fmt: skip
-    bars = Progress(*columns, console=voice.err, disable=not voice.shows_bars, transient=True)
-    known: dict[Cell, Any] = {}
-
-    class Bars(Watcher):
-        def say(self, message: str) -> None:
-            voice.status(message)
-
-        def progress(self, cell: Cell, done: int, total: int) -> None:
-            if cell not in known:
-                known[cell] = bars.add_task(str(cell), total=total)
-            bars.update(known[cell], completed=done)
-
-    with bars:
-        yield Bars()
 
 
 def document(summary: RunSummary) -> dict[str, Any]:
@@ -155,74 +136,51 @@ def document(summary: RunSummary) -> dict[str, Any]:
     return {"facts": dict(summary.facts), "cells": cells}
 
 
-def tables(summary: RunSummary) -> list[Table]:
-    """The figures for people."""
-    from domino_spec.bench.tables import (
-        HEADS,
-        LEFT_OUT_HEADS,
-        how_measured,
-        left_out_rows,
-        method_rows,
-    )
-
-    figures = Table(title="Speedup over plain decoding", box=None, title_justify="left")
-    _fill(figures, HEADS, method_rows(summary), words=("task", "method"))
-    figures.caption, figures.caption_justify = how_measured(summary), "left"
-    left_out = Table(title="Prompts", box=None, title_justify="left")
-    _fill(left_out, LEFT_OUT_HEADS, left_out_rows(summary), words=("task",))
-    return [figures, left_out]
-
-
-def _fill(
-    table: Table, heads: tuple[str, ...], rows: list[list[str]], *, words: tuple[str, ...]
-) -> None:
-    for head in heads:
-        table.add_column(head, justify="left" if head in words else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row, style="dim" if "plain" in row else None)
-
-
+@bench_app.command("engine")
+@command()
 def engine(
+    voice: Voice,
     settings: EngineSettings,
     *,
     out: Annotated[Path | None, typer.Option(help="Append the record to this file.")] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """The engine against the memory's floor: random weights of any shape, acceptance forced."""
-    with speaking(as_json=as_json) as voice:
-        from domino_spec.bench.engine_report import measure_engine
-        from domino_spec.records import append_record, environment
+    from domino_spec.bench.engine_report import measure_engine
+    from domino_spec.records import append_record, environment
 
-        record = measure_engine(settings, voice.status) | {"environment": environment()}
-        if out is not None:
-            append_record(out, record)
-        if as_json:
-            voice.document(record)
-            return
-        for table in engine_tables(record):
-            voice.out.print(table)
+    record = measure_engine(settings, voice.status) | {"environment": environment()}
+    if out is not None:
+        append_record(out, record)
+    if voice.as_json:
+        voice.document(record)
+        return
+    for each in engine_tables(record):
+        voice.out.print(each)
 
 
 def engine_tables(record: dict[str, Any]) -> list[Table]:
     """The record for people."""
-    parts = Table(title=f"{record['shape']}, {record['dtype']}, {record['context']} tokens, 1 row")
-    for name in ("part", "ms", "floor, ms", "× floor"):
-        parts.add_column(name, justify="left" if name == "part" else "right")
     whole = [("plain step", record["plain"]), (f"cycle of {record['depth']}", record["cycle"])]
-    for name, held in [*whole, *((f"  {s['name']}", s) for s in record["stages"])]:
-        parts.add_row(name, _ms(held["seconds"]), _ms(held["floor"]), f"{held['over_floor']:.2f}")
+    rows = [
+        (name, _ms(held["seconds"]), _ms(held["floor"]), f"{held['over_floor']:.2f}")
+        for name, held in [*whole, *((f"  {s['name']}", s) for s in record["stages"])]
+    ]
     for name, seconds in record.get("reference", {}).items():
-        parts.add_row(f"Transformers loop, {name}", _ms(seconds), "", "")
+        rows.append((f"Transformers loop, {name}", _ms(seconds), "", ""))
+    title = f"{record['shape']}, {record['dtype']}, {record['context']} tokens, 1 row"
+    parts = table(("part", "ms", "floor, ms", "× floor"), rows, words=("part",), title=title)
     parts.caption = f"floor: bytes over {record['bandwidth'] / 1e12:.2f} TB/s, measured here"
-    gains = Table(title="Over plain decoding on the same engine (acceptance forced)")
-    gains.add_column("rows", justify="right")
-    gains.add_column("plain, tokens/s", justify="right")
-    for tokens in record["forced"]:
-        gains.add_column(f"{tokens:g} a cycle", justify="right")
-    for entry in record["batches"]:
-        cells = [f"{gain['gain']:.2f}× ({gain['depth']} drafts)" for gain in entry["gains"]]
-        gains.add_row(str(entry["rows"]), f"{entry['plain_per_second']:,.0f}", *cells)
-    return [parts, gains]
+    gains = [
+        (
+            entry["rows"],
+            f"{entry['plain_per_second']:,.0f}",
+            *(f"{gain['gain']:.2f}× ({gain['depth']} drafts)" for gain in entry["gains"]),
+        )
+        for entry in record["batches"]
+    ]
+    heads = ("rows", "plain, tokens/s", *(f"{tokens:g} a cycle" for tokens in record["forced"]))
+    title = "Over plain decoding on the same engine (acceptance forced)"
+    return [parts, table(heads, gains, title=title)]
 
 
 def _ms(seconds: float) -> str:
@@ -252,75 +210,57 @@ class SeveralValues(TyperCommand):
         return parsed
 
 
-def serve(settings: LoadSettings, *, as_json: JsonOption = False) -> None:
+@bench_app.command("serve", cls=SeveralValues)
+@command()
+def serve(voice: Voice, settings: LoadSettings) -> None:
     """Load on any OpenAI-compatible server: throughput, latencies, errors; Ctrl-C ends it early.
 
     With --against, two servers or two kinds of requests to one take turns: ratios come with 95%
     intervals.
     """
-    with speaking(as_json=as_json) as voice:
-        from domino_spec.load.runner import run_load
-        from domino_spec.load.tables import TEXT_HEADS, caveats, how_measured, tables
+    from domino_spec.load.runner import run_load
+    from domino_spec.load.tables import TEXT_HEADS, caveats, how_measured, tables
 
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}"))
-        # Drawn four times a second: the client has responses to read in the meantime.
-        bars = Progress(*columns, console=voice.err, disable=not voice.shows_bars, transient=True,
-                        refresh_per_second=4)  # fmt: skip
-        known: dict[tuple[Load, str], Any] = {}
+    with voice.progress() as update:
 
         def progress(cell: Load, side: Side, done: int, total: int | None) -> None:
-            key = (cell, side.name)
-            if key not in known:
-                known[key] = bars.add_task(f"{cell}, {side.name}", total=total)
-            bars.update(known[key], completed=done)
+            update(f"{cell}, {side.name}", done, total)
 
-        with bars:
-            summary, path, complete = run_load(settings, notice=voice.status, progress=progress)
-        notes = caveats(summary)
-        if as_json:
-            ended = {"records": str(path), "interrupted": not complete}
-            voice.document({**summary.to_dict(), **ended, "notes": notes,
-                            "warnings": voice.warnings})  # fmt: skip
-        else:
-            for found in tables(summary):
-                table = Table(title=found.title, box=None, title_justify="left")
-                for head in found.heads:
-                    text = head in TEXT_HEADS
-                    table.add_column(head, justify="left" if text else "right", overflow="fold")
-                for line in found.lines:
-                    table.add_row(*line)
-                voice.out.print(table)
-            voice.out.print(how_measured(summary))
-            for note in (*notes, f"raw records: {path}"):
-                voice.note(note)
-        if not complete:
-            voice.status("interrupted; these are the figures so far")
-            raise typer.Exit(130)
-        if not summary.completed:
-            voice.error("no request was completed; the records hold the errors.")
-            raise typer.Exit(1)
+        summary, path, complete = run_load(settings, notice=voice.status, progress=progress)
+    notes = caveats(summary)
+    if voice.as_json:
+        ended = {"records": str(path), "interrupted": not complete}
+        voice.document({**summary.to_dict(), **ended, "notes": notes,
+                        "warnings": voice.warnings})  # fmt: skip
+    else:
+        for found in tables(summary):
+            voice.out.print(table(found.heads, found.lines, words=TEXT_HEADS, title=found.title))
+        voice.out.print(how_measured(summary))
+        for note in (*notes, f"raw records: {path}"):
+            voice.note(note)
+    if not complete:
+        voice.status("interrupted; these are the figures so far")
+        raise typer.Exit(130)
+    if not summary.completed:
+        voice.error("no request was completed; the records hold the errors.")
+        raise typer.Exit(1)
 
 
+@command()
 def report(
+    voice: Voice,
     records: Annotated[list[Path], typer.Argument(help="Files that domino bench wrote.")],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     png: Annotated[
         Path | None, typer.Option(help="Also each chart as a PNG into this folder.")
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """One HTML page of the figures, charts and circumstances; it needs no network and no server."""
-    with speaking(as_json=as_json) as voice:
-        from domino_spec.report import write_report
+    from domino_spec.report import write_report
 
-        written = [str(path) for path in write_report(records, out, pictures=png)]
-        if as_json:
-            voice.document({"written": written, "warnings": voice.warnings})
-        else:
-            voice.out.print("\n".join(written), soft_wrap=True)
-
-
-bench_app.command("run")(grouped(run))
-bench_app.command("engine")(grouped(engine))
-bench_app.command("serve", cls=SeveralValues)(grouped(serve))
+    written = [str(path) for path in write_report(records, out, pictures=png)]
+    if voice.as_json:
+        voice.document({"written": written, "warnings": voice.warnings})
+    else:
+        voice.out.print("\n".join(written), soft_wrap=True)

@@ -7,20 +7,21 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from domino_spec.cli.loading import checkpoints_among, load_decoder, require_places
+from domino_spec.cli.generate import why_plain
+from domino_spec.cli.groups import command
+from domino_spec.cli.loading import load_decoder, require_places
 from domino_spec.cli.options import (
+    QUIET,
     ChatOptions,
-    DraftOptions,
     LoopOptions,
     NoSpeculateOption,
-    QuietOption,
     SamplingOptions,
     TargetArgument,
-    TargetOptions,
 )
 from domino_spec.cli.render import LEGEND, TokenWriter, speed_line, statistics_lines
-from domino_spec.cli.voice import Voice, speaking
+from domino_spec.cli.voice import Voice
 from domino_spec.errors import DominoError, InputError
+from domino_spec.settings import DraftOptions, TargetOptions
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
@@ -34,7 +35,9 @@ _HELP = """\
 Ctrl-C  interrupt an answer"""
 
 
+@command(json=None, quiet=QUIET)
 def chat(
+    voice: Voice,
     target: TargetArgument,
     *,
     no_speculate: NoSpeculateOption = False,
@@ -43,38 +46,24 @@ def chat(
     chat_options: ChatOptions,
     target_options: TargetOptions,
     loop_options: LoopOptions,
-    quiet: QuietOption = False,
 ) -> None:
     """Talk with the target; accepted drafts and its own tokens differ in colour."""
-    with speaking(quiet=quiet) as voice:
-        require_places(
-            voice,
-            target,
-            revision=target_options.revision,
-            drafts=checkpoints_among([draft_options.draft]),
-            draft_revision=draft_options.draft_revision,
+    require_places(voice, target, target_options.revision, draft=draft_options)
+    params = sampling.params()
+    decoder = load_decoder(voice, target, target_options, draft_options, chat_options, loop_options)
+    if not getattr(decoder.tokenizer, "chat_template", None):
+        raise InputError(
+            f"{target} has no chat template, so it cannot hold a conversation; continue plain "
+            "text with domino generate --raw."
         )
-        params = sampling.params()
-        decoder = load_decoder(
-            voice, target, target_options, draft_options, chat_options, loop_options
-        )
-        if not getattr(decoder.tokenizer, "chat_template", None):
-            raise InputError(
-                f"{target} has no chat template, so it cannot hold a conversation; continue plain "
-                "text with domino generate --raw."
-            )
-        speculate = decoder.speculates and not no_speculate
-        if speculate:
-            legend = f"; {LEGEND}" if voice.has_colour else ""
-            voice.note(f"up to {decoder.depth} drafts a cycle{legend}")
-        else:
-            why = "no --draft was given" if not decoder.speculates else "--no-speculate was given"
-            voice.note(f"decoding plainly: {why}")
-        voice.note("/help lists the commands, Ctrl-D leaves")
-        conversation = Conversation(
-            voice, decoder, params, system=chat_options.system, speculate=speculate
-        )
-        conversation.hold()
+    speculate = decoder.speculates and not no_speculate
+    if speculate:
+        legend = f"; {LEGEND}" if voice.has_colour else ""
+        voice.note(f"up to {decoder.depth} drafts a cycle{legend}")
+    else:
+        voice.note(f"decoding plainly: {why_plain(decoder)}")
+    voice.note("/help lists the commands, Ctrl-D leaves")
+    Conversation(voice, decoder, params, system=chat_options.system, speculate=speculate).hold()
 
 
 class Conversation:
@@ -91,14 +80,11 @@ class Conversation:
     ) -> None:
         from domino_spec.decoding import RunStats
 
-        self._voice = voice
-        self._decoder = decoder
-        self._params = params
-        self._speculate = speculate
+        self._voice, self._decoder = voice, decoder
+        self._params, self._speculate = params, speculate
         self._start = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._start)
-        self._total = RunStats()
-        self._total_tokens = 0
+        self._total, self._total_tokens = RunStats(), 0
 
     def hold(self) -> None:
         """Answer line by line until the user leaves."""
@@ -118,7 +104,10 @@ class Conversation:
             if line.startswith("/"):
                 self._command(line)
             elif line:
-                self._turn(line)
+                try:
+                    self._answer([*self._messages, {"role": "user", "content": line}])
+                except DominoError as error:
+                    self._voice.error(str(error))
 
     def _command(self, line: str) -> None:
         if line == "/clear":
@@ -132,39 +121,29 @@ class Conversation:
         else:
             self._voice.error(f"there is no command {line.split()[0]}; /help lists them.")
 
-    def _turn(self, text: str) -> None:
-        messages = [*self._messages, {"role": "user", "content": text}]
-        try:
-            answer = self._answer(messages)
-        except DominoError as error:
-            self._voice.error(str(error))
-            return
-        if answer:
-            self._messages = [*messages, {"role": "assistant", "content": answer}]
-
-    def _answer(self, messages: list[dict[str, str]]) -> str:
+    def _answer(self, messages: list[dict[str, str]]) -> None:
         """Stream an answer; an interrupted one counts as far as it was shown."""
         from domino_spec.api.prompts import encode_prompt
 
         prompt = encode_prompt(messages, self._decoder.tokenizer, self._decoder.chat_options)
-        params = self._fitting(len(prompt))
         writer = TokenWriter(self._voice.out, coloured=self._speculate)
         stats: RunStats | None = None
-        stream = self._decoder.stream(prompt, params, speculate=self._speculate)
+        params = self._fitting(len(prompt))
         with self._voice.holding_warnings():
             try:
-                for token in stream:
+                for token in self._decoder.stream(prompt, params, speculate=self._speculate):
                     stats = token.run
                     writer.write(token)
+                writer.end()
             except KeyboardInterrupt:
                 writer.end()
                 self._voice.note("interrupted")
-            else:
-                writer.end()
         if stats is not None:
-            self._count(stats, writer.tokens)
+            self._total.add(stats)
+            self._total_tokens += writer.tokens
             self._voice.note(speed_line(stats, writer.tokens))
-        return writer.text
+        if writer.text:
+            self._messages = [*messages, {"role": "assistant", "content": writer.text}]
 
     def _fitting(self, prompt_length: int) -> SamplingParams:
         context = self._decoder.target.context_length
@@ -177,10 +156,6 @@ class Conversation:
                 f"context of {context}; /clear starts a new one."
             )
         return replace(self._params, max_new_tokens=min(self._params.max_new_tokens, room))
-
-    def _count(self, stats: RunStats, tokens: int) -> None:
-        self._total_tokens += tokens
-        self._total.add(stats)
 
 
 def _read_line() -> str:

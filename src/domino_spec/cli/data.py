@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from domino_spec.cli.groups import grouped
-from domino_spec.cli.loading import checkpoints_among, load_decoder, require_places
-from domino_spec.cli.options import (
-    ChatOptions,
-    DraftOptions,
-    JsonOption,
-    QuietOption,
-    TargetArgument,
-    TargetOptions,
-)
-from domino_spec.cli.voice import Voice, speaking
+from domino_spec.cli.groups import command
+from domino_spec.cli.loading import load_decoder, require_places
+from domino_spec.cli.options import QUIET, ChatOptions, TargetArgument
+from domino_spec.cli.voice import Voice
 from domino_spec.data.settings import AnswerSettings, SynthSettings
+from domino_spec.settings import DraftOptions, Settings, TargetOptions, Thinking, setting
 
 if TYPE_CHECKING:
     from domino_spec.checkpoints import TargetFacts
-    from domino_spec.data.answer import Answerer, AnswerProgress, Estimate
+    from domino_spec.data.answer import Answerer, AnswerProgress
     from domino_spec.data.synth import SynthProgress
 
 data_app = typer.Typer(no_args_is_help=True, help="Training data: check, make up, answer.")
 
-_KEY_VARIABLE = "OPENAI_API_KEY"
-_SECONDS_BETWEEN_LINES = 30.0
 OutOption = Annotated[
     Path, typer.Option("--out", "-o", help="The folder to write to; a begun one is gone on with.")
 ]
@@ -41,72 +31,68 @@ BatchOption = Annotated[
 ]
 
 
+class CheckSettings(Settings):
+    """How data are read."""
+
+    max_length: int = setting(2048, "cut conversations here")
+    limit: int | None = setting(None, "read this many conversations")
+    messages_field: str | None = setting(None, "the field of the messages, if not called as usual")
+    text_field: str | None = setting(None, "the field of the text, if not called text")
+    row_length: int = setting(1024, "pack into rows of this length")
+    thinking: Thinking = None
+
+
+@data_app.command()
+@command()
 def check(
+    voice: Voice,
     target: TargetArgument,
     sources: Annotated[
         list[str],
         typer.Argument(metavar="DATA", help="Files, folders, globs or hf:name[:split]."),
     ],
     *,
-    max_length: Annotated[int, typer.Option(help="Cut conversations here.")] = 2048,
-    limit: Annotated[int | None, typer.Option(help="Read this many conversations.")] = None,
-    messages_field: Annotated[
-        str | None, typer.Option(help="The field of the messages, if not called as usual.")
-    ] = None,
-    text_field: Annotated[
-        str | None, typer.Option(help="The field of the text, if not called text.")
-    ] = None,
-    row_length: Annotated[int, typer.Option(help="Pack into rows of this length.")] = 1024,
-    thinking: Annotated[
-        bool | None,
-        typer.Option(
-            "--thinking/--no-thinking",
-            help="Switch a template that knows enable_thinking; unset: its own default.",
-        ),
-    ] = None,
+    settings: CheckSettings,
     target_options: TargetOptions,
-    as_json: JsonOption = False,
 ) -> None:
     """Read training data as training would, and say what is in it and what is left out."""
-    with speaking(as_json=as_json) as voice:
-        require_places(voice, target, revision=target_options.revision, data=sources)
+    require_places(voice, target, target_options.revision, data=sources)
 
-        from domino_spec.data import PackedBatches, load_corpus
+    from domino_spec.data import PackedBatches, load_corpus
 
-        chat = ChatOptions(thinking=thinking)
-        facts, tokenizer = _without_weights(target, target_options, chat)
-        with voice.working("reading"):
-            corpus = load_corpus(
-                sources,
-                tokenizer=tokenizer,
-                vocab_size=facts.vocab_size,
-                max_length=max_length,
-                limit=limit,
-                messages_field=messages_field,
-                text_field=text_field,
-                chat_options=chat.template_options(),
-            )
-            packed = PackedBatches(corpus, rows=1, length=row_length, seed=0, pad_token=0)
-        if as_json:
-            packing = {
-                "row_length": row_length,
-                "rows": packed.batches_per_epoch,
-                "padding_share": packed.padding_share,
-                "cut": packed.cut,
-            }
-            report = corpus.report.to_dict()
-            voice.document({**report, "fingerprint": corpus.fingerprint, "packing": packing})
-            return
-        for line in corpus.report.lines():
-            voice.out.print(line, soft_wrap=True)
-        voice.out.print(
-            f"packed: {packed.batches_per_epoch:,} rows of {row_length}, "
-            f"{packed.padding_share:.1%} padding, {packed.cut:,} cut",
-            soft_wrap=True,
+    chat, length = ChatOptions(thinking=settings.thinking), settings.row_length
+    facts, tokenizer = _without_weights(target, target_options, chat)
+    with voice.working("reading"):
+        corpus = load_corpus(
+            sources,
+            tokenizer=tokenizer,
+            vocab_size=facts.vocab_size,
+            chat_options=chat.template_options(),
+            **settings.model_dump(exclude={"row_length", "thinking"}),
         )
+        packed = PackedBatches(corpus, rows=1, length=length, seed=0, pad_token=0)
+    if voice.as_json:
+        packing = {
+            "row_length": length,
+            "rows": packed.batches_per_epoch,
+            "padding_share": packed.padding_share,
+            "cut": packed.cut,
+        }
+        report = corpus.report.to_dict()
+        voice.document({**report, "fingerprint": corpus.fingerprint, "packing": packing})
+        return
+    for line in corpus.report.lines():
+        voice.say(line)
+    voice.say(
+        f"packed: {packed.batches_per_epoch:,} rows of {length}, "
+        f"{packed.padding_share:.1%} padding, {packed.cut:,} cut"
+    )
 
 
+@data_app.command()
+@command(quiet=QUIET)
 def synth(
+    voice: Voice,
     target: TargetArgument,
     *,
     out: OutOption,
@@ -116,43 +102,36 @@ def synth(
     draft_options: DraftOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Let the target make up prompts: no data from outside are needed.
 
     It writes the user's part of its own chat template. Repeated prompts and loops are dropped.
     """
-    with speaking(as_json=as_json, quiet=quiet) as voice:
-        require_places(
-            voice,
-            target,
-            revision=target_options.revision,
-            drafts=checkpoints_among([draft_options.draft]),
-            draft_revision=draft_options.draft_revision,
-            out=out,
+    require_places(voice, target, target_options.revision, draft=draft_options, out=out)
+
+    from domino_spec.data.folder import target_identity
+    from domino_spec.data.synth import synthesise
+    from domino_spec.evaluation import fingerprint
+
+    decoder = load_decoder(voice, target, target_options, draft_options, chat)
+    with voice.ticker() as say:
+        done = synthesise(
+            decoder,
+            out,
+            settings,
+            count=count,
+            batch_size=batch_size,
+            system=chat.system,
+            identity=target_identity(fingerprint(decoder.target), decoder.facts()),
+            on_progress=lambda progress: say(prompts_so_far(progress)),
         )
-
-        from domino_spec.data.folder import target_identity
-        from domino_spec.data.synth import synthesise
-        from domino_spec.evaluation import fingerprint
-
-        decoder = load_decoder(voice, target, target_options, draft_options, chat)
-        with Ticker(voice) as ticker:
-            done = synthesise(
-                decoder,
-                out,
-                settings,
-                count=count,
-                batch_size=batch_size,
-                system=chat.system,
-                identity=target_identity(fingerprint(decoder.target), decoder.facts()),
-                on_progress=lambda progress: ticker.say(prompts_so_far(progress)),
-            )
-        _finish(voice, out, f"{done.prompts:,} prompts", done.dropped, done.to_dict())
+    _finish(voice, out, f"{done.prompts:,} prompts", done.dropped, done.to_dict())
 
 
+@data_app.command()
+@command(quiet=QUIET)
 def answer(
+    voice: Voice,
     target: TargetArgument,
     prompts: Annotated[
         list[str],
@@ -172,101 +151,68 @@ def answer(
     concurrency: Annotated[int, typer.Option(help="Requests to the server at once.")] = 32,
     api_key_env: Annotated[
         str, typer.Option(help="The environment variable with the server's key, if it wants one.")
-    ] = _KEY_VARIABLE,
+    ] = "OPENAI_API_KEY",
     draft_options: DraftOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Let the target answer prompts, as training data for its drafter.
 
     Run it again to go on after an interruption: finished parts are not answered again.
     """
-    with speaking(as_json=as_json, quiet=quiet) as voice:
-        require_places(
-            voice,
-            target,
-            revision=target_options.revision,
-            drafts=checkpoints_among([draft_options.draft]),
-            draft_revision=draft_options.draft_revision,
-            prompts=prompts,
-            out=out,
+    revision = target_options.revision
+    require_places(voice, target, revision, draft=draft_options, prompts=prompts, out=out)
+
+    from domino_spec.data.answer import LocalAnswerer, answer_prompts, estimate
+    from domino_spec.data.folder import target_identity
+    from domino_spec.data.prompts import read_prompts
+    from domino_spec.data.report import bad_lines
+    from domino_spec.data.server import ServerAnswerer
+    from domino_spec.evaluation import fingerprint
+
+    read = read_prompts(prompts, limit=limit, system=chat.system)
+    for line in bad_lines(read.bad):
+        voice.warn(line)
+    answerer: Answerer
+    if server is None:
+        decoder = load_decoder(voice, target, target_options, draft_options, chat)
+        answerer, facts = LocalAnswerer(decoder, batch_size=batch_size), decoder.facts()
+        who, model = "the target", fingerprint(decoder.target)
+    else:
+        facts, tokenizer = _without_weights(target, target_options, chat)
+        answerer = asked = ServerAnswerer(
+            server,
+            tokenizer=tokenizer,
+            chat_options=chat.template_options(),
+            model=server_model,
+            api_key=os.environ.get(api_key_env),
+            concurrency=concurrency,
         )
-
-        from domino_spec.data.answer import LocalAnswerer, answer_prompts, estimate
-        from domino_spec.data.folder import target_identity
-        from domino_spec.data.prompts import read_prompts
-        from domino_spec.data.report import bad_lines
-        from domino_spec.data.server import ServerAnswerer
-        from domino_spec.evaluation import fingerprint
-
-        read = read_prompts(prompts, limit=limit, system=chat.system)
-        for line in bad_lines(read.bad):
-            voice.warn(line)
-        answerer: Answerer
-        if server is None:
-            decoder = load_decoder(voice, target, target_options, draft_options, chat)
-            answerer, facts = LocalAnswerer(decoder, batch_size=batch_size), decoder.facts()
-            who, model = "the target", fingerprint(decoder.target)
-        else:
-            facts, tokenizer = _without_weights(target, target_options, chat)
-            answerer = asked = ServerAnswerer(
-                server,
-                tokenizer=tokenizer,
-                chat_options=chat.template_options(),
-                model=server_model,
-                api_key=os.environ.get(api_key_env),
-                concurrency=concurrency,
-            )
-            who, model = f"a server's {asked.model}", target
-        voice.note(_ahead(estimate(read, answerer, settings)))
-        with Ticker(voice) as ticker:
-            done = answer_prompts(
-                read,
-                answerer,
-                out,
-                settings,
-                vocab_size=facts.vocab_size,
-                identity={**target_identity(model, facts), "answered_by": who},
-                on_progress=lambda progress: ticker.say(answers_so_far(progress)),
-            )
-        said = f"{done.answered:,} answers to {done.prompts:,} prompts"
-        _finish(voice, out, said, done.dropped, done.to_dict())
-        if not done.answered:
-            voice.error(
-                f"no prompt was answered ({done.dropped_reasons()}), so {out} holds no training "
-                "data; expected at least one answer. Change the prompts or the settings and write "
-                "to another folder."
-            )
-            raise typer.Exit(1)
-
-
-class Ticker:
-    """Progress in a line: redrawn on a terminal, now and then elsewhere."""
-
-    def __init__(self, voice: Voice) -> None:
-        self._voice = voice
-        self._status: AbstractContextManager[Any] = voice.working("starting")
-        self._shown: Any = None
-        self._next = 0.0
-        self._at_once = 2  # where it begins, and the first measure
-
-    def __enter__(self) -> Ticker:
-        self._shown = self._status.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._status.__exit__(*details)
-
-    def say(self, text: str) -> None:
-        """Say how far it is."""
-        if self._shown is not None:
-            self._shown.update(text)
-        elif self._at_once or time.monotonic() >= self._next:
-            self._at_once = max(self._at_once - 1, 0)
-            self._next = time.monotonic() + _SECONDS_BETWEEN_LINES
-            self._voice.status(text)
+        who, model = f"a server's {asked.model}", target
+    tokens, size = estimate(read, answerer, settings)
+    voice.note(
+        f"{len(read.rows):,} prompts: at most {tokens:,} tokens, {_size(size)}; the first batch "
+        "tells how long it takes"
+    )
+    with voice.ticker() as say:
+        done = answer_prompts(
+            read,
+            answerer,
+            out,
+            settings,
+            vocab_size=facts.vocab_size,
+            identity={**target_identity(model, facts), "answered_by": who},
+            on_progress=lambda progress: say(answers_so_far(progress)),
+        )
+    said = f"{done.answered:,} answers to {done.prompts:,} prompts"
+    _finish(voice, out, said, done.dropped, done.to_dict())
+    if not done.answered:
+        voice.error(
+            f"no prompt was answered ({done.dropped_reasons()}), so {out} holds no training "
+            "data; expected at least one answer. Change the prompts or the settings and write "
+            "to another folder."
+        )
+        raise typer.Exit(1)
 
 
 def _without_weights(
@@ -278,13 +224,6 @@ def _without_weights(
     place = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     facts = read_target_facts(target, thinking=chat.thinking, **place)  # type: ignore[arg-type]
     return facts, load_tokenizer(target, **place)  # type: ignore[arg-type]
-
-
-def _ahead(ahead: Estimate) -> str:
-    return (
-        f"{ahead.prompts:,} prompts: at most {ahead.tokens:,} tokens, {_size(ahead.bytes)}; "
-        "the first batch tells how long it takes"
-    )
 
 
 def prompts_so_far(progress: SynthProgress) -> str:
@@ -312,7 +251,7 @@ def _finish(
     if voice.as_json:
         voice.document({"folder": str(out), "bytes": size, **values, "warnings": voice.warnings})
         return
-    voice.out.print(f"{said} in {out} ({_size(size)})", soft_wrap=True)
+    voice.say(f"{said} in {out} ({_size(size)})")
     for reason, count in dropped.items():
         voice.note(f"{count:,} dropped: {reason}")
 
@@ -330,7 +269,3 @@ def _duration(seconds: float) -> str:
     if minutes < 1:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-for _command in (check, synth, answer):
-    data_app.command()(grouped(_command))

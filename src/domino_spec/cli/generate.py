@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from domino_spec.cli.loading import checkpoints_among, load_decoder, require_places
+from domino_spec.cli.groups import command
+from domino_spec.cli.loading import load_decoder, require_places
 from domino_spec.cli.options import (
+    QUIET,
     ChatOptions,
-    DraftOptions,
-    JsonOption,
     LoopOptions,
     NoSpeculateOption,
-    QuietOption,
     SamplingOptions,
     TargetArgument,
-    TargetOptions,
 )
 from domino_spec.cli.render import LEGEND, TokenWriter, shortened, statistics_lines, write_plain
-from domino_spec.cli.voice import Voice, speaking
+from domino_spec.cli.voice import Voice
 from domino_spec.errors import InputError
+from domino_spec.settings import DraftOptions, TargetOptions
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder, Generation
-    from domino_spec.decoding import RunStats, SamplingParams
 
 
+@command(quiet=QUIET)
 def generate(
+    voice: Voice,
     target: TargetArgument,
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; - reads stdin.")
@@ -52,82 +52,48 @@ def generate(
     chat: ChatOptions,
     target_options: TargetOptions,
     loop_options: LoopOptions,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
 ) -> None:
     """Finish a prompt, several tokens per forward pass, exactly as the target alone would.
 
     A prompt is a user message if the target's tokenizer has a chat template, else plain text.
     """
-    with speaking(as_json=as_json, quiet=quiet) as voice:
-        given = [*(texts or []), *(prompt or [])]
-        written = collect_prompts(given, files=prompt_file or [], raw=raw)
-        require_places(
-            voice,
-            target,
-            revision=target_options.revision,
-            drafts=checkpoints_among([draft_options.draft]),
-            draft_revision=draft_options.draft_revision,
-        )
-        params = sampling.params()
-        decoder = load_decoder(voice, target, target_options, draft_options, chat, loop_options)
-        prompts = [
-            as_prompt(text, decoder.tokenizer, raw=raw, system=chat.system) for text in written
-        ]
-        if not raw and isinstance(prompts[0], str):
-            voice.note("the target's tokenizer has no chat template: continuing plain text")
-        speculate = decoder.speculates and not no_speculate
-        if as_json:
-            generations = decoder.generate(prompts, params, speculate=speculate)
+    given = [*(texts or []), *(prompt or [])]
+    written = collect_prompts(given, files=prompt_file or [], raw=raw)
+    require_places(voice, target, target_options.revision, draft=draft_options)
+    params = sampling.params()
+    decoder = load_decoder(voice, target, target_options, draft_options, chat, loop_options)
+    prompts = [as_prompt(text, decoder.tokenizer, raw=raw, system=chat.system) for text in written]
+    if not raw and isinstance(prompts[0], str):
+        voice.note("the target's tokenizer has no chat template: continuing plain text")
+    speculate = decoder.speculates and not no_speculate
+    if len(prompts) == 1 and not voice.as_json:
+        if speculate and voice.has_colour:
+            voice.note(LEGEND)
+        writer = TokenWriter(voice.out, coloured=speculate)
+        with voice.holding_warnings():
+            for token in decoder.stream(prompts[0], params, speculate=speculate):
+                writer.write(token)
+            writer.end()
+        run, tokens = token.run, writer.tokens
+    else:
+        with voice.working(f"generating {len(prompts)} answers"):
+            generations: list[Generation] = decoder.generate(prompts, params, speculate=speculate)
+        run, tokens = generations[0].run, sum(len(each.tokens) for each in generations)
+        if voice.as_json:
             voice.document(_document(voice, decoder, written, generations, speculate))
-        elif len(prompts) == 1:
-            _stream(voice, decoder, prompts[0], params, speculate)
-        else:
-            _batch(voice, decoder, written, prompts, params, speculate)
-
-
-def _stream(
-    voice: Voice,
-    decoder: DominoDecoder,
-    prompt: CliPrompt,
-    params: SamplingParams,
-    speculate: bool,
-) -> None:
-    if speculate and voice.has_colour:
-        voice.note(LEGEND)
-    writer = TokenWriter(voice.out, coloured=speculate)
-    with voice.holding_warnings():
-        for token in decoder.stream(prompt, params, speculate=speculate):
-            writer.write(token)
-        writer.end()
-    _say_statistics(voice, decoder, token.run, writer.tokens, speculate)
-
-
-def _batch(
-    voice: Voice,
-    decoder: DominoDecoder,
-    written: list[str],
-    prompts: list[CliPrompt],
-    params: SamplingParams,
-    speculate: bool,
-) -> None:
-    with voice.working(f"generating {len(prompts)} answers"):
-        generations: list[Generation] = decoder.generate(prompts, params, speculate=speculate)
-    for index, (text, generation) in enumerate(zip(written, generations, strict=True), start=1):
-        voice.out.print(f"── {index}/{len(prompts)} · {shortened(text, 60)}", soft_wrap=True)
-        write_plain(voice.out, f"{generation.text}\n")
-    tokens = sum(len(generation.tokens) for generation in generations)
-    _say_statistics(voice, decoder, generations[0].run, tokens, speculate)
-
-
-def _say_statistics(
-    voice: Voice, decoder: DominoDecoder, stats: RunStats, tokens: int, speculate: bool
-) -> None:
+            return
+        for index, (text, each) in enumerate(zip(written, generations, strict=True), start=1):
+            voice.say(f"── {index}/{len(prompts)} · {shortened(text, 60)}")
+            write_plain(voice.out, f"{each.text}\n")
     if not speculate:
-        why = "no --draft was given" if not decoder.speculates else "--no-speculate was given"
-        voice.note(f"decoded plainly: {why}")
-    for line in statistics_lines(stats, tokens):
+        voice.note(f"decoded plainly: {why_plain(decoder)}")
+    for line in statistics_lines(run, tokens):
         voice.note(line)
+
+
+def why_plain(decoder: DominoDecoder) -> str:
+    """Why there are no drafts."""
+    return "--no-speculate was given" if decoder.speculates else "no --draft was given"
 
 
 def _document(
@@ -137,13 +103,14 @@ def _document(
     generations: list[Generation],
     speculate: bool,
 ) -> dict[str, Any]:
-    run = generations[0].run
+    run = generations[0].run  # one run serves the whole batch
     tokens = sum(len(generation.tokens) for generation in generations)
-    answers = []
-    for text, generation in zip(written, generations, strict=True):
-        answer = {"prompt": text, **generation.to_dict()}
-        answer.pop("run")  # one run serves the whole batch
-        answers.append(answer)
+    answers = [
+        {"prompt": text, **generation.to_dict()}
+        for text, generation in zip(written, generations, strict=True)
+    ]
+    for answer in answers:
+        del answer["run"]
     return {
         "target": decoder.target.name,
         "speculate": speculate,
@@ -176,8 +143,8 @@ def collect_prompts(
     reads_stdin = list(given).count(STDIN) + [str(path) for path in files].count(STDIN)
     if reads_stdin > 1:
         raise typer.BadParameter("stdin (-) can be read once; it is given several times.")
-    texts = [_read_stdin() if text == STDIN else text for text in given]
-    texts += [_read(path) for path in files]
+    texts = [_read(STDIN) if text == STDIN else text for text in given]
+    texts += [_read(str(path)) for path in files]
     for index, text in enumerate(texts, start=1):
         if not (text if raw else text.strip()):
             which = f"prompt {index} of {len(texts)}" if len(texts) > 1 else "the prompt"
@@ -196,19 +163,12 @@ def as_prompt(text: str, tokenizer: Any, *, raw: bool, system: str | None) -> Cl
     return [*messages, {"role": "user", "content": text.rstrip("\n")}]
 
 
-def _read(path: Path) -> str:
-    if str(path) == STDIN:
-        return _read_stdin()
+def _read(path: str) -> str:
+    where = "from stdin" if path == STDIN else f"file {path}"
     try:
-        return path.read_text(encoding="utf-8")
+        raw = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+        return raw.decode("utf-8")
     except OSError as error:
-        raise InputError(f"the prompt file {path} cannot be read: {error.strerror}.") from error
+        raise InputError(f"the prompt {where} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"the prompt file {path} is not UTF-8 text.") from error
-
-
-def _read_stdin() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError("the prompt from stdin is not UTF-8 text.") from error
+        raise InputError(f"the prompt {where} is not UTF-8 text.") from error

@@ -2,170 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from domino_spec.cli.options import ChatOptions, DraftOptions, LoopOptions, TargetOptions
+from domino_spec.cli.options import ChatOptions, LoopOptions
 from domino_spec.cli.voice import Voice
 from domino_spec.errors import InputError, TargetError
+from domino_spec.settings import DraftOptions, Dtype, TargetOptions
 
 if TYPE_CHECKING:
+    import torch
+
     from domino_spec.api import DominoDecoder
     from domino_spec.drafters import Drafter
     from domino_spec.targets import LoadedTarget
-
-
-def load_decoder(
-    voice: Voice,
-    target: str,
-    target_options: TargetOptions,
-    draft_options: DraftOptions,
-    chat_options: ChatOptions,
-    loop_options: LoopOptions | None = None,
-) -> DominoDecoder:
-    """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
-    if draft_options.draft is not None:
-        _check_drafter(target, target_options, draft_options)
-    elif loop_options is not None:
-        voice.note(
-            "no drafter, so decoding is plain; --draft lookup drafts from the text itself, for any "
-            "model, and `domino train` makes a better drafter"
-        )
-    loaded = _load_target(voice, target, target_options)
-    return _decoder(loaded, draft_options, chat_options, loop_options)
-
-
-def load_drafter(
-    voice: Voice,
-    target: str,
-    target_options: TargetOptions,
-    draft_options: DraftOptions,
-    chat_options: ChatOptions,
-) -> tuple[DominoDecoder, Drafter]:
-    """The target alone, and a drafter of any kind for it."""
-    _check_drafter(target, target_options, draft_options)
-    loaded = _load_target(voice, target, target_options)
-    plain = _decoder(loaded, DraftOptions(draft=None), chat_options)
-    return plain, _opened(loaded, draft_options, chat_options)
-
-
-def load_compared(
-    voice: Voice,
-    target: str,
-    target_options: TargetOptions,
-    drafts: Sequence[DraftOptions],
-    chat_options: ChatOptions,
-    loop_options: LoopOptions,
-    *,
-    any_kind: bool,
-) -> tuple[DominoDecoder, list[DominoDecoder]]:
-    """The target alone, and a decoder with each drafter of whatever kind.
-
-    Without `any_kind` those that are no block drafters are refused, before anything is loaded.
-    """
-    from domino_spec.drafters.registry import is_block_drafter
-
-    for options in drafts:
-        assert options.draft is not None
-        _check_drafter(target, target_options, options)
-        if not any_kind and not is_block_drafter(options.draft, revision=options.draft_revision):
-            raise InputError(
-                f"{options.draft} is no block drafter and cannot be simulated with these "
-                "settings; decode for real with --decode, and leave --no-head out."
-            )
-    loaded = _load_target(voice, target, target_options)
-    plain = _decoder(loaded, DraftOptions(draft=None), chat_options, loop_options)
-    return plain, [_decoder(loaded, options, chat_options, loop_options) for options in drafts]
-
-
-def _load_target(voice: Voice, target: str, target_options: TargetOptions) -> LoadedTarget:
-    from domino_spec.targets import load_target
-
-    voice.status(f"loading target {target}")
-    loaded = load_target(target, **target_options.arguments())
-    if loaded.tokenizer is None:
-        raise TargetError(
-            f"{target} came without a tokenizer, so text cannot be read; expected tokenizer files "
-            "next to its weights. Save the model's tokenizer there."
-        )
-    return loaded
-
-
-def _decoder(
-    loaded: LoadedTarget,
-    draft_options: DraftOptions,
-    chat_options: ChatOptions,
-    loop_options: LoopOptions | None = None,
-) -> DominoDecoder:
-    from domino_spec.api import DominoDecoder
-
-    return DominoDecoder.from_pretrained(
-        loaded,
-        draft_options.draft,
-        draft_revision=draft_options.draft_revision,
-        shift_label=draft_options.shift_label,
-        depth=draft_options.depth,
-        candidates=draft_options.candidates,
-        chat_options=chat_options.template_options(),
-        **(loop_options or LoopOptions()).arguments(),
-    )
-
-
-def _opened(
-    loaded: LoadedTarget, draft_options: DraftOptions, chat_options: ChatOptions
-) -> Drafter:
-    from domino_spec.drafters import open_drafter
-
-    assert draft_options.draft is not None
-    return open_drafter(
-        draft_options.draft,
-        loaded,
-        depth=draft_options.depth,
-        candidates=draft_options.candidates,
-        shift_label=draft_options.shift_label,
-        revision=draft_options.draft_revision,
-        chat_options=chat_options.template_options(),
-    )
-
-
-def _check_drafter(target: str, target_options: TargetOptions, draft_options: DraftOptions) -> None:
-    """All that config files and headers tell, before a large target is loaded."""
-    from domino_spec.decoding.drafter import check_depth
-    from domino_spec.drafter.names import PLAIN
-    from domino_spec.drafters.block import check_candidates
-    from domino_spec.drafters.registry import describe_fitting_drafter
-
-    assert draft_options.draft is not None
-    if draft_options.draft == PLAIN:
-        return
-    described = describe_fitting_drafter(
-        draft_options.draft,
-        target,
-        revision=target_options.revision,
-        trust_remote_code=target_options.trust_remote_code,
-        draft_revision=draft_options.draft_revision,
-        shift_label=draft_options.shift_label,
-    )
-    most = None if described.config is None else described.config.max_depth
-    check_depth(draft_options.depth, described.drafts, most, what=described.words)
-    check_candidates(draft_options.candidates)
+    from domino_spec.targets.load import DtypeRule
 
 
 def require_places(
     voice: Voice,
     target: str,
-    *,
     revision: str | None = None,
+    *,
     base: str | None = None,
+    draft: DraftOptions | None = None,
     drafts: Iterable[str | None] = (),
-    draft_revision: str | None = None,
     prompts: Iterable[str] = (),
     data: Iterable[str] = (),
     out: str | Path | None = None,
 ) -> None:
     """Refuse what is missing at once: importing what would load the rest takes seconds."""
     from domino_spec.data.files import PROMPT_FILES, find_places
+    from domino_spec.drafter.names import has_no_files
     from domino_spec.settings import require_folder
     from domino_spec.targets.place import require_target
 
@@ -177,9 +47,12 @@ def require_places(
             find_places(source, kinds=PROMPT_FILES)
     for source in data:
         find_places(source)
-    for draft in drafts:
-        if draft is not None:
-            require_drafter(voice, draft, revision=draft_revision)
+    for name in drafts if draft is None else [draft.draft]:
+        if name is None or has_no_files(name):
+            continue
+        # NAME:OPTIONS may be of a kind that the registry knows, which needs PyTorch.
+        if ":" not in name or "/" in name or name.startswith("released:"):
+            require_drafter(voice, name, revision=draft.draft_revision if draft else None)
 
 
 def require_drafter(voice: Voice, draft: str, *, revision: str | None = None) -> None:
@@ -190,11 +63,141 @@ def require_drafter(voice: Voice, draft: str, *, revision: str | None = None) ->
     locate(draft, revision=revision)
 
 
-def checkpoints_among(drafts: Iterable[str | None]) -> list[str]:
-    """Those that have files: all but `plain`, `lookup` and other kinds by name, `NAME:OPTIONS`."""
-    from domino_spec.drafter.names import has_no_files
+def load_decoder(
+    voice: Voice,
+    target: str,
+    target_options: TargetOptions,
+    draft: DraftOptions,
+    chat: ChatOptions,
+    loop: LoopOptions | None = None,
+) -> DominoDecoder:
+    """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
+    if draft.draft is None and loop is not None:
+        voice.note(
+            "no drafter, so decoding is plain; --draft lookup drafts from the text itself, for any "
+            "model, and `domino train` makes a better drafter"
+        )
+    return make_decoder(load_target(voice, target, target_options, [draft]), draft, chat, loop)
 
-    def by_name(draft: str) -> bool:  # the registry, which needs PyTorch, knows which there are
-        return ":" in draft and "/" not in draft and not draft.startswith("released:")
 
-    return [d for d in drafts if d is not None and not has_no_files(d) and not by_name(d)]
+def load_drafter(
+    voice: Voice, target: str, options: TargetOptions, draft: DraftOptions, chat: ChatOptions
+) -> tuple[DominoDecoder, Drafter]:
+    """The target alone, and a drafter of any kind for it."""
+    from domino_spec.drafters import open_drafter
+
+    loaded = load_target(voice, target, options, [draft])
+    plain = make_decoder(loaded, DraftOptions(), chat)
+    return plain, open_drafter(
+        str(draft.draft),
+        loaded,
+        revision=draft.draft_revision,
+        shift_label=draft.shift_label,
+        depth=draft.depth,
+        candidates=draft.candidates,
+        chat_options=chat.template_options(),
+    )
+
+
+def load_target(
+    voice: Voice, target: str, options: TargetOptions, drafts: Sequence[DraftOptions]
+) -> LoadedTarget:
+    """The target with its tokenizer, after all that headers tell of drafters for it."""
+    from domino_spec import targets
+
+    for draft in drafts:
+        _check_drafter(target, options, draft)
+    voice.status(f"loading target {target}")
+    loaded = targets.load_target(target, **target_arguments(options))
+    if loaded.tokenizer is None:
+        raise TargetError(
+            f"{target} came without a tokenizer, so text cannot be read; expected tokenizer files "
+            "next to its weights. Save the model's tokenizer there."
+        )
+    return loaded
+
+
+def make_decoder(
+    loaded: LoadedTarget, draft: DraftOptions, chat: ChatOptions, loop: LoopOptions | None = None
+) -> DominoDecoder:
+    """A decoder of a loaded target."""
+    from domino_spec.api import DominoDecoder
+
+    loop = loop or LoopOptions()
+    return DominoDecoder.from_pretrained(
+        loaded,
+        **{name: getattr(draft, name) for name in DraftOptions.model_fields},
+        chat_options=chat.template_options(),
+        engine=loop.engine,
+        pack=None if loop.pack else False,
+    )
+
+
+def _check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> None:
+    """All that config files and headers tell, before a large target is loaded."""
+    from domino_spec.decoding.drafter import check_depth
+    from domino_spec.drafter.names import PLAIN
+    from domino_spec.drafters.block import check_candidates
+    from domino_spec.drafters.registry import describe_fitting_drafter
+
+    if draft.draft in (None, PLAIN):
+        return
+    described = describe_fitting_drafter(
+        str(draft.draft),
+        target,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        draft_revision=draft.draft_revision,
+        shift_label=draft.shift_label,
+    )
+    most = None if described.config is None else described.config.max_depth
+    check_depth(draft.depth, described.drafts, most, what=described.words)
+    check_candidates(draft.candidates)
+
+
+def target_arguments(options: TargetOptions) -> dict[str, Any]:
+    """Keyword arguments of `targets.load_target`."""
+    checked_device(options.device)
+    device_map: Any = options.device_map
+    if device_map is not None and device_map.lstrip().startswith("{"):
+        try:
+            device_map = json.loads(device_map)
+        except ValueError as error:
+            raise InputError(
+                f"device-map is {device_map!r}, which is not valid JSON ({error}); expected auto "
+                "or an object of module names and devices."
+            ) from error
+    given = {name: getattr(options, name) for name in TargetOptions.model_fields}
+    return {**given, "dtype": resolved_dtype(options.dtype), "device_map": device_map}
+
+
+def resolved_dtype(name: Dtype | None) -> torch.dtype | str | DtypeRule | None:
+    """As the loader takes it."""
+    import torch
+
+    from domino_spec.api.dtypes import fastest_dtype
+
+    if name in (None, "auto"):
+        return name
+    return fastest_dtype if name == "fastest" else getattr(torch, str(name))
+
+
+def checked_device(name: str | None) -> str | None:
+    """Refuse a device that is not there before anything is loaded."""
+    if name is None:
+        return None
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(
+            f"device is {name!r}; expected cpu, cuda or cuda:0, for example."
+        ) from error
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        raise InputError(
+            f"device is {name!r} but torch sees {count} GPUs here; use --device cpu, or a torch "
+            "built for your GPU."
+        )
+    return name

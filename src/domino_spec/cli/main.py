@@ -18,7 +18,6 @@ from domino_spec.cli.doctor import doctor
 from domino_spec.cli.eval import evaluate
 from domino_spec.cli.export import export
 from domino_spec.cli.generate import generate
-from domino_spec.cli.groups import grouped
 from domino_spec.cli.info import info
 from domino_spec.cli.serve import serve
 from domino_spec.cli.train import train
@@ -49,8 +48,8 @@ def domino(
 
 
 for _command in (generate, chat, serve, info, doctor, audit, export, report, demo, train, adapt):
-    app.command()(grouped(_command))
-app.command("eval")(grouped(evaluate))
+    app.command()(_command)
+app.command("eval")(evaluate)
 app.add_typer(data_app, name="data")
 app.add_typer(bench_app, name="bench")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from domino_spec.api import StreamedToken
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
 ACCEPTED = Style(color="green")
 OWN = Style(color="magenta")
 LEGEND = "accepted drafts in green, the target's own tokens in magenta"
+STYLES = {
+    **dict.fromkeys(("ok", "lossless", "yes"), "green"),
+    **dict.fromkeys(("warning", "unclear"), "yellow"),
+    **dict.fromkeys(("problem", "mismatch", "bug", "no"), "red"),
+    **dict.fromkeys(("unknown", "tie"), "dim"),
+}
+"""How a verdict looks, whoever gives it."""
 _BARS = "▁▂▃▄▅▆▇█"
 # A model may write escape sequences; a terminal must not obey them.
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\ufffd")
@@ -81,13 +90,41 @@ def statistics_lines(stats: RunStats, tokens: int) -> list[str]:
 
 def bar_line(shares: Sequence[float]) -> str:
     """One bar a share between 0 and 1; a space for none at all."""
-    return "".join(_bar(share) for share in shares)
+    top = len(_BARS) - 1
+    return "".join(" " if s <= 0 else _BARS[min(int(s * len(_BARS)), top)] for s in shares)
 
 
-def _bar(share: float) -> str:
-    if share <= 0:
-        return " "
-    return _BARS[min(int(share * len(_BARS)), len(_BARS) - 1)]
+def table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    words: Collection[str] = (),
+    title: str | None = None,
+) -> Table:
+    """Columns of words fold at the left, the others stand at the right; verdicts are coloured."""
+    made = Table(title=title, title_justify="left", box=None)
+    for head in heads:
+        made.add_column(head, justify="left" if head in words else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*map(shown, row), style="dim" if "plain" in row else None)
+    return made
+
+
+def facts_table(title: str, facts: Mapping[str, Any]) -> Table:
+    """A name and a value a line."""
+    made = Table(title=title, title_justify="left", box=None, show_header=False)
+    made.add_column(style="dim", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in facts.items():
+        made.add_row(name, shown("unknown" if value is None else value))
+    return made
+
+
+def shown(value: Any) -> Text:
+    """A value in a table: hashes are cut, figures rounded, verdicts coloured."""
+    text = f"{value:.3g}" if isinstance(value, float) else "–" if value is None else str(value)
+    is_hash = len(text) == 64 and set(text) <= set("0123456789abcdef")
+    return Text(text[:12] if is_hash else text, style=STYLES.get(text, ""))
 
 
 def shortened(text: str, width: int) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from domino_spec.cli.loading import checkpoints_among, require_places
-from domino_spec.cli.options import checked_device
+from domino_spec.cli.groups import command
+from domino_spec.cli.loading import checked_device, require_places
 from domino_spec.cli.training_view import (
     LineView,
     LiveView,
@@ -23,7 +23,7 @@ from domino_spec.cli.training_view import (
     finite,
     plan_line,
 )
-from domino_spec.cli.voice import Voice, speaking
+from domino_spec.cli.voice import Voice
 from domino_spec.errors import DominoError, InputError, TrainingError
 from domino_spec.training.config import (
     BASELINES,
@@ -48,7 +48,13 @@ _REPLACES = {
 }
 
 
+@command(
+    json="JSON lines on stdout: settings, reports, the result.",
+    quiet="The drafter's folder alone: no progress.",
+    json_lines=True,
+)
 def train(
+    voice: Voice,
     settings: Annotated[dict[str, Any], TrainConfig],
     *,
     config: Annotated[
@@ -70,22 +76,15 @@ def train(
         bool,
         typer.Option("--tensorboard/--no-tensorboard", help="Write TensorBoard's files as well."),
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="JSON lines on stdout: settings, reports, the result.")
-    ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="The drafter's folder alone: no progress.")
-    ] = False,
 ) -> None:
     """Train a drafter for a frozen target; it stops cleanly and resumes exactly.
 
     TARGET, --data and --out are enough; docs/training.md explains every setting.
     """
     leads = os.environ.get("RANK", "0") == "0"
-    with (
-        speaking(as_json=as_json and leads, quiet=quiet or not leads, json_lines=True) as voice,
-        _only_the_first_speaks(leads),
-    ):
+    if not leads:
+        voice.as_json, voice.quiet = False, True
+    with _only_the_first_speaks(leads):
         check_installed(tensorboard=tensorboard and leads)
         values, given_as = gather(settings, config=config, assignments=set_ or [], resume=resume)
         _run(voice, values, given_as, resume=resume, tensorboard=tensorboard)
@@ -156,14 +155,8 @@ def _run(
     tensorboard: bool,
 ) -> None:
     config = TrainConfig.from_dict(settings, given_as=given_as)
-    require_places(
-        voice,
-        config.target,
-        revision=config.revision,
-        drafts=checkpoints_among([config.init]),
-        data=config.data,
-        out=config.out,
-    )
+    where: dict[str, Any] = {"drafts": [config.init], "data": config.data, "out": config.out}
+    require_places(voice, config.target, config.revision, **where)
     import torch
 
     from domino_spec.targets import default_device
@@ -302,21 +295,11 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
         )
     elif folder is None:
         of = f" of {run.config.steps}" if run.config.steps else ""
-        _say(voice, f"stopped at step {outcome.step}{of}; resume with: {again}")
+        voice.say(f"stopped at step {outcome.step}{of}; resume with: {again}")
     else:
-        told = (
-            ""
-            if rate is None
-            else f"; acceptance length, held out: {acceptance_length(outcome.last)}"
-        )
-        _say(voice, f"the drafter is in {folder}{told}")
+        measured = "" if rate is None else acceptance_length(outcome.last)
+        told = f"; acceptance length, held out: {measured}" if measured else ""
+        voice.say(f"the drafter is in {folder}{told}")
         target, draft = shlex.quote(run.config.target), shlex.quote(str(folder))
-        if run.config.variant in BASELINES:
-            more = f"domino bench {target} --draft {draft}"
-        else:
-            more = f"domino chat {target} --draft {draft}"
-        voice.note(f"try it: {more}")
-
-
-def _say(voice: Voice, line: str) -> None:
-    voice.out.print(line, soft_wrap=True)
+        tool = "bench" if run.config.variant in BASELINES else "chat"
+        voice.note(f"try it: domino {tool} {target} --draft {draft}")

@@ -15,7 +15,13 @@ from typing import Any, TextIO
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from domino_spec.errors import DominoError, Notice
@@ -51,6 +57,10 @@ class Voice:
         """Whether downloads and loading may draw their progress bars."""
         return self.err.is_terminal and not self.as_json and not self.quiet
 
+    def say(self, line: str, style: str = "") -> None:
+        """A line of the result."""
+        self._line(self.out, line, style)
+
     def status(self, message: str) -> None:
         """Say what takes a while. A line, not a spinner: library bars may follow below it."""
         if not self.quiet:
@@ -63,22 +73,42 @@ class Voice:
         return self.err.status(Text(message, style="dim"))
 
     @contextmanager
-    def progress(self, message: str) -> Iterator[Callable[[int, int], None]]:
-        """A bar on a terminal, a line every half minute elsewhere; called with how much is done."""
-        if self.shows_bars:
-            with Progress(console=self.err, transient=True) as bar:
-                task = bar.add_task(message, total=None)
-                yield lambda done, total: bar.update(task, completed=done, total=total)
-            return
-        said = time.monotonic()
+    def progress(self) -> Iterator[Callable[[str, int, int | None], None]]:
+        """Called with a name and how much of how much is done: a bar each on a terminal."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TimeRemainingColumn())  # fmt: skip
+        # Drawn four times a second: a client has responses to read in the meantime.
+        with Progress(*columns, console=self.err, disable=not self.shows_bars, transient=True,
+                      refresh_per_second=4) as bars:  # fmt: skip
+            tasks: dict[str, Any] = {}
+            say = self._now_and_then(at_once=0)
 
-        def tell(done: int, total: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= _SECONDS_BETWEEN_LINES:
-                said = time.monotonic()
-                self.status(f"{message}: {done} of {total}")
+            def update(name: str, done: int, total: int | None) -> None:
+                if name not in tasks:
+                    tasks[name] = bars.add_task(name, total=total)
+                bars.update(tasks[name], completed=done)
+                if not self.shows_bars:
+                    say(f"{name}: {done}" + (f" of {total}" if total else ""))
 
-        yield tell
+            yield update
+
+    @contextmanager
+    def ticker(self) -> Iterator[Callable[[str], None]]:
+        """Called with how far it is, in words: a line that is redrawn on a terminal."""
+        with self.working("starting") as shown:
+            yield self._now_and_then(at_once=2) if shown is None else shown.update
+
+    def _now_and_then(self, *, at_once: int) -> Callable[[str], None]:
+        """Say the first few lines, and then one every half minute."""
+        left, said = at_once, time.monotonic()
+
+        def say(line: str) -> None:
+            nonlocal left, said
+            if left or time.monotonic() - said >= _SECONDS_BETWEEN_LINES:
+                left, said = max(left - 1, 0), time.monotonic()
+                self.status(line)
+
+        return say
 
     def note(self, message: str) -> None:
         """Something worth knowing about a result; not said when quiet or to machines."""

@@ -121,16 +121,6 @@ def _reason(error: InputError) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What is ahead, before anything was answered: upper bounds."""
-
-    prompts: int
-    answers: int
-    tokens: int
-    bytes: int
-
-
 _TELLING = 32
 """Answers that tell how long the others will take."""
 
@@ -192,14 +182,13 @@ class AnswerProgress:
         return values
 
 
-def estimate(prompts: PromptSet, answerer: Answerer, settings: AnswerSettings) -> Estimate:
-    """Bounds from a sample of the prompts and the longest possible answers."""
-    step = max(len(prompts.rows) // _SAMPLED_PROMPTS, 1)
-    sample = prompts.rows[::step]
+def estimate(prompts: PromptSet, answerer: Answerer, settings: AnswerSettings) -> tuple[int, int]:
+    """Tokens and bytes at most, from a sample of the prompts and the longest possible answers."""
+    sample = prompts.rows[:: max(len(prompts.rows) // _SAMPLED_PROMPTS, 1)]
     used = [answerer.prompt_tokens([*row.opening(), user_message(row.turns[0])]) for row in sample]
     answers = sum(len(row.turns) for row in prompts.rows)
     tokens = int(answers * (sum(used) / len(used) + settings.max_new_tokens))
-    return Estimate(len(prompts.rows), answers, tokens, tokens * _BYTES[settings.format])
+    return tokens, tokens * _BYTES[settings.format]
 
 
 def answer_prompts(

@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import encode_prompt
+from domino_spec.audit import PROMPTS
 from domino_spec.decoding import AcceptanceStats
 from domino_spec.decoding.stats import MIN_TOKENS_PER_CYCLE
 from domino_spec.doctor.reading import Finding, mask_candidates
+from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig, DraftModel
 from domino_spec.drafters import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
-from domino_spec.evaluation.runs import greedy_counts
+from domino_spec.evaluation.runs import greedy_counts, unsupported_by_engine
 
 _MOST_MASKS = 16
 _DISAPPOINTING = 0.7
@@ -25,20 +26,22 @@ _DISAPPOINTING = 0.7
 Say = Callable[[str], None]
 
 
-def measured_findings(
+def examine_loaded(
     decoder: DominoDecoder,
     drafts: Drafter,
-    texts: Sequence[str],
+    plans: Plans,
     *,
-    tokens: int,
     template_fits: bool,
     say: Say = lambda _: None,
-) -> Iterator[Finding]:
+) -> list[Finding]:
     """Draft for a few answers of the target, as configured and otherwise."""
+    reason = unsupported_by_engine(decoder.target, drafts)
+    runs = "runs this pair" if reason is None else f"the reference loop only: {reason}"
+    found: list[Finding | None] = [Finding(name="engine", state="ok", found=runs)]
+    texts, tokens = PROMPTS[: plans.prompts], plans.tokens
     say(f"the target answers {len(texts)} prompts of {tokens} tokens")
     known = answers(decoder, _encoded(decoder, texts, "as it is"), tokens=tokens)
     own = measure(decoder, drafts, known)
-    found: list[Finding | None] = []
     if isinstance(drafts.config, DrafterConfig):
         found.append(_alignment(decoder, drafts, drafts.config, known, own))
         found.append(_mask(decoder, drafts, drafts.config, known, say))
@@ -47,13 +50,8 @@ def measured_findings(
         say("trying other forms of the prompts")
         found.append(_format(decoder, drafts, texts, own, tokens=tokens))
     told = [finding for finding in found if finding is not None]
-    yield from told
     explained = any(finding.state == "problem" for finding in told)
-    yield (
-        _untrained(own)
-        if drafts.config is None
-        else _tokens_per_cycle(drafts, own, explained=explained)
-    )
+    return [*told, _acceptance(drafts, own, explained=explained)]
 
 
 def _alignment(
@@ -61,13 +59,13 @@ def _alignment(
     drafts: Drafter,
     config: DrafterConfig,
     known: Continuations,
-    own: Trial,
+    own: AcceptanceStats,
 ) -> Finding:
     other = "no-shift" if config.shift_label else "shift"
     trial = measure(decoder, drafts, known, shift_label=not config.shift_label)
     found = f"{config.alignment}: acceptance length {own.tokens_per_cycle:.2f}"
     against = f"{other}: {trial.tokens_per_cycle:.2f}"
-    if trial.clearly_better_than(own):
+    if clearly_better(trial, own):
         return Finding(
             name="alignment", state="problem", found=found, expected=against,
             advice=f"The drafter was trained with {other}: correct shift_label in its config.json "
@@ -104,7 +102,7 @@ def _mask(
     best = max(tried, key=lambda token: tried[token].tokens_per_cycle)
     trial = measure(decoder, drafts, rest, mask_token_id=best)
     own = measure(decoder, drafts, rest)
-    better = trial.clearly_better_than(own)
+    better = clearly_better(trial, own)
     found = f"{config.mask_token_id}: acceptance length {own.tokens_per_cycle:.2f}"
     return Finding(
         name="mask token, measured",
@@ -122,7 +120,7 @@ def _format(
     decoder: DominoDecoder,
     drafts: Drafter,
     texts: Sequence[str],
-    own: Trial,
+    own: AcceptanceStats,
     *,
     tokens: int,
 ) -> Finding | None:
@@ -132,12 +130,12 @@ def _format(
     forms = ["plain text"]
     if "enable_thinking" in str(template):
         forms += ["thinking", "no thinking"]
-    trials: dict[str, Trial] = {}
+    trials: dict[str, AcceptanceStats] = {}
     for form in forms:
         known = answers(decoder, _encoded(decoder, texts, form), tokens=tokens)
         trials[form] = measure(decoder, drafts, known)
     best = max(trials, key=lambda form: trials[form].tokens_per_cycle)
-    better = trials[best].clearly_better_than(own)
+    better = clearly_better(trials[best], own)
     return Finding(
         name="prompt format",
         state="problem" if better else "ok",
@@ -150,39 +148,32 @@ def _format(
     )
 
 
-def _untrained(own: Trial) -> Finding:
-    """Prompt lookup: nothing was learnt, so nothing can be set up wrong."""
-    useless = own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
-    return Finding(
-        name="acceptance length",
-        state="warning" if useless else "ok",
-        found=f"{own.tokens_per_cycle:.2f} over {own.stats.cycles} cycles",
-        expected="nothing is trained",
-        advice="Lookup pays where answers repeat their prompts; these hardly do." * useless,
-    )
-
-
-def _tokens_per_cycle(drafts: Drafter, own: Trial, *, explained: bool) -> Finding:
+def _acceptance(drafts: Drafter, own: AcceptanceStats, *, explained: bool) -> Finding:
+    reached, useless = own.tokens_per_cycle, own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
+    found = f"{reached:.2f} over {own.cycles} cycles"
+    if drafts.config is None:  # prompt lookup: nothing was learnt, so nothing can be set up wrong
+        advice = "Lookup pays where answers repeat their prompts; these hardly do." * useless
+        return Finding(
+            name="acceptance length", state="warning" if useless else "ok", found=found,
+            expected="nothing is trained", advice=advice,
+        )  # fmt: skip
     expected = drafts.provenance.tokens_per_cycle
-    reached = own.tokens_per_cycle
-    found = f"{reached:.2f} over {own.stats.cycles} cycles"
-    useless = reached < MIN_TOKENS_PER_CYCLE
     short = expected is not None and reached < 1 + _DISAPPOINTING * (expected - 1)
+    is_block = isinstance(drafts.config, DrafterConfig)
+    tried = "alignment, mask token and prompt format" if is_block else "prompt format"
     advice = ""
-    if useless and not explained:
+    if (useless or short) and explained:
+        advice = "Mend what is named above first."
+    elif useless:
         advice = (
-            f"Hardly any draft is right, whatever the {_tried(drafts)}: the "
-            "drafter was trained for another target or another version of it, or not at all. Use "
-            "the target it names, or train one for this target."
+            f"Hardly any draft is right, whatever the {tried}: the drafter was trained for another "
+            "target or another version of it, or not at all. Use the target it names, or train one "
+            "for this target."
         )
-    elif useless or short:
+    elif short:
         advice = (
-            "Mend what is named above first."
-            if explained
-            else (
-                "Fewer than training measured: check the target's weights, and that these prompts "
-                "are of the kind it was trained for."
-            )
+            "Fewer than training measured: check the target's weights, and that these prompts are "
+            "of the kind it was trained for."
         )
     return Finding(
         name="acceptance length",
@@ -191,11 +182,6 @@ def _tokens_per_cycle(drafts: Drafter, own: Trial, *, explained: bool) -> Findin
         expected="unknown from training" if expected is None else f"{expected:.2f} in training",
         advice=advice,
     )
-
-
-def _tried(drafts: Drafter) -> str:
-    is_block = isinstance(drafts.config, DrafterConfig)
-    return "alignment, mask token and prompt format" if is_block else "prompt format"
 
 
 def _encoded(decoder: DominoDecoder, texts: Sequence[str], form: str) -> list[list[int]]:
@@ -211,30 +197,19 @@ _CLEAR = 3.0
 """Standard deviations between two averages that chance does not make."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What one way of drafting gave."""
+def clearly_better(one: AcceptanceStats, other: AcceptanceStats) -> bool:
+    """Whether more drafts a cycle were accepted, beyond chance."""
+    (mean, error), (other_mean, other_error) = _accepted(one), _accepted(other)
+    return mean - other_mean > _CLEAR * math.sqrt(error + other_error)
 
-    stats: AcceptanceStats
 
-    @property
-    def tokens_per_cycle(self) -> float:
-        """All committed tokens over all cycles."""
-        return self.stats.tokens_per_cycle
-
-    def clearly_better_than(self, other: Trial) -> bool:
-        """Whether more drafts a cycle were accepted, beyond chance."""
-        (mine, my_error), (theirs, their_error) = self._accepted(), other._accepted()
-        return mine - theirs > _CLEAR * math.sqrt(my_error + their_error)
-
-    def _accepted(self) -> tuple[float, float]:
-        """Mean of the accepted drafts a cycle, and the square of its standard error."""
-        cycles, reached = self.stats.cycles, self.stats.accepted
-        if not cycles:
-            return 0.0, 0.0
-        mean = sum(reached) / cycles
-        square = sum((2 * place + 1) * count for place, count in enumerate(reached)) / cycles
-        return mean, max(square - mean**2, 0.0) / cycles
+def _accepted(stats: AcceptanceStats) -> tuple[float, float]:
+    """Mean of the accepted drafts a cycle, and the square of its standard error."""
+    if not stats.cycles:
+        return 0.0, 0.0
+    mean = sum(stats.accepted) / stats.cycles
+    square = sum((2 * place + 1) * count for place, count in enumerate(stats.accepted))
+    return mean, max(square / stats.cycles - mean**2, 0.0) / stats.cycles
 
 
 def answers(
@@ -252,27 +227,26 @@ def answers(
 
 def measure(
     decoder: DominoDecoder, drafts: Drafter, continuations: Continuations, **changes: Any
-) -> Trial:
-    """Tokens a cycle with the drafter as it is, or with fields of its configuration changed.
+) -> AcceptanceStats:
+    """Counts with the drafter as it is, or with fields of its configuration changed.
 
     Block drafters are simulated, which counts the same; others decode.
     """
     if not isinstance(drafts.model, DraftModel):
         assert not changes, "only block drafters can be read differently"
         drafting = DominoDecoder(decoder.target, drafts, decoder.tokenizer, depth=drafts.depth)
-        counts = greedy_counts(
+        return greedy_counts(
             drafting,
             continuations.prompts,
             max_new_tokens=continuations.max_new_tokens,
             batch_size=len(continuations.prompts),
         )
-        return Trial(counts)
     drafter = changed(drafts.model, **changes) if changes else drafts.model
     depth = min(drafts.depth, drafter.config.max_depth)
     simulated = simulate(
         drafter, decoder.target, continuations, depth=depth, candidates=drafts.candidates
     )
-    return Trial(simulated.total)
+    return simulated.total
 
 
 def changed(drafter: DraftModel, **changes: Any) -> DraftModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
+from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig
 from domino_spec.drafters import Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
+from domino_spec.records import hardware
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
 
 State = Literal["ok", "unknown", "warning", "problem"]
@@ -31,55 +33,70 @@ class Finding:
     expected: Any = None
     advice: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
-        return asdict(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plans:
-    """What the pair will be used for."""
-
-    context: int | None = None
-    """The longest sequence, prompt and answer; None where not given."""
-    rows: int = 1
-    """Sequences at a time."""
-
 
 def worst(findings: Iterable[Finding]) -> State:
     """The most serious state among them."""
     return max((finding.state for finding in findings), key=_SEVERITY.index, default="ok")
 
 
-_SERIOUS = (
-    "hidden size",
-    "vocabulary",
-    "target layers",
-    "captured hidden states",
-    "mask token",
-    "tokenizer",
-)
-_ELSEWHERE = ("training length",)
-"""Checks that are reported with what the user plans."""
+_FATAL = ("hidden size", "vocabulary", "target layers", "captured hidden states", "mask token")
 _MARKER = re.compile(r"<\|[^|<>{}\s]+\|>")
 
 
-def read_fit(
-    config: DrafterConfig | ModuleConfig, provenance: Provenance, facts: TargetFacts
-) -> Iterator[Finding]:
-    """Every comparison of checkpoint and target, as `domino info` makes it."""
-    for check in check_fit(config, provenance, facts):
-        if check.name not in _ELSEWHERE:
-            yield _from_check(check)
+def is_hopeless(findings: Iterable[Finding]) -> bool:
+    """Whether the pair cannot even be loaded, so that there is nothing to measure."""
+    return any(
+        f.state == "problem" and (f.name in _FATAL or f.name.startswith("memory")) for f in findings
+    )
+
+
+def examine_files(
+    *,
+    config: Any,
+    tokenizer: Any | None,
+    facts: TargetFacts,
+    described: DrafterDescription,
+    dtype: torch.dtype,
+    device: torch.device,
+    plans: Plans,
+) -> list[Finding]:
+    """What configuration files and headers tell, in the order in which a person would look."""
+    drafter, provenance = described.config, described.provenance
+    checks = [] if drafter is None else check_fit(drafter, provenance, facts)
+    return [
+        Finding(name="machine", state="ok", found=f"{hardware()}, torch {torch.__version__}"),
+        _types(described, dtype, device),
+        read_memory(config, described, plans, dtype=dtype, device=device),
+        *(_from_check(check) for check in checks if check.name != "training length"),  # see context
+        *read_tokenizer(tokenizer, facts),
+        *(read_mask(drafter, tokenizer) if isinstance(drafter, DrafterConfig) else []),
+        read_context(drafter, provenance, facts, plans),
+    ]
+
+
+def _types(described: DrafterDescription, dtype: torch.dtype, device: torch.device) -> Finding:
+    state: State = "ok"
+    advice = ""
+    if dtype == torch.float16 and "BF16" in described.dtypes:
+        state = "warning"
+        advice = "bfloat16 weights can overflow in float16: use --dtype bfloat16 or float32."
+    elif dtype in (torch.float16, torch.bfloat16) and device.type == "cpu":
+        advice = "On most CPUs half types are slower than float32."
+    stored = f"drafter stored as {', '.join(described.dtypes)}"
+    return Finding(
+        name="type", state=state, found=stored if described.dtypes else "nothing is stored",
+        expected=f"{str(dtype).removeprefix('torch.')} on {device}", advice=advice,
+    )  # fmt: skip
 
 
 def _from_check(check: Check) -> Finding:
+    """A comparison of checkpoint and target, as `domino info` makes it."""
     state: State = "ok" if check.verdict == "ok" else "unknown"
-    if check.verdict == "mismatch":
-        state = "problem" if check.name in _SERIOUS else "warning"
     advice = check.advice
-    if check.name == "tokenizer" and state == "problem":
-        advice += " Use the tokenizer of the drafter's training, or train a drafter for this one."
+    if check.verdict == "mismatch":
+        state = "problem" if check.name in (*_FATAL, "tokenizer") else "warning"
+        if check.name == "tokenizer":
+            advice += " Use the tokenizer of the drafter's training, or train one for this one."
     return Finding(
         name=check.name, state=state, found=check.found, expected=check.expected, advice=advice
     )
@@ -157,7 +174,7 @@ def read_context(
     provenance: Provenance,
     facts: TargetFacts,
     plans: Plans,
-) -> Iterator[Finding]:
+) -> Finding:
     """The length that is planned against target, drafter and training."""
     wanted, trained = plans.context, provenance.training_length
     limits = {"the target's context": facts.context_length}
@@ -182,37 +199,17 @@ def read_context(
         advice += " Train on longer texts, or decode plainly after that."
     elif wanted is not None:
         advice = ""
-    yield Finding(name="context", state=state, found=found, expected=told, advice=advice)
+    return Finding(name="context", state=state, found=found, expected=told, advice=advice)
 
 
 _UNPLANNED = 4096
 _TIGHT = 0.9
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """Bytes, part by part."""
-
-    target: int
-    drafter: int
-    caches: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.target + self.drafter + self.caches + self.activations
-
-    def __str__(self) -> str:
-        parts = {name.replace("_", " "): size for name, size in vars(self).items()}
-        inside = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items())
-        return f"about {gigabytes(self.total)} ({inside})"
-
-
 def needs(
     config: Any, described: DrafterDescription, plans: Plans, *, dtype: torch.dtype, context: int
-) -> Needs | None:
-    """What decoding takes at a context; None for a target whose size cannot be counted."""
+) -> dict[str, int] | None:
+    """Bytes that decoding takes at a context, by part; None if the target's size is unknown."""
     weights = _parameters(config)
     if weights is None:
         return None
@@ -222,18 +219,24 @@ def needs(
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     tokens = plans.rows * context
     target_cache = 2 * int(text.num_hidden_layers) * kv_heads * head_dim * tokens
-    # The draft context grows in doublings.
-    draft_cache = 2 * 2 * _cached_width(described) * tokens
+    drafter, cached = described.config, 0  # numbers a token in the drafter's own keys
+    if isinstance(drafter, DrafterConfig):
+        cached = drafter.num_layers * drafter.num_kv_heads * drafter.head_dim
+    elif isinstance(drafter, Eagle3Config):
+        cached = drafter.num_kv_heads * drafter.head_dim
+    draft_cache = 2 * 2 * cached * tokens  # the draft context grows in doublings
+    # Medusa captures what the lm_head reads.
+    captured = 0 if drafter is None else len(drafter.target_layer_ids) or 1
     block = plans.rows * (described.drafts + 1)
     logits = 2 * block * int(text.vocab_size)  # the drafter's and the target's, both of a block
     wide = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
-    prefill = tokens * (2 * wide + (4 + _captured_layers(described)) * int(text.hidden_size))
-    return Needs(
-        target=weights * size,
-        drafter=described.parameters * size,
-        caches=(target_cache + draft_cache) * size,
-        activations=logits * (size + 4) + prefill * size,
-    )
+    prefill = tokens * (2 * wide + (4 + captured) * int(text.hidden_size))
+    return {
+        "target": weights * size,
+        "drafter": described.parameters * size,
+        "caches": (target_cache + draft_cache) * size,
+        "activations": logits * (size + 4) + prefill * size,
+    }
 
 
 def read_memory(
@@ -252,20 +255,19 @@ def read_memory(
     if need is None or there is None:
         why = "the target's size cannot be counted" if need is None else f"{device} does not tell"
         return Finding(name=what, state="unknown", found=None, expected=there, advice=why)
-    fits = need.total <= there
-    tight = fits and need.total > _TIGHT * there
-    advice = ""
-    if not fits:
+    total = sum(need.values())
+    tight = _TIGHT * there < total <= there
+    advice = "It is tight: close other programs, or plan for fewer tokens." if tight else ""
+    if total > there:
         advice = (
-            "Use a smaller type (--dtype bfloat16), fewer sequences (--rows), a shorter --context"
+            "Use a smaller type (--dtype bfloat16), fewer sequences (--rows), a shorter --context, "
+            f"or {'--device-map auto' if device.type == 'cuda' else 'a smaller target'}."
         )
-        advice += ", or --device-map auto." if device.type == "cuda" else ", or a smaller target."
-    elif tight:
-        advice = "It is tight: close other programs, or plan for fewer tokens."
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in need.items())
     return Finding(
         name=what,
-        state="problem" if not fits else "warning" if tight else "ok",
-        found=str(need),
+        state="problem" if total > there else "warning" if tight else "ok",
+        found=f"about {gigabytes(total)} ({parts})",
         expected=f"{gigabytes(there)} free on {device}",
         advice=advice,
     )
@@ -289,22 +291,6 @@ def available(device: torch.device) -> int | None:
 def gigabytes(size: int) -> str:
     """As people read it."""
     return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size / 1e6:.2f} MB"
-
-
-def _cached_width(described: DrafterDescription) -> int:
-    """Numbers a token in the drafter's own keys, over all its layers."""
-    config = described.config
-    if isinstance(config, DrafterConfig):
-        return config.num_layers * config.num_kv_heads * config.head_dim
-    return config.num_kv_heads * config.head_dim if isinstance(config, Eagle3Config) else 0
-
-
-def _captured_layers(described: DrafterDescription) -> int:
-    """States of the target that are kept for the drafter."""
-    config = described.config
-    if config is None:
-        return 0
-    return len(config.target_layer_ids) or 1  # Medusa reads what the lm_head reads
 
 
 def _parameters(config: Any) -> int | None:

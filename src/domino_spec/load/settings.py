@@ -92,7 +92,7 @@ class LoadSettings(Settings):
     """What to send where; values come from the command line."""
 
     url: Annotated[str, AfterValidator(base_url)] = setting(
-        ..., "the server, such as http://127.0.0.1:8000", argument=True
+        ..., "the server, such as http://127.0.0.1:8000", argument=""
     )
 
     concurrency: tuple[PositiveInt, ...] = _load(

@@ -75,9 +75,7 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    target: Text = setting(
-        ..., "the target model: a folder, a GGUF file or a hub id", argument=True
-    )
+    target: Text = setting(..., "the target model: a folder, a GGUF file or a hub id", argument="")
     data: Annotated[tuple[Text, ...], BeforeValidator(_list), Field(min_length=1)] = setting(
         ..., "conversations: files, folders, globs, `hf:name[:split]`"
     )
@@ -302,7 +300,7 @@ class AdaptSettings(Settings):
     """A drafter for a fine-tune, from a drafter for its base model."""
 
     drafter: Text = setting(
-        ..., "the drafter: a folder, a safetensors file, a hub id or released:NAME", argument=True
+        ..., "the drafter: a folder, a safetensors file, a hub id or released:NAME", argument=""
     )
     target: Text = setting(
         ..., "the fine-tune: a folder, a PEFT adapter's folder, a GGUF file or a hub id"

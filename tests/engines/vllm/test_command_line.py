@@ -97,7 +97,7 @@ def test_every_option_means_to_vllm_what_it_means_here(parser, here, distributio
 
 
 def test_what_is_passed_on_wins(parser, here):
-    request = replace(FULL, api_keys=(), extra_args=("--port", "9001", "--max-num-seqs", "2"))
+    request = FULL.replace(api_keys=(), extra_args=("--port", "9001", "--max-num-seqs", "2"))
     args = parsed(parser, request, here)
     assert (args.port, args.max_num_seqs) == (9001, 2)
 
@@ -111,7 +111,7 @@ def test_a_target_alone(parser, here):
 def test_the_environments_names_are_vllms_own(here):
     import vllm.envs as envs
 
-    request = replace(FULL, api_keys=("one",), max_choices=3)
+    request = FULL.replace(api_keys=("one",), max_choices=3)
     gpu = replace(here, distribution="vllm", version=here.version.split("+")[0])
     made = backend.command(request, gpu, DRAFT, {})
     names = {*made.env, *made.secret_env}

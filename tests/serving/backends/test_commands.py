@@ -1,6 +1,6 @@
 """Each field of the command line is translated or refused by its name, by every backend."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +9,7 @@ from domino_spec.serving.backends import ServeArgs, find_backend, launch
 from domino_spec.serving.backends.args import option
 from tests.serving.backends import samples
 
-FIELDS = [field.name for field in fields(ServeArgs)]
+FIELDS = list(ServeArgs.model_fields)
 BASE = ServeArgs(target="org/target", draft="drafter")
 REFUSED = {
     "vllm": {
@@ -47,15 +47,15 @@ def planned(monkeypatch):
 
 def test_there_is_a_sample_for_every_field_and_it_is_not_the_default():
     assert set(samples.SAMPLES) == set(FIELDS)
-    assert set(samples.SAMPLES) <= set(replace(BASE, **samples.SAMPLES).given())
+    assert set(samples.SAMPLES) <= set(BASE.replace(**samples.SAMPLES).given())
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_field_changes_what_is_run_or_is_refused(name, field, planned):
     more = {"slots": 8} if field == "max_queue" else {}
-    request = replace(BASE, **more)
-    changed = replace(request, **{field: samples.SAMPLES[field]})
+    request = BASE.replace(**more)
+    changed = request.replace(**{field: samples.SAMPLES[field]})
     if field in REFUSED[name]:
         with pytest.raises(InputError, match=f"--backend {name} has no {option(field)}"):
             planned(name, changed)
@@ -65,12 +65,12 @@ def test_a_field_changes_what_is_run_or_is_refused(name, field, planned):
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_no_page_is_what_the_others_have_anyway(name, planned):
-    assert planned(name, replace(BASE, page=False)) == planned(name, BASE)
+    assert planned(name, BASE.replace(page=False)) == planned(name, BASE)
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_every_refusal_of_a_command_line_is_told_at_once(name, planned):
-    wrong = replace(BASE, device_map="auto", candidates=3)
+    wrong = BASE.replace(device_map="auto", candidates=3)
     with pytest.raises(InputError, match="no --device-map .*, no --candidates"):
         planned(name, wrong)
 
@@ -90,7 +90,7 @@ def test_every_refusal_of_a_command_line_is_told_at_once(name, planned):
 )
 def test_values_that_make_no_sense_are_refused_for_every_backend(changes, told):
     with pytest.raises(InputError, match=told):
-        replace(BASE, **changes)
+        BASE.replace(**changes)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +110,6 @@ def test_a_folder_and_a_file_are_named_by_where_they_lie(tmp_path, monkeypatch):
 
 
 def test_keys_are_not_in_a_requests_text():
-    request = replace(BASE, api_keys=samples.KEYS)
+    request = BASE.replace(api_keys=samples.KEYS)
     assert request.config().api_keys == samples.KEYS
     assert samples.KEYS[0] not in repr(request)

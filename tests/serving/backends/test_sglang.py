@@ -39,8 +39,7 @@ def test_a_drafter_without_a_head_has_no_pool():
 
 
 def test_everything_that_can_be_said():
-    request = replace(
-        BASE, revision="v1", dtype="bfloat16", device="cuda:2", trust_remote_code=True,
+    request = BASE.replace(revision="v1", dtype="bfloat16", device="cuda:2", trust_remote_code=True,
         thinking=True, slots=4, max_queue=10, context=4096, tensor_parallel=1, memory_share=0.8,
         depth=5, extra_args=("--random-seed", "1"),
     )  # fmt: skip
@@ -54,7 +53,7 @@ def test_everything_that_can_be_said():
 
 
 def test_a_key_goes_by_a_private_file_and_is_masked_in_the_log():
-    made = launch(replace(BASE, api_keys=samples.KEYS))
+    made = launch(BASE.replace(api_keys=samples.KEYS))
     assert made.argv == launch().argv
     assert made.secret_config == {"api-key": samples.KEYS[0]}
     assert made.prints == samples.KEYS
@@ -78,7 +77,7 @@ def test_a_key_goes_by_a_private_file_and_is_masked_in_the_log():
 )
 def test_refusals(changes, told):
     with pytest.raises(InputError, match=told):
-        launch(replace(BASE, **changes))
+        launch(BASE.replace(**changes))
 
 
 def test_a_target_alone_may_run_anywhere_in_any_type():
@@ -90,4 +89,4 @@ def test_a_target_alone_may_run_anywhere_in_any_type():
 
 def test_its_open_door_is_pointed_out():
     assert "every site" in sglang.warnings(BASE)[0]
-    assert sglang.warnings(replace(BASE, api_keys=("k",))) == []
+    assert sglang.warnings(BASE.replace(api_keys=("k",))) == []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -45,8 +44,8 @@ def test_without_a_drafter_nothing_speaks_of_one():
 
 
 def test_everything_that_can_be_said():
-    request = replace(
-        BASE, revision="v1", dtype="bfloat16", trust_remote_code=True, thinking=False, depth=5,
+    request = BASE.replace(
+        revision="v1", dtype="bfloat16", trust_remote_code=True, thinking=False, depth=5,
         drain_seconds=2.2, slots=4, max_queue=10, tensor_parallel=2, memory_share=0.8,
         context=4096, max_new_tokens=300, max_choices=2, extra_args=("--seed", "1"),
     )  # fmt: skip
@@ -65,7 +64,7 @@ def test_everything_that_can_be_said():
 
 
 def test_what_is_passed_on_comes_last_so_that_it_wins():
-    assert launch(replace(BASE, extra_args=("--port", "1"))).argv[-2:] == ("--port", "1")
+    assert launch(BASE.replace(extra_args=("--port", "1"))).argv[-2:] == ("--port", "1")
 
 
 def test_the_users_choice_of_runner_stands():
@@ -74,9 +73,9 @@ def test_the_users_choice_of_runner_stands():
 
 
 def test_graphs_cover_all_slots():
-    many = launch(replace(BASE, slots=65))
+    many = launch(BASE.replace(slots=65))
     assert json.loads(value(many, "--compilation-config")) == {"max_cudagraph_capture_size": 520}
-    assert "--compilation-config" not in launch(replace(BASE, slots=64)).argv
+    assert "--compilation-config" not in launch(BASE.replace(slots=64)).argv
 
 
 def test_vllm_0_26_gets_a_token_budget_that_holds_the_drafts():
@@ -86,11 +85,11 @@ def test_vllm_0_26_gets_a_token_budget_that_holds_the_drafts():
         "256",
         "16384",
     )
-    many = launch(replace(BASE, slots=2000), found=old)
+    many = launch(BASE.replace(slots=2000), found=old)
     assert int(value(many, "--max-num-batched-tokens")) > 2000 * 8
     assert "--max-num-batched-tokens" not in launch(found=old, draft=None).argv
     with pytest.raises(InputError, match="no --max-queue before vLLM 0.32 .this is 0.26.0"):
-        launch(replace(BASE, slots=4, max_queue=1), found=old)
+        launch(BASE.replace(slots=4, max_queue=1), found=old)
 
 
 def test_a_build_for_cpus():
@@ -104,10 +103,10 @@ def test_a_build_for_cpus():
 
 
 def test_one_key_goes_by_the_environment_and_several_by_a_private_file():
-    one = launch(replace(BASE, api_keys=("first-key",)))
+    one = launch(BASE.replace(api_keys=("first-key",)))
     assert one.secret_env == {"VLLM_API_KEY": "first-key"}
     assert not one.secret_config
-    two = launch(replace(BASE, api_keys=("first-key", "second-key")))
+    two = launch(BASE.replace(api_keys=("first-key", "second-key")))
     assert two.secret_config == {"api-key": ["first-key", "second-key"]}
     for made in (one, two):
         assert "-key" not in "".join(made.argv)
@@ -115,12 +114,12 @@ def test_one_key_goes_by_the_environment_and_several_by_a_private_file():
 
 
 def test_a_gpu_is_chosen_by_its_number_among_those_seen():
-    assert launch(replace(BASE, device="cuda:1")).env["CUDA_VISIBLE_DEVICES"] == "1"
-    seen = launch(replace(BASE, device="cuda:1"), CUDA_VISIBLE_DEVICES="4, 6")
+    assert launch(BASE.replace(device="cuda:1")).env["CUDA_VISIBLE_DEVICES"] == "1"
+    seen = launch(BASE.replace(device="cuda:1"), CUDA_VISIBLE_DEVICES="4, 6")
     assert seen.env["CUDA_VISIBLE_DEVICES"] == "6"
-    assert "CUDA_VISIBLE_DEVICES" not in launch(replace(BASE, device="cuda")).env
+    assert "CUDA_VISIBLE_DEVICES" not in launch(BASE.replace(device="cuda")).env
     with pytest.raises(InputError, match="shows 1 GPUs"):
-        launch(replace(BASE, device="cuda:1"), CUDA_VISIBLE_DEVICES="4")
+        launch(BASE.replace(device="cuda:1"), CUDA_VISIBLE_DEVICES="4")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_a_gpu_is_chosen_by_its_number_among_those_seen():
 )
 def test_refusals(changes, told):
     with pytest.raises(InputError, match=told):
-        launch(replace(BASE, **changes))
+        launch(BASE.replace(**changes))
 
 
 def test_a_vllm_without_the_plugin_serves_targets_alone():
@@ -152,6 +151,6 @@ def test_a_vllm_without_the_plugin_serves_targets_alone():
 
 
 def test_the_key_guards_less_than_natively_and_that_is_said():
-    keyed = replace(BASE, api_keys=("k",))
+    keyed = BASE.replace(api_keys=("k",))
     assert vllm.warnings(keyed) == []
-    assert "its other paths are open" in vllm.warnings(replace(keyed, host="0.0.0.0"))[0]
+    assert "its other paths are open" in vllm.warnings(keyed.replace(host="0.0.0.0"))[0]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, model_validator
 
 from domino_spec.errors import InputError
 from domino_spec.serving.config import LOOPBACK, ServerConfig
+from domino_spec.settings import DraftOptions, TargetOptions, Thinking, setting
 
 GGUF_SUFFIX = ".gguf"
 CONFIG_OPTION = "--config"
@@ -28,55 +32,62 @@ _NATIVE_LACKS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeArgs:
+_server = partial(setting, group="Server")
+_limit = partial(setting, group="Limits (unset: the backend's own)")
+_backend = partial(setting, group="Engines")
+
+
+class ServeArgs(DraftOptions, TargetOptions):
     """Arguments of `domino serve`; None leaves a choice to the backend.
 
     A backend translates every field or refuses it by name; a test goes through them all.
     """
 
-    target: str
-    revision: str | None = None
-    dtype: str | None = None
-    device: str | None = None
-    device_map: str | None = None
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False
+    target: str = setting(..., "the target model: a folder, a GGUF file or a hub id", argument="")
+    extra_args: tuple[str, ...] = setting(
+        (),
+        "`vllm`, sglang: whatever follows -- goes to its own command line as it is",
+        argument="-- ARGS",
+    )
+    speculate: bool = setting(True, "without it the drafter is left out, to compare with")
+    thinking: Thinking = None
 
-    draft: str | None = None
-    draft_revision: str | None = None
-    shift_label: bool | None = None
-    depth: int | None = None
-    candidates: int | None = None
-    speculate: bool = True
-    """Without it a drafter is left out, as if none had been named."""
+    host: str = _server(LOOPBACK, "the address to listen at; 0.0.0.0 lets the network in")
+    port: int = _server(8000, "`native`: 0 takes a free one")
+    model_name: str | None = _server(
+        None, "what clients call the model", unset="the target's short name"
+    )
+    api_keys: tuple[str, ...] = Field((), repr=False)
+    page: bool | None = _server(None, "`native`: the chat page at /", unset="it is shown")
 
-    thinking: bool | None = None
-    pack: bool | None = None
+    slots: int | None = _limit(None, "answers decoded together")
+    context: int | None = _limit(None, "tokens of prompt and answer together")
+    max_prompt_tokens: int | None = _limit(None, "of one prompt")
+    max_new_tokens: int | None = _limit(None, "of one answer")
+    max_choices: int | None = _limit(None, "answers to one request")
+    max_queue: int | None = _limit(None, "answers that may wait for a slot")
+    max_body_bytes: int | None = _limit(None, "of one request")
+    drain_seconds: float | None = _limit(
+        None, "how long answers may go on after the server was told to stop"
+    )
 
-    host: str = LOOPBACK
-    port: int = 8000
-    model_name: str | None = None
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    page: bool | None = None
-    slots: int | None = None
-    context: int | None = None
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    max_choices: int | None = None
-    max_queue: int | None = None
-    max_body_bytes: int | None = None
-    drain_seconds: float | None = None
+    pack: bool | None = _backend(
+        None,
+        "`native`, on a CPU: keep a second copy of the weights in the order it multiplies fastest",
+        unset="yes",
+    )
+    tensor_parallel: int | None = _backend(None, "`vllm`, sglang: GPUs to cut the target over")
+    memory_share: float | None = _backend(
+        None, "`vllm`, sglang: the part of a GPU's memory to take, for weights and cache together"
+    )
+    engine_python: str | None = _backend(
+        None,
+        "`vllm`, sglang: the Python it is installed with",
+        unset="this one, or that of the command on the PATH",
+    )
 
-    tensor_parallel: int | None = None
-    memory_share: float | None = None
-    """Of a GPU's memory, for weights and cache together."""
-    engine_python: str | None = None
-    """The Python of the environment in which the backend is installed."""
-    extra_args: tuple[str, ...] = ()
-    """Arguments for the backend's own command line, as they are."""
-
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
         if self.tensor_parallel is not None and self.tensor_parallel < 1:
             raise InputError(f"tensor_parallel is {self.tensor_parallel}; expected 1 or more.")
         if self.memory_share is not None and not 0 < self.memory_share <= 1:
@@ -98,6 +109,7 @@ class ServeArgs:
             if idle:
                 raise InputError(f"{', '.join(idle)} without --draft; name the drafter, or drop.")
         self.config()
+        return self
 
     @property
     def name(self) -> str:
@@ -121,11 +133,8 @@ class ServeArgs:
 
     def given(self) -> dict[str, Any]:
         """The fields that differ from their defaults."""
-        return {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if getattr(self, one.name) != one.default
-        }
+        fields = type(self).model_fields
+        return {name: value for name, value in self if value != fields[name].default}
 
 
 def option(name: str) -> str:
