@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
+from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -68,8 +69,8 @@ class CompletionHandler:
         self._texts = None if service.tokenizer is None else TokenTexts(service.tokenizer)
         self._long = asyncio.Semaphore(1)
 
-    async def chat(self, request: ChatCompletionRequest) -> Response:
-        """A chat, through the target's template."""
+    async def chat_completions(self, request: ChatCompletionRequest) -> Response:
+        """Complete a chat; with `stream`, in server-sent events as blocks are committed."""
         service = self._service
         self._check(request, 1)
         template = str(getattr(service.tokenizer, "chat_template", None) or "")
@@ -85,8 +86,8 @@ class CompletionHandler:
             prompt = await self._encode(size, service.encode_chat, messages, options)
         return self._respond(request, [prompt], ChatFormat)
 
-    async def complete(self, request: CompletionRequest) -> Response:
-        """Plain prompts: all choices of the first, then all of the next."""
+    async def completions(self, request: CompletionRequest) -> Response:
+        """Complete a text, or several, or token ids."""
         self._check(request, len(request.prompts))
         prompts: list[tuple[int, ...]] = []
         with at_param("prompt"):
@@ -317,7 +318,6 @@ class ResponseFormat(ABC):
 
     prefix: ClassVar[str]
     prompt_param: ClassVar[str]
-    chunk_model: ClassVar[type[BaseModel]]
     chunk_object: ClassVar[str]
 
     def __init__(self, model: str, request: BaseRequest, texts: TokenTexts) -> None:
@@ -332,34 +332,51 @@ class ResponseFormat(ABC):
         self._chunk = {**self._common, "object": self.chunk_object}
         if request.include_usage:
             self._chunk["usage"] = None
+        # Encoded once: a stream has a chunk for every block, and all but its choice is the same.
+        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
 
-    def first_chunk(self, _choice: Choice) -> BaseModel | None:
+    def first_event(self, _choice: Choice) -> bytes:
         """What a choice's stream begins with."""
-        return None
+        return b""
 
-    def delta_chunk(self, choice: Choice, delta: Delta) -> BaseModel:
+    def delta_event(self, choice: Choice, delta: Delta) -> bytes:
         """What an output added to a choice."""
-        chunk = self._make_chunk(choice.index, delta.text, self._logprobs(delta.scored), None)
-        if delta.block is not None:
-            chunk.domino = delta.block  # type: ignore[attr-defined]
-        return chunk
+        fields = self._chunk_fields(delta.text)
+        return self._event(choice, fields, self._logprobs(delta.scored), None, delta.block)
 
-    def last_chunk(self, choice: Choice) -> BaseModel:
+    def last_event(self, choice: Choice) -> bytes:
         """Why a choice ended."""
-        return self._make_chunk(choice.index, None, None, choice.finish_reason)
+        return self._event(choice, self._chunk_fields(None), None, choice.finish_reason)
 
-    def usage_chunk(self, usage: Usage) -> BaseModel:
+    def usage_event(self, usage: Usage) -> bytes:
         """The end of a stream that includes its usage."""
-        return self.chunk_model(**{**self._chunk, "choices": [], "usage": usage})
+        return _sse(to_json({**self._chunk, "choices": [], "usage": usage}))
+
+    def _event(
+        self,
+        choice: Choice,
+        fields: dict[str, Any],
+        logprobs: BaseModel | None = None,
+        finish_reason: FinishReason | None = None,
+        block: DominoBlock | None = None,
+    ) -> bytes:
+        """A chunk as its model in `protocol` describes it."""
+        told = {
+            "index": choice.index,
+            **fields,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        domino = b"" if block is None else b',"domino":' + to_json(block)
+        return b"".join((self._chunk_start, to_json(told), b"]", domino, b"}\n\n"))
 
     @abstractmethod
     def response(self, choices: Sequence[Choice], usage: Usage) -> BaseModel:
         """All choices, complete."""
 
     @abstractmethod
-    def _make_chunk(
-        self, index: int, text: str | None, logprobs: Any, finish_reason: FinishReason | None
-    ) -> BaseModel: ...
+    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
+        """Text as a choice of a chunk has it; None ends the choice."""
 
     @abstractmethod
     def _logprobs(self, scored: Sequence[ScoredToken]) -> Any: ...
@@ -370,12 +387,11 @@ class ChatFormat(ResponseFormat):
 
     prefix = "chatcmpl"
     prompt_param = "messages"
-    chunk_model = protocol.ChatCompletionChunk
     chunk_object = "chat.completion.chunk"
 
-    def first_chunk(self, choice: Choice) -> BaseModel:
+    def first_event(self, choice: Choice) -> bytes:
         """The role."""
-        return self._delta(choice.index, protocol.ChatDelta(role="assistant", content=""))
+        return self._event(choice, {"delta": {"role": "assistant", "content": ""}})
 
     def response(self, choices: Sequence[Choice], usage: Usage) -> BaseModel:
         """A chat.completion."""
@@ -396,23 +412,8 @@ class ChatFormat(ResponseFormat):
             usage=usage,
         )
 
-    def _make_chunk(
-        self, index: int, text: str | None, logprobs: Any, finish_reason: FinishReason | None
-    ) -> BaseModel:
-        delta = protocol.ChatDelta() if text is None else protocol.ChatDelta(content=text)
-        return self._delta(index, delta, logprobs, finish_reason)
-
-    def _delta(
-        self,
-        index: int,
-        delta: protocol.ChatDelta,
-        logprobs: Any = None,
-        finish_reason: FinishReason | None = None,
-    ) -> BaseModel:
-        choice = protocol.ChatChunkChoice(
-            index=index, delta=delta, logprobs=logprobs, finish_reason=finish_reason
-        )
-        return protocol.ChatCompletionChunk(**self._chunk, choices=[choice])
+    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
+        return {"delta": {} if text is None else {"content": text}}
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> protocol.ChatLogprobs | None:
         if not self._has_logprobs:
@@ -441,7 +442,6 @@ class CompletionFormat(ResponseFormat):
 
     prefix = "cmpl"
     prompt_param = "prompt"
-    chunk_model = protocol.CompletionChunk
     chunk_object = "text_completion"
 
     def response(self, choices: Sequence[Choice], usage: Usage) -> BaseModel:
@@ -461,13 +461,8 @@ class CompletionFormat(ResponseFormat):
             usage=usage,
         )
 
-    def _make_chunk(
-        self, index: int, text: str | None, logprobs: Any, finish_reason: FinishReason | None
-    ) -> BaseModel:
-        choice = protocol.CompletionChunkChoice(
-            index=index, text=text or "", logprobs=logprobs, finish_reason=finish_reason
-        )
-        return protocol.CompletionChunk(**self._chunk, choices=[choice])
+    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
+        return {"text": text or ""}
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> protocol.CompletionLogprobs | None:
         if not self._has_logprobs:
@@ -523,7 +518,8 @@ class SequencesResponse(Response):
                     for output in outputs:
                         self._add(output)
             model = self._format.response(self._choices, self._usage())
-            response = Response(_json(model), media_type="application/json")
+            body = model.model_dump_json(exclude_unset=True)
+            response = Response(body, media_type="application/json")
         except Exception as error:
             response = to_api_error(error, request_id=request_id).response
         await response(scope, receive, send)
@@ -536,7 +532,7 @@ class SequencesResponse(Response):
             failure: Exception | None = None
             try:
                 for output in outputs:
-                    events += map(_event, self._add(output))
+                    events += self._add(output)
             except Exception as error:
                 if not (started or events):
                     raise
@@ -545,7 +541,7 @@ class SequencesResponse(Response):
             ended = failure is not None or all(c.finish_reason for c in self._choices)
             if ended:
                 if failure is None and self._request.include_usage:
-                    events.append(_event(self._format.usage_chunk(self._usage())))
+                    events.append(self._format.usage_event(self._usage()))
                 events.append(_DONE)
             if events and not started:
                 started = True
@@ -556,8 +552,8 @@ class SequencesResponse(Response):
             if ended:
                 return
 
-    def _add(self, output: SequenceOutput) -> list[BaseModel]:
-        """The chunks of an output; none where the response is not streamed."""
+    def _add(self, output: SequenceOutput) -> list[bytes]:
+        """The events of an output; none where the response is not streamed."""
         if output.error is not None:
             raise output.error
         choice = self._choices[output.sequence.index]
@@ -565,12 +561,12 @@ class SequencesResponse(Response):
         delta = choice.add(output)
         if not self._request.stream:
             return []
-        chunks = [self._format.first_chunk(choice) if begins else None]
+        events = [self._format.first_event(choice)] if begins else []
         if delta:
-            chunks.append(self._format.delta_chunk(choice, delta))
+            events.append(self._format.delta_event(choice, delta))
         if choice.finish_reason is not None:
-            chunks.append(self._format.last_chunk(choice))
-        return [chunk for chunk in chunks if chunk is not None]
+            events.append(self._format.last_event(choice))
+        return [event for event in events if event]
 
     def _usage(self) -> Usage:
         return _usage(self._choices, self._request.num_choices)
@@ -578,31 +574,26 @@ class SequencesResponse(Response):
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do this unless the client disconnects, whatever it is waiting for at that moment."""
-    working = asyncio.ensure_future(work)
-    listening = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnectedError
-    finally:
+    working, gone = asyncio.current_task(), False
+    assert working is not None
+
+    async def listen() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
         working.cancel()
+
+    listening = asyncio.ensure_future(listen())
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone and not working.uncancel():
+            raise ClientDisconnectedError from None
+        raise
+    finally:
         listening.cancel()
-        await asyncio.gather(working, listening, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _json(model: BaseModel) -> bytes:
-    return model.model_dump_json(exclude_unset=True).encode()
 
 
 def _sse(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
-
-
-def _event(model: BaseModel) -> bytes:
-    return _sse(_json(model))

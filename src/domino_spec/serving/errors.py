@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -87,8 +87,6 @@ def to_api_error(error: Exception, *, request_id: str = "", param: str | None = 
     match error:
         case ApiError():
             return error
-        case RequestValidationError():
-            return _from_validation(error.errors(), error.body)
         case HTTPException():
             return _from_http(error)
         case ContextLengthError():
@@ -133,19 +131,18 @@ def _from_http(error: HTTPException) -> ApiError:
 _Location = tuple[str | int, ...]
 
 
-def _from_validation(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
+def from_validation(invalid: ValidationError, body: Any) -> ApiError:
     """One sentence about the first field that is wrong.
 
     A union is wrong in as many ways as it has members; the one that got furthest was meant.
     """
+    errors: Sequence[Mapping[str, Any]] = invalid.errors(include_url=False)
     found = [(_location(error, body), error) for error in errors]
     first = found[0][0][:1]
     where, error = max((each for each in found if each[0][:1] == first), key=_progress)
     param = (error.get("ctx") or {}).get("param") or _path(where) or None
     field = str(where[0]) if where else param
     if error["type"] == "missing":
-        if not where:
-            return ApiError(400, "the body is empty; expected a JSON object.", code="invalid_json")
         return ApiError(400, f"{param} is missing.", code="missing_required_parameter", param=param)
     if error["type"] == "extra_forbidden":
         message = f"{param} is not a parameter of this endpoint."
@@ -168,7 +165,7 @@ def _location(error: Mapping[str, Any], body: Any) -> _Location:
     """Where in the body; pydantic's names for the members of a union are left out."""
     where: list[str | int] = []
     here = body
-    steps = list(error["loc"])[1:]
+    steps = error["loc"]
     for number, step in enumerate(steps):
         named = isinstance(here, dict) and step in here
         if named or (isinstance(here, list) and isinstance(step, int) and step < len(here)):
