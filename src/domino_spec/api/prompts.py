@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
@@ -44,7 +45,7 @@ def encode_prompt(
             raise InputError(f"the prompt is a tensor of {prompt.dtype}; expected whole token ids.")
         return [int(token) for token in prompt.flatten().tolist()]
     if isinstance(prompt, str):
-        return [int(token) for token in _need(tokenizer)(prompt)["input_ids"]]
+        return encode_text(prompt, _need(tokenizer))
     if not isinstance(prompt, Sequence):
         raise InputError(
             f"a prompt is {type(prompt).__name__}; expected text, token ids or chat messages."
@@ -54,7 +55,7 @@ def encode_prompt(
     if all(isinstance(token, Integral) for token in prompt):
         return [int(token) for token in prompt]  # type: ignore[arg-type]
     if all(isinstance(message, Mapping) for message in prompt):
-        return _encode_chat(list(prompt), _need(tokenizer), chat_options or {})  # type: ignore[arg-type]
+        return _encode_chat(list(prompt), tokenizer, chat_options or {})  # type: ignore[arg-type]
     kinds = sorted({type(part).__name__ for part in prompt})
     raise InputError(
         f"a prompt is a list of {', '.join(kinds)}; expected token ids alone or messages alone."
@@ -65,14 +66,30 @@ def _encode_chat(
     messages: list[Mapping[str, Any]], tokenizer: Any, options: Mapping[str, Any]
 ) -> list[int]:
     text = render_chat(messages, tokenizer, options)
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return encode_text(text, tokenizer, add_special_tokens=False)
+
+
+def encode_text(text: str, tokenizer: Any, *, add_special_tokens: bool = True) -> list[int]:
+    """Token ids of a text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if (
+        backend is None
+        or type(tokenizer)._encode_plus is not PreTrainedTokenizerFast._encode_plus
+        or (backend.truncation, backend.padding) != (None, None)
+        or backend.encode_special_tokens != tokenizer.split_special_tokens
+    ):
+        ids = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
+        return [int(token) for token in ids]
+    # What the wrapper would do, in two thirds of its time: it also finds offsets and masks.
+    (found,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    return list(found.ids)
 
 
 def render_chat(
     messages: Sequence[Mapping[str, Any]], tokenizer: Any, options: Mapping[str, Any]
 ) -> str:
     """What the target's chat template makes of these messages, up to where the answer begins."""
-    if not getattr(tokenizer, "chat_template", None):
+    if not getattr(_need(tokenizer), "chat_template", None):
         raise InputError(
             "the prompt is a chat but the target's tokenizer has no chat template; give plain text "
             "or set tokenizer.chat_template."
@@ -98,16 +115,21 @@ def _need(tokenizer: Any | None) -> Any:
     return tokenizer
 
 
-def check_prompt(tokens: Sequence[int], max_new_tokens: int, target: Target) -> None:
-    """Refuse what the target cannot read or could not finish."""
+def check_ids(tokens: Sequence[int], vocab_size: int) -> None:
+    """Refuse token ids that the target cannot read."""
     if not tokens:
         raise InputError("the prompt is empty; expected at least one token.")
-    outside = [token for token in tokens if not 0 <= token < target.vocab_size]
-    if outside:
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        outside = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InputError(
-            f"the prompt holds the token id {outside[0]}, outside the vocabulary of "
-            f"{target.vocab_size}; was it made with another model's tokenizer?"
+            f"the prompt holds the token id {outside}, outside the vocabulary of {vocab_size}; was "
+            "it made with another model's tokenizer?"
         )
+
+
+def check_prompt(tokens: Sequence[int], max_new_tokens: int, target: Target) -> None:
+    """Refuse what the target cannot read or could not finish."""
+    check_ids(tokens, target.vocab_size)
     context = target.context_length
     if context is not None and len(tokens) + max_new_tokens > context:
         room = context - len(tokens)

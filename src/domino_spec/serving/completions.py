@@ -89,14 +89,14 @@ class CompletionHandler:
     async def completions(self, request: CompletionRequest) -> Response:
         """Complete a text, or several, or token ids."""
         self._check(request, len(request.prompts))
-        prompts: list[tuple[int, ...]] = []
+        prompts: list[Sequence[int]] = []
         with at_param("prompt"):
             for prompt in request.prompts:
                 if isinstance(prompt, str):
                     encode = self._service.encode_text
                     prompts.append(await self._encode(len(prompt), encode, prompt))
                 else:
-                    prompts.append(tuple(prompt))
+                    prompts.append(prompt)
         return self._respond(request, prompts, CompletionFormat)
 
     def _check(self, request: BaseRequest, prompts: int) -> None:
@@ -114,8 +114,8 @@ class CompletionHandler:
             )
 
     async def _encode(
-        self, size: int, encode: Callable[..., tuple[int, ...]], *given: Any
-    ) -> tuple[int, ...]:
+        self, size: int, encode: Callable[..., Sequence[int]], *given: Any
+    ) -> Sequence[int]:
         if size <= _SHORT:  # takes less than the way to a thread and back
             return encode(*given)
         if size <= _LONG:
@@ -126,7 +126,7 @@ class CompletionHandler:
     def _respond(
         self,
         request: BaseRequest,
-        prompts: Sequence[tuple[int, ...]],
+        prompts: Sequence[Sequence[int]],
         response_format: type[ResponseFormat],
     ) -> Response:
         service, texts = self._service, self._texts

@@ -8,7 +8,6 @@ import hmac
 import secrets
 import time
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from domino_spec.serving.config import LOOPBACK, ServerConfig
@@ -22,12 +21,12 @@ UPLOAD_SECONDS = 60
 _TOGETHER = 8
 _CLOSE = {"Connection": "close"}
 _HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "X-Frame-Options": "DENY",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"x-frame-options": b"DENY",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cache-control": b"no-store",
 }
 
 
@@ -56,10 +55,8 @@ class Middleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = request_id
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
+                given = {**dict(message["headers"]), b"x-request-id": request_id.encode()}
+                message = {**message, "headers": list((_HEADERS | given).items())}
             await send(message)
 
         try:
@@ -88,14 +85,17 @@ class Middleware:
             await asyncio.sleep(0)
 
     def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
-        for host in headers.getlist("host"):
-            self._check_host(host)
-        if self._keys and not is_open(scope["path"]):
-            scope["state"]["key"] = self._check_key(headers.getlist("authorization"))
-        for length in headers.getlist("content-length"):
-            if length.isdigit() and int(length) > self._max_bytes:
+        given: list[str] = []
+        for name, raw in scope["headers"]:
+            value = raw.decode("latin-1")
+            if name == b"host":
+                self._check_host(value)
+            elif name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
                 raise self._too_large()
+            elif name == b"authorization":
+                given.append(value)
+        if self._keys and not is_open(scope["path"]):
+            scope["state"]["key"] = self._check_key(given)
 
     def _check_host(self, host: str) -> None:
         """A page whose name was made to resolve to this machine still sends its own name."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from domino_spec import __version__
 from domino_spec.api import DominoDecoder
-from domino_spec.api.prompts import encode_prompt
-from domino_spec.api.sequences import make_sequences
+from domino_spec.api.prompts import check_ids, encode_prompt
+from domino_spec.api.sequences import stop_rules
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.reference import ReferenceEngine
@@ -122,6 +122,7 @@ class Service:
         self.created = int(time.time())
         self._draft_name = draft_name
         self._chats = ChatEncoder(self.tokenizer)
+        self._ends, self._vocab_size = decoder.eos_token_ids, decoder.target.vocab_size
         engine, context = self._make_engine(log)
         self.limits = sequence_limits(config, context)
         self.engine = AsyncEngine(engine, max_queue=config.max_queue, metrics=metrics or Metrics())
@@ -196,30 +197,22 @@ class Service:
             dtype=str(self.decoder.target.dtype).removeprefix("torch."),
         )
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
+    def encode_text(self, text: str) -> list[int]:
         """A text's tokens, as the tokenizer begins one."""
-        return tuple(encode_prompt(text, self.tokenizer))
+        return encode_prompt(text, self.tokenizer)
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> tuple[int, ...]:
+    ) -> list[int]:
         """Messages through the target's chat template; a request's options override ours."""
-        return tuple(self._chats.encode(messages, {**self.decoder.chat_options, **options}))
+        return self._chats.encode(messages, {**self.decoder.chat_options, **options})
 
     def sequence(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Decoded:
         """A sequence for one choice; `options` are those of `Sequence`."""
         self._check(len(prompt), params.max_new_tokens)
-        (made,) = make_sequences(
-            [list(prompt)],
-            [params],
-            self.decoder.target,
-            self.tokenizer,
-            chat_options={},
-            ends=self.decoder.eos_token_ids,
-            seed=params.seed_of(0),
-            **options,
-        )
-        return made
+        check_ids(prompt, self._vocab_size)
+        rules = stop_rules(params, self.tokenizer, self._ends)
+        return Decoded(prompt, params, stop_rules=rules, seed=params.seed_of(0), **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> OutputStream:
         """Queue these sequences. Call it in the event loop that will read their outputs."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from domino_spec.api.prompts import encode_prompt, render_chat
+from domino_spec.api.prompts import encode_text, render_chat
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -36,7 +36,8 @@ class ChatEncoder:
     ) -> list[int]:
         """Token ids of the rendered chat."""
         if self._special is None or not self._has_special([*messages, template_kwargs]):
-            return encode_prompt(list(messages), self._tokenizer, template_kwargs)
+            text = render_chat(messages, self._tokenizer, template_kwargs)
+            return encode_text(text, self._tokenizer, add_special_tokens=False)
         # Neither case nor white space, which templates change, and nothing that can be guessed.
         cut = f"\ufdd0{secrets.randbelow(10**18)}\ufdd1"
         text = render_chat(
@@ -45,8 +46,10 @@ class ChatEncoder:
             {name: self._split(value, cut) for name, value in template_kwargs.items()},
         )
         pieces = [piece for piece in text.split(cut) if piece]
-        encoded = [self._tokenizer(piece, add_special_tokens=False) for piece in pieces]
-        return [int(token) for each in encoded for token in each["input_ids"]]
+        encoded = [
+            encode_text(piece, self._tokenizer, add_special_tokens=False) for piece in pieces
+        ]
+        return [token for each in encoded for token in each]
 
     def _has_special(self, value: Any) -> bool:
         if isinstance(value, str):
