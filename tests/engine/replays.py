@@ -9,7 +9,11 @@ class Replays:
     def __init__(self):
         self.outputs = []
 
-    def record(self, work):
+    def can_record(self, work):
+        work()
+        return True
+
+    def record(self, work, *, warm_ups=2):
         output = work()
         self.outputs.append(output)
         return _Replay(self, work, output), output
@@ -34,4 +38,5 @@ def _tensors(output):
     """Those of a result: a tensor, or an object that holds some."""
     if isinstance(output, torch.Tensor):
         return [output]
-    return [value for value in vars(output).values() if value is not None]
+    values = output if isinstance(output, (tuple, list)) else vars(output).values()
+    return [tensor for value in values if value is not None for tensor in _tensors(value)]

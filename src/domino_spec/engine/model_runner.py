@@ -114,12 +114,29 @@ class GraphRecorder:
     def __init__(self) -> None:
         self._pool: Any = None
 
-    def record(self, work: Callable[[], _T]) -> tuple[torch.cuda.CUDAGraph, _T]:
+    def can_record(self, work: Callable[[], object]) -> bool:
+        """Run it once, already compiled: whether nothing in it waits for the GPU."""
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            work()
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.empty_cache()  # a graph has memory of its own
+        return True
+
+    def record(
+        self, work: Callable[[], _T], *, warm_ups: int = 2
+    ) -> tuple[torch.cuda.CUDAGraph, _T]:
         """A graph on the current GPU, and the results that each replay fills anew."""
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # compile and allocate before anything is recorded
-            for _ in range(2):
+            for _ in range(warm_ups):
                 work()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()

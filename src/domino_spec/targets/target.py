@@ -130,6 +130,10 @@ class Target:
             )
         return self._lm_head_rows(tokens.to(self.device))[0].detach()
 
+    def forget_lm_head_rows(self) -> None:
+        """Gather them anew at their next use: what the tokens' tensor holds may have changed."""
+        self._reduced = None
+
     def _as_lm_head_takes(self, hidden: Tensor) -> Tensor:
         weight = getattr(self.lm_head, "weight", None)
         if isinstance(weight, Tensor) and weight.is_floating_point() and not weight.is_meta:

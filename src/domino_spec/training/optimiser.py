@@ -66,6 +66,16 @@ class Masters:
                 master.grad += gradient
             parameter.grad = None
 
+    @property
+    def gradients(self) -> list[Tensor | None]:
+        """Of the masters."""
+        return [parameter.grad for parameter in self.parameters]
+
+    @gradients.setter
+    def gradients(self, values: Iterable[Tensor | None]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.grad = value
+
     @torch.no_grad()
     def give_weights(self) -> None:
         """Round the masters into the model."""

@@ -20,6 +20,7 @@ from domino_spec.drafters import ModuleConfig
 from domino_spec.drafters.facts import target_facts
 from domino_spec.drafters.files import AnyDrafter
 from domino_spec.drafters.registry import describe_fitting_drafter
+from domino_spec.engine.model_runner import GraphRecorder
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.evaluation import fingerprint
 from domino_spec.settings import require_folder
@@ -29,6 +30,7 @@ from domino_spec.training.blocks import Plan, plan_blocks
 from domino_spec.training.config import BASELINES, CONFIG_FILE, TrainConfig, save_config
 from domino_spec.training.evaluate import held_out_evaluation, split_held_out
 from domino_spec.training.forecast import Forecast
+from domino_spec.training.learning import Learning
 from domino_spec.training.loss import chunk_gradients
 from domino_spec.training.objective import Objective, make_objective
 from domino_spec.training.observers import LOG_FILE, JsonlLog
@@ -131,9 +133,15 @@ def prepare(
     )
     budget = Budget(steps=config.steps, seconds=config.max_seconds, world=world)
     trainer = Trainer(
-        target=target,
         objective=objective,
         masters=masters,
+        learn=Learning(
+            target,
+            objective,
+            masters,
+            device=world.device,
+            recorder=_recorder(config, target, world) if quick else None,
+        ),
         optimiser=optimiser,
         batches=batches,
         plan=_planner(config, objective, training, target.vocab_size),
@@ -268,6 +276,15 @@ def _learner(
         weight_decay=config.weight_decay,
     )
     return objective, masters, optimiser
+
+
+def _recorder(config: TrainConfig, target: Target, world: World) -> GraphRecorder | None:
+    """Of CUDA graphs, where one process makes a step of one batch on one GPU."""
+    one_gpu = world.device.type == "cuda" and world.alone
+    one_gpu = one_gpu and all(p.device == world.device for p in target.model.parameters())
+    return (
+        GraphRecorder() if one_gpu and config.accumulate == 1 and not target.batch_refusal else None
+    )
 
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig | ModuleConfig) -> int:

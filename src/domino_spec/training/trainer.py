@@ -18,9 +18,9 @@ from torch.profiler import record_function
 
 from domino_spec.data import PackedBatches
 from domino_spec.errors import TrainingError
-from domino_spec.targets import Target, read
 from domino_spec.training.blocks import Blocks, Feed, Plan, Work
 from domino_spec.training.forecast import Forecast
+from domino_spec.training.learning import Learning
 from domino_spec.training.loss import Mixture
 from domino_spec.training.objective import Objective, StepTerms
 from domino_spec.training.optimiser import Masters, Optimiser
@@ -166,9 +166,9 @@ class Trainer:
     def __init__(
         self,
         *,
-        target: Target,
         objective: Objective[Any],
         masters: Masters,
+        learn: Learning,
         optimiser: Optimiser,
         batches: PackedBatches,
         plan: Plan,
@@ -185,8 +185,7 @@ class Trainer:
         evaluate: Callable[[], dict[str, Any]] | None = None,
         save: Callable[[Trainer], Path | None] | None = None,
     ) -> None:
-        self.target, self.objective = target, objective
-        self.masters, self.optimiser = masters, optimiser
+        self.objective, self.masters, self.optimiser = objective, masters, optimiser
         self.schedule, self.budget, self.world = schedule, budget, world
         self.forecast = forecast
         self.step = 0
@@ -195,12 +194,11 @@ class Trainer:
         """The last checkpoint."""
         self.tokens_per_cycle: float | None = None
         """As last measured on what is held out."""
-        self._batches, self._plan = batches, plan
+        self._batches, self._plan, self._learn = batches, plan, learn
         self._accumulate, self._clip, self._seed = accumulate, clip, seed
         self._intervals, self._watch = intervals, watch
         self._observers = list(observers)
         self._evaluate, self._save = evaluate, save
-        self._capture_layers = objective.drafter.capture_layers
         self._meter = Meter(objective.depth, world)
         self._signal: int | None = None
         self._evaluating = False
@@ -253,7 +251,9 @@ class Trainer:
         divisor = max(weight, 1e-9) / self.world.size
         loss = torch.zeros((), device=device)
         for part in work.parts:
-            loss += self._learn(part.to(device), mixture, divisor)
+            terms = self._learn(part, mixture, divisor)
+            loss += terms.loss
+            self._meter.add(terms, part)
         with record_function("step: optimiser"):
             norm = self.masters.clip(self._clip)
             self.optimiser.step(self.schedule.rate(place))
@@ -310,23 +310,6 @@ class Trainer:
     def _time_left(self) -> dict[str, float]:
         left = self.budget.seconds_left(self.step)
         return {} if left is None else {"seconds_left": left}
-
-    def _learn(self, blocks: Blocks, mixture: Mixture, divisor: float) -> torch.Tensor:
-        with record_function("step: target"):
-            reading = read(
-                self.target,
-                blocks.tokens,
-                capture_layers=self._capture_layers,
-                positions=blocks.positions,
-                documents=blocks.documents if blocks.packed else None,
-            )
-        terms = self.objective(self.target, reading, blocks, mixture=mixture, total_weight=divisor)
-        with record_function("step: backward"):
-            terms.loss.backward()
-            self.masters.take_gradients()
-        self._meter.add(terms, blocks)
-        loss: torch.Tensor = terms.loss.detach()
-        return loss
 
     def _report(self, place: int) -> None:
         values = self._meter.report()

@@ -1,0 +1,162 @@
+"""Forward and backward over the blocks of a step, on a GPU as one CUDA graph.
+
+A small target's step is thousands of kernels of a few microseconds each, which the host launches
+more slowly than the GPU runs them. A graph is launched at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from domino_spec.targets import Target, read
+from domino_spec.training.blocks import Blocks
+from domino_spec.training.loss import Mixture
+from domino_spec.training.objective import Objective, StepTerms
+from domino_spec.training.optimiser import Masters
+
+_EAGER_STEPS = 2
+"""Steps that compile everything, before a graph is captured."""
+
+
+class Learning:
+    """Adds the gradients of a batch of blocks to the masters'."""
+
+    def __init__(
+        self,
+        target: Target,
+        objective: Objective[Any],
+        masters: Masters,
+        *,
+        device: torch.device,
+        recorder: Any = None,
+    ) -> None:
+        """A `recorder` of graphs is for steps of one batch: a replay replaces the gradients."""
+        self._target, self._objective, self._masters = target, objective, masters
+        self._device, self._recorder = device, recorder
+        self._captured: dict[bool, _CapturedLearning] = {}
+        self._steps = self._labels = 0
+
+    def __call__(self, blocks: Blocks, mixture: Mixture, divisor: float) -> StepTerms:
+        """The loss of these blocks by this total weight, and what was right."""
+        captured = self._graph(blocks, mixture) if self._recorder is not None else None
+        if captured is None:
+            self._steps += 1
+            self._labels = max(self._labels, len(blocks.labels))
+            return self._learn(blocks.to(self._device), mixture, divisor)
+        captured.inputs.fill(blocks, mixture, divisor)
+        captured.graph.replay()
+        self._masters.gradients = captured.gradients
+        return captured.terms
+
+    def _learn(self, blocks: Blocks, mixture: Mixture, divisor: Tensor | float) -> StepTerms:
+        with record_function("step: target"):
+            reading = read(
+                self._target,
+                blocks.tokens,
+                capture_layers=self._objective.drafter.capture_layers,
+                positions=blocks.positions,
+                documents=blocks.documents if blocks.packed else None,
+            )
+        terms: StepTerms = self._objective(
+            self._target, reading, blocks, mixture=mixture, total_weight=divisor
+        )
+        with record_function("step: backward"):
+            terms.loss.backward()  # type: ignore[no-untyped-call]
+            self._masters.take_gradients()
+        return terms._replace(loss=terms.loss.detach())
+
+    def _graph(self, blocks: Blocks, mixture: Mixture) -> _CapturedLearning | None:
+        """The graph that these blocks fit, captured once all is compiled; None: without one."""
+        kind = mixture.variation is None
+        if kind not in self._captured:
+            if self._steps < _EAGER_STEPS:
+                return None
+            room = max(self._labels, len(blocks.labels)) + self._objective.chunk
+            self._capture(kind, _Inputs.like(blocks, mixture, self._device, labels=room))
+        captured = self._captured.get(kind)
+        if captured is None or len(blocks.labels) > len(captured.inputs.blocks.labels):
+            return None
+        return captured
+
+    def _capture(self, kind: bool, inputs: _Inputs) -> None:
+        def work() -> tuple[StepTerms, list[Tensor | None]]:
+            self._masters.clear()
+            self._target.forget_lm_head_rows()  # to gather them is part of the graph
+            terms = self._learn(inputs.blocks, inputs.mixture, inputs.divisor)
+            self._target.forget_lm_head_rows()
+            return terms, self._masters.gradients
+
+        if not self._recorder.can_record(work):
+            self._recorder = None  # the target waits for the device: launch by launch, then
+            self._masters.clear()
+            return
+        graph, (terms, gradients) = self._recorder.record(work, warm_ups=0)
+        self._captured[kind] = _CapturedLearning(graph, inputs, terms, gradients)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a graph reads: tensors that stay in place."""
+
+    blocks: Blocks
+    mixture: Mixture
+    divisor: Tensor
+
+    @classmethod
+    def like(
+        cls, blocks: Blocks, mixture: Mixture, device: torch.device, *, labels: int
+    ) -> _Inputs:
+        """With room for so many labels; any number of documents, one included, is packed."""
+
+        def room(values: Tensor) -> Tensor:
+            return values.new_zeros(labels, device=device)
+
+        listed: dict[str, Any] = {name: room(getattr(blocks, name)) for name in _BY_LABEL}
+        own = replace(blocks.to(device), **listed, packed=True)
+        values = Mixture(
+            base=torch.zeros_like(mixture.base),
+            variation=None if mixture.variation is None else torch.zeros_like(mixture.variation),
+        )
+        inputs = cls(own, values, torch.ones((), device=device))
+        inputs.fill(blocks, mixture, max(blocks.total_weight, 1e-9))
+        return inputs
+
+    def fill(self, blocks: Blocks, mixture: Mixture, divisor: float) -> None:
+        """Take a step's values; labels that are left over weigh nothing."""
+        for name in (*_BY_SEQUENCE, *_BY_LABEL):
+            _fill(getattr(self.blocks, name), getattr(blocks, name))
+        if blocks.vocabulary is not None:
+            assert self.blocks.vocabulary is not None
+            for mine, values in zip(self.blocks.vocabulary, blocks.vocabulary, strict=True):
+                _fill(mine, values)
+        self.mixture.base.copy_(mixture.base)
+        if mixture.variation is not None:
+            assert self.mixture.variation is not None
+            self.mixture.variation.copy_(mixture.variation)
+        self.divisor.fill_(divisor)
+
+
+_BY_SEQUENCE = ("tokens", "positions", "documents", "anchors")
+_BY_LABEL = ("slots", "sources", "labels", "drafts", "weights")
+
+
+def _fill(mine: Tensor, values: Tensor) -> None:
+    count = len(values)
+    mine[:count].copy_(values, non_blocking=True)
+    if count < len(mine):
+        mine[count:].zero_()
+
+
+@dataclass(frozen=True)
+class _CapturedLearning:
+    """A graph with the tensors it reads and writes."""
+
+    graph: Any
+    inputs: _Inputs
+    terms: StepTerms
+    gradients: list[Tensor | None]
