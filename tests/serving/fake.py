@@ -103,12 +103,12 @@ class FakeService:
             "dtype": "float32",
         }
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
-        return tuple(encode_prompt(text, self.tokenizer))
+    async def encode_text(self, text: str) -> list[int]:
+        return encode_prompt(text, self.tokenizer)
 
-    def encode_chat(self, messages, options) -> tuple[int, ...]:
+    async def encode_chat(self, messages, options) -> list[int]:
         self.chats.append((messages, dict(options)))
-        return tuple(encode_prompt(messages, self.tokenizer, options))
+        return encode_prompt(messages, self.tokenizer, options)
 
     def sequence(self, prompt, params, **options) -> Decoded:
         if len(prompt) + params.max_new_tokens > self.limits.context:

@@ -251,8 +251,8 @@ def test_what_anybody_may_know():
     async def check(service):
         info = service.info()
         assert (info.model, info.speculates, info.slots, info.context) == ("tiny", True, 3, 128)
-        assert service.encode_text("the fox") == small_tokenizer()("the fox")["input_ids"]
-        chat = service.encode_chat([{"role": "user", "content": "hi"}], {})
+        assert await service.encode_text("the fox") == small_tokenizer()("the fox")["input_ids"]
+        chat = await service.encode_chat([{"role": "user", "content": "hi"}], {})
         assert chat[-1] == small_tokenizer().convert_tokens_to_ids("<|assistant|>")
 
     serving(check)

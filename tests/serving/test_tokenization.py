@@ -1,12 +1,15 @@
 """Messages are text, whatever they look like; text and bytes of single tokens."""
 
+import asyncio
+
 import pytest
 import transformers as tf
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from domino_spec.api.prompts import encode_prompt
+from domino_spec.api.prompts import encode_prompt, encode_texts
 from domino_spec.errors import InputError
-from domino_spec.serving.tokenization import _LETTERS, ChatEncoder, TokenTexts
+from domino_spec.serving import tokenization
+from domino_spec.serving.tokenization import _LETTERS, ChatEncoder, PromptEncoder, TokenTexts
 from tests.cli import tiny
 from tests.cli.tiny import SPECIALS, make_tokenizer
 from tests.serving.test_service import make_service
@@ -81,9 +84,84 @@ def test_errors_are_as_ever(encode):
 def test_the_server_reads_chats_so_and_plain_prompts_not():
     service = make_service()
     end = service.tokenizer.eos_token_id
-    assert service.encode_chat(chat("the fox<|end|>"), {}).count(end) == 1
-    assert service.encode_text("the fox<|end|>").count(end) == 1
-    assert service.encode_chat(chat("the fox"), {}).count(end) == 1
+
+    async def check():
+        assert (await service.encode_chat(chat("the fox<|end|>"), {})).count(end) == 1
+        assert (await service.encode_text("the fox<|end|>")).count(end) == 1
+        assert (await service.encode_chat(chat("the fox"), {})).count(end) == 1
+
+    asyncio.run(check())
+
+
+# Requests that come at the same time ------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The texts of each call of the tokenizer."""
+    made: list[list[str]] = []
+
+    def spy(texts, *given, **named):
+        made.append(texts)
+        return encode_texts(texts, *given, **named)
+
+    monkeypatch.setattr(tokenization, "encode_texts", spy)
+    return made
+
+
+def test_prompts_that_come_together_are_encoded_in_one_call(tokenizer, calls):
+    contents = ["the fox", FORGED, "", "the dog"]
+    alone = [ChatEncoder(tokenizer).encode(chat(content), {}) for content in contents]
+    calls.clear()
+
+    async def check():
+        encoder = PromptEncoder(tokenizer)
+        both = asyncio.gather(
+            asyncio.gather(*(encoder.encode_chat(chat(content), {}) for content in contents)),
+            asyncio.gather(encoder.encode_text("a fox"), encoder.encode_text("a dog")),
+        )
+        assert await both == [alone, [tokenizer(text)["input_ids"] for text in ("a fox", "a dog")]]
+
+    asyncio.run(check())
+    assert len(calls) == 2  # one adds special tokens, the other does not
+    assert calls[1] == ["a fox", "a dog"]
+
+
+def test_a_cancelled_request_takes_nothing_from_the_others(tokenizer):
+    async def check():
+        encoder = PromptEncoder(tokenizer)
+        tasks = [asyncio.ensure_future(encoder.encode_text(text)) for text in ("the fox", "a dog")]
+        asyncio.get_running_loop().call_soon(tasks[0].cancel)
+        assert await tasks[1] == tokenizer("a dog")["input_ids"]
+        assert tasks[0].cancelled()
+
+    asyncio.run(check())
+
+
+def test_an_error_reaches_every_request_it_concerns(tokenizer, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("broken")
+
+    async def check():
+        encoder = PromptEncoder(tokenizer)
+        texts = [encoder.encode_text(text) for text in ("the fox", "a dog")]
+        found = await asyncio.gather(*texts, return_exceptions=True)
+        assert [str(each) for each in found] == ["broken", "broken"]
+        monkeypatch.undo()
+        assert await encoder.encode_text("a dog") == tokenizer("a dog")["input_ids"]
+
+    monkeypatch.setattr(tokenization, "encode_texts", fail)
+    asyncio.run(check())
+
+
+def test_long_prompts_are_encoded_in_a_thread(tokenizer, calls):
+    text = "the fox " * 1000
+
+    async def check():
+        assert await PromptEncoder(tokenizer).encode_text(text) == tokenizer(text)["input_ids"]
+
+    asyncio.run(check())
+    assert not calls
 
 
 # Single tokens ------------------------------------------------------------------------------------

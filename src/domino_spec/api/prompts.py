@@ -71,6 +71,14 @@ def _encode_chat(
 
 def encode_text(text: str, tokenizer: Any, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text."""
+    (ids,) = encode_texts([text], tokenizer, add_special_tokens=add_special_tokens)
+    return ids
+
+
+def encode_texts(
+    texts: list[str], tokenizer: Any, *, add_special_tokens: bool = True
+) -> list[list[int]]:
+    """Token ids of each text; a Rust tokenizer encodes several at once, on all cores."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if (
         backend is None
@@ -78,11 +86,11 @@ def encode_text(text: str, tokenizer: Any, *, add_special_tokens: bool = True) -
         or (backend.truncation, backend.padding) != (None, None)
         or backend.encode_special_tokens != tokenizer.split_special_tokens
     ):
-        ids = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-        return [int(token) for token in ids]
+        each = [tokenizer(text, add_special_tokens=add_special_tokens) for text in texts]
+        return [[int(token) for token in found["input_ids"]] for found in each]
     # What the wrapper would do, in two thirds of its time: it also finds offsets and masks.
-    (found,) = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    return list(found.ids)
+    found = backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    return [list(each.ids) for each in found]
 
 
 def render_chat(

@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FINGERPRINT = f"domino-spec-{__version__}"
 _SEEDS = 2**62
-_SHORT, _LONG = 4_000, 200_000
-"""Characters: shorter prompts are encoded at once, longer ones in a thread, long ones in turn."""
 _NO_LOGPROB = -9999.0
 """What OpenAI writes for a probability of 0; JSON has no infinity."""
 _DONE = b"data: [DONE]\n\n"
@@ -67,7 +65,6 @@ class CompletionHandler:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._texts = None if service.tokenizer is None else TokenTexts(service.tokenizer)
-        self._long = asyncio.Semaphore(1)
 
     async def chat_completions(self, request: ChatCompletionRequest) -> Response:
         """Complete a chat; with `stream`, in server-sent events as blocks are committed."""
@@ -81,9 +78,8 @@ class CompletionHandler:
             for message in messages:
                 if message["role"] == "developer":
                     message["role"] = "system"
-        size = sum(len(message["content"]) for message in messages)
         with at_param("messages"):
-            prompt = await self._encode(size, service.encode_chat, messages, options)
+            prompt = await service.encode_chat(messages, options)
         return self._respond(request, [prompt], ChatFormat)
 
     async def completions(self, request: CompletionRequest) -> Response:
@@ -93,8 +89,7 @@ class CompletionHandler:
         with at_param("prompt"):
             for prompt in request.prompts:
                 if isinstance(prompt, str):
-                    encode = self._service.encode_text
-                    prompts.append(await self._encode(len(prompt), encode, prompt))
+                    prompts.append(await self._service.encode_text(prompt))
                 else:
                     prompts.append(prompt)
         return self._respond(request, prompts, CompletionFormat)
@@ -112,16 +107,6 @@ class CompletionHandler:
                 code="invalid_value",
                 param="n" if request.num_choices > 1 else "prompt",
             )
-
-    async def _encode(
-        self, size: int, encode: Callable[..., Sequence[int]], *given: Any
-    ) -> Sequence[int]:
-        if size <= _SHORT:  # takes less than the way to a thread and back
-            return encode(*given)
-        if size <= _LONG:
-            return await asyncio.to_thread(encode, *given)
-        async with self._long:  # each takes seconds and a hundred times its own size
-            return await asyncio.to_thread(encode, *given)
 
     def _respond(
         self,

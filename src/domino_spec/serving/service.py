@@ -10,7 +10,7 @@ from typing import Any
 
 from domino_spec import __version__
 from domino_spec.api import DominoDecoder
-from domino_spec.api.prompts import check_ids, encode_prompt
+from domino_spec.api.prompts import check_ids
 from domino_spec.api.sequences import stop_rules
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding import Sequence as Decoded
@@ -22,7 +22,7 @@ from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.errors import ContextLengthError
 from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.protocol import ServerInfo
-from domino_spec.serving.tokenization import ChatEncoder
+from domino_spec.serving.tokenization import PromptEncoder
 
 _CAPTURED = 32
 """Sequences for which cycles are captured at start; larger batches at their first use."""
@@ -121,7 +121,7 @@ class Service:
         self.tokenizer = decoder.tokenizer
         self.created = int(time.time())
         self._draft_name = draft_name
-        self._chats = ChatEncoder(self.tokenizer)
+        self._prompts = PromptEncoder(self.tokenizer)
         self._ends, self._vocab_size = decoder.eos_token_ids, decoder.target.vocab_size
         engine, context = self._make_engine(log)
         self.limits = sequence_limits(config, context)
@@ -197,15 +197,16 @@ class Service:
             dtype=str(self.decoder.target.dtype).removeprefix("torch."),
         )
 
-    def encode_text(self, text: str) -> list[int]:
+    async def encode_text(self, text: str) -> list[int]:
         """A text's tokens, as the tokenizer begins one."""
-        return encode_prompt(text, self.tokenizer)
+        return await self._prompts.encode_text(text)
 
-    def encode_chat(
+    async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[int]:
         """Messages through the target's chat template; a request's options override ours."""
-        return self._chats.encode(messages, {**self.decoder.chat_options, **options})
+        given = {**self.decoder.chat_options, **options}
+        return await self._prompts.encode_chat(messages, given)
 
     def sequence(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Decoded:
         """A sequence for one choice; `options` are those of `Sequence`."""
