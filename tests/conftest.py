@@ -41,6 +41,12 @@ def _own_cache(tmp_path_factory):
 
 
 @pytest.fixture
+def packing_small_weights(monkeypatch):
+    """Weights of tiny models are packed too, as those of real ones are."""
+    monkeypatch.setattr("domino_spec.engine.kernels.packing.SMALL", 0)
+
+
+@pytest.fixture
 def heeding_ctrl_c():
     """As in a terminal: what a script starts in the background ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

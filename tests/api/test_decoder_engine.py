@@ -421,6 +421,7 @@ def test_a_model_can_be_saved_after_that(auto, tmp_path):
         assert torch.equal(saved.get_parameter(name), weight), name
 
 
+@pytest.mark.usefixtures("packing_small_weights")
 def test_a_stream_that_is_left_open_does_not_keep_old_weights():
     """Its own tokens are the old weights', all that is asked for afterwards is the new ones'."""
     changing = decoder("auto", pack=True)
@@ -435,6 +436,7 @@ def test_a_stream_that_is_left_open_does_not_keep_old_weights():
     assert [first.token, *(token.token for token in stream)] == before
 
 
+@pytest.mark.usefixtures("packing_small_weights")
 @pytest.mark.parametrize("pack", [True, False])
 def test_weights_that_change_are_noticed(pack):
     """In place, as training does it, and replaced, as a change of type does."""

@@ -43,6 +43,7 @@ def make_engine(target, drafter, **options):
     )
 
 
+@pytest.mark.usefixtures("packing_small_weights")
 @pytest.mark.parametrize("family", ["qwen3", "mistral"])
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_tokens_and_drafts_are_the_reference_loops(family, kind):
@@ -86,7 +87,7 @@ def looked_up(text, longest):
 
 
 @pytest.mark.parametrize("options", [
-    {"slots": 2, "ahead": True}, {"depth": 2, "pack": False}, {"depth": 0},
+    {"slots": 2, "ahead": True}, {"depth": 2}, {"depth": 0},
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("kind", KINDS)
 def test_slots_depths_and_cycles_ahead_change_nothing(kind, options):

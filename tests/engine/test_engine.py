@@ -53,6 +53,7 @@ def compare(target, drafter, *, depth=None, candidates=None, prompts=PROMPTS, eo
     return own_blocks, blocks
 
 
+@pytest.mark.usefixtures("packing_small_weights")
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
@@ -70,7 +71,7 @@ def test_tokens_and_drafts_are_the_reference_loops(family, kind):
 
 @pytest.mark.parametrize("options", [
     {"slots": 1}, {"slots": 2}, {"slots": 8}, {"ahead": True}, {"slots": 2, "ahead": True},
-    {"depth": 3}, {"depth": 8}, {"candidates": 4}, {"pack": False},
+    {"depth": 3}, {"depth": 8}, {"candidates": 4},
 ], ids=str)  # fmt: skip
 def test_slots_depths_and_cycles_ahead_change_nothing(options):
     drafter = random_drafter()

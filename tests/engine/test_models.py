@@ -47,6 +47,7 @@ def test_every_file_is_tested():
     assert families() == FAMILIES
 
 
+@pytest.mark.usefixtures("packing_small_weights")
 @pytest.mark.parametrize(("family", "batch"), [("llama", 1), *((each, 3) for each in FAMILIES)])
 def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
     target, drafter = target_of(family), random_drafter()
@@ -130,6 +131,7 @@ def biased(**changes):
     return Target(model)
 
 
+@pytest.mark.usefixtures("packing_small_weights")
 def test_biases_of_attention_count_and_those_of_an_mlp_are_refused():
     with pytest.raises(TargetError, match="its MLP has biases"):
         Engine(biased(mlp_bias=True), None)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from domino_spec.engine.kernels import packing
-from domino_spec.engine.kernels.packing import Packed, can_pack, packed, product
+from domino_spec.engine.kernels.packing import SMALL, Packed, can_pack, packed, product
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -18,7 +18,7 @@ def test_products_are_the_same(dtype, rows, bias):
     weight = torch.randn(70, 36, generator=generator).to(dtype)
     x = torch.randn(rows, 36, generator=generator).to(dtype)
     added = torch.randn(70, generator=generator).to(dtype) if bias else None
-    found = product(x, packed(weight), added)
+    found = product(x, Packed(weight), added)
     exact = F.linear(x.double(), weight.double(), None if added is None else added.double())
     tolerance = 1e-4 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(found.double(), exact, rtol=0.01, atol=tolerance)
@@ -28,12 +28,18 @@ def test_products_are_the_same(dtype, rows, bias):
 def test_a_packed_weight_is_not_packed_again():
     if not can_pack(torch.float32):
         pytest.skip("this machine does not pack")
-    once = packed(torch.ones(4, 4))
+    once = packed(torch.ones(SMALL + 1, 1))
     assert isinstance(once, Packed)
     assert packed(once) is once
-    assert once.nbytes == 64
+    assert once.nbytes == 4 * (SMALL + 1)
 
 
+def test_a_small_weight_is_not_packed():
+    weight = torch.ones(SMALL, 1)
+    assert packed(weight) is weight
+
+
+@pytest.mark.usefixtures("packing_small_weights")
 def test_where_nothing_can_be_packed_weights_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(packing, "_able", {torch.float32: False})
     weight = torch.ones(4, 4)
