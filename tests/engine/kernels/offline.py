@@ -1,18 +1,14 @@
-"""Compiles kernels for the H200 where there is none, and reads what they will need there.
+"""Compiles kernels for the H200 where there is none, and reads what they will need there."""
 
-In a process of its own: where TRITON_INTERPRET is set, kernels cannot be compiled at all.
-"""
-
-import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.engine.kernels.compiled import ask
 
 ROOM = 227 * 1024
 """Shared memory a program may take on Hopper, in bytes."""
@@ -42,18 +38,8 @@ class Needs:
 
 def needs(cases: Sequence[Case], *, asm: bool = False) -> list[Needs]:
     """Compile them all for sm_90."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, __file__, *(["--asm"] if asm else [])],
-        input=json.dumps([asdict(case) for case in cases]),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [Needs(**entry) for entry in json.loads(done.stdout)]
+    found = ask(__name__, "compile_all", [asdict(case) for case in cases], asm)
+    return [Needs(**entry) for entry in found]
 
 
 def _compile(case: Case) -> Any:
@@ -93,16 +79,12 @@ def usage(cubin: bytes) -> tuple[int, int]:
     return registers, stack + local
 
 
-def main() -> None:
-    """Cases on stdin, needs on stdout."""
+def compile_all(cases: list[dict[str, Any]], with_asm: bool) -> list[dict[str, Any]]:
+    """What each of them needs, in this process."""
     found = []
-    for entry in json.load(sys.stdin):
+    for entry in cases:
         compiled = _compile(Case(**entry))
         registers, spills = usage(compiled.asm["cubin"])
-        asm = {key: compiled.asm[key] for key in ("ttgir", "ptx")} if "--asm" in sys.argv else {}
+        asm = {key: compiled.asm[key] for key in ("ttgir", "ptx")} if with_asm else {}
         found.append(asdict(Needs(compiled.metadata.shared, registers, spills, asm)))
-    json.dump(found, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -2,17 +2,15 @@
 
 Launchers are called as in production, with tensors that have shapes but no memory, and Triton is
 told that the GPU at hand is an sm_90: it specialises and compiles each launch as there, and does
-not run it. This needs a process that does not interpret kernels.
+not run it.
 """
 
-import json
-import os
-import subprocess
-import sys
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.engine.kernels.compiled import ask
 from tests.engine.kernels.offline import ROOM, usage
 
 Found = dict[str, dict[str, int]]
@@ -21,17 +19,7 @@ Found = dict[str, dict[str, int]]
 
 def launched(module: str, *functions: str) -> dict[str, Found]:
     """What each of a module's functions launches."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernels.sm90", module, *functions],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Found] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Found] = ask(__name__, "report", module, functions)
     return found
 
 
@@ -85,18 +73,15 @@ def _needs(kernel: Any) -> dict[str, int]:
     }
 
 
-def main() -> None:
-    """The report on the last line of stdout."""
-    import importlib
-
-    module, *functions = sys.argv[1:]
+def report(module: str, functions: list[str]) -> dict[str, Found]:
+    """What they launch, in this process."""
     found = {}
     with _compiling() as compiled:
         for function in functions:
             getattr(importlib.import_module(module), function)()
             found[function] = _worst(compiled)
             compiled.clear()
-    print(json.dumps(found))
+    return found
 
 
 def _worst(compiled: list[Any]) -> Found:
@@ -109,7 +94,3 @@ def _worst(compiled: list[Any]) -> Found:
         worst.update({key: max(worst[key], value) for key, value in needs.items()})
         worst["launches"] += 1
     return found
-
-
-if __name__ == "__main__":
-    main()

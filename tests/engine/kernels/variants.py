@@ -12,9 +12,7 @@ that compiling them for an sm_90 takes here. This needs a process that does not 
 
 import argparse
 import itertools
-import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +21,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from tests.engine.kernels.compiled import ask
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 DEPTHS = (0, 1, 2, 3, 5, 7, 11, 15)
@@ -77,21 +77,8 @@ def recorded(
     shape: str, *, plans: Sequence[str], depths: Sequence[int], candidates: int | None = None
 ) -> Recorded:
     """In a process of its own, cycles of all BATCHES."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    given = ["--plans", *plans, "--depths", *map(str, depths)]
-    if candidates is not None:
-        given += ["--candidates", str(candidates)]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.engine.kernels.variants", shape, "--json", *given],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
     result = Recorded()
-    for kernel, key, cycles in json.loads(done.stdout.splitlines()[-1]):
+    for kernel, key, cycles in ask(__name__, "record_flat", shape, candidates, plans, depths):
         result.cycles[kernel][tuple(map(tuple, key))] = [tuple(cycle) for cycle in cycles]
     return result
 
@@ -184,6 +171,14 @@ def record(
     return found
 
 
+def record_flat(
+    shape: str, candidates: int | None, plans: Sequence[str], depths: Sequence[int]
+) -> list[tuple[str, Key, list[Cycle]]]:
+    """The same as JSON has it."""
+    found = record(shape, candidates=candidates, plans=plans, depths=depths)
+    return [(n, k, used) for n, keys in found.cycles.items() for k, used in keys.items()]
+
+
 def table(found: Recorded) -> str:
     """Kernels with their variants, those of one batch, what tells them apart, and seconds."""
     lines = []
@@ -208,14 +203,13 @@ def table(found: Recorded) -> str:
 
 
 def main() -> None:
-    """A table, or all of it as JSON on the last line of stdout."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape")
     parser.add_argument("--candidates", type=int)
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=list(PLANS))
     parser.add_argument("--depths", nargs="+", type=int, default=list(DEPTHS))
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as empty:
         os.environ["TRITON_CACHE_DIR"] = empty
@@ -226,11 +220,7 @@ def main() -> None:
             depths=options.depths,
             compiles=options.compile,
         )
-    if options.json:
-        flat = [(n, k, used) for n, keys in found.cycles.items() for k, used in keys.items()]
-        print(json.dumps(flat))
-    else:
-        print(table(found))
+    print(table(found))
 
 
 if __name__ == "__main__":

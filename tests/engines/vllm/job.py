@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from domino_spec.plugins.vllm import versions
-from tests.engines.vllm.forks import Forks, serve
+from tests.support.forks import Forks, serve
 
 os.environ.setdefault("VLLM_CPU_CI_ENV", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")

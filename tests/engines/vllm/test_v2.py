@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from domino_spec.checkpoints import export_drafter, save_drafter
 from domino_spec.drafter import DominoHeadConfig
 from domino_spec.targets import Target, load_target
-from tests.engines.vllm.forks import Forks
 from tests.engines.vllm.pairs import (
     HIDDEN,
     VOCAB,
@@ -26,6 +25,7 @@ from tests.engines.vllm.pairs import (
     table_answer,
 )
 from tests.engines.vllm.reference import reference_blocks
+from tests.support.forks import Forks
 
 pytest.importorskip("vllm")
 pytest.importorskip("triton")

@@ -8,8 +8,8 @@ drafts and, for each block, what the speculator drafted and after which token.
 from typing import Any
 
 from tests.engines.vllm import v2_on_cpu
-from tests.engines.vllm.forks import serve
 from tests.engines.vllm.job import CACHE_BYTES, IMPORTED, keep
+from tests.support.forks import serve
 
 COUNTS = {
     "vllm:spec_decode_num_draft_tokens": "drafted",

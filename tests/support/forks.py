@@ -1,4 +1,4 @@
-"""Engines in processes of their own, forked from one that has imported vLLM: that takes seconds.
+"""Jobs in processes of their own, forked from one that has imported what takes seconds.
 
 A module that calls `serve` reads a job (JSON) a line, does each in a fork of itself and answers
 with its result and all that it said; `Forks` is the other end, in a test's process.
@@ -24,8 +24,9 @@ _SECONDS = 600
 class Forks:
     """The other end of a module that serves jobs; it starts with the first one."""
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, module: str, *, without: Sequence[str] = ()) -> None:
+        """`without` some variables of the environment."""
+        self._module, self._without = module, without
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
@@ -36,6 +37,10 @@ class Forks:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                env={
+                    **{k: v for k, v in os.environ.items() if k not in self._without},
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
