@@ -2,50 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
-import pytest
-
 _SCRIPT = """
-import sys
+import json, sys
+from typer.testing import CliRunner
 from domino_spec.cli.main import app
-try:
-    app(sys.argv[1:])
-except SystemExit as end:
-    code = end.code or 0
-heavy = {"torch", "transformers"} & set(sys.modules)
-if heavy:
-    sys.exit(f"imported {heavy}")
-sys.exit(code)
+found = []
+for arguments in json.loads(sys.argv[1]):
+    result = CliRunner().invoke(app, arguments)
+    heavy = sorted({"torch", "transformers"} & set(sys.modules))
+    found.append((result.exit_code, result.stdout, result.stderr, heavy))
+    if heavy:
+        break
+print(json.dumps(found))
 """
 
 
-def light(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own; exit code "imported ..." if it was heavy."""
-    command = [sys.executable, "-c", _SCRIPT, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert "imported {" not in done.stderr, done.stderr
-    return done
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["bench", "run", "--help"], ["adapt", "--help"]]
-)
-def test_help_and_version(arguments):
-    assert light(*arguments).returncode == 0
-
-
-def test_info(draft):
-    done = light("info", draft)
+def light(*commands: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code and both outputs of each, in one process that has imported neither at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, json.dumps(commands)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    assert "Domino (backbone and causal head)" in done.stdout
+    found = json.loads(done.stdout)
+    for command, (*_, heavy) in zip(commands, found, strict=False):
+        assert not heavy, f"{command} imported {heavy}"
+    assert len(found) == len(commands)
+    return [(code, stdout, stderr) for code, stdout, stderr, _ in found]
 
 
-def test_info_of_a_packed_drafter():
-    done = light("info", "released:smollm2-135m-instruct", "--json")
-    assert done.returncode == 0, done.stderr
-    assert '"layout": "packed"' in done.stdout
+def test_help_version_and_info(draft):
+    *helped, described, packed = light(
+        ["--help"], ["--version"], ["bench", "run", "--help"], ["adapt", "--help"],
+        ["info", draft], ["info", "released:smollm2-135m-instruct", "--json"],
+    )  # fmt: skip
+    assert [code for code, *_ in (*helped, described, packed)] == [0] * 6
+    assert all(stdout for _, stdout, _ in helped)
+    assert "Domino (backbone and causal head)" in described[1]
+    assert '"layout": "packed"' in packed[1]
 
 
 NO_TARGET = "error: no model at ./nope: there is no such folder or file. Check the path."
@@ -95,26 +92,9 @@ REFUSED = [
 
 
 def test_missing_files_and_wrong_values_are_refused(target, draft, talks, tmp_path):
-    """All in one process, which has imported neither library at its end."""
-    names = {"target": target, "draft": draft, "talks": talks, "out": tmp_path / "out"}
+    names = {"target": target, "draft": draft, "talks": str(talks), "out": str(tmp_path / "out")}
     commands = [[part.format(**names) for part in line.split()] for line, _ in REFUSED]
-    script = f"""
-import sys
-from typer.testing import CliRunner
-from domino_spec.cli.main import app
-for arguments in {commands!r}:
-    result = CliRunner().invoke(app, arguments)
-    heavy = {{"torch", "transformers"}} & set(sys.modules)
-    print(result.exit_code, heavy or "light", result.stderr.splitlines()[-1])
-    if heavy:
-        break
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    for (command, expected), line in zip(REFUSED, lines, strict=False):
-        code, weight, error = line.split(" ", 2)
-        assert weight == "light", f"{command}: imported {line}"
+    for (command, expected), (code, _, stderr) in zip(REFUSED, light(*commands), strict=True):
+        error = stderr.splitlines()[-1]
         assert error.startswith(expected), f"{command}: {error}"
-        assert code == ("2" if command.startswith("audit") else "1"), f"{command}: {line}"
-    assert len(lines) == len(REFUSED)
+        assert code == (2 if command.startswith("audit") else 1), f"{command}: {error}"
