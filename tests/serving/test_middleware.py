@@ -135,7 +135,8 @@ def test_the_event_loop_turns_to_others_in_the_midst_of_a_burst():
             await asyncio.sleep(0)
 
     async def burst():
-        served = middleware.Middleware(app, config=ServerConfig(model=MODEL), metrics=Metrics())
+        config = ServerConfig(model=MODEL)
+        served = middleware.Middleware(app, config=config, metrics=Metrics(), posted={})
         scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
         waiting = [served({**scope, "state": {}}, None, None) for _ in range(32)]
         async with asyncio.timeout(10):

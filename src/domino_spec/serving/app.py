@@ -94,8 +94,14 @@ def make_app(service: Service, *, metrics: Metrics) -> FastAPI:
     )
     for kind in (HTTPException, DominoError):
         app.add_exception_handler(kind, handle_exception)
-    app.add_middleware(Middleware, config=service.config, metrics=metrics)
-    app.router.routes[:0] = completion_routes(service)  # the first are found soonest
+    completions = completion_routes(service)
+    app.router.routes += completions
+    app.add_middleware(
+        Middleware,
+        config=service.config,
+        metrics=metrics,
+        posted={route.path: route for route in completions},
+    )
     app.include_router(info_routes(service, metrics))
     if service.config.page:
         app.include_router(page_routes())
@@ -109,7 +115,8 @@ def make_app(service: Service, *, metrics: Metrics) -> FastAPI:
 class JsonRoute(APIRoute):
     """A route whose body is one JSON object, the endpoint's one argument.
 
-    FastAPI describes it; its way from a body to an endpoint takes as long as all of ours.
+    FastAPI describes it and refuses other methods; its way to an endpoint would take as long as
+    all of ours.
     """
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

@@ -66,7 +66,7 @@ class CompletionHandler:
         self._service = service
         self._texts = None if service.tokenizer is None else TokenTexts(service.tokenizer)
 
-    async def chat_completions(self, request: ChatCompletionRequest) -> Response:
+    async def chat_completions(self, request: ChatCompletionRequest) -> SequencesResponse:
         """Complete a chat; with `stream`, in server-sent events as blocks are committed."""
         service = self._service
         self._check(request, 1)
@@ -82,7 +82,7 @@ class CompletionHandler:
             prompt = await service.encode_chat(messages, options)
         return self._respond(request, [prompt], ChatFormat)
 
-    async def completions(self, request: CompletionRequest) -> Response:
+    async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
         self._check(request, len(request.prompts))
         prompts: list[Sequence[int]] = []
@@ -113,7 +113,7 @@ class CompletionHandler:
         request: BaseRequest,
         prompts: Sequence[Sequence[int]],
         response_format: type[ResponseFormat],
-    ) -> Response:
+    ) -> SequencesResponse:
         service, texts = self._service, self._texts
         assert texts is not None
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
@@ -467,8 +467,8 @@ class CompletionFormat(ResponseFormat):
         return found
 
 
-class SequencesResponse(Response):
-    """Decodes sequences while their client listens; sends the response, whole or streamed.
+class SequencesResponse:
+    """ASGI: decodes sequences while their client listens; sends the response, whole or streamed.
 
     Nothing is sent before the first event: until then an error still has its own status.
     """
@@ -480,7 +480,6 @@ class SequencesResponse(Response):
         sequences: Sequence[Decoded],
         response_format: ResponseFormat,
     ) -> None:
-        super().__init__()
         self._service = service
         self._request = request
         self._sequences = sequences

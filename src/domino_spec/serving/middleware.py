@@ -7,7 +7,9 @@ import hashlib
 import hmac
 import secrets
 import time
+from collections.abc import Mapping
 
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from domino_spec.serving.config import LOOPBACK, ServerConfig
@@ -33,8 +35,17 @@ _HEADERS = {
 class Middleware:
     """Plain ASGI: Starlette's base class would come between a route and a disconnecting client."""
 
-    def __init__(self, app: ASGIApp, *, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        config: ServerConfig,
+        metrics: Metrics,
+        posted: Mapping[str, Route],
+    ) -> None:
+        """`posted` are routes by path that POST requests take without the application's router."""
         self._app = app
+        self._posted = posted
         self._metrics = metrics
         self._turn = asyncio.Semaphore(_TOGETHER)
         self._max_bytes = config.max_body_bytes
@@ -50,6 +61,7 @@ class Middleware:
         request_id = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = request_id
         status, start = DISCONNECTED, time.perf_counter()
+        app = self._app
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -63,7 +75,9 @@ class Middleware:
             self._check(scope)
             if scope["method"] == "POST":
                 await self._wait_turn()
-            await self._app(scope, self._limited(receive), send_with_headers)
+                if (route := self._posted.get(scope["path"])) is not None:
+                    scope["route"], app = route, route.app
+            await app(scope, self._limited(receive), send_with_headers)
         except ClientDisconnectedError:
             pass
         except Exception as error:
