@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from domino_spec.serving.protocol import ChatCompletionChunk, CompletionChunk
 from tests.cli import tiny
 from tests.serving.conftest import HELLO, error_of, events
 from tests.serving.fake import MODEL, OTHER
@@ -61,6 +62,22 @@ def test_defaults_are_openais(client):
     assert sequence.reuse
     client.chat()
     assert client.service.sequences[0].params.seed != client.service.sequences[1].params.seed
+
+
+@pytest.mark.parametrize("usage", [False, True])
+@pytest.mark.parametrize("options", [{}, {"domino": {"blocks": True}}, {"n": 2}])
+def test_events_are_as_the_api_describes_them(client, options, usage):
+    more = {"stream": True, "stream_options": {"include_usage": usage}, **options}
+    for reply, model in (
+        (client.chat(logprobs=True, top_logprobs=2, **more), ChatCompletionChunk),
+        (client.chat(**more), ChatCompletionChunk),
+        (client.complete(logprobs=2, **more), CompletionChunk),
+        (client.complete(**more), CompletionChunk),
+    ):
+        for event in events(reply):
+            told = model.model_validate(event, strict=True)
+            assert told.model_dump(exclude_unset=True) == event
+            assert ("usage" in event) == usage
 
 
 @pytest.mark.parametrize("temperature", [0, 0.0, 1e-9])

@@ -154,6 +154,26 @@ def test_an_error_reaches_every_request_it_concerns(tokenizer, monkeypatch):
     asyncio.run(check())
 
 
+def test_a_tokenizer_with_settings_of_its_own_is_not_bypassed():
+    text = "the quick<|end|>fox"
+    own = make_tokenizer()
+    ids = own(text)["input_ids"]
+    assert encode_texts([text, "the"], own) == [ids, own("the")["input_ids"]]
+    own.backend_tokenizer.enable_truncation(2)
+    assert encode_texts([text], own) == [ids]
+    own.backend_tokenizer.enable_padding(length=64)
+    assert encode_texts([text], own) == [ids]
+    own.split_special_tokens = True
+    assert own.eos_token_id not in encode_texts([text], own)[0]
+
+    class Own(type(own)):
+        def _encode_plus(self, text, *given, **named):
+            return super()._encode_plus(text.upper(), *given, **named)
+
+    own.__class__ = Own
+    assert encode_texts([text], own) == [make_tokenizer()(text.upper())["input_ids"]]
+
+
 def test_long_prompts_are_encoded_in_a_thread(tokenizer, calls):
     text = "the fox " * 1000
 

@@ -15,6 +15,8 @@ from domino_spec.targets import Target
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Tensor
 """Plain text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
+_ENCODE = PreTrainedTokenizerFast._encode_plus
+"""What Transformers' wrapper of a Rust tokenizer does, where a family has no way of its own."""
 
 
 def split_prompts(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
@@ -82,7 +84,7 @@ def encode_texts(
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if (
         backend is None
-        or type(tokenizer)._encode_plus is not PreTrainedTokenizerFast._encode_plus
+        or getattr(type(tokenizer), "_encode_plus", None) is not _ENCODE
         or (backend.truncation, backend.padding) != (None, None)
         or backend.encode_special_tokens != tokenizer.split_special_tokens
     ):
