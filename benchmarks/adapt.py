@@ -35,11 +35,11 @@ from torch.nn.utils.rnn import pad_sequence
 from benchmarks.sweep import measure
 from benchmarks.sweep_sets import Sets, answers_to, held_out_set, load_sets
 from domino_spec.api import DominoDecoder
+from domino_spec.checkpoints import load_drafter
 from domino_spec.checkpoints.files import PREFIX
 from domino_spec.cli.adapt import ADAPT_FILE
 from domino_spec.cli.main import app
 from domino_spec.data import Corpus, load_corpus
-from domino_spec.drafters.files import load_any
 from domino_spec.evaluation import PromptSet, Protocol, corpus_prompts
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
@@ -276,7 +276,10 @@ class Demonstration:
         loaded = self._load(source)
         target = loaded.target
         sets = self._sets(loaded, str(self.arguments.run / f"answers-{name}"))
-        drafter, _ = load_any(draft, dtype=target.dtype, num_target_layers=target.num_layers)
+        layers = target.num_layers
+        drafter = load_drafter(
+            draft, dtype=target.dtype, num_target_layers=layers, any_kind=True
+        ).drafter
         return {
             "parameters": sum(p.numel() for p in drafter.parameters()),
             "answers": {  # those used say how much a figure is worth

@@ -27,11 +27,11 @@ import torch
 from benchmarks.sweep import Trained, train_one
 from benchmarks.sweep_sets import held_out_set
 from domino_spec.api import DominoDecoder
+from domino_spec.checkpoints import load_drafter, save_packed
 from domino_spec.data import Corpus, load_corpus
 from domino_spec.decoding import AcceptanceStats
-from domino_spec.drafter import DraftModel
+from domino_spec.drafter import DraftModel, DraftModule
 from domino_spec.drafters import LookupDrafter, drafter_of
-from domino_spec.drafters.files import AnyDrafter, load_any, pack_any
 from domino_spec.evaluation import Continuations, Protocol, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.records import append_record, environment
@@ -82,7 +82,7 @@ class Contest:
 
     def train(
         self, kind: str, *, rate: float, seconds: float, out: Path
-    ) -> tuple[AnyDrafter, dict[str, Any]]:
+    ) -> tuple[DraftModule, dict[str, Any]]:
         """One run, and what the record says of it."""
         budget = {"max_seconds": seconds, "learning_rate": rate}
         print(f"{kind}: {seconds:g} s at {rate:g}", flush=True)
@@ -91,7 +91,7 @@ class Contest:
         return trained.drafter, _recorded(kind, trained)
 
     def measure(
-        self, drafter: AnyDrafter | LookupDrafter, continuations: Continuations
+        self, drafter: DraftModule | LookupDrafter, continuations: Continuations
     ) -> AcceptanceStats:
         """Greedy tokens a cycle: simulated for block drafters, which is the same, else decoded."""
         target = self.loaded.target
@@ -155,16 +155,16 @@ class Contest:
             found[rate] = measured.tokens_per_cycle
         return max(found, key=lambda rate: found[rate])
 
-    def pack(self, kind: str, run: Path) -> tuple[AnyDrafter, dict[str, int]]:
+    def pack(self, kind: str, run: Path) -> tuple[DraftModule, dict[str, int]]:
         """Pack a run's drafter with its log and settings; the drafter as it will be at home."""
         target = self.loaded.target
         packed = run / kind
-        drafter, provenance = load_any(run / "drafter", dtype=torch.float32)
-        pack_any(drafter, packed, bits=self.arguments.bits, provenance=provenance)
+        found = load_drafter(run / "drafter", dtype=torch.float32, any_kind=True)
+        save_packed(found.drafter, packed, bits=self.arguments.bits, provenance=found.provenance)
         for name in (LOG_FILE, CONFIG_FILE):
             shutil.copyfile(run / name, packed / name)
         archive(packed, self.arguments.keep, limit=self.arguments.part_bytes)
-        again, _ = load_any(packed, dtype=target.dtype)
+        again = load_drafter(packed, dtype=target.dtype, any_kind=True).drafter
         size = sum(path.stat().st_size for path in packed.glob("*.safetensors"))
         return again.to(target.device), {"bits": self.arguments.bits, "packed_bytes": size}
 

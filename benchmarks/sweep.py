@@ -25,8 +25,7 @@ import yaml
 from benchmarks.sweep_sets import Sets, held_out_set, load_sets
 from domino_spec.api import DominoDecoder
 from domino_spec.data import Corpus, load_corpus
-from domino_spec.drafter import DraftModel
-from domino_spec.drafters.files import AnyDrafter
+from domino_spec.drafter import DraftModel, DraftModule
 from domino_spec.evaluation import Protocol, measure_simulated
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
@@ -69,7 +68,7 @@ class Log:
 class Trained:
     """A run's result."""
 
-    drafter: AnyDrafter
+    drafter: DraftModule
     config: TrainConfig
     log: Log
     steps: int
@@ -86,7 +85,7 @@ def train_one(settings: dict[str, Any], loaded: LoadedTarget, corpus: Corpus, ou
     return Trained(run.drafter.eval(), run.config, log, outcome.step, run.trainer.budget.seconds)
 
 
-def measure(drafter: AnyDrafter, loaded: LoadedTarget, sets: Sets) -> dict[str, Any]:
+def measure(drafter: DraftModule, loaded: LoadedTarget, sets: Sets) -> dict[str, Any]:
     """Acceptance lengths by set: with all tokens, with the best candidates, with the head off."""
     ways: dict[str, tuple[int | None, bool]] = {"on": (None, True)}
     if isinstance(drafter, DraftModel) and drafter.head is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from domino_spec.api import DominoDecoder
-from domino_spec.drafters import save_baseline
+from domino_spec.checkpoints import save_drafter
 from domino_spec.errors import DominoError, InputError
 from tests.engine.runs import own
 from tests.support.baselines import random_baseline
@@ -18,7 +18,7 @@ TOKENS = 24
 @pytest.mark.parametrize("kind", ["lookup", "medusa", "eagle3"])
 def test_a_decoder_drafts_with_any_kind(kind, loop, tmp_path):
     target = own(make_target("llama"))
-    draft = "lookup:4" if kind == "lookup" else save_baseline(random_baseline(kind), tmp_path)
+    draft = "lookup:4" if kind == "lookup" else save_drafter(random_baseline(kind), tmp_path)
     decoder = DominoDecoder.from_pretrained(target, draft, engine=loop, depth=4)
     assert decoder.drafter.kind == kind
     prompts = [random_prompts([7])[0] * 2, random_prompts([9], seed=1)[0]]

@@ -4,7 +4,6 @@ import pytest
 
 from domino_spec.bench.methods import open_drafters, recorded
 from domino_spec.checkpoints import save_drafter
-from domino_spec.drafters import save_baseline
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget
 from tests.support.baselines import random_baseline
@@ -14,7 +13,7 @@ from tests.support.families import make_target, random_drafter
 def test_any_kind_of_drafter_is_a_method(tmp_path):
     loaded = LoadedTarget.of(make_target("llama"))
     for kind in ("medusa", "eagle3"):
-        save_baseline(random_baseline(kind), tmp_path / kind)
+        save_drafter(random_baseline(kind), tmp_path / kind)
     save_drafter(random_drafter(), tmp_path / "domino")
     sources = [*(str(tmp_path / kind) for kind in ("domino", "medusa", "eagle3")), "lookup:4"]
     methods = open_drafters(sources, loaded)
@@ -28,7 +27,7 @@ def test_any_kind_of_drafter_is_a_method(tmp_path):
 
 def test_what_only_block_drafters_know_is_told_to_them_alone(tmp_path):
     loaded = LoadedTarget.of(make_target("llama"))
-    save_baseline(random_baseline("medusa"), tmp_path / "medusa")
+    save_drafter(random_baseline("medusa"), tmp_path / "medusa")
     save_drafter(random_drafter(), tmp_path / "domino")
     medusa, domino = str(tmp_path / "medusa"), str(tmp_path / "domino")
     methods = open_drafters([medusa, domino, "lookup"], loaded, candidates=8)

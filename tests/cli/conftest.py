@@ -10,9 +10,10 @@ import pytest
 import typer.testing
 from typer.testing import CliRunner, Result
 
+from domino_spec.checkpoints import save_drafter
 from domino_spec.cli.main import app
 from domino_spec.cli.training_view import LineView
-from domino_spec.drafters import Medusa, MedusaConfig, save_baseline
+from domino_spec.drafter import Medusa, MedusaConfig
 from domino_spec.training import observers
 from tests.cli import tiny
 
@@ -72,7 +73,7 @@ def medusa(tmp_path_factory) -> str:
         hidden_size=tiny.HIDDEN, vocab_size=tiny.VOCAB, num_target_layers=tiny.LAYERS, num_heads=3
     )
     folder = Path(tmp_path_factory.mktemp("baseline")) / "medusa"
-    return str(save_baseline(Medusa.fresh(config, seed=0), folder))
+    return str(save_drafter(Medusa.fresh(config, seed=0), folder))
 
 
 @pytest.fixture

@@ -11,8 +11,13 @@ import torch
 import transformers as tf
 
 from domino_spec.checkpoints import Provenance, save_drafter
-from domino_spec.drafter import DominoHeadConfig, DrafterConfig, MarkovHeadConfig
-from domino_spec.drafters import Eagle3Config, MedusaConfig
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    DrafterConfig,
+    Eagle3Config,
+    MarkovHeadConfig,
+    MedusaConfig,
+)
 from domino_spec.targets import load as load_module
 from domino_spec.training import adapt as adapt_module
 from domino_spec.training.adapt import train_config

@@ -5,7 +5,8 @@ import json
 import pytest
 import transformers as tf
 
-from domino_spec.drafters import Medusa, MedusaConfig, save_baseline
+from domino_spec.checkpoints import save_drafter
+from domino_spec.drafter import Medusa, MedusaConfig
 from domino_spec.drafters.registry import NAMED
 from domino_spec.records import read_records
 from tests.cli import tiny
@@ -74,7 +75,7 @@ def test_all_kinds_run_on_the_engine_as_in_the_reference_loop(domino, target, dr
     config = MedusaConfig(
         hidden_size=tiny.HIDDEN, vocab_size=tiny.VOCAB, num_target_layers=tiny.LAYERS, num_heads=3
     )
-    save_baseline(Medusa.fresh(config, seed=0), tmp_path / "medusa")
+    save_drafter(Medusa.fresh(config, seed=0), tmp_path / "medusa")
     drafters = ("--draft", draft, "--draft", tmp_path / "medusa", "--draft", "lookup:4")
     cells = ("--prompts", "chat", "-t", 0, "-t", 0.8, "-b", 2)
     found = {}

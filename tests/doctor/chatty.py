@@ -9,10 +9,10 @@ import torch
 from domino_spec.checkpoints import (
     Provenance,
     chat_template_fingerprint,
+    save_drafter,
     tokenizer_fingerprint,
 )
-from domino_spec.drafter import DraftModel
-from domino_spec.drafters.files import AnyDrafter, save_any
+from domino_spec.drafter import DraftModel, DraftModule
 from tests.cli import tiny
 from tests.support.pair import bigram_target, knowing_drafter
 
@@ -55,5 +55,5 @@ def known(**changes) -> Provenance:
     return Provenance(**facts | changes)
 
 
-def save(folder: Path, drafter: AnyDrafter, provenance: Provenance | None = None) -> Path:
-    return save_any(drafter, folder, provenance=provenance)
+def save(folder: Path, drafter: DraftModule, provenance: Provenance | None = None) -> Path:
+    return save_drafter(drafter, folder, provenance=provenance)

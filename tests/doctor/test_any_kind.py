@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 from domino_spec.cli.main import app
 from domino_spec.doctor.reading import needs
 from domino_spec.doctor.settings import Plans
-from domino_spec.drafters import MedusaConfig, describe_drafter, medusa
+from domino_spec.drafter import Medusa, MedusaConfig
+from domino_spec.drafters import describe_drafter
 from domino_spec.errors import InputError
 from domino_spec.targets import load_config
 from tests.doctor import chatty
@@ -62,7 +63,7 @@ def test_a_baseline_for_another_target_is_caught(target, tmp_path):
 
 def test_a_baseline_of_another_shape_is_not_loaded(target, tmp_path):
     config = MedusaConfig(hidden_size=16, vocab_size=50, num_target_layers=2, num_heads=2)
-    folder = chatty.save(tmp_path / "draft", medusa.Medusa.fresh(config, seed=0))
+    folder = chatty.save(tmp_path / "draft", Medusa.fresh(config, seed=0))
     findings, code = examine(target, folder)
     assert code == 1
     assert findings["hidden size"]["state"] == findings["vocabulary"]["state"] == "problem"

@@ -2,7 +2,7 @@
 
 import torch
 
-from domino_spec.drafters import Eagle3
+from domino_spec.drafter import Eagle3
 from tests.support.baselines import eagle3_config, random_baseline
 from tests.support.families import VOCAB, make_target
 
@@ -22,7 +22,7 @@ def trained_logits(drafter, target, tokens, anchors, steps, **packed):
             steps=steps,
             **packed,
         )  # fmt: skip
-        return drafter.logits(target, hidden)
+        return drafter.base_logits(target, hidden)
 
 
 def test_a_chain_sees_neither_other_chains_nor_the_features_after_its_start():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from domino_spec.checkpoints import Provenance, load_drafter, save_drafter
-from domino_spec.drafters import Eagle3, load_baseline, open_drafter, save_baseline
-from domino_spec.drafters.config import ModuleConfig
+from domino_spec.checkpoints import Provenance, load_drafter, save_drafter, save_packed
+from domino_spec.drafter import Eagle3, ModuleConfig
+from domino_spec.drafters import open_drafter
 from domino_spec.errors import CheckpointError, ConfigError, InputError, MismatchError
 from tests.support.baselines import eagle3_config, medusa_config, random_baseline
 from tests.support.families import (
@@ -32,10 +32,10 @@ def test_a_folder_is_read_back_as_the_same_drafter(kind, reduced, tmp_path):
     if reduced:
         drafter.draft_tokens = torch.arange(5, 45)
     provenance = Provenance(target_id="a/b", training_length=64)
-    save_baseline(drafter, tmp_path / "d", provenance=provenance)
+    save_drafter(drafter, tmp_path / "d", provenance=provenance)
     values = json.loads((tmp_path / "d" / "config.json").read_text())
     assert values["drafter"] == kind
-    loaded = load_baseline(tmp_path / "d")
+    loaded = load_drafter(tmp_path / "d", any_kind=True)
     assert loaded.config == drafter.config
     assert loaded.provenance.target_id == "a/b"
     for (name, one), two in zip(
@@ -53,14 +53,14 @@ def test_packed_folders_are_small_and_close(kind, bits, tmp_path):
     if isinstance(bits, dict):
         bits = {p: b for p, b in bits.items() if ("mlp" in p) == (kind == "eagle3")}
     drafter = random_baseline(kind)
-    save_baseline(drafter, tmp_path / "plain")
-    save_baseline(drafter, tmp_path / "packed", bits=bits, group_size=16, max_shard_bytes=4000)
+    save_drafter(drafter, tmp_path / "plain")
+    save_packed(drafter, tmp_path / "packed", bits=bits, group_size=16, max_shard_bytes=4000)
     assert len(list((tmp_path / "packed").glob("*.safetensors"))) > 1
-    loaded = load_baseline(tmp_path / "packed", dtype=torch.float32).drafter
+    loaded = load_drafter(tmp_path / "packed", dtype=torch.float32, any_kind=True).drafter
     worst = {8: 0.02, 6: 0.06, 4: 0.2}[4 if isinstance(bits, dict) else bits]
     for (name, one), two in zip(drafter.named_parameters(), loaded.parameters(), strict=True):
         assert (one - two).abs().max() <= worst, name
-    again = load_baseline(tmp_path / "packed").drafter
+    again = load_drafter(tmp_path / "packed", any_kind=True).drafter
     assert again.dtype == torch.bfloat16
     if not isinstance(bits, dict):
         size = sum(f.stat().st_size for f in (tmp_path / "packed").glob("*.safetensors"))
@@ -68,24 +68,24 @@ def test_packed_folders_are_small_and_close(kind, bits, tmp_path):
 
 
 def test_wrong_folders_are_refused_by_name(tmp_path):
-    save_baseline(random_baseline("medusa"), tmp_path / "m")
+    save_drafter(random_baseline("medusa"), tmp_path / "m")
     with pytest.raises(ConfigError, match="kind 'medusa'.*domino bench"):
         load_drafter(tmp_path / "m")
     tensors = load_file(tmp_path / "m" / "model.safetensors")
     lost = tensors.pop("heads.1.blocks.0.bias")
     save_file(tensors, tmp_path / "m" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lacks.*heads\.1\.blocks\.0\.bias"):
-        load_baseline(tmp_path / "m")
+        load_drafter(tmp_path / "m", any_kind=True)
     save_file(
         {**tensors, "heads.1.blocks.0.bias": lost[:-1].clone()},
         tmp_path / "m" / "model.safetensors",
     )
     with pytest.raises(CheckpointError, match="mis-shaped"):
-        load_baseline(tmp_path / "m")
+        load_drafter(tmp_path / "m", any_kind=True)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "surprise": 1}))
     with pytest.raises(ConfigError, match="no field 'surprise'"):
-        load_baseline(tmp_path / "m")
+        load_drafter(tmp_path / "m", any_kind=True)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_eagle_configurations_that_make_no_sense(changes):
 def test_any_drafter_opens_by_path_or_name(tmp_path):
     target = make_target("llama")
     for kind in KINDS:
-        save_baseline(random_baseline(kind), tmp_path / kind)
+        save_drafter(random_baseline(kind), tmp_path / kind)
     save_drafter(random_drafter(), tmp_path / "domino")
     save_drafter(random_drafter(drafter_config(head=markov_head())), tmp_path / "markov")
     save_drafter(random_drafter(drafter_config(head=False)), tmp_path / "dflash")
@@ -132,8 +132,8 @@ def test_any_drafter_opens_by_path_or_name(tmp_path):
 
 def test_depths_and_targets_that_do_not_fit(tmp_path):
     target = make_target("llama")
-    save_baseline(random_baseline("medusa"), tmp_path / "m")
-    save_baseline(random_baseline("eagle3"), tmp_path / "e")
+    save_drafter(random_baseline("medusa"), tmp_path / "m")
+    save_drafter(random_baseline("eagle3"), tmp_path / "e")
     assert open_drafter(tmp_path / "m", target, depth=2).depth == 2
     assert open_drafter(tmp_path / "e", target, depth=12).depth == 12, "a chain has no end"
     with pytest.raises(InputError, match="depth is 6; this medusa drafter gives 0 to 5"):
@@ -144,10 +144,10 @@ def test_depths_and_targets_that_do_not_fit(tmp_path):
         with pytest.raises(InputError, match="lookup:DEPTH"):
             open_drafter(wrong, target)
     other = random_baseline("medusa", hidden_size=16)
-    save_baseline(other, tmp_path / "o")
+    save_drafter(other, tmp_path / "o")
     with pytest.raises(MismatchError, match="hidden size 16, expected 32"):
         open_drafter(tmp_path / "o", target)
     deep = replace(eagle3_config(), num_target_layers=9, tapped_layers=(1, 8))
-    save_baseline(Eagle3.fresh(deep, seed=0), tmp_path / "deep")
+    save_drafter(Eagle3.fresh(deep, seed=0), tmp_path / "deep")
     with pytest.raises(MismatchError, match="target layers 9, expected 3"):
         open_drafter(tmp_path / "deep", target)

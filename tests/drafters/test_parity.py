@@ -127,7 +127,7 @@ def test_eagle3(family, reduced):
             positions=positions,
             steps=steps,
         )
-        expected = model.logits(target, hidden)
+        expected = model.base_logits(target, hidden)
     found = proposed_logits(drafter_of(model), target, tokens, captured, steps)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.1
@@ -143,7 +143,7 @@ def test_medusa(family, reduced):
     ).captured
     with torch.no_grad():
         before = states[torch.arange(ROWS).unsqueeze(1), ANCHORS - 1]
-        expected = model.logits(target, model(before))
+        expected = model.base_logits(target, model(before))
     found = proposed_logits(drafter_of(model), target, tokens, states, 5)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 import torch
 import transformers as tf
 
-from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel, MarkovHeadConfig
-from domino_spec.drafters import Eagle3, Eagle3Config, Medusa, MedusaConfig
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    DrafterConfig,
+    DraftModel,
+    Eagle3,
+    Eagle3Config,
+    MarkovHeadConfig,
+    Medusa,
+    MedusaConfig,
+)
 from domino_spec.targets import Target, probe_target
 
 VOCAB = 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from domino_spec.drafters import Eagle3, Eagle3Config, Medusa, MedusaConfig
+from domino_spec.drafter import Eagle3, Eagle3Config, Medusa, MedusaConfig
 from tests.support.families import HIDDEN, LAYERS, VOCAB, randomise
 from tests.support.pair import SIZE, successor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from domino_spec.checkpoints.fields import Overrides
 from domino_spec.checkpoints.files import CheckpointFiles, locate, read_headers
@@ -11,14 +12,14 @@ from domino_spec.checkpoints.layouts import Reading, read_config
 from domino_spec.checkpoints.packing import Packing
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.tensors import TensorPlan, is_head, plan_tensors
-from domino_spec.drafter.config import DrafterConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """A checkpoint as its config and headers tell it, validated like a loaded one."""
 
-    config: DrafterConfig
+    config: Any
+    """A `DrafterConfig`, unless other kinds were asked for too."""
     provenance: Provenance
     layout: str
     source: str
@@ -32,6 +33,11 @@ class Description:
     """How the matrices of a packed checkpoint are stored."""
     ignored_tensors: tuple[str, ...]
 
+    @property
+    def parameters(self) -> int:
+        """How many numbers it has learnt."""
+        return self.backbone_parameters + self.head_parameters
+
 
 def describe(
     source: str | Path,
@@ -39,10 +45,14 @@ def describe(
     revision: str | None = None,
     shift_label: bool | None = None,
     num_target_layers: int | None = None,
+    any_kind: bool = False,
 ) -> Description:
-    """Check and count a checkpoint from its config and safetensors headers alone."""
+    """Check and count a checkpoint from its config and safetensors headers alone.
+
+    `any_kind` takes drafters that are no block drafters too.
+    """
     overrides = Overrides(shift_label=shift_label, num_target_layers=num_target_layers)
-    files, reading, plan = inspect(source, revision, overrides)
+    files, reading, plan = inspect(source, revision, overrides, any_kind=any_kind)
     stored = [*plan.weights.values(), *([plan.offsets] if plan.offsets else [])]
     head = sum(h.parameters for name, h in plan.weights.items() if is_head(name))
     return Description(
@@ -62,11 +72,11 @@ def describe(
 
 
 def inspect(
-    source: str | Path, revision: str | None, overrides: Overrides
+    source: str | Path, revision: str | None, overrides: Overrides, *, any_kind: bool
 ) -> tuple[CheckpointFiles, Reading, TensorPlan]:
     """Find a checkpoint, read its config and match its tensor headers with it."""
     files = locate(source, revision=revision)
-    reading = read_config(files.read_config(), overrides)
+    reading = read_config(files.read_config(), overrides, any_kind=any_kind)
     plan = plan_tensors(
         read_headers(files), reading.config, layout=reading.layout, packing=reading.packing
     )

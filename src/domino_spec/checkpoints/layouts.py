@@ -29,14 +29,16 @@ from domino_spec.drafter.config import (
     DrafterConfig,
     HeadConfig,
     MarkovHeadConfig,
+    ModuleConfig,
 )
 from domino_spec.errors import ConfigError
 
 PUBLIC = "public"
 SPECULATORS = "speculators"
 PACKED = "packed"
-BASELINE_FIELD = "drafter"
-"""Names the kind of a drafter that is none of ours (`domino_spec.drafters`)."""
+PLAIN_VALUES = "plain values"
+KIND_FIELD = "drafter"
+"""Names the kind of a drafter that is no block drafter; its config.json holds plain values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,26 +46,38 @@ class Reading:
     """Everything a config.json states."""
 
     layout: str
-    config: DrafterConfig
+    config: DrafterConfig | ModuleConfig
     provenance: Provenance
     packing: Packing | None = None
 
 
-def read_config(values: Mapping[str, Any], overrides: Overrides) -> Reading:
+def read_config(
+    values: Mapping[str, Any], overrides: Overrides, *, any_kind: bool = False
+) -> Reading:
     """Recognise the layout and read it. An `auto_map` is ignored, never executed."""
     layout = recognise(values)
+    if layout == PLAIN_VALUES and not any_kind:
+        raise ConfigError(
+            f"config.json describes a drafter of kind {values[KIND_FIELD]!r}; expected a "
+            "Domino, DFlash or Markov drafter here. It can be trained, compared with them (domino "
+            "bench), audited and examined, but not exported, simulated or served."
+        )
     provenance = Provenance.from_dict(Fields(values).nested(CONFIG_KEY).values)
     packing: Packing | None = None
-    if layout == PACKED:
+    if layout == PACKED or (layout == PLAIN_VALUES and PACKED_SECTION in values):
         packing = read_section(values)
-        plain = {"architectures": [DFLASH_ARCHITECTURE], "model_type": MODEL_TYPE}
-        values = {name: v for name, v in values.items() if name != PACKED_SECTION} | plain
-    if layout in (PUBLIC, PACKED):
-        config = read_public(values, overrides)
-    else:
+        values = {name: v for name, v in values.items() if name != PACKED_SECTION}
+    config: DrafterConfig | ModuleConfig
+    if layout == PLAIN_VALUES:
+        own = {name: v for name, v in values.items() if name not in (CONFIG_KEY, "dtype")}
+        config = ModuleConfig.from_dict(own)
+    elif layout == SPECULATORS:
         config = read_speculators(values, overrides)
         if provenance.target_id is None:
             provenance = replace(provenance, target_id=verifier_id(values))
+    else:
+        plain = {"architectures": [DFLASH_ARCHITECTURE], "model_type": MODEL_TYPE}
+        config = read_public({**values, **(plain if packing else {})}, overrides)
     return Reading(layout=layout, config=config, provenance=provenance, packing=packing)
 
 
@@ -80,12 +94,8 @@ def recognise(values: Mapping[str, Any]) -> str:
         return PUBLIC
     if PACKED_ARCHITECTURE in architectures:
         return PACKED
-    if values.get(BASELINE_FIELD) is not None:
-        raise ConfigError(
-            f"config.json describes a drafter of kind {values[BASELINE_FIELD]!r}; expected a "
-            "Domino, DFlash or Markov drafter here. It can be trained, compared with them (domino "
-            "bench), audited and examined, but not exported, simulated or served."
-        )
+    if values.get(KIND_FIELD) is not None:
+        return PLAIN_VALUES
     raise ConfigError(
         f"config.json says architectures = {list(architectures)}; expected one of "
         f"{[*ARCHITECTURES, PACKED_ARCHITECTURE]}, or {TYPE_FIELD!r}. This is "
@@ -180,6 +190,13 @@ def read_head(values: Mapping[str, Any]) -> tuple[HeadConfig | None, bool]:
     stated = boolean(section["shift_label"], top["shift_label"])
     label = section["shift_label"].label
     return head, Overrides().alignment(stated, label=label, has_head=head is not None)
+
+
+def write_config(config: DrafterConfig | ModuleConfig, *, dtype: str) -> dict[str, Any]:
+    """The config.json of a drafter of any kind: a block drafter's is the public one."""
+    if isinstance(config, DrafterConfig):
+        return write_public(config, dtype=dtype)
+    return {**config.to_dict(), "dtype": dtype}
 
 
 def write_public(config: DrafterConfig, *, dtype: str) -> dict[str, Any]:

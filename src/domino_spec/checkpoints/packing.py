@@ -50,24 +50,17 @@ class Packing:
         )
         return f"{stated or 'none'}, groups of {self.group_size}"
 
-    def written(self, public: Mapping[str, Any]) -> dict[str, Any]:
-        """A public config.json turned into that of a packed checkpoint."""
-        return {
-            **public,
-            "architectures": [PACKED_ARCHITECTURE],
-            "model_type": PACKED_MODEL_TYPE,
-            "dtype": DTYPE,
-            SECTION: self.section(),
-        }
-
-    def section(self) -> dict[str, Any]:
-        """What `read_section` reads."""
-        return {
+    def written(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A drafter's config.json turned into that of a packed checkpoint."""
+        hidden = {"architectures": [PACKED_ARCHITECTURE], "model_type": PACKED_MODEL_TYPE}
+        section = {
             "version": VERSION,
             "dtype": DTYPE,
             "group_size": self.group_size,
             "bits": dict(self.bits),
         }
+        named = hidden if "architectures" in values else {}
+        return {**values, **named, "dtype": DTYPE, SECTION: section}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +18,32 @@ from domino_spec.checkpoints.packing import PackedTensor
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.quantise import dequantise, unpack
 from domino_spec.checkpoints.tensors import OFFSETS, TensorPlan, Weight, to_state
-from domino_spec.drafter import DrafterConfig, DraftModel
-from domino_spec.drafter.backbone import RotaryPositions
+from domino_spec.drafter import (
+    DrafterConfig,
+    DraftModel,
+    DraftModule,
+    Eagle3,
+    Eagle3Config,
+    Medusa,
+    MedusaConfig,
+)
 from domino_spec.errors import CheckpointError, ConfigError
+
+MODELS: Mapping[type, type[DraftModule]] = {
+    DrafterConfig: DraftModel,
+    MedusaConfig: Medusa,
+    Eagle3Config: Eagle3,
+}
+"""The module of each kind of configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A loaded drafter and what its files say about it."""
 
-    drafter: DraftModel
-    config: DrafterConfig
+    drafter: Any
+    """A `DraftModel`, unless other kinds were asked for too."""
+    config: Any
     provenance: Provenance
     layout: str
     source: str
@@ -44,20 +61,22 @@ def load_drafter(
     num_target_layers: int | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
+    any_kind: bool = False,
 ) -> Checkpoint:
     """Load a drafter from a folder, a safetensors file or a hub id, in eval mode.
 
     `shift_label` answers for a config that does not say and may not contradict one that does;
     `num_target_layers` serves a layout that does not state it.
-    Without `dtype` the stored type is kept; packed matrices become bfloat16.
+    Without `dtype` the stored type is kept; packed matrices become bfloat16. `any_kind` takes
+    drafters that are no block drafters too.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype is {dtype}; expected a floating-point type.")
     overrides = Overrides(shift_label=shift_label, num_target_layers=num_target_layers)
-    files, reading, plan = inspect(source, revision, overrides)
+    files, reading, plan = inspect(source, revision, overrides, any_kind=any_kind)
     device = torch.device("cpu" if device is None else device)
     with torch.device("meta"):
-        drafter = DraftModel(reading.config)
+        drafter = MODELS[type(reading.config)](reading.config)
     _fill(drafter, plan, dtype=dtype or getattr(torch, plan.dtype), device=device)
     return Checkpoint(
         drafter=drafter.eval(),
@@ -71,31 +90,30 @@ def load_drafter(
 
 
 def _fill(
-    drafter: DraftModel, plan: TensorPlan, *, dtype: torch.dtype, device: torch.device
+    drafter: DraftModule, plan: TensorPlan, *, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Give a drafter on the meta device its memory, one file after the other."""
+    config = drafter.config
     by_file: dict[Path, list[tuple[str, TensorHeader]]] = defaultdict(list)
     unpacked: dict[str, Tensor] = {}
     for public, weight in plan.weights.items():
         if isinstance(weight, PackedTensor):
-            unpacked[to_state(public)] = read_one(weight).to(device, dtype)
+            unpacked[to_state(public, config)] = read_one(weight).to(device, dtype)
         else:
-            by_file[weight.file].append((to_state(public), weight))
+            by_file[weight.file].append((to_state(public, config), weight))
     drafter.load_state_dict(unpacked, strict=False, assign=True)
     for path, tensors in by_file.items():
         with open_tensors(path, device=str(device)) as file:
             part = {state: file.get_tensor(h.name).to(dtype) for state, h in tensors}
         drafter.load_state_dict(part, strict=False, assign=True)
     if plan.offsets is not None:
-        config = drafter.config
         tokens = draft_tokens(
             read_one(plan.offsets),
             vocab_size=config.vocab_size,
             draft_vocab_size=config.draft_vocab_size,
         )
         drafter.draft_tokens = None if tokens is None else tokens.to(device)
-    # Not stored: the frequencies are computed, which on the meta device left no values.
-    drafter.backbone.rotary = RotaryPositions(drafter.config).to(device)
+    drafter.compute_buffers(device)
     for module in drafter.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from domino_spec.checkpoints.files import FLOAT_DTYPES, INTEGER_BYTES, TensorHeader, listed
 from domino_spec.checkpoints.layouts import SPECULATORS
 from domino_spec.checkpoints.packing import DTYPE, PackedTensor, Packing, join_parts
-from domino_spec.drafter.config import DominoHeadConfig, DrafterConfig, MarkovHeadConfig
+from domino_spec.drafter.config import (
+    DominoHeadConfig,
+    DrafterConfig,
+    Eagle3Config,
+    MarkovHeadConfig,
+    MedusaConfig,
+    ModuleConfig,
+)
 from domino_spec.errors import CheckpointError
 
 Weight = TensorHeader | PackedTensor
@@ -67,8 +74,10 @@ def head_kind(public: str) -> str | None:
     return kinds[0] if kinds else None
 
 
-def to_state(public: str) -> str:
+def to_state(public: str, config: DrafterConfig | ModuleConfig) -> str:
     """The drafter's own name of a public tensor."""
+    if not isinstance(config, DrafterConfig):
+        return public
     return (_HEAD if is_head(public) else _BACKBONE) + public
 
 
@@ -88,14 +97,14 @@ class TensorPlan:
 
     @property
     def dtype(self) -> str:
-        """The name of a loaded drafter's one type: that of `fc.weight`."""
-        fc = self.weights[_FC]
-        return DTYPE if isinstance(fc, PackedTensor) else FLOAT_DTYPES[fc.dtype]
+        """The name of a loaded drafter's one type: that of `fc.weight` where it has one."""
+        weight = self.weights.get(_FC) or next(iter(self.weights.values()))
+        return DTYPE if isinstance(weight, PackedTensor) else FLOAT_DTYPES[weight.dtype]
 
 
 def plan_tensors(
     headers: Mapping[str, TensorHeader],
-    config: DrafterConfig,
+    config: DrafterConfig | ModuleConfig,
     *,
     layout: str,
     packing: Packing | None = None,
@@ -112,11 +121,15 @@ def plan_tensors(
     ignored = _target_copies(config, layout) & set(found)
     stored_weights = {p: h for p, h in found.items() if p not in ignored | {OFFSETS}}
     expected = parameter_shapes(config)
-    weights = named_weights(stored_weights, expected, packing)
+    weights: dict[str, Weight] = {**stored_weights}
+    if packing is not None:
+        weights = join_parts(stored_weights, expected, packing)
+    _require_names(weights, expected)
+    _require_floats(weights)
     _require_outputs(weights, config)
-    require_shapes(weights, expected)
+    _require_shapes(weights, expected)
     offsets = found.get(OFFSETS)
-    require_offsets(offsets, vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size)
+    _require_offsets(offsets, config)
     return TensorPlan(
         weights=weights,
         offsets=offsets,
@@ -124,10 +137,35 @@ def plan_tensors(
     )
 
 
-def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(config: DrafterConfig | ModuleConfig) -> dict[str, tuple[int, ...]]:
     """Public names and shapes of a drafter's parameters, in its own order, without building it."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden = config.hidden_size
+    if isinstance(config, MedusaConfig):
+        return {
+            f"heads.{head}.blocks.{block}.{name}": shape
+            for head in range(config.num_heads)
+            for block in range(config.num_layers)
+            for name, shape in (("weight", (hidden, hidden)), ("bias", (hidden,)))
+        }
+    assert isinstance(config, (DrafterConfig, Eagle3Config))
+    inner = config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    fc = (hidden, len(config.target_layer_ids) * hidden)
+    if isinstance(config, Eagle3Config):
+        own: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (hidden,),
+            "hidden_norm": (hidden,),
+            "q_proj": (queries, 2 * hidden),
+            "k_proj": (keys, 2 * hidden),
+            "v_proj": (keys, 2 * hidden),
+            "o_proj": (hidden, queries),
+            "post_attention_layernorm": (hidden,),
+            "mlp.gate_proj": (inner, hidden),
+            "mlp.up_proj": (inner, hidden),
+            "mlp.down_proj": (hidden, inner),
+        }
+        layer_shapes = {f"layer.{name}.weight": shape for name, shape in own.items()}
+        return {_FC: fc, **layer_shapes, "norm.weight": (hidden,)}
     layer: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj": (queries, hidden),
         "self_attn.k_proj": (keys, hidden),
@@ -141,10 +179,7 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        _FC: (hidden, config.num_captured_layers * hidden),
-        "hidden_norm.weight": (hidden,),
-    }
+    shapes: dict[str, tuple[int, ...]] = {_FC: fc, "hidden_norm.weight": (hidden,)}
     for index in range(config.num_layers):
         shapes |= {f"layers.{index}.{name}.weight": shape for name, shape in layer.items()}
     shapes["norm.weight"] = (hidden,)
@@ -164,21 +199,7 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def named_weights(
-    stored: Mapping[str, TensorHeader],
-    expected: Mapping[str, tuple[int, ...]],
-    packing: Packing | None,
-) -> dict[str, Weight]:
-    """All of the expected names and no others, packed or of floats."""
-    weights: dict[str, Weight] = {**stored}
-    if packing is not None:
-        weights = join_parts(stored, expected, packing)
-    _require_names(weights, expected)
-    _require_floats(weights)
-    return weights
-
-
-def _target_copies(config: DrafterConfig, layout: str) -> frozenset[str]:
+def _target_copies(config: DrafterConfig | ModuleConfig, layout: str) -> frozenset[str]:
     """Stored tensors that are the target's own, and so left aside."""
     if layout == SPECULATORS:
         return TARGET_COPIES
@@ -208,7 +229,7 @@ def _require_names(weights: Mapping[str, Weight], expected: Mapping[str, tuple[i
         )
 
 
-def _require_outputs(weights: Mapping[str, Weight], config: DrafterConfig) -> None:
+def _require_outputs(weights: Mapping[str, Weight], config: DrafterConfig | ModuleConfig) -> None:
     outputs = [weights[name] for name in _HEAD_OUTPUTS if name in weights]
     for output in outputs:
         if output.shape[:1] == (config.output_vocab_size,):
@@ -221,8 +242,7 @@ def _require_outputs(weights: Mapping[str, Weight], config: DrafterConfig) -> No
         )
 
 
-def require_shapes(weights: Mapping[str, Weight], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse tensors of other shapes, by name."""
+def _require_shapes(weights: Mapping[str, Weight], expected: Mapping[str, tuple[int, ...]]) -> None:
     wrong = [
         f"{weights[name].name!r} is {list(weights[name].shape)}, expected {list(shape)}"
         for name, shape in expected.items()
@@ -247,19 +267,17 @@ def _require_floats(weights: Mapping[str, Weight]) -> None:
         )
 
 
-def require_offsets(
-    offsets: TensorHeader | None, *, vocab_size: int, draft_vocab_size: int | None
-) -> None:
+def _require_offsets(offsets: TensorHeader | None, config: DrafterConfig | ModuleConfig) -> None:
     """Refuse a reduced vocabulary without its map, and a map of another size."""
     if offsets is None:
-        if draft_vocab_size is not None:
+        if config.draft_vocab_size is not None:
             raise CheckpointError(
-                f"config.json says draft_vocab_size = {draft_vocab_size} of "
-                f"{vocab_size} tokens, but the checkpoint lacks tensor {OFFSETS!r} "
-                f"[{draft_vocab_size}], which maps them to the target's ids."
+                f"config.json says draft_vocab_size = {config.draft_vocab_size} of "
+                f"{config.vocab_size} tokens, but the checkpoint lacks tensor {OFFSETS!r} "
+                f"[{config.draft_vocab_size}], which maps them to the target's ids."
             )
         return
-    expected = (vocab_size if draft_vocab_size is None else draft_vocab_size,)
+    expected = (config.output_vocab_size,)
     if offsets.shape != expected or offsets.dtype not in INTEGER_BYTES:
         raise CheckpointError(
             f"tensor {offsets.name!r} is {list(offsets.shape)} of {offsets.dtype}, expected "

@@ -24,26 +24,26 @@ from domino_spec.checkpoints.files import (
     WEIGHTS_FILE,
     WEIGHTS_SUFFIX,
 )
-from domino_spec.checkpoints.layouts import write_public
-from domino_spec.checkpoints.packing import CODES, DTYPE, SCALES, Packing, choose_packing
+from domino_spec.checkpoints.layouts import write_config
+from domino_spec.checkpoints.packing import CODES, DTYPE, SCALES, choose_packing
 from domino_spec.checkpoints.provenance import CONFIG_KEY, FORMAT_VERSION, Provenance
 from domino_spec.checkpoints.quantise import pack, quantise
 from domino_spec.checkpoints.tensors import OFFSETS, to_public
-from domino_spec.drafter import DraftModel
+from domino_spec.drafter import DraftModule
 from domino_spec.errors import CheckpointError, ConfigError
 
 MAX_SHARD_BYTES = 5 * 10**9
 
 
 def save_drafter(
-    drafter: DraftModel,
+    drafter: DraftModule,
     folder: str | Path,
     *,
     provenance: Provenance | None = None,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
-    """Write a checkpoint folder that public loaders accept, and return it.
+    """Write a checkpoint folder and return it; public loaders accept a block drafter's.
 
     Everything is written next to `folder` first and then takes its name, so that an
     interruption leaves the old checkpoint; other files in the folder are kept.
@@ -52,7 +52,7 @@ def save_drafter(
     return write_folder(
         folder,
         tensors=public_tensors(drafter),
-        config=write_public(drafter.config, dtype=dtype_name(dtype)),
+        config=write_config(drafter.config, dtype=dtype_name(dtype)),
         dtype=dtype,
         provenance=provenance,
         max_shard_bytes=max_shard_bytes,
@@ -60,7 +60,7 @@ def save_drafter(
 
 
 def save_packed(
-    drafter: DraftModel,
+    drafter: DraftModule,
     folder: str | Path,
     *,
     bits: int | Mapping[str, int] = 8,
@@ -74,23 +74,8 @@ def save_packed(
     (`layers.*`); what no pattern names, and the norms, are stored in bfloat16. Loading gives the
     same numbers in every type: those of the unpacked matrices, rounded to bfloat16.
     """
-    tensors, packing = packed_tensors(public_weights(drafter), bits, group_size)
-    if drafter.draft_tokens is not None:
-        tensors[OFFSETS] = offsets(drafter.draft_tokens).int()
-    return write_folder(
-        folder,
-        tensors=tensors,
-        config=packing.written(write_public(drafter.config, dtype=DTYPE)),
-        dtype=None,
-        provenance=provenance,
-        max_shard_bytes=max_shard_bytes,
-    )
-
-
-def packed_tensors(
-    weights: Mapping[str, Tensor], bits: int | Mapping[str, int], group_size: int
-) -> tuple[dict[str, Tensor], Packing]:
-    """What is stored of these weights, and how the matrices among them are packed."""
+    weights = public_tensors(drafter)
+    offsets = weights.pop(OFFSETS, None)
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     packing = choose_packing(shapes, bits, group_size)
     tensors: dict[str, Tensor] = {}
@@ -101,19 +86,24 @@ def packed_tensors(
         width = packing.bits[name]
         codes, scales = quantise(weight, bits=width, group_size=group_size)
         tensors |= {name + CODES: pack(codes, width), name + SCALES: scales}
-    return tensors, packing
+    if offsets is not None:
+        tensors[OFFSETS] = offsets.int()
+    return write_folder(
+        folder,
+        tensors=tensors,
+        config=packing.written(write_config(drafter.config, dtype=DTYPE)),
+        dtype=None,
+        provenance=provenance,
+        max_shard_bytes=max_shard_bytes,
+    )
 
 
-def public_weights(drafter: DraftModel) -> dict[str, Tensor]:
-    """The drafter's parameters by their public names."""
-    return {to_public(name): p.detach() for name, p in drafter.named_parameters()}
-
-
-def public_tensors(drafter: DraftModel) -> dict[str, Tensor]:
-    """The parameters and, of a reduced vocabulary, its map."""
-    tensors = public_weights(drafter)
+def public_tensors(drafter: DraftModule) -> dict[str, Tensor]:
+    """The parameters by their public names and, of a reduced vocabulary, its map."""
+    tensors = {to_public(name): p.detach() for name, p in drafter.named_parameters()}
     if drafter.draft_tokens is not None:
-        tensors[OFFSETS] = offsets(drafter.draft_tokens)
+        tokens = drafter.draft_tokens.to("cpu", torch.long)
+        tensors[OFFSETS] = tokens - torch.arange(len(tokens))
     return tensors
 
 
@@ -194,11 +184,6 @@ def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         shards[-1].append(name)
         filled += size
     return shards
-
-
-def offsets(tokens: Tensor) -> Tensor:
-    """What is stored for these target ids."""
-    return tokens.to("cpu", torch.long) - torch.arange(len(tokens))
 
 
 def checked_folder(folder: str | Path) -> Path:

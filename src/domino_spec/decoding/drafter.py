@@ -93,7 +93,7 @@ class Drafter(ABC):
     @property
     def described(self) -> str:
         """What it is, for messages."""
-        return f"this {self.kind} drafter"
+        return f"this {self.kind} drafter" if self.config is None else self.config.described
 
     def describe(self) -> dict[str, Any]:
         """Plain values for a record."""

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.doctor.settings import Plans
-from domino_spec.drafter import DrafterConfig
-from domino_spec.drafters import Eagle3Config, ModuleConfig
+from domino_spec.drafter import DrafterConfig, Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
 from domino_spec.records import hardware
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens

@@ -1,15 +1,17 @@
-"""The drafter: backbone and head in one forward that training and decoding share."""
+"""Trained drafters: what all kinds share, and the block draft model of backbone and head."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from domino_spec.drafter.backbone import Backbone
-from domino_spec.drafter.config import DrafterConfig
+from domino_spec.drafter.backbone import Backbone, RotaryPositions
+from domino_spec.drafter.config import DrafterConfig, ModuleConfig
 from domino_spec.drafter.heads import build_head
 from domino_spec.drafter.initial import initialise_layers
 from domino_spec.drafter.layers import KeyValue
@@ -26,14 +28,79 @@ class TargetVocabulary(Protocol):
         """Logits as the target itself would report them, for all or only these tokens."""
 
 
-class DraftModel(nn.Module):
-    """Proposes the tokens after an anchor from the target's captured hidden states before it."""
+class DraftModule(nn.Module, ABC):
+    """A trained drafter of any kind. Embedding and lm_head are the target's."""
 
+    config: DrafterConfig | ModuleConfig
     draft_tokens: Tensor | None
 
-    def __init__(self, config: DrafterConfig, draft_tokens: Tensor | None = None) -> None:
+    def __init__(self, config: Any, draft_tokens: Tensor | None = None) -> None:
         super().__init__()
         self.config = config
+        size = config.draft_vocab_size
+        if size is not None and draft_tokens is None:
+            draft_tokens = torch.arange(size)
+        if draft_tokens is not None:
+            check_draft_tokens(draft_tokens, size=size, vocab_size=config.vocab_size)
+        # Target id of each token of a reduced vocabulary, [draft vocabulary].
+        self.register_buffer("draft_tokens", draft_tokens)
+
+    @classmethod
+    def fresh(cls, config: Any, *, seed: int, draft_tokens: Tensor | None = None) -> Self:
+        """A drafter to train."""
+        with torch.random.fork_rng(devices=[]):  # building draws numbers that are not used
+            drafter = cls(config, draft_tokens)
+        drafter.initialise(torch.Generator().manual_seed(seed))
+        return drafter
+
+    @abstractmethod
+    def initialise(self, generator: torch.Generator) -> None:
+        """Weights to start training from."""
+
+    @property
+    def capture_layers(self) -> tuple[int, ...]:
+        """Target layers whose hidden states it reads."""
+        return self.config.target_layer_ids
+
+    @property
+    def reads(self) -> dict[str, str]:
+        """Matrices that read the target's own states, and which: captured, embedding, hidden."""
+        return {}
+
+    @property
+    def output_norm(self) -> Tensor | None:
+        """The weight of the norm before the lm_head, where it has one of its own."""
+        return None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The parameters' type."""
+        return next(self.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the drafter lives."""
+        return next(self.parameters()).device
+
+    def compute_buffers(self, device: torch.device) -> None:
+        """Make again what is computed and not stored; most have nothing of the kind."""
+
+    def embed(self, target: TargetVocabulary, tokens: Tensor) -> Tensor:
+        """Target embeddings in the drafter's own type and place."""
+        return target.embed(tokens).to(self.device, self.dtype)
+
+    def base_logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
+        """What hidden states say of the next token, [..., output vocabulary]."""
+        return target.logits(hidden, self.draft_tokens).to(self.device)
+
+
+class DraftModel(DraftModule):
+    """Proposes the tokens after an anchor from the target's captured hidden states before it."""
+
+    config: DrafterConfig
+
+    def __init__(self, config: DrafterConfig, draft_tokens: Tensor | None = None) -> None:
+        super().__init__(config, draft_tokens)
         self.backbone = Backbone(config)
         self.head = (
             build_head(
@@ -45,14 +112,6 @@ class DraftModel(nn.Module):
             if config.head
             else None
         )
-        if config.draft_vocab_size is not None and draft_tokens is None:
-            draft_tokens = torch.arange(config.draft_vocab_size)
-        if draft_tokens is not None:
-            check_draft_tokens(
-                draft_tokens, size=config.draft_vocab_size, vocab_size=config.vocab_size
-            )
-        # Target id of each token of a reduced vocabulary, [draft vocabulary].
-        self.register_buffer("draft_tokens", draft_tokens)
 
     @classmethod
     def untrained(cls, config: DrafterConfig, *, seed: int = 0) -> DraftModel:
@@ -65,23 +124,11 @@ class DraftModel(nn.Module):
                     parameter.normal_(0.0, 0.02, generator=generator)
         return drafter.eval()
 
-    @classmethod
-    def fresh(
-        cls, config: DrafterConfig, *, seed: int, draft_tokens: Tensor | None = None
-    ) -> DraftModel:
-        """A drafter to train: its head leaves the base logits as they are until it has learnt."""
-        with torch.random.fork_rng(devices=[]):  # building draws numbers that are not used
-            drafter = cls(config, draft_tokens)
-        generator = torch.Generator().manual_seed(seed)
-        initialise_layers(drafter.backbone, generator, layers=config.num_layers)
-        if drafter.head is not None:
-            drafter.head.initialise(generator)
-        return drafter
-
-    @property
-    def capture_layers(self) -> tuple[int, ...]:
-        """Target layers whose hidden states it reads."""
-        return self.config.target_layer_ids
+    def initialise(self, generator: torch.Generator) -> None:
+        """The head leaves the base logits as they are until it has learnt."""
+        initialise_layers(self.backbone, generator, layers=self.config.num_layers)
+        if self.head is not None:
+            self.head.initialise(generator)
 
     @property
     def reads(self) -> dict[str, str]:
@@ -96,15 +143,9 @@ class DraftModel(nn.Module):
         """The weight of the norm before the lm_head."""
         return self.backbone.norm.weight
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The backbone's parameter type."""
-        return self.backbone.fc.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the drafter lives."""
-        return self.backbone.fc.weight.device
+    def compute_buffers(self, device: torch.device) -> None:
+        """The rotary frequencies, which the meta device left without values."""
+        self.backbone.rotary = RotaryPositions(self.config).to(device)
 
     # Blocks ---------------------------------------------------------------------------------
 
@@ -146,14 +187,6 @@ class DraftModel(nn.Module):
         )
         slots = hidden.view(batch, count, config.block_size, -1)
         return slots[:, :, config.first_slot :]
-
-    def embed(self, target: TargetVocabulary, tokens: Tensor) -> Tensor:
-        """Target embeddings in the drafter's own type and place."""
-        return target.embed(tokens).to(self.device, self.dtype)
-
-    def base_logits(self, target: TargetVocabulary, hidden: Tensor) -> Tensor:
-        """The backbone's own guess, [..., output vocabulary]."""
-        return target.logits(hidden, self.draft_tokens).to(self.device)
 
     # Training -------------------------------------------------------------------------------
 
@@ -225,6 +258,17 @@ class DraftModel(nn.Module):
         prefix = tokens.gather(1, index.flatten(1)).view(batch * count, depth)
         states = self.head.states(prefix, partial(self.embed, target))
         return states.view(batch, count, depth, -1)
+
+
+def drafter_like(drafter: DraftModule, weights: Mapping[str, Tensor]) -> DraftModule:
+    """A drafter on the CPU of the same kind and shape, with these weights."""
+    tokens = None if drafter.draft_tokens is None else drafter.draft_tokens.cpu()
+    made = type(drafter)(drafter.config, tokens)
+    own = dict(made.named_parameters())
+    with torch.no_grad():
+        for name, value in weights.items():
+            own[name].copy_(value)
+    return made.eval()
 
 
 def check_draft_tokens(tokens: Tensor, *, size: int | None, vocab_size: int) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from domino_spec.drafter.model import TargetVocabulary as Borrowed
-from domino_spec.drafter.model import check_draft_tokens
-from domino_spec.drafters.config import ModuleConfig
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, normed
 from domino_spec.engine.kernels.packing import Weight, packed
@@ -19,73 +15,6 @@ from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.errors import MismatchError
 from domino_spec.targets import Target
-
-Config = TypeVar("Config", bound=ModuleConfig)
-
-
-class DraftModule(nn.Module, ABC, Generic[Config]):
-    """A trained drafter that is no block drafter. Embedding and lm_head are the target's."""
-
-    draft_tokens: Tensor | None
-
-    def __init__(self, config: Config, draft_tokens: Tensor | None = None) -> None:
-        super().__init__()
-        self.config = config
-        size = config.draft_vocab_size
-        if size is not None and draft_tokens is None:
-            draft_tokens = torch.arange(size)
-        if draft_tokens is not None:
-            check_draft_tokens(draft_tokens, size=size, vocab_size=config.vocab_size)
-        # Target id of each token of a reduced vocabulary, [draft vocabulary].
-        self.register_buffer("draft_tokens", draft_tokens)
-
-    @classmethod
-    def fresh(cls, config: Config, *, seed: int, draft_tokens: Tensor | None = None) -> Self:
-        """A drafter to train."""
-        with torch.random.fork_rng(devices=[]):  # building draws numbers that are not used
-            drafter = cls(config, draft_tokens)
-        drafter.initialise(torch.Generator().manual_seed(seed))
-        return drafter
-
-    @abstractmethod
-    def initialise(self, generator: torch.Generator) -> None:
-        """Weights to start training from."""
-
-    @property
-    @abstractmethod
-    def capture_layers(self) -> tuple[int, ...]:
-        """Target layers whose hidden states it reads."""
-
-    @property
-    def reads(self) -> dict[str, str]:
-        """Matrices that read the target's own states, and which: captured, embedding, hidden."""
-        return {}
-
-    @property
-    def output_norm(self) -> Tensor | None:
-        """The weight of the norm before the lm_head, where it has one of its own."""
-        return None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The parameters' type."""
-        return next(self.parameters()).dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the drafter lives."""
-        return next(self.parameters()).device
-
-    def compute_buffers(self, device: torch.device) -> None:
-        """Make again what is computed and not stored; most have nothing of the kind."""
-
-    def embed(self, target: Borrowed, tokens: Tensor) -> Tensor:
-        """Target embeddings in the drafter's own type and place."""
-        return target.embed(tokens).to(self.device, self.dtype)
-
-    def logits(self, target: Borrowed, hidden: Tensor) -> Tensor:
-        """What hidden states say of the next token, [..., output vocabulary]."""
-        return target.logits(hidden, self.draft_tokens).to(self.device)
 
 
 class Vocabulary(Protocol):

@@ -50,18 +50,13 @@ class BlockDrafter(Drafter):
         provenance: Provenance | None = None,
     ) -> None:
         config = model.config
-        self.kind = block_kind(config)
+        self.kind = config.kind
         self.model, self.config = model, config
         self.candidates = check_candidates(candidates)
         self.capture_layers = config.target_layer_ids
         self.default_depth, self.max_depth = config.default_depth, config.max_depth
         self.lookahead = config.block_size
         super().__init__(name=name, provenance=provenance)
-
-    @property
-    def described(self) -> str:
-        """With what decides how many drafts there are."""
-        return described_as(self.kind, self.config)
 
     def unsupported_reason(self, device: torch.device) -> str | None:
         """Heads that the kernels do not take."""
@@ -240,18 +235,6 @@ class BlockDrafter(Drafter):
     def _lm_head_bytes(self) -> int:
         assert isinstance(self._vocabulary, WeightVocabulary)
         return nbytes([self._vocabulary.lm_head])
-
-
-def block_kind(config: DrafterConfig) -> str:
-    """The kind of a block drafter: that of its head."""
-    return "dflash" if config.head is None else config.head.kind
-
-
-def described_as(kind: str, config: Any) -> str:
-    """What a drafter is, for messages: of a block drafter what decides how many drafts it gives."""
-    if isinstance(config, DrafterConfig):
-        return f"this drafter ({config.alignment}, block of {config.block_size})"
-    return f"this {kind} drafter"
 
 
 def check_candidates(candidates: Any) -> int | None:

@@ -12,16 +12,15 @@ from torch import nn
 
 from domino_spec.checkpoints import Provenance, describe, load_drafter, require_fit
 from domino_spec.checkpoints.files import locate
+from domino_spec.checkpoints.layouts import KIND_FIELD
 from domino_spec.decoding.drafter import Drafter, PlainDecoding
-from domino_spec.drafter import DrafterConfig, DraftModel
+from domino_spec.drafter import DrafterConfig, DraftModel, Eagle3, Medusa, ModuleConfig
 from domino_spec.drafter.names import LOOKUP, PLAIN, lookup_depth, prefix_of
-from domino_spec.drafters.block import BlockDrafter, block_kind, described_as
-from domino_spec.drafters.config import ModuleConfig
-from domino_spec.drafters.eagle3 import Eagle3, Eagle3Drafter
+from domino_spec.drafters.block import BlockDrafter
+from domino_spec.drafters.eagle3 import Eagle3Drafter
 from domino_spec.drafters.facts import read_target_shape, target_facts
-from domino_spec.drafters.files import inspect_baseline, is_baseline, load_baseline
 from domino_spec.drafters.lookup import LookupDrafter
-from domino_spec.drafters.medusa import Medusa, MedusaDrafter
+from domino_spec.drafters.medusa import MedusaDrafter
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget, Target
 
@@ -115,7 +114,7 @@ def is_block_drafter(source: str | Path, *, revision: str | None = None) -> bool
     """Whether it is Domino, DFlash or Markov; one that cannot be found is an error."""
     if is_named(source):
         return False
-    return not is_baseline(locate(source, revision=revision).read_config())
+    return locate(source, revision=revision).read_config().get(KIND_FIELD) is None
 
 
 def short_name(source: str | Path) -> str:
@@ -130,18 +129,19 @@ def _loaded(
     shift_label: bool | None,
     revision: str | None,
 ) -> Drafter:
-    where: dict[str, Any] = {"dtype": target.dtype, "device": target.device, "revision": revision}
-    name = short_name(source)
-    if is_block_drafter(source, revision=revision):
-        block = load_drafter(
-            source, shift_label=shift_label, num_target_layers=target.num_layers, **where
-        )
-        return drafter_of(
-            block.drafter, candidates=candidates, name=name, provenance=block.provenance
-        )
-    _refuse_block_options(str(source), candidates, shift_label)
-    other = load_baseline(source, **where)
-    return drafter_of(other.drafter, name=name, provenance=other.provenance)
+    found = load_drafter(
+        source,
+        dtype=target.dtype,
+        device=target.device,
+        revision=revision,
+        shift_label=shift_label,
+        num_target_layers=target.num_layers,
+        any_kind=True,
+    )
+    if not isinstance(found.drafter, DraftModel):
+        _refuse_block_options(str(source), candidates, shift_label)
+    name, provenance = short_name(source), found.provenance
+    return drafter_of(found.drafter, candidates=candidates, name=name, provenance=provenance)
 
 
 def _refuse_block_options(name: str, candidates: int | None, shift_label: bool | None) -> None:
@@ -169,7 +169,7 @@ class DrafterDescription:
     @property
     def words(self) -> str:
         """What it is, for messages."""
-        return described_as(self.kind, self.config)
+        return f"this {self.kind} drafter" if self.config is None else self.config.described
 
 
 def describe_fitting_drafter(
@@ -216,24 +216,18 @@ def describe_drafter(
             provenance=Provenance(),
             drafts=lookup_depth(str(source)),
         )
-    if is_block_drafter(source, revision=revision):
-        block = describe(
-            source, revision=revision, shift_label=shift_label, num_target_layers=num_target_layers
-        )
-        return DrafterDescription(
-            kind=block_kind(block.config),
-            config=block.config,
-            provenance=block.provenance,
-            dtypes=block.dtypes,
-            parameters=block.backbone_parameters + block.head_parameters,
-            drafts=block.config.default_depth,
-        )
-    found = inspect_baseline(source, revision=revision)
+    found = describe(
+        source,
+        revision=revision,
+        shift_label=shift_label,
+        num_target_layers=num_target_layers,
+        any_kind=True,
+    )
     return DrafterDescription(
         kind=found.config.kind,
         config=found.config,
         provenance=found.provenance,
-        dtypes=tuple(sorted({weight.dtype for weight in found.weights.values()})),
-        parameters=sum(weight.parameters for weight in found.weights.values()),
+        dtypes=found.dtypes,
+        parameters=found.parameters,
         drafts=found.config.default_depth,
     )

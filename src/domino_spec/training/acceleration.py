@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from domino_spec.drafter import DraftModel
+from domino_spec.drafter import DraftModel, DraftModule
 from domino_spec.drafter.layers import DraftLayer
-from domino_spec.drafters.files import AnyDrafter
 from domino_spec.targets import Target
 from domino_spec.training.loss import ChunkGradients, chunk_gradients
 
@@ -26,7 +25,7 @@ class Acceleration:
     shapes, runs `suspended`.
     """
 
-    def __init__(self, drafter: AnyDrafter, target: Target) -> None:
+    def __init__(self, drafter: DraftModule, target: Target) -> None:
         self._drafter = drafter
         self._forms: list[tuple[nn.Module, str, Callable[..., Any]]] = []
         if isinstance(drafter, DraftModel):

@@ -15,8 +15,13 @@ from domino_spec.data.folder import target_identity
 from domino_spec.data.prompts import read_prompts
 from domino_spec.data.settings import AnswerSettings, SynthSettings
 from domino_spec.data.synth import SynthProgress, synthesise
-from domino_spec.drafter import DominoHeadConfig, DrafterConfig
-from domino_spec.drafters import Eagle3Config, MedusaConfig, ModuleConfig
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    DrafterConfig,
+    Eagle3Config,
+    MedusaConfig,
+    ModuleConfig,
+)
 from domino_spec.drafters.registry import DrafterDescription, describe_fitting_drafter, is_named
 from domino_spec.errors import DataError, InputError, TrainingError
 from domino_spec.evaluation import fingerprint

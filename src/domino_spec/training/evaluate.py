@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import end_tokens
 from domino_spec.data import Corpus, is_loop
-from domino_spec.drafter import DraftModel
+from domino_spec.drafter import DraftModel, DraftModule
 from domino_spec.drafters import drafter_of
-from domino_spec.drafters.files import AnyBaseline, AnyDrafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.targets import Target
@@ -33,7 +32,7 @@ def split_held_out(corpus: Corpus, count: int) -> tuple[Corpus, Corpus]:
 
 def held_out_evaluation(
     config: TrainConfig,
-    drafter: AnyDrafter,
+    drafter: DraftModule,
     target: Target,
     tokenizer: Any | None,
     held_out: Corpus,
@@ -89,7 +88,7 @@ def held_out_evaluation(
 
 
 def _decoded(
-    drafter: AnyBaseline, target: Target, tokenizer: Any | None, answers: Continuations
+    drafter: DraftModule, target: Target, tokenizer: Any | None, answers: Continuations
 ) -> dict[str, Any]:
     """The same for drafters without a simulation, by decoding."""
     opened = drafter_of(copy.deepcopy(drafter))  # bound weights are rearranged

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from domino_spec.drafter import DraftModel, TargetVocabulary
-from domino_spec.drafters import Eagle3, Medusa
-from domino_spec.drafters.files import AnyDrafter
+from domino_spec.drafter import DraftModel, DraftModule, Eagle3, Medusa, TargetVocabulary
 from domino_spec.targets import Reading
 from domino_spec.training.blocks import Blocks
 from domino_spec.training.loss import ChunkedLoss, ChunkGradients, LossJob, Mixture, chunk_gradients
@@ -44,7 +42,7 @@ class Learnt(NamedTuple):
     """Leading drafts that are not corrected."""
 
 
-D = TypeVar("D", bound=AnyDrafter)
+D = TypeVar("D", bound=DraftModule)
 
 
 class Objective(nn.Module, ABC, Generic[D]):
@@ -225,7 +223,7 @@ class Eagle3Objective(Objective[Eagle3]):
             return Learnt(hidden.flatten(0, 2).index_select(0, blocks.slots))
 
 
-def make_objective(drafter: AnyDrafter, **options: Any) -> Objective[Any]:
+def make_objective(drafter: DraftModule, **options: Any) -> Objective[Any]:
     """The objective of a drafter's kind."""
     if isinstance(drafter, DraftModel):
         return BlockObjective(drafter, **options)

@@ -15,10 +15,8 @@ import torch
 
 from domino_spec.checkpoints import Provenance
 from domino_spec.data import Corpus, PackedBatches, load_corpus
-from domino_spec.drafter import DrafterConfig
-from domino_spec.drafters import ModuleConfig
+from domino_spec.drafter import DrafterConfig, DraftModule, ModuleConfig
 from domino_spec.drafters.facts import target_facts
-from domino_spec.drafters.files import AnyDrafter
 from domino_spec.drafters.registry import describe_fitting_drafter
 from domino_spec.engine.model_runner import GraphRecorder
 from domino_spec.errors import ConfigError, TrainingError
@@ -54,7 +52,7 @@ class Run:
     config: TrainConfig
     trainer: Trainer
     corpus: Corpus
-    drafter: AnyDrafter
+    drafter: DraftModule
     acceleration: Acceleration | None
     evaluate: Callable[[], dict[str, Any]] | None
     finish: Callable[[], Path | None]
@@ -244,7 +242,7 @@ def _batches(config: TrainConfig, training: Corpus, tokenizer: Any, world: World
 
 def _learner(
     config: TrainConfig,
-    drafter: AnyDrafter,
+    drafter: DraftModule,
     target: Target,
     *,
     scales: dict[str, torch.Tensor],

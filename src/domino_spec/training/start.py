@@ -11,17 +11,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.api.prompts import end_tokens
+from domino_spec.checkpoints.read import MODELS, load_drafter
 from domino_spec.data import Corpus
 from domino_spec.drafter import (
     DominoHeadConfig,
     DrafterConfig,
     DraftModel,
+    DraftModule,
+    Eagle3Config,
     HeadConfig,
     MarkovHeadConfig,
+    MedusaConfig,
+    ModuleConfig,
     default_target_layer_ids,
 )
-from domino_spec.drafters import Eagle3Config, MedusaConfig, ModuleConfig
-from domino_spec.drafters.files import MODELS, AnyDrafter, load_any
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
@@ -267,7 +270,7 @@ def start_drafter(
     training: Corpus,
     *,
     scales: dict[str, Tensor] | None = None,
-) -> tuple[AnyDrafter, TrainConfig, dict[str, Tensor]]:
+) -> tuple[DraftModule, TrainConfig, dict[str, Tensor]]:
     """Random weights, or those of `init`; the configuration with its mask; the weights' scales.
 
     `scales` are those of a run that is resumed, whose weights are read later.
@@ -279,13 +282,11 @@ def start_drafter(
         mask = _mask_token(config, target, tokenizer, training)
         config = config.replace(mask_token_id=mask)
         shape = drafter_config(config, target, mask_token_id=mask)
-    drafter: AnyDrafter
     if config.init is not None:
         drafter = _warm_start(config, shape)
     else:
-        model: Any = DraftModel if isinstance(shape, DrafterConfig) else MODELS[shape.kind]
         tokens = _draft_tokens(config, target, training)
-        drafter = model.fresh(shape, seed=config.seed, draft_tokens=tokens)
+        drafter = MODELS[type(shape)].fresh(shape, seed=config.seed, draft_tokens=tokens)
     if scales is None:
         sizes = measure_sizes(drafter, target, training)
         if config.init is None:
@@ -314,10 +315,12 @@ def _mask_token(config: TrainConfig, target: Target, tokenizer: Any, training: C
     return mask
 
 
-def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> AnyDrafter:
+def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> DraftModule:
     assert config.init is not None
     layers = shape.num_target_layers
-    drafter, _ = load_any(config.init, dtype=torch.float32, num_target_layers=layers)
+    drafter: DraftModule = load_drafter(
+        config.init, dtype=torch.float32, num_target_layers=layers, any_kind=True
+    ).drafter
     stated, wanted = drafter.config.to_dict(), shape.to_dict()
     different = [
         f"{name} {stated[name]!r} against {wanted.get(name)!r}"
@@ -342,7 +345,7 @@ class StateSizes:
 
 
 @torch.no_grad()
-def measure_sizes(drafter: AnyDrafter, target: Target, corpus: Corpus) -> StateSizes:
+def measure_sizes(drafter: DraftModule, target: Target, corpus: Corpus) -> StateSizes:
     """Mean magnitudes over a few conversations: squares would be ruled by a few huge states."""
     widths = (len(drafter.capture_layers), 1, 1)
     sums = [torch.zeros(n * target.hidden_size, dtype=torch.float64) for n in widths]
@@ -358,7 +361,7 @@ def measure_sizes(drafter: AnyDrafter, target: Target, corpus: Corpus) -> StateS
     return StateSizes(*(torch.exp2(torch.log2(size).round()).float() for size in sizes))
 
 
-def weight_scales(drafter: AnyDrafter, sizes: StateSizes) -> dict[str, Tensor]:
+def weight_scales(drafter: DraftModule, sizes: StateSizes) -> dict[str, Tensor]:
     """By name of a parameter: what its master is larger by (`Masters`)."""
     scales = {}
     for name, states in drafter.reads.items():
@@ -385,7 +388,7 @@ _FIRST_LOGITS = 0.1
 
 
 @torch.no_grad()
-def fit_to_sizes(drafter: AnyDrafter, target: Target, sizes: StateSizes) -> None:
+def fit_to_sizes(drafter: DraftModule, target: Target, sizes: StateSizes) -> None:
     """First weights for a target whose states are of these sizes.
 
     Where embedding and lm_head are one matrix, a fresh drafter would be certain of the token in

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.checkpoints import Provenance
-from domino_spec.drafters.files import AnyDrafter, drafter_like, save_any
+from domino_spec.checkpoints import Provenance, save_drafter
+from domino_spec.drafter.model import DraftModule, drafter_like
 from domino_spec.errors import TrainingError
 from domino_spec.training.config import TrainConfig, renamed
 from domino_spec.training.trainer import Trainer
@@ -63,7 +63,7 @@ class Checkpoints:
     def save(
         self,
         state: RunState,
-        drafter: AnyDrafter,
+        drafter: DraftModule,
         *,
         dtype: torch.dtype,
         provenance: Provenance | None,
@@ -74,7 +74,7 @@ class Checkpoints:
         staging = self.folder / f".{final.name}.part"
         for abandoned in self.folder.glob(".step-*"):  # of saves that were interrupted
             shutil.rmtree(abandoned, ignore_errors=True)
-        save_any(drafter, staging, provenance=provenance, dtype=dtype)
+        save_drafter(drafter, staging, provenance=provenance, dtype=dtype)
         with (staging / STATE_FILE).open("wb") as file:
             torch.save(vars(state), file)
             file.flush()
@@ -156,7 +156,7 @@ class Keeper:
         drafter = drafter_like(trainer.objective.drafter, weights)
         folder = self.out / DRAFTER_FOLDER
         provenance = replace(self.provenance, tokens_per_cycle=trainer.tokens_per_cycle)
-        return save_any(drafter, folder, provenance=provenance, dtype=self.dtype)
+        return save_drafter(drafter, folder, provenance=provenance, dtype=self.dtype)
 
     def restore(self, state: RunState, trainer: Trainer) -> None:
         """Resume exactly where a checkpoint was written."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.checkpoints import export_drafter
-from domino_spec.checkpoints.write import public_weights
+from domino_spec.checkpoints.write import public_tensors
 from tests.checkpoints.helpers import tiny_drafter, with_parameters_as
 
 pytest.importorskip(
@@ -60,7 +60,7 @@ def test_every_weight_arrives(changes: dict[str, Any], tmp_path: Path) -> None:
     folder = export_drafter(drafter, tmp_path / "out", to="sglang")
     model = DominoDraftModel(AutoConfig.from_pretrained(folder))
     model.load_weights(load_file(folder / "model.safetensors").items())
-    ours = public_weights(drafter)
+    ours = public_tensors(drafter)
     theirs = dict(model.named_parameters())
     for name, weight in theirs.items():
         assert torch.equal(weight, expected(name, ours)), name
