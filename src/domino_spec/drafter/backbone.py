@@ -1,17 +1,110 @@
-"""The parallel backbone: one forward proposes every slot of a block at once."""
+"""The parallel backbone: one forward proposes every slot of a block at once.
+
+A layer's queries come from the block, its keys and values from context and block alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
-from domino_spec.drafter.layers import DraftAttention, DraftLayer, KeyValue
+from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig, Eagle3Config
 from domino_spec.drafter.masks import BlockLayout, Mask, block_positions, dense_mask, flex_mask
+
+KeyValue = tuple[Tensor, Tensor]
+"""Keys and values, each [batch, kv heads, positions, head_dim]."""
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine, each [batch, positions, head_dim]."""
+
+_INITIAL_STD = 0.02
+_INTO_THE_RESIDUAL = ("o_proj.weight", "down_proj.weight")
+
+
+def rotate(states: Tensor, rotary: Rotary) -> Tensor:
+    """Apply rotary positions to [batch, heads, positions, head_dim]."""
+    cos, sin = (part.unsqueeze(1).to(states.dtype) for part in rotary)
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Mask) -> Tensor:
+    """Grouped-query attention under a boolean mask (True = visible) or FlexAttention's form."""
+    if isinstance(mask, BlockMask):
+        mixed = flex_attention(query, keys, values, block_mask=mask, enable_gqa=True)
+        assert isinstance(mixed, Tensor)
+        return mixed
+    return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+
+
+class DraftAttention(nn.Module):
+    """Attention whose keys and values come from one projection of context and block."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        hidden, head_dim = config.hidden_size, config.head_dim
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(hidden, config.num_heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden, config.num_kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden, config.num_kv_heads * head_dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * head_dim, hidden, bias=False)
+        self.q_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
+        self.k_norm = nn.RMSNorm(head_dim, eps=config.rms_norm_eps)
+
+    def keys_values(self, states: Tensor, rotary: Rotary) -> KeyValue:
+        """Project [batch, positions, hidden]; context features and block states come here alike."""
+        keys = rotate(self.k_norm(self._heads(self.k_proj(states))), rotary)
+        return keys, self._heads(self.v_proj(states))
+
+    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Mask) -> Tensor:
+        query = rotate(self.q_norm(self._heads(self.q_proj(states))), rotary)
+        block_keys, block_values = self.keys_values(states, rotary)
+        keys = torch.cat((context[0], block_keys), dim=2)
+        values = torch.cat((context[1], block_values), dim=2)
+        mixed = attend(query, keys, values, mask)
+        output: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return output
+
+    def _heads(self, states: Tensor) -> Tensor:
+        # [batch, positions, heads * head_dim] -> [batch, heads, positions, head_dim]
+        return states.view(*states.shape[:-1], -1, self.head_dim).transpose(1, 2)
+
+
+class DraftMLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, states: Tensor) -> Tensor:
+        output: Tensor = self.down_proj(F.silu(self.gate_proj(states)) * self.up_proj(states))
+        return output
+
+
+class DraftLayer(nn.Module):
+    """Pre-norm attention and MLP. The context feature skips the layer's input norm."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.self_attn = DraftAttention(config)
+        self.mlp = DraftMLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, states: Tensor, context: KeyValue, rotary: Rotary, mask: Mask) -> Tensor:
+        states = states + self.self_attn(self.input_layernorm(states), context, rotary, mask)
+        output: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return output
 
 
 class Backbone(nn.Module):
@@ -33,7 +126,8 @@ class Backbone(nn.Module):
         """Keys and values of every layer for states [batch, n, captured layers * hidden]."""
         feature = self.hidden_norm(self.fc(captured))  # [batch, n, hidden]
         rotary = self.rotary(feature, positions)
-        return [self._attention(layer).keys_values(feature, rotary) for layer in self.layers]
+        layers = (layer for layer in self.layers if isinstance(layer, DraftLayer))
+        return [layer.self_attn.keys_values(feature, rotary) for layer in layers]
 
     def forward(
         self,
@@ -77,30 +171,19 @@ class Backbone(nn.Module):
         return layer.self_attn
 
 
-class RotaryShape(Protocol):
-    """What rotary angles depend on."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def max_position_embeddings(self) -> int: ...
-
-    @property
-    def rope_parameters(self) -> Mapping[str, Any]: ...
-
-
 class RotaryPositions(Qwen3RotaryEmbedding):  # type: ignore[misc]
     """Rotary angles from the drafter's own parameters, always computed in float32."""
 
-    def __init__(self, config: RotaryShape) -> None:
-        super().__init__(_rotary_config(config))
+    def __init__(self, config: DrafterConfig | Eagle3Config) -> None:
+        super().__init__(
+            Qwen3Config(
+                hidden_size=config.hidden_size,
+                num_attention_heads=config.num_heads,
+                head_dim=config.head_dim,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope_parameters),
+            )
+        )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RotaryPositions:
         # `.to(bfloat16)` must not round the frequencies: far positions would collapse.
@@ -112,11 +195,13 @@ class RotaryPositions(Qwen3RotaryEmbedding):  # type: ignore[misc]
         return self
 
 
-def _rotary_config(config: RotaryShape) -> Qwen3Config:
-    return Qwen3Config(
-        hidden_size=config.hidden_size,
-        num_attention_heads=config.num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=config.max_position_embeddings,
-        rope_parameters=dict(config.rope_parameters),
-    )
+@torch.no_grad()
+def initialise_layers(module: nn.Module, generator: torch.Generator, *, layers: int) -> None:
+    """Small normal matrices, smaller still where a layer adds to the residual; norms of one."""
+    damped = _INITIAL_STD / (2 * layers) ** 0.5
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            nn.init.ones_(parameter)
+        else:
+            std = damped if name.endswith(_INTO_THE_RESIDUAL) else _INITIAL_STD
+            parameter.normal_(0.0, std, generator=generator)

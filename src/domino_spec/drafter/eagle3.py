@@ -13,10 +13,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from domino_spec.drafter.backbone import RotaryPositions
+from domino_spec.drafter.backbone import (
+    DraftMLP,
+    KeyValue,
+    Rotary,
+    RotaryPositions,
+    initialise_layers,
+    rotate,
+)
 from domino_spec.drafter.config import Eagle3Config
-from domino_spec.drafter.initial import initialise_layers
-from domino_spec.drafter.layers import DraftMLP, KeyValue, Rotary, rotate
 from domino_spec.drafter.model import DraftModule, TargetVocabulary
 
 NextTokens = Callable[[int, Tensor], Tensor]

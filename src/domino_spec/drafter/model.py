@@ -10,11 +10,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from domino_spec.drafter.backbone import Backbone, RotaryPositions
+from domino_spec.drafter.backbone import Backbone, KeyValue, RotaryPositions, initialise_layers
 from domino_spec.drafter.config import DrafterConfig, ModuleConfig
 from domino_spec.drafter.heads import build_head
-from domino_spec.drafter.initial import initialise_layers
-from domino_spec.drafter.layers import KeyValue
 from domino_spec.errors import ConfigError
 
 

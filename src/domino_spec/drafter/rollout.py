@@ -9,8 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from domino_spec.drafter.heads import Head
-from domino_spec.drafter.heads.base import Embed
+from domino_spec.drafter.heads import Embed, Head
 from domino_spec.drafter.model import TargetVocabulary
 
 Choose = Callable[[int, Tensor, Tensor | None], Tensor]

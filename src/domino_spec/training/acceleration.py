@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.drafter import DraftModel, DraftModule
-from domino_spec.drafter.layers import DraftLayer
+from domino_spec.drafter.backbone import DraftLayer
 from domino_spec.targets import Target
 from domino_spec.training.loss import ChunkGradients, chunk_gradients
 
