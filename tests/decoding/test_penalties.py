@@ -5,7 +5,7 @@ import torch
 import transformers as tf
 
 from domino_spec.decoding import SamplingParams, decode
-from domino_spec.decoding.penalties import GeneratedPenalty
+from domino_spec.decoding.processors import GeneratedPenalty
 from tests.support.drafters import Good
 from tests.support.families import make_target, random_prompts
 from tests.support.runs import make_sequences

@@ -8,7 +8,6 @@ from typing import Any
 from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt
 from domino_spec.decoding import RunStats, SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.processors import params_for_sequence
 from domino_spec.decoding.stopping import at_eos, at_length, at_strings
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
@@ -32,7 +31,7 @@ def make_sequences(
     for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
         tokens = encode_prompt(prompt, tokenizer, chat_options)
         check_prompt(tokens, own.max_new_tokens, target)
-        own = params_for_sequence(own, index, len(prompts))
+        own = own.for_sequence(index, len(prompts))
         rules = stop_rules(own, tokenizer, ends)
         values = {"index": index, **options}
         sequences.append(Decoded(tokens, own, stop_rules=rules, run=run, **values))

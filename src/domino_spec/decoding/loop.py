@@ -9,9 +9,8 @@ from torch import Tensor
 
 from domino_spec.decoding.drafter import Drafter, SequenceSampler
 from domino_spec.decoding.sampling import Choice, DraftDistribution, make_sampler
-from domino_spec.decoding.scores import token_scores
 from domino_spec.decoding.sequence import Sequence as Decoded
-from domino_spec.decoding.sequence import SequenceOutput
+from domino_spec.decoding.sequence import SequenceOutput, token_scores
 from domino_spec.decoding.stats import RunStats, Stopwatch
 from domino_spec.targets import Target, TargetCache
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -18,8 +18,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from domino_spec.decoding.hooks import HookProcessor, LogitsHook
-from domino_spec.decoding.penalties import GeneratedPenalty
+from domino_spec.decoding.processors import (
+    GeneratedPenalty,
+    HookProcessor,
+    LogitsHook,
+    for_sequence,
+)
 from domino_spec.errors import InputError
 
 MOST_LOGPROBS = 20
@@ -113,6 +117,12 @@ class SamplingParams:
         if self.seed is None:
             return int(torch.randint(2**62, ()).item())
         return self.seed + index
+
+    def for_sequence(self, index: int, count: int) -> SamplingParams:
+        """The same with processors of one sequence's own; pure hooks are shared."""
+        if not self.processors:
+            return self
+        return replace(self, processors=tuple(for_sequence(self.processors, index, count)))
 
     def warpers(self) -> LogitsProcessorList:
         """Temperature and cut-offs: they look at one position's logits only."""

@@ -1,14 +1,15 @@
-"""Gives every sequence its own copy of the caller's logits processors and stopping criteria."""
+"""Rules that change logits: hooks, penalties, and Transformers' processors, one copy a sequence."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Sequence as Tokens
+from typing import Any, Protocol, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
@@ -26,7 +27,6 @@ from transformers.generation.logits_process import (
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
-from domino_spec.decoding.params import SamplingParams
 from domino_spec.errors import InputError
 
 _Part = TypeVar("_Part")
@@ -43,11 +43,89 @@ _TIED_TO_THE_BATCH = (
 )
 
 
-def params_for_sequence(params: SamplingParams, index: int, count: int) -> SamplingParams:
-    """The same parameters with processors of this sequence's own; pure hooks are shared."""
-    if not params.processors:
-        return params
-    return replace(params, processors=tuple(for_sequence(params.processors, index, count)))
+class LogitsHook(Protocol):
+    """Changes the target's logits for the token after `prompt` and `output`: a mask, a bias.
+
+    A pure function of these tokens: with the same ones it gives the same logits, whatever it was
+    asked before. Then one hook serves any number of sequences, and no draft can disturb it. It may
+    write into the logits it is given, and must leave the tokens alone.
+    """
+
+    def __call__(
+        self,
+        prompt: Tokens[int],
+        output: Tokens[int],
+        logits: Tensor,  # [vocabulary] float32, on the target's device
+        /,
+    ) -> Tensor:
+        """The logits to choose from, [vocabulary]; -inf bans a token."""
+        ...
+
+
+def apply_hook(
+    hook: LogitsHook, prompt: Tokens[int], output: Tokens[int], logits: Tensor
+) -> Tensor:
+    """What a hook gives; an error that names hook and position where it fails."""
+    name = getattr(hook, "__name__", type(hook).__name__)
+    where = f"the logits hook {name} at position {len(prompt) + len(output)}"
+    try:
+        found = hook(prompt, output, logits)
+    except Exception as error:
+        raise InputError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, Tensor) or found.shape != logits.shape:
+        given = list(found.shape) if isinstance(found, Tensor) else repr(found)
+        raise InputError(f"{where} gave {given}; expected logits {list(logits.shape)}.")
+    return found
+
+
+def no_token_left(position: int) -> InputError:
+    """Where processors and hooks ban every token: `position` counts prompt and output."""
+    return InputError(
+        f"no token is left at position {position}: the logits processors and hooks ban all of "
+        "them. Leave one at least, such as the end token."
+    )
+
+
+class HookProcessor(LogitsProcessor):  # type: ignore[misc]
+    """A hook as a Transformers processor, for the reference loop."""
+
+    def __init__(self, hook: LogitsHook, prompt_length: int) -> None:
+        self._hook, self._prompt_length = hook, prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [batch, vocabulary] after `input_ids` [batch, length]."""
+        found = []
+        for ids, own in zip(input_ids.tolist(), scores, strict=True):
+            prompt, output = ids[: self._prompt_length], ids[self._prompt_length :]
+            found.append(apply_hook(self._hook, prompt, output, own))
+        return torch.stack(found)
+
+
+def less_repeated(
+    scores: Tensor,  # [batch, vocabulary] float32
+    counts: Tensor,  # [batch, vocabulary] float32: how often each token was generated
+    *,
+    presence: float | Tensor,
+    frequency: float | Tensor,
+) -> Tensor:
+    """Scores less `frequency` for each time, and less `presence` for having come at all."""
+    return scores - (frequency * counts + presence * (counts > 0).to(scores.dtype))
+
+
+class GeneratedPenalty(LogitsProcessor):  # type: ignore[misc]
+    """Presence and frequency penalties as a Transformers processor. The prompt costs nothing."""
+
+    def __init__(self, *, presence: float, frequency: float, prompt_length: int) -> None:
+        self.presence = presence
+        self.frequency = frequency
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Penalise what comes after the prompt in `input_ids` [batch, length]."""
+        generated = input_ids[:, self.prompt_length :]
+        once = torch.ones_like(generated, dtype=scores.dtype)
+        counts = torch.zeros_like(scores).scatter_add_(1, generated, once)
+        return less_repeated(scores, counts, presence=self.presence, frequency=self.frequency)
 
 
 def for_sequence(

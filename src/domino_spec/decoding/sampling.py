@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from domino_spec.decoding.hooks import no_token_left
 from domino_spec.decoding.noise import gumbel, hashed
 from domino_spec.decoding.params import AcceptRule
+from domino_spec.decoding.processors import no_token_left
 from domino_spec.decoding.sequence import Sequence
 
 

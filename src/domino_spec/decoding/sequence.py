@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding.params import SamplingParams
-from domino_spec.decoding.scores import TokenScore
 from domino_spec.decoding.stats import AcceptanceStats, RunStats
 
 if TYPE_CHECKING:
@@ -185,6 +184,28 @@ class Sequence:
         if self.run is not None:
             self.run.acceptance.record(drafts=drafts, accepted=accepted, committed=tokens)
         return drafts
+
+
+@dataclass(frozen=True)
+class TokenScore:
+    """Before temperature, penalties and cut-offs."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens, the best first, as many as were asked for; with log-probabilities."""
+
+
+def token_scores(
+    logprobs: Tensor,  # [n, vocabulary] float32
+    tokens: Tokens[int],
+    top: int,
+) -> tuple[TokenScore, ...]:
+    """Scores of the first tokens of a block, as many as there are."""
+    kept = logprobs[: len(tokens)]
+    values, ids = kept.topk(min(top, kept.shape[1]), dim=-1)
+    own = kept.gather(1, kept.new_tensor(tokens, dtype=ids.dtype).unsqueeze(1)).squeeze(1)
+    each = zip(own.tolist(), ids.tolist(), values.tolist(), strict=True)
+    return tuple(TokenScore(one, tuple(zip(*best, strict=True))) for one, *best in each)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from domino_spec.decoding import Drafter, RunStats, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.processors import params_for_sequence
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.block_manager import BlockManager
@@ -182,7 +181,7 @@ class Engine:
         """Decode any number of prompts to their end, as many at a time as the memory holds."""
         count, ends = len(prompts), frozenset(eos)
         given = [params] * count if isinstance(params, SamplingParams) else params
-        each = [params_for_sequence(own, index, count) for index, own in enumerate(given)]
+        each = [own.for_sequence(index, count) for index, own in enumerate(given)]
         sequences = [
             Decoded(
                 prompt,

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.hooks import apply_hook, no_token_left
+from domino_spec.decoding.processors import apply_hook, no_token_left
 from domino_spec.engine.sampling import Draws
 
 

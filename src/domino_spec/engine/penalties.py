@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.decoding.penalties import less_repeated
+from domino_spec.decoding.processors import less_repeated
 
 
 class Penalties:
