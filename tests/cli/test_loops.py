@@ -10,7 +10,6 @@ import torch
 from domino_spec.api import DtypeNotice
 from domino_spec.api import dtypes as api_dtypes
 from domino_spec.cli.doctor import _dtype
-from domino_spec.engine import dtypes
 from domino_spec.settings import TargetOptions
 from tests.support.families import make_model
 

@@ -8,7 +8,7 @@ import pytest
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import adapt_depth, measured_sizes
-from domino_spec.engine.costs import Costs
+from domino_spec.engine.policy import Costs
 from domino_spec.engine.model_runner import KINDS, filled_size
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
 from tests.engine.runs import make_engine, make_requests, run_engine, run_reference

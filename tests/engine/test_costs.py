@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from domino_spec.engine.costs import Costs, rising
+from domino_spec.engine.policy import Costs, rising
 
 GREEDY = {1: {0: 1.0, 3: 2.0, 7: 4.0}, 4: {0: 4.0, 3: 8.0, 7: 16.0}, 16: {0: 5.0, 3: 9.0, 7: 40.0}}
 EXTRAS = {

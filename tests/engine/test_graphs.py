@@ -4,7 +4,7 @@ import torch
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import model_runner as module
-from domino_spec.engine.costs import Costs
+from domino_spec.engine.policy import Costs
 from domino_spec.engine.model_runner import ModelRunner, Plan
 from domino_spec.engine.policy import DepthPolicy, depths
 from tests.engine.replays import Replays

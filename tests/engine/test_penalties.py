@@ -6,7 +6,7 @@ import torch
 from domino_spec.decoding import SamplingParams, decode
 from domino_spec.drafters import BlockDrafter
 from domino_spec.engine.model_runner import Plan
-from domino_spec.engine.penalties import Penalties
+from domino_spec.engine.slots import Penalties
 from tests.engine.runs import finish, make_engine, make_requests, script
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter

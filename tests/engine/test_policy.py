@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from domino_spec.engine.costs import Costs
+from domino_spec.engine.policy import Costs
 from domino_spec.engine.policy import Acceptance, Batch, DepthPolicy, depths
 
 FLAT = {d: 1.0 + 0.001 * d for d in depths(15)}  # a GPU with one row: verifying is free

@@ -8,7 +8,7 @@ import torch
 
 from domino_spec.engine.kernels import scratch as module
 from domino_spec.engine.kernels.scratch import apart, scratch
-from domino_spec.engine.side_stream import SideStream
+from domino_spec.engine.model_runner import SideStream
 
 
 class Stream:

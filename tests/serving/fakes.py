@@ -7,7 +7,7 @@ import threading
 from domino_spec.decoding import SamplingParams, Sequence, SequenceOutput
 from domino_spec.decoding.sequence import ABORTED
 from domino_spec.decoding.stopping import at_length
-from domino_spec.engine.fair import FairQueue
+from domino_spec.engine.scheduler import FairQueue
 
 
 class FakeEngine:

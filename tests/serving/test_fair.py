@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from domino_spec.engine.fair import FairQueue
+from domino_spec.engine.scheduler import FairQueue
 
 
 def taken(queue):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,12 @@ from domino_spec.cache import (
     write_measurement,
 )
 from domino_spec.decoding import SamplingParams
-from domino_spec.engine.costs import Costs, rising
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels import overlap, runtime
 from domino_spec.engine.kernels.runtime import on_device
-from domino_spec.engine.measure import Bench, seconds_of
+from domino_spec.engine.measure import Bench, least_seconds, seconds_of
 from domino_spec.engine.model_runner import KINDS, Plan
-from domino_spec.engine.policy import DepthPolicy, depths
+from domino_spec.engine.policy import Costs, DepthPolicy, depths, rising
 from domino_spec.errors import InputError
 
 Measured = dict[int, dict[str, dict[int, float]]]
@@ -115,22 +114,16 @@ def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
 
 
 def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, float]:
-    """On a CPU the least of a few rounds: other load only ever adds."""
     if bench.device.type == "cuda":
         return {depth: bench.cycle_seconds(batch, depth) for depth in wanted}
     slots, runner = torch.arange(batch), bench.engine.runner
-    least = dict.fromkeys(wanted, math.inf)
-    began = time.perf_counter()
-    for turn in range(1 + _MOST_ROUNDS):
-        for depth in wanted:
-            bench.reset()
-            start = time.perf_counter()
-            runner.run_cycle(slots, Plan(depth))
-            if turn:  # the first round prepares what all others use
-                least[depth] = min(least[depth], time.perf_counter() - start)
-        if turn >= _FEWEST_ROUNDS and time.perf_counter() - began > _ENOUGH_SECONDS:
-            break
-    return least
+    return least_seconds(
+        {depth: partial(runner.run_cycle, slots, Plan(depth)) for depth in wanted},
+        most=_MOST_ROUNDS,
+        fewest=_FEWEST_ROUNDS,
+        enough=_ENOUGH_SECONDS,
+        before=bench.reset,
+    )
 
 
 def _holds(found: dict[str, dict[int, float]], wanted: Mapping[str, Sequence[int]]) -> bool:
@@ -277,20 +270,9 @@ def _parts(
 def _timed(
     bench: Bench, parts: dict[tuple[str, Plan], Callable[[], Any]]
 ) -> dict[tuple[str, Plan], float]:
-    """On a CPU the least of a few rounds: other load only ever adds."""
     if bench.device.type == "cuda":
         return {name: _seconds_if_it_fits(bench, name[1], call) for name, call in parts.items()}
-    least = dict.fromkeys(parts, math.inf)
-    began = time.perf_counter()
-    for turn in range(1 + _EXTRA_ROUNDS):
-        for name, call in parts.items():
-            start = time.perf_counter()
-            call()
-            if turn:  # the first round prepares what all others use
-                least[name] = min(least[name], time.perf_counter() - start)
-        if turn and time.perf_counter() - began > _ENOUGH_EXTRA_SECONDS:
-            break
-    return least
+    return least_seconds(parts, most=_EXTRA_ROUNDS, enough=_ENOUGH_EXTRA_SECONDS)
 
 
 def _seconds_if_it_fits(bench: Bench, plan: Plan, call: Callable[[], Any]) -> float:

@@ -20,11 +20,11 @@ from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.block_manager import BlockManager
-from domino_spec.engine.checks import check_sequence, check_settings
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.model_runner import ModelRunner, Plan, PromptChunk
 from domino_spec.engine.models import load_model
 from domino_spec.engine.policy import Batch, DepthPolicy, depths
+from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import Chunk, Scheduler
 from domino_spec.engine.scores import ScoreTable
 from domino_spec.engine.sizes import (
@@ -35,7 +35,7 @@ from domino_spec.engine.sizes import (
     packs_by_default,
 )
 from domino_spec.engine.slots import Slots
-from domino_spec.errors import InputError
+from domino_spec.errors import InputError, MismatchError
 from domino_spec.targets import Target
 
 GPU_CHUNK, CPU_CHUNK = 2048, 128
@@ -580,6 +580,54 @@ class Engine:
         chosen = depths(self.depth) if self.policy is not None and drafts else (self.depth,)
         for depth in chosen:
             self.runner.capture_cycles(sequences, self._plan([params], depth, alone=not drafts))
+
+
+def check_settings(
+    drafter: Drafter | None,
+    device: torch.device,
+    *,
+    slots: int | None,
+    capacity: int | None,
+    depth: int | None,
+    graphs: bool | None,
+    chunk: int | None,
+) -> None:
+    """Refuse an engine that could not run as it is asked to."""
+    for name, value in (("slots", slots), ("capacity", capacity), ("chunk", chunk)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} is {value}; expected 1 or more.")
+    if graphs and device.type != "cuda":
+        raise InputError(f"graphs are CUDA's and the target is on {device}; leave graphs out.")
+    if drafter is None or not drafter.drafts:
+        if depth:
+            raise InputError(f"depth is {depth} without a drafter; leave it out, or give one.")
+        return
+    if (reason := drafter.unsupported_reason(device)) is not None:
+        raise MismatchError(f"{reason}. Use the reference loop.")
+
+
+def check_sequence(sequence: Decoded, *, vocab_size: int) -> None:
+    """Refuse a sequence that has begun elsewhere, or that needs the reference loop."""
+    reason = unsupported_reason(sequence.params)
+    if sequence.sampler is not None:
+        reason = "it chooses its tokens by a sampler of the reference loop"
+    if reason is not None:
+        raise InputError(
+            f"the sequence cannot run on the engine: {reason}. Decode it with the reference loop."
+        )
+    if sequence.output or sequence.finished:
+        raise InputError(
+            f"the sequence has {len(sequence.output)} tokens already; the engine begins with a "
+            "prompt. Make a new sequence whose prompt holds them."
+        )
+    if not sequence.prompt:
+        raise InputError("the prompt is empty; expected at least one token.")
+    if min(sequence.prompt) < 0 or max(sequence.prompt) >= vocab_size:
+        # A kernel would read past the embedding's end.
+        raise InputError(
+            f"the prompt holds ids from {min(sequence.prompt)} to {max(sequence.prompt)}; the "
+            f"target knows 0 to {vocab_size - 1}. Was it made with another tokenizer?"
+        )
 
 
 def _failed(sequences: Iterable[Decoded]) -> list[SequenceOutput]:

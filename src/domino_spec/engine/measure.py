@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import nbytes
 from domino_spec.errors import InputError
+
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,32 @@ def seconds_of(call: Callable[[], Any], device: torch.device, *, repeats: int = 
             return _captured_seconds(call, repeats)
         call()
         return statistics.median(_clocked(call) for _ in range(min(repeats, 7)))
+
+
+def least_seconds(
+    calls: Mapping[K, Callable[[], Any]],
+    *,
+    most: int,
+    fewest: int = 1,
+    enough: float = math.inf,
+    before: Callable[[], None] = lambda: None,
+) -> dict[K, float]:
+    """The least of a few rounds of each call on a CPU, where other load only ever adds.
+
+    So many rounds at most and, once there were the fewest, none after `enough` seconds. `before`
+    comes before each call and is not timed; nor is a first round, which prepares the others.
+    """
+    least = dict.fromkeys(calls, math.inf)
+    began = time.perf_counter()
+    for turn in range(1 + most):
+        for name, call in calls.items():
+            before()
+            spent = _clocked(call)
+            if turn:
+                least[name] = min(least[name], spent)
+        if turn >= fewest and time.perf_counter() - began > enough:
+            break
+    return least
 
 
 def _captured_seconds(call: Callable[[], Any], repeats: int) -> float:

@@ -9,7 +9,7 @@ from typing import cast
 from domino_spec.decoding import Drafter, SequenceOutput, decode
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import ABORTED
-from domino_spec.engine.fair import FairQueue
+from domino_spec.engine.scheduler import FairQueue
 from domino_spec.targets import Target
 
 

@@ -5,7 +5,7 @@ from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from domino_spec.engine.kernels import few_rows, pointwise
-from domino_spec.engine.kernels.few_rows_plan import plan, takes
+from domino_spec.engine.kernels.few_rows import plan, takes
 from domino_spec.engine.kernels.linear import (
     Normed,
     embedded,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
-from domino_spec.engine.kernels.few_rows_plan import padded, takes
+from domino_spec.engine.kernels.few_rows import padded, takes
 from domino_spec.engine.kernels.packing import Packed, Weight, product
 from domino_spec.engine.kernels.pointwise import (
     gate,

@@ -5,7 +5,7 @@ itself in; the last to arrive finishes the work, always in the same order, and s
 back to zero. So one launch does the work of two, and every launch finds its counters at zero.
 
 Launches that run one after the other may share. What is launched concurrently, in
-another stream (`engine.side_stream`), uses memory of its own: `apart`.
+another stream (`model_runner.SideStream`), uses memory of its own: `apart`.
 """
 
 from __future__ import annotations
