@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from domino_spec.checkpoints.fields import Overrides
-from domino_spec.checkpoints.files import CheckpointFiles, locate, read_headers
-from domino_spec.checkpoints.layouts import Reading, read_config
+from domino_spec.checkpoints.files import locate, read_headers
+from domino_spec.checkpoints.layouts import read_config
 from domino_spec.checkpoints.packing import Packing
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.tensors import TensorPlan, is_head, plan_tensors
@@ -24,6 +24,7 @@ class Description:
     layout: str
     source: str
     revision: str | None
+    """The commit of a checkpoint that came from the hub."""
     tensor_count: int
     backbone_parameters: int
     head_parameters: int
@@ -32,6 +33,7 @@ class Description:
     packing: Packing | None
     """How the matrices of a packed checkpoint are stored."""
     ignored_tensors: tuple[str, ...]
+    """Stored copies of target tensors; the drafter uses the target's own."""
 
     @property
     def parameters(self) -> int:
@@ -52,32 +54,28 @@ def describe(
     `any_kind` takes drafters that are no block drafters too.
     """
     overrides = Overrides(shift_label=shift_label, num_target_layers=num_target_layers)
-    files, reading, plan = inspect(source, revision, overrides, any_kind=any_kind)
-    stored = [*plan.weights.values(), *([plan.offsets] if plan.offsets else [])]
-    head = sum(h.parameters for name, h in plan.weights.items() if is_head(name))
-    return Description(
-        config=reading.config,
-        provenance=reading.provenance,
-        layout=reading.layout,
-        source=files.source,
-        revision=files.revision,
-        tensor_count=len(stored),
-        backbone_parameters=sum(h.parameters for h in plan.weights.values()) - head,
-        head_parameters=head,
-        byte_count=sum(h.byte_count for h in stored),
-        dtypes=tuple(sorted({h.dtype for h in plan.weights.values()})),
-        packing=reading.packing,
-        ignored_tensors=plan.ignored,
-    )
+    return Description(**inspect(source, revision, overrides, any_kind=any_kind)[0])
 
 
 def inspect(
     source: str | Path, revision: str | None, overrides: Overrides, *, any_kind: bool
-) -> tuple[CheckpointFiles, Reading, TensorPlan]:
-    """Find a checkpoint, read its config and match its tensor headers with it."""
+) -> tuple[dict[str, Any], TensorPlan]:
+    """Find a checkpoint and match its tensors with its config: a description's fields, the plan."""
     files = locate(source, revision=revision)
     reading = read_config(files.read_config(), overrides, any_kind=any_kind)
     plan = plan_tensors(
         read_headers(files), reading.config, layout=reading.layout, packing=reading.packing
     )
-    return files, reading, plan
+    stored = [*plan.weights.values(), *([plan.offsets] if plan.offsets else [])]
+    head = sum(h.parameters for name, h in plan.weights.items() if is_head(name))
+    return {
+        **vars(reading),
+        "source": files.source,
+        "revision": files.revision,
+        "tensor_count": len(stored),
+        "backbone_parameters": sum(h.parameters for h in plan.weights.values()) - head,
+        "head_parameters": head,
+        "byte_count": sum(h.byte_count for h in stored),
+        "dtypes": tuple(sorted({h.dtype for h in plan.weights.values()})),
+        "ignored_tensors": plan.ignored,
+    }, plan

@@ -61,20 +61,24 @@ def text(*places: Stated) -> str | None:
     return cast("str | None", _agreed(places, (str,), "a string"))
 
 
+def items(stated: Stated, read: Callable[..., T | None]) -> tuple[T, ...] | None:
+    """A list whose items are read one by one."""
+    value = stated.value
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{stated.label} is {value!r}; expected a list. Correct config.json.")
+    return tuple(required(Stated(stated.label, item), read) for item in value)
+
+
 def integers(stated: Stated) -> tuple[int, ...] | None:
     """A list of whole numbers."""
-    items = _items(stated)
-    if items is None:
-        return None
-    return tuple(required(Stated(stated.label, item), integer) for item in items)
+    return items(stated, integer)
 
 
 def texts(stated: Stated) -> tuple[str, ...] | None:
     """A list of strings."""
-    items = _items(stated)
-    if items is None:
-        return None
-    return tuple(required(Stated(stated.label, item), text) for item in items)
+    return items(stated, text)
 
 
 def required(stated: Stated, read: Callable[..., T | None], *others: Stated) -> T:
@@ -91,13 +95,6 @@ def required(stated: Stated, read: Callable[..., T | None], *others: Stated) -> 
 def default(value: T | None, fallback: T) -> T:
     """The value, or the fallback where the config is silent."""
     return fallback if value is None else value
-
-
-def _items(stated: Stated) -> Sequence[Any] | None:
-    value = stated.value
-    if value is not None and not isinstance(value, list | tuple):
-        raise ConfigError(f"{stated.label} is {value!r}; expected a list. Correct config.json.")
-    return value
 
 
 def _agreed(places: Sequence[Stated], kinds: tuple[type, ...], expected: str) -> Any:

@@ -5,28 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from domino_spec.checkpoints.provenance import Provenance
+from domino_spec.drafter.config import DrafterConfig, ModuleConfig
 from domino_spec.errors import MismatchError
 
 Verdict = Literal["ok", "mismatch", "unknown"]
-
-
-class Shape(Protocol):
-    """What of a drafter's configuration a target must agree with."""
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def num_target_layers(self) -> int: ...
-
-    @property
-    def target_layer_ids(self) -> tuple[int, ...]: ...
+AnyConfig = DrafterConfig | ModuleConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +50,7 @@ _ANOTHER_TARGET = "The drafter was made for another target: use the target it na
 _STRUCTURAL = ("hidden size", "vocabulary", "target layers", "captured hidden states")
 
 
-def check_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list[Check]:
+def check_fit(config: AnyConfig, provenance: Provenance, facts: TargetFacts) -> list[Check]:
     """Compare everything that can be compared, structure first."""
     return [
         _compare("hidden size", config.hidden_size, facts.hidden_size, _ANOTHER_TARGET),
@@ -77,7 +63,19 @@ def check_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list
             all(layer < facts.num_layers for layer in config.target_layer_ids),
             _ANOTHER_TARGET,
         ),
-        *_mask_token(config, facts),
+        *(
+            [
+                _check(
+                    "mask token",
+                    config.mask_token_id,
+                    f"ids 0 to {facts.vocab_size - 1}",
+                    config.mask_token_id < facts.vocab_size,
+                    _ANOTHER_TARGET,
+                )
+            ]
+            if isinstance(config, DrafterConfig)
+            else []
+        ),
         _compare(
             "tokenizer",
             provenance.tokenizer_sha256,
@@ -113,16 +111,7 @@ def check_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list
     ]
 
 
-def _mask_token(config: Shape, facts: TargetFacts) -> list[Check]:
-    token = getattr(config, "mask_token_id", None)  # only block drafters have one
-    if token is None:
-        return []
-    inside = token < facts.vocab_size
-    expected = f"ids 0 to {facts.vocab_size - 1}"
-    return [_check("mask token", token, expected, inside, _ANOTHER_TARGET)]
-
-
-def require_fit(config: Shape, provenance: Provenance, facts: TargetFacts) -> list[Check]:
+def require_fit(config: AnyConfig, provenance: Provenance, facts: TargetFacts) -> list[Check]:
     """Raise where the shapes cannot work together; return the other mismatches as warnings."""
     mismatches = [c for c in check_fit(config, provenance, facts) if c.verdict == "mismatch"]
     structural = [check for check in mismatches if check.name in _STRUCTURAL]

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from domino_spec.checkpoints.description import inspect
+from domino_spec.checkpoints.description import Description, inspect
 from domino_spec.checkpoints.fields import Overrides
 from domino_spec.checkpoints.files import TensorHeader, open_tensors
 from domino_spec.checkpoints.packing import PackedTensor
-from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.quantise import dequantise, unpack
 from domino_spec.checkpoints.tensors import OFFSETS, TensorPlan, Weight, to_state
 from domino_spec.drafter import (
@@ -38,19 +37,11 @@ MODELS: Mapping[type, type[DraftModule]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(Description):
     """A loaded drafter and what its files say about it."""
 
     drafter: Any
     """A `DraftModel`, unless other kinds were asked for too."""
-    config: Any
-    provenance: Provenance
-    layout: str
-    source: str
-    revision: str | None
-    """The commit of a checkpoint that came from the hub."""
-    ignored_tensors: tuple[str, ...]
-    """Stored copies of target tensors; the drafter uses the target's own."""
 
 
 def load_drafter(
@@ -73,20 +64,13 @@ def load_drafter(
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigError(f"dtype is {dtype}; expected a floating-point type.")
     overrides = Overrides(shift_label=shift_label, num_target_layers=num_target_layers)
-    files, reading, plan = inspect(source, revision, overrides, any_kind=any_kind)
+    described, plan = inspect(source, revision, overrides, any_kind=any_kind)
     device = torch.device("cpu" if device is None else device)
+    config = described["config"]
     with torch.device("meta"):
-        drafter = MODELS[type(reading.config)](reading.config)
+        drafter = MODELS[type(config)](config)
     _fill(drafter, plan, dtype=dtype or getattr(torch, plan.dtype), device=device)
-    return Checkpoint(
-        drafter=drafter.eval(),
-        config=reading.config,
-        provenance=reading.provenance,
-        layout=reading.layout,
-        source=files.source,
-        revision=files.revision,
-        ignored_tensors=plan.ignored,
-    )
+    return Checkpoint(drafter=drafter.eval(), **described)
 
 
 def _fill(
