@@ -8,9 +8,8 @@ import pytest
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import adapt_depth, measured_sizes
-from domino_spec.engine.policy import Costs
 from domino_spec.engine.model_runner import KINDS, filled_size
-from domino_spec.engine.policy import Batch, DepthPolicy, depths
+from domino_spec.engine.policy import Batch, Costs, DepthPolicy, depths
 from tests.engine.runs import make_engine, make_requests, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter

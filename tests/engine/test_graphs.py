@@ -4,9 +4,8 @@ import torch
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import model_runner as module
-from domino_spec.engine.policy import Costs
 from domino_spec.engine.model_runner import ModelRunner, Plan
-from domino_spec.engine.policy import DepthPolicy, depths
+from domino_spec.engine.policy import Costs, DepthPolicy, depths
 from tests.engine.replays import Replays
 from tests.engine.runs import make_engine
 from tests.support.families import make_target, random_drafter

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from domino_spec.engine.policy import Costs
-from domino_spec.engine.policy import Acceptance, Batch, DepthPolicy, depths
+from domino_spec.engine.policy import Acceptance, Batch, Costs, DepthPolicy, depths
 
 FLAT = {d: 1.0 + 0.001 * d for d in depths(15)}  # a GPU with one row: verifying is free
 STEEP = {d: 1.0 + 0.9 * d for d in depths(15)}  # a busy one: every token costs

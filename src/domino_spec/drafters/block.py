@@ -21,6 +21,7 @@ from domino_spec.drafters.base import (
 )
 from domino_spec.engine.attention import AttentionMetadata, store_context
 from domino_spec.engine.cache import SlotCache
+from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
@@ -181,14 +182,11 @@ class BlockDrafter(Drafter):
             return roll(self._head, vocabulary.embed, choose=sampler.column, **common)
         assert isinstance(sampler, Draws)
         assert isinstance(vocabulary, WeightVocabulary)
-        return roll_out(
-            self._head,
-            embedding=vocabulary.embedding,
-            temperature=sampler.temperature,
-            seeds=sampler.seeds,
-            positions=None if sampler.temperature is None else starts + 1,
-            **common,
-        )
+        noise = None
+        if sampler.temperature is not None:
+            assert sampler.seeds is not None
+            noise = Noise(sampler.temperature, sampler.seeds, starts + 1)
+        return roll_out(self._head, embedding=vocabulary.embedding, noise=noise, **common)
 
     # Measured -------------------------------------------------------------------------------
 

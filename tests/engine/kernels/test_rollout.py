@@ -57,7 +57,7 @@ class Drafter:
             columns=columns,
             draft_tokens=self.draft_tokens,
             **given,
-            **noise,
+            noise=Noise(**noise) if noise else None,
         )
 
 

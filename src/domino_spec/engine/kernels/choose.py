@@ -39,15 +39,43 @@ def choose(
     """
     if temperature is not None and (seeds is None or positions is None):
         raise ValueError("draws need seeds and positions")
-    if usable(logits) and logits.shape[0] > 0:
-        return _launch(logits, temperature, seeds, positions, tokens)
-    if temperature is not None and on_host(logits):
-        assert seeds is not None
-        assert positions is not None
-        return _draw_on_host(logits, temperature, seeds, positions, tokens)
-    return choose_reference(
-        logits, temperature=temperature, seeds=seeds, positions=positions, tokens=tokens
+    if not usable(logits) or not len(logits):
+        if temperature is not None and on_host(logits):
+            assert seeds is not None
+            assert positions is not None
+            return _draw_on_host(logits, temperature, seeds, positions, tokens)
+        return choose_reference(
+            logits, temperature=temperature, seeds=seeds, positions=positions, tokens=tokens
+        )
+    if logits.stride(1) != 1:
+        logits = logits.contiguous()
+    if tokens is not None and tokens.stride(1) != 1:
+        tokens = tokens.contiguous()
+    rows, vocabulary = logits.shape
+    chunk = min(CHUNK, triton.next_power_of_2(vocabulary))
+    chunks = triton.cdiv(vocabulary, chunk)
+    parts, arrivals = scratch(logits.device, parts=rows * chunks, counters=rows, dtype=torch.int64)
+    chosen = torch.empty(rows, device=logits.device, dtype=torch.int64)
+    _choose_kernel[(rows, chunks)](
+        logits,
+        logits if temperature is None else temperature,
+        chosen if seeds is None else seeds,
+        chosen if positions is None else positions,
+        chosen if tokens is None else tokens,
+        chosen,
+        parts,
+        arrivals,
+        logits.stride(0),
+        0 if tokens is None else tokens.stride(0),
+        vocabulary,
+        CHUNK=chunk,
+        CHUNKS=chunks,
+        DRAWS=temperature is not None,
+        NAMED=tokens is not None,
+        num_warps=8,
+        **overlap(logits),
     )
+    return chosen
 
 
 def choose_reference(
@@ -148,44 +176,6 @@ def restrict(
         unlikely = chances < min_p.float()[:, None] * chances.amax(dim=1, keepdim=True)
         scores = scores.masked_fill(unlikely, -torch.inf)
     return logits.masked_fill(draws & (scores == -torch.inf), -torch.inf)
-
-
-def _launch(
-    logits: Tensor,
-    temperature: Tensor | None,
-    seeds: Tensor | None,
-    positions: Tensor | None,
-    tokens: Tensor | None,
-) -> Tensor:
-    if logits.stride(1) != 1:
-        logits = logits.contiguous()
-    if tokens is not None and tokens.stride(1) != 1:
-        tokens = tokens.contiguous()
-    rows, vocabulary = logits.shape
-    chunk = min(CHUNK, triton.next_power_of_2(vocabulary))
-    chunks = triton.cdiv(vocabulary, chunk)
-    parts, arrivals = scratch(logits.device, parts=rows * chunks, counters=rows, dtype=torch.int64)
-    chosen = torch.empty(rows, device=logits.device, dtype=torch.int64)
-    _choose_kernel[(rows, chunks)](
-        logits,
-        logits if temperature is None else temperature,
-        chosen if seeds is None else seeds,
-        chosen if positions is None else positions,
-        chosen if tokens is None else tokens,
-        chosen,
-        parts,
-        arrivals,
-        logits.stride(0),
-        0 if tokens is None else tokens.stride(0),
-        vocabulary,
-        CHUNK=chunk,
-        CHUNKS=chunks,
-        DRAWS=temperature is not None,
-        NAMED=tokens is not None,
-        num_warps=8,
-        **overlap(logits),
-    )
-    return chosen
 
 
 if triton_available():

@@ -23,9 +23,26 @@ def commit(
 
     Slots advance by the accepted drafts and the anchor before them.
     """
-    if usable(chosen):
-        return _launch(chosen, block, slots, lengths, anchors, pretended)
-    return commit_reference(chosen, block, slots, lengths, anchors, pretended)
+    if not usable(chosen):
+        return commit_reference(chosen, block, slots, lengths, anchors, pretended)
+    rows, n = chosen.shape
+    report = chosen.new_empty(rows, n + 1)
+    _commit[(rows,)](
+        chosen,
+        block.contiguous(),
+        slots,
+        lengths,
+        anchors,
+        chosen if pretended is None else pretended,
+        report,
+        n,
+        len(lengths) - 1,
+        PRETENDED=pretended is not None,
+        PADDED=max(_WARP, triton.next_power_of_2(n)),
+        num_warps=1,
+        **overlap(chosen),
+    )
+    return report, report[:, 0]
 
 
 def commit_reference(
@@ -46,34 +63,6 @@ def commit_reference(
     report = chosen.new_empty(chosen.shape[0], chosen.shape[1] + 1)
     report[:, 0], report[:, 1:] = accepted, chosen
     return report, accepted
-
-
-def _launch(
-    chosen: Tensor,
-    block: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    anchors: Tensor,
-    pretended: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    rows, n = chosen.shape
-    report = chosen.new_empty(rows, n + 1)
-    _commit[(rows,)](
-        chosen,
-        block.contiguous(),
-        slots,
-        lengths,
-        anchors,
-        chosen if pretended is None else pretended,
-        report,
-        n,
-        len(lengths) - 1,
-        PRETENDED=pretended is not None,
-        PADDED=max(_WARP, triton.next_power_of_2(n)),
-        num_warps=1,
-        **overlap(chosen),
-    )
-    return report, report[:, 0]
 
 
 if triton_available():

@@ -22,7 +22,6 @@ from domino_spec.engine.kernels.pointwise import shrink
 from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
 
-
 MOST_ROWS = 16
 """Above this the vendor's library did better on an H200, before products were launched early."""
 

@@ -27,20 +27,13 @@ def roll_out(
     base: Tensor,  # [rows, depth, k]: the base logits of `columns`, or of all output tokens
     columns: Tensor | None = None,  # [rows, depth, k]: which output tokens may be drafted
     draft_tokens: Tensor | None = None,  # [output vocabulary]: target ids of a reduced vocabulary
-    temperature: Tensor | None = None,  # [rows]; None or 0 is greedy
-    seeds: Tensor | None = None,  # [rows] int64
-    positions: Tensor | None = None,  # [rows] int64: where each row's first draft will stand
+    noise: Noise | None = None,
 ) -> Tensor:
     """Drafted tokens [rows, depth], as target ids.
 
-    With a temperature, draft j of a row is the argmax of logits / temperature plus the noise of
+    With noise, draft j of a row is the argmax of logits / temperature plus the noise of
     (seed, position + j, token): the noise that the target's own choice will meet there.
     """
-    noise = None
-    if temperature is not None:
-        assert seeds is not None
-        assert positions is not None
-        noise = Noise(temperature, seeds, positions)
     if isinstance(head, DominoHead) and usable(hidden):
         rows = hidden.shape[0]
         if columns is not None and rows <= rollout_candidates.MAX_ROWS:

@@ -37,25 +37,9 @@ def top_candidates(
 
     Largest first; of equal ones the lowest id first. What is not a number has no place.
     """
-    if (
-        usable(logits)
-        and k <= MOST_CANDIDATES
-        and logits.shape[0] > 0
-        and logits.shape[1] <= MOST_GROUPS * 2 * GROUP
-    ):
-        return _launch(logits, k)
-    return top_candidates_reference(logits, k)
-
-
-def top_candidates_reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """What `top_candidates` computes."""
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    best = pack_reference(logits, ids).topk(k, dim=1).values
-    values, ids = unpack_reference(best)
-    return values.to(logits.dtype), ids
-
-
-def _launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    taken = k <= MOST_CANDIDATES and len(logits) and logits.shape[1] <= MOST_GROUPS * 2 * GROUP
+    if not taken or not usable(logits):
+        return top_candidates_reference(logits, k)
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     rows, vocabulary = logits.shape
@@ -90,6 +74,14 @@ def _launch(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         **overlap(logits),
     )
     return values, ids
+
+
+def top_candidates_reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """What `top_candidates` computes."""
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    best = pack_reference(logits, ids).topk(k, dim=1).values
+    values, ids = unpack_reference(best)
+    return values.to(logits.dtype), ids
 
 
 if triton_available():
