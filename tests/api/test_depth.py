@@ -8,8 +8,7 @@ import torch
 from domino_spec import DominoDecoder
 from domino_spec.api import NoGainNotice, UselessDrafterWarning
 from domino_spec.engine import calibration, policy
-from domino_spec.engine.policy import Costs
-from domino_spec.engine.policy import depths
+from domino_spec.engine.policy import Costs, depths
 from tests.engine.runs import own
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter

@@ -7,9 +7,8 @@ import torch
 import transformers as tf
 
 from domino_spec import DominoDecoder
-from domino_spec.api import DtypeNotice
+from domino_spec.api import DtypeNotice, dtypes
 from domino_spec.api.dtypes import dtype_rule, fastest_dtype
-from domino_spec.api import dtypes
 from domino_spec.errors import TargetError
 from tests.support.families import make_model
 

@@ -85,7 +85,7 @@ def test_the_demo_says_which_ran(domino, target, draft):
 
 def test_the_fastest_type(domino, target, monkeypatch):
     times = {torch.float32: 1.0, torch.bfloat16: 0.5}
-    monkeypatch.setattr(dtypes, "product_seconds", lambda: times)
+    monkeypatch.setattr(api_dtypes, "product_seconds", lambda: times)
     arguments = ("generate", target, PROMPT, "-n", 3, "--json", "--device", "cpu")
     rounded = document(domino(*arguments, "--dtype", "fastest"))
     assert rounded["dtype"] == "bfloat16"

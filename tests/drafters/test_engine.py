@@ -9,8 +9,7 @@ import torch
 from domino_spec.decoding import SamplingParams
 from domino_spec.drafters import LookupDrafter, drafter_of
 from domino_spec.engine.calibration import adapt_depth
-from domino_spec.engine.engine import check_settings
-from domino_spec.engine.engine import Engine
+from domino_spec.engine.engine import Engine, check_settings
 from domino_spec.engine.measure import Bench
 from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.sampling import Draws

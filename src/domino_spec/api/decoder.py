@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from domino_spec.api.arguments import params_per_sequence
 from domino_spec.api.dtypes import DtypeChoice, dtype_rule
 from domino_spec.api.notices import DraftWatch, tell_reference
 from domino_spec.api.prompts import Prompt, end_tokens, split_prompts
 from domino_spec.api.results import Generation, StreamedToken
-from domino_spec.api.sequences import make_sequences
+from domino_spec.api.sequences import make_sequences, params_per_sequence
 from domino_spec.checkpoints import Provenance, TargetFacts
 from domino_spec.decoding import (
     Drafter,

@@ -21,7 +21,6 @@ from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import nbytes
 from domino_spec.errors import InputError
 
-
 K = TypeVar("K")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.models.base import read_shape
 from domino_spec.targets import Target
+
+if TYPE_CHECKING:
+    from domino_spec.engine.engine import Engine
 
 MOST_DRAFTING = 256
 """Sequences with drafts at a time: a cycle verifies a whole block for each."""
@@ -34,18 +37,6 @@ class Size:
     capacity: int
 
 
-class Caches(Protocol):
-    """What sizes are reckoned for: an engine."""
-
-    @property
-    def size(self) -> Size:
-        """Of its caches now."""
-
-    @property
-    def cache_bytes(self) -> int:
-        """What these take."""
-
-
 def wanted_size(sequences: Sequence[Decoded], target: Target, *, drafts: bool) -> Size:
     """Rounded up, so that the next run most likely fits too."""
     needed = max(sequence.max_length for sequence in sequences)
@@ -64,7 +55,7 @@ def most_sequences(target: Target, *, drafts: bool) -> int:
 
 
 def fitting_size(
-    engine: Caches,
+    engine: Engine,
     target: Target,
     drafter: Drafter | None,
     waiting: Sequence[Decoded],
@@ -83,7 +74,7 @@ def fitting_size(
 
 
 def no_room_reason(
-    engine: Caches, target: Target, drafter: Drafter | None, sequences: Sequence[Decoded]
+    engine: Engine, target: Target, drafter: Drafter | None, sequences: Sequence[Decoded]
 ) -> str | None:
     """Why the memory holds not even one of these at a time; None if it does."""
     needed = max(sequence.max_length for sequence in sequences)
