@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from domino_spec.checkpoints import save_packed as save_packed
     from domino_spec.decoding import SamplingParams as SamplingParams
     from domino_spec.drafter import DominoHeadConfig as DominoHeadConfig
-    from domino_spec.drafter import Drafter as Drafter
     from domino_spec.drafter import DrafterConfig as DrafterConfig
     from domino_spec.drafter import DraftModel as DraftModel
     from domino_spec.drafter import HeadConfig as HeadConfig
@@ -31,7 +30,7 @@ _NAMES = {
     "api": "RECIPE DominoDecoder DominoGenerate Generation StreamedToken",
     "checkpoints": "Provenance load_drafter save_drafter save_packed",
     "decoding": "SamplingParams",
-    "drafter": "DominoHeadConfig DraftModel Drafter DrafterConfig HeadConfig MarkovHeadConfig",
+    "drafter": "DominoHeadConfig DraftModel DrafterConfig HeadConfig MarkovHeadConfig",
     "errors": "DominoError",
     "targets": "Target load_target",
 }

@@ -2,28 +2,9 @@ import dataclasses
 
 import pytest
 
-from domino_spec.drafter import DrafterConfig, HeadConfig, default_target_layer_ids
+from domino_spec.drafter import default_target_layer_ids
 from domino_spec.errors import ConfigError
 from tests.support.families import drafter_config
-
-
-def test_round_trip_through_plain_values():
-    config = drafter_config(layer_types=("sliding_attention", "full_attention"), sliding_window=4)
-    assert DrafterConfig.from_dict(config.to_dict()) == config
-
-
-def test_unknown_fields_are_rejected_by_name():
-    with pytest.raises(ConfigError, match="shift_labels"):
-        DrafterConfig.from_dict({**drafter_config().to_dict(), "shift_labels": True})
-    with pytest.raises(ConfigError, match="gru_dim"):
-        HeadConfig.from_dict({"gru_dim": 4, "emb_dim": 4, "gru_hidden_dim": 3})
-
-
-def test_missing_fields_are_named():
-    values = drafter_config().to_dict()
-    del values["shift_label"]
-    with pytest.raises(ConfigError, match="lacks.*shift_label"):
-        DrafterConfig.from_dict(values)
 
 
 @pytest.mark.parametrize(

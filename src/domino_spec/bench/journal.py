@@ -22,18 +22,14 @@ _MACHINE = ("hardware", "python", "versions", "commit")
 _SHORT_KEY = 8
 
 
-def machine_of(circumstances: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the circumstances a time depends on: another day does not change it."""
-    return {name: circumstances[name] for name in _MACHINE}
-
-
 class Journal:
     """What of a run is on file, and the way to add to it."""
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
         self.path = path
         self.environment = environment()
-        self.facts = {**facts, "machine": machine_of(self.environment)}
+        # What of the circumstances a time depends on: another day does not change it.
+        self.facts = {**facts, "machine": {name: self.environment[name] for name in _MACHINE}}
         self.key = digest(self.facts)
         self.records: list[dict[str, Any]] = []
         self.resumed = False
@@ -51,7 +47,7 @@ class Journal:
         if self.path.exists():
             self.records = _read_whole_lines(self.path)
         if not self.records:
-            self._add(RUN, {"facts": self.facts})
+            self.add(RUN, facts=self.facts)
             return
         first = self.records[0]
         if first.get("record") != RUN:
@@ -69,38 +65,24 @@ class Journal:
 
     def cell(self, cell: Cell, prompts: str) -> dict[str, Any] | None:
         """What is on file of which prompts count, if anything; `prompts` is their hash."""
-        for record in self._of(CELL):
+        for record in self.of(CELL):
             if record["cell"]["task"] == cell.task and record["prompts_digest"] != prompts:
                 raise InputError(
                     f"{self.path} has other prompts of the name {cell.task}; rename the new ones, "
                     "or give another --out."
                 )
-        return next((r for r in self._of(CELL) if r["cell"] == cell.to_dict()), None)
+        return next((r for r in self.of(CELL) if r["cell"] == cell.to_dict()), None)
 
     def units(self, cell: Cell) -> set[int]:
         """Which units of a cell are done."""
-        return {r["unit"] for r in self._of(UNIT) if r["cell"] == cell.to_dict()}
+        return {r["unit"] for r in self.of(UNIT) if r["cell"] == cell.to_dict()}
 
-    def has_stages(self, batch_size: int) -> bool:
-        """Whether the parts of a cycle with so many sequences were timed."""
-        return any(r["batch_size"] == batch_size for r in self._of(STAGES))
-
-    def add_cell(self, cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Which prompts of a cell count."""
-        return self._add(CELL, {"cell": cell.to_dict(), **values})
-
-    def add_unit(self, cell: Cell, unit: int, values: Mapping[str, Any]) -> None:
-        """A batch that every method has answered."""
-        self._add(UNIT, {"cell": cell.to_dict(), "unit": unit, **values})
-
-    def add_stages(self, batch_size: int, values: Mapping[str, Any]) -> None:
-        """The parts of a cycle."""
-        self._add(STAGES, {"batch_size": batch_size, **values})
-
-    def _of(self, kind: str) -> list[dict[str, Any]]:
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """All records of a kind."""
         return [record for record in self.records if record["record"] == kind]
 
-    def _add(self, kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    def add(self, kind: str, **values: Any) -> dict[str, Any]:
+        """Write one record down."""
         record = {"record": kind, "key": self.key, **values, "environment": self.environment}
         append_record(self.path, record)
         self.records.append(record)

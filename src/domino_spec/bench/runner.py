@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from domino_spec.api.prompts import end_tokens
-from domino_spec.bench.journal import Journal
+from domino_spec.bench.journal import CELL, STAGES, UNIT, Journal
 from domino_spec.bench.methods import open_drafters, recorded
 from domino_spec.bench.paths import DecodingPath, EnginePath, Prompt, ReferencePath, Timed
 from domino_spec.bench.settings import BenchSettings, Cell, digest
@@ -201,7 +201,7 @@ def _measure_cell(run: HeadToHead, cell: Cell, journal: Journal, watcher: Watche
     found = journal.cell(cell, prompts_digest(prompts))
     if found is None:
         watcher.say(f"{cell}: plain answers, to see which prompts count")
-        found = journal.add_cell(cell, _which_count(run, cell, prompts))
+        found = journal.add(CELL, cell=cell.to_dict(), **_which_count(run, cell, prompts))
     tokens = dict(zip(prompts.numbers, prompts.prompts, strict=True))
     units = [[Prompt(n, tokens[n]) for n in numbers] for numbers in found["units"]]
     done = journal.units(cell)
@@ -210,10 +210,11 @@ def _measure_cell(run: HeadToHead, cell: Cell, journal: Journal, watcher: Watche
         _warm_up(run, cell, units)
     for unit, batch in enumerate(units):
         if unit not in done:
-            journal.add_unit(cell, unit, _measure_unit(run, cell, unit, batch))
+            measured = _measure_unit(run, cell, unit, batch)
+            journal.add(UNIT, cell=cell.to_dict(), unit=unit, **measured)
             done.add(unit)
         watcher.progress(cell, len(done), len(units))
-    if units and not journal.has_stages(cell.batch_size):
+    if units and not any(r["batch_size"] == cell.batch_size for r in journal.of(STAGES)):
         _add_stages(run, cell, units, journal)
 
 
@@ -334,7 +335,7 @@ def _add_stages(
     context = lengths[len(lengths) // 2] + run.settings.max_new_tokens // 2
     found = {m.name: run.path.stages(m, cell.batch_size, context) for m in run.methods}
     if any(stages is not None for stages in found.values()):
-        journal.add_stages(cell.batch_size, {"context": context, "methods": found})
+        journal.add(STAGES, batch_size=cell.batch_size, context=context, methods=found)
 
 
 def _chunks(items: Sequence[_T], size: int) -> list[list[_T]]:

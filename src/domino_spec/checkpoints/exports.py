@@ -36,7 +36,7 @@ from domino_spec.checkpoints.layouts import (
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.checkpoints.tensors import LM_HEAD, MEMBERS, SPECULATORS_HEAD, is_head
 from domino_spec.checkpoints.write import dtype_name, public_tensors, write_folder
-from domino_spec.drafter import DominoHeadConfig, Drafter, DrafterConfig
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import ExportError, InputError
 
@@ -68,7 +68,7 @@ class ExportFormat:
 
 
 def export_drafter(
-    drafter: Drafter,
+    drafter: DraftModel,
     folder: str | Path,
     *,
     to: str,

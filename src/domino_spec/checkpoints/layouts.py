@@ -74,7 +74,9 @@ def read_config(
     elif layout == SPECULATORS:
         config = read_speculators(values, overrides)
         if provenance.target_id is None:
-            provenance = replace(provenance, target_id=verifier_id(values))
+            provenance = replace(
+                provenance, target_id=text(_verifier(Fields(values))["name_or_path"])
+            )
     else:
         plain = {"architectures": [DFLASH_ARCHITECTURE], "model_type": MODEL_TYPE}
         config = read_public({**values, **(plain if packing else {})}, overrides)
@@ -325,11 +327,6 @@ def read_speculators(values: Mapping[str, Any], overrides: Overrides) -> Drafter
         ),
         head=head,
     )
-
-
-def verifier_id(values: Mapping[str, Any]) -> str | None:
-    """The target that a speculators config names."""
-    return text(_verifier(Fields(values))["name_or_path"])
 
 
 def _verifier(top: Fields) -> Fields:

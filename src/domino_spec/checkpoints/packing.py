@@ -90,11 +90,6 @@ class PackedTensor:
         return f"{self.bits}-bit"
 
 
-def scale_columns(columns: int, group_size: int) -> int:
-    """Groups of a row."""
-    return -(-columns // group_size)
-
-
 def packed_columns(columns: int, bits: int) -> int:
     """Bytes of a row: 6 bits are stored four to three bytes, 4 bits two to one."""
     return {8: columns, 6: 3 * -(-columns // 4), 4: -(-columns // 2)}[bits]
@@ -157,7 +152,7 @@ def join_parts(
         rows, columns = shapes[name]
         parts = {
             CODES: ((rows, packed_columns(columns, bits)), "I8" if bits == 8 else "U8"),
-            SCALES: ((rows, scale_columns(columns, packing.group_size)), "F16"),
+            SCALES: ((rows, -(-columns // packing.group_size)), "F16"),
         }
         wrong += _wrong_parts(name, found, parts)
         if not wrong:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from domino_spec.drafter.eagle3 import Eagle3 as Eagle3
     from domino_spec.drafter.heads import Head as Head
     from domino_spec.drafter.medusa import Medusa as Medusa
-    from domino_spec.drafter.model import Drafter as Drafter
     from domino_spec.drafter.model import DraftModel as DraftModel
     from domino_spec.drafter.model import DraftModule as DraftModule
     from domino_spec.drafter.model import TargetVocabulary as TargetVocabulary
@@ -30,7 +29,7 @@ else:
             "eagle3": "Eagle3",
             "heads": "Head",
             "medusa": "Medusa",
-            "model": "DraftModel DraftModule Drafter TargetVocabulary",
+            "model": "DraftModel DraftModule TargetVocabulary",
             "rollout": "greedy",
         },
     )

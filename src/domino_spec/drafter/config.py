@@ -36,23 +36,8 @@ class HeadConfig(ABC):
         """The sizes in words, for messages."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` turns back into an equal configuration."""
+        """Plain values for a record."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> HeadConfig:
-        """Build the kind that the values name; without one, a GRU's size means Domino."""
-        named = dict(values)
-        kind = named.pop("kind", None)
-        if kind is None and "gru_hidden_dim" in named:
-            kind = DominoHeadConfig.kind
-        if kind not in HEAD_CONFIGS:
-            raise ConfigError(
-                f"the head's kind is {kind!r}; known kinds are "
-                f"{', '.join(map(repr, HEAD_CONFIGS))}. Name the one it was trained as."
-            )
-        cls = HEAD_CONFIGS[kind]
-        return cls(**known_fields(cls, named))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +67,6 @@ class MarkovHeadConfig(HeadConfig):
     def sizes(self) -> str:
         """The sizes in words, for messages."""
         return f"bigrams of rank {self.emb_dim}"
-
-
-HEAD_CONFIGS: Mapping[str, type[HeadConfig]] = {
-    config.kind: config for config in (DominoHeadConfig, MarkovHeadConfig)
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,17 +170,9 @@ class DrafterConfig:
         return f"this drafter ({self.alignment}, block of {self.block_size})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` turns back into an equal configuration."""
+        """Plain values for a record."""
         head = None if self.head is None else self.head.to_dict()
         return {**dataclasses.asdict(self), "head": head}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> DrafterConfig:
-        """Build from plain values; unknown or missing names are errors."""
-        known = known_fields(cls, values)
-        if isinstance(known.get("head"), Mapping):
-            known["head"] = HeadConfig.from_dict(known["head"])
-        return cls(**known)
 
     def _check_shape(self) -> None:
         require_positive(

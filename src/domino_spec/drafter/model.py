@@ -284,7 +284,3 @@ def check_draft_tokens(tokens: Tensor, *, size: int | None, vocab_size: int) -> 
             f"draft_tokens must be different ids from 0 to {vocab_size - 1}; found one "
             "outside or twice."
         )
-
-
-Drafter = DraftModel
-"""The public name it had first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +17,11 @@ from domino_spec.errors import MismatchError
 from domino_spec.targets import Target
 
 
-class Vocabulary(Protocol):
-    """The target's embedding and lm_head, the latter for a perhaps reduced vocabulary."""
-
-    tokens: Tensor | None
-    """Target ids of the output tokens [output vocabulary]; None means all."""
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Input embeddings, [..., hidden]."""
-
-    def embed_normed(self, tokens: Tensor, norm: Tensor, eps: float) -> Normed:
-        """The same of tokens [n], with the norm by which they are read."""
-
-    def logits(self, states: Tensor | Normed) -> Tensor:
-        """[n, hidden] -> [n, output vocabulary]."""
-
-
 class WeightVocabulary:
-    """An inference model's own weights, as kernels read them."""
+    """An inference model's own embedding and lm_head, as kernels read them."""
 
     def __init__(self, model: InferenceModel, tokens: Tensor | None, *, pack: bool) -> None:
+        # Target ids of the output tokens [output vocabulary]; None means all.
         self.tokens = tokens
         self.embedding = model.embedding
         self.lm_head, self.bias = model.lm_head, model.lm_head_bias
@@ -79,6 +64,10 @@ class TargetVocabulary:
         if isinstance(states, Normed):
             states = rms_norm(states.rows, states.norm, states.eps)
         return self._target.logits(states, self.tokens).to(states.device)
+
+
+Vocabulary = WeightVocabulary | TargetVocabulary
+"""The target's embedding and lm_head, the latter for a perhaps reduced vocabulary."""
 
 
 def placed(module: nn.Module, model: Target | InferenceModel) -> Any:

@@ -35,55 +35,36 @@ def target_facts(
 
 
 def read_target_facts(
-    source: str,
-    *,
-    revision: str | None = None,
-    base: str | None = None,
-    trust_remote_code: bool = False,
-    thinking: bool | None = None,
-) -> TargetFacts:
-    """Describe a target from its config and tokenizer, without loading its weights."""
-    origin: dict[str, Any] = {
-        "revision": revision, "base": base, "trust_remote_code": trust_remote_code,
-    }  # fmt: skip
-    config = load_config(source, **origin)
-    check_config(config, source)
-    text = config.get_text_config()
-    return _facts(
-        text,
-        load_tokenizer(source, **origin),
-        name=source,
-        revision=resolved_revision(source, revision),
-        vocab_size=int(text.vocab_size),
-        thinking=thinking,
-    )
-
-
-def read_target_shape(
     source: str | Path,
     *,
     revision: str | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
+    thinking: bool | None = None,
+    shape_alone: bool = False,
 ) -> TargetFacts:
-    """What a target's configuration tells of its shape, or a GGUF file's metadata.
+    """Describe a target from its config and tokenizer, without loading its weights.
 
-    A GGUF file's configuration comes with the conversion of its weights.
+    `shape_alone` leaves the tokenizer, and reads of a GGUF file no more than its metadata: its
+    configuration comes with the conversion of its weights.
     """
-    if is_gguf(source):
+    if shape_alone and is_gguf(source):
         require_target(source)
-        shape = gguf_shape(Path(source))
-        return TargetFacts(
-            name=str(source),
-            hidden_size=shape["hidden_size"],
-            vocab_size=shape["vocab_size"],
-            num_layers=shape["num_layers"],
-        )
-    config = load_config(source, revision=revision, base=base, trust_remote_code=trust_remote_code)
+        shape: dict[str, Any] = {**gguf_shape(Path(source))}
+        return TargetFacts(name=str(source), **shape)
+    origin: dict[str, Any] = {
+        "revision": revision, "base": base, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    config = load_config(source, **origin)
     check_config(config, str(source))
     text = config.get_text_config()
     return _facts(
-        text, None, name=str(source), revision=None, vocab_size=int(text.vocab_size), thinking=None
+        text,
+        None if shape_alone else load_tokenizer(source, **origin),
+        name=str(source),
+        revision=None if shape_alone else resolved_revision(source, revision),
+        vocab_size=int(text.vocab_size),
+        thinking=thinking,
     )
 
 

@@ -18,7 +18,7 @@ from domino_spec.drafter import DrafterConfig, DraftModel, Eagle3, Medusa, Modul
 from domino_spec.drafter.names import LOOKUP, PLAIN, lookup_depth, prefix_of
 from domino_spec.drafters.block import BlockDrafter
 from domino_spec.drafters.eagle3 import Eagle3Drafter
-from domino_spec.drafters.facts import read_target_shape, target_facts
+from domino_spec.drafters.facts import read_target_facts, target_facts
 from domino_spec.drafters.lookup import LookupDrafter
 from domino_spec.drafters.medusa import MedusaDrafter
 from domino_spec.errors import InputError
@@ -185,8 +185,12 @@ def describe_fitting_drafter(
     """A drafter whose shape fits a target, told by files alone: before weights are loaded."""
     if is_named(source):
         return describe_drafter(source)
-    facts = read_target_shape(
-        target, revision=revision, base=base, trust_remote_code=trust_remote_code
+    facts = read_target_facts(
+        target,
+        revision=revision,
+        base=base,
+        trust_remote_code=trust_remote_code,
+        shape_alone=True,
     )
     described = describe_drafter(
         source,

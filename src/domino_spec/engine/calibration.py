@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,14 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
     """From the file, or measured now and written there."""
     path = measurement_file("costs", _facts(engine))
     found, wanted = _read(path), points(engine)
-    missing = [batch for batch in batches if not _holds(found.get(batch, {}), wanted)]
+    missing = [
+        batch
+        for batch in batches
+        if not all(
+            found.get(batch, {}).get(kind, {}).keys() >= set(chosen)
+            for kind, chosen in wanted.items()
+        )
+    ]
     for batch, measured in (measure_costs(engine, missing) if missing else {}).items():
         kept = found.setdefault(batch, {})
         for kind, spent in measured.items():
@@ -124,10 +131,6 @@ def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, floa
         enough=_ENOUGH_SECONDS,
         before=bench.reset,
     )
-
-
-def _holds(found: dict[str, dict[int, float]], wanted: Mapping[str, Sequence[int]]) -> bool:
-    return all(found.get(kind, {}).keys() >= set(chosen) for kind, chosen in wanted.items())
 
 
 def _facts(engine: Engine) -> list[Any]:
