@@ -133,7 +133,7 @@ class Drafter(ABC):
 
     @abstractmethod
     def _bind(self, model: Any, *, pack: bool) -> None:
-        """Take over the weights, in the model's place and type, and make an empty cache."""
+        """Take over the weights, in the model's place and type, and make empty caches."""
 
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots, as many and as long as these; the old ones' memory is given back first."""

@@ -21,11 +21,11 @@ else:
     __getattr__ = lazy_attributes(
         __name__,
         {
-            "block": "BlockDrafter Drafter",
+            "block": "BlockDrafter",
             "eagle3": "Eagle3Drafter",
             "lookup": "LookupDrafter",
             "medusa": "MedusaDrafter",
-            "registry": "PLAIN MismatchWarning PlainDecoding describe_drafter drafter_of "
+            "registry": "PLAIN Drafter MismatchWarning PlainDecoding describe_drafter drafter_of "
             "open_drafter short_name",
         },
     )

@@ -1,4 +1,4 @@
-"""What trained drafters share: how they read the target's embedding and lm_head, and fit it."""
+"""What trained drafters share in both loops: the target's embedding and lm_head, and the fit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from domino_spec.checkpoints.provenance import Provenance
+from domino_spec.decoding.drafter import Drafter
+from domino_spec.drafter import DraftModule
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, normed
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.models.base import InferenceModel
+from domino_spec.engine.models.base import InferenceModel, rotary_table
 from domino_spec.errors import MismatchError
 from domino_spec.targets import Target
 
@@ -66,28 +69,56 @@ class TargetVocabulary:
         return self._target.logits(states, self.tokens).to(states.device)
 
 
-Vocabulary = WeightVocabulary | TargetVocabulary
-"""The target's embedding and lm_head, the latter for a perhaps reduced vocabulary."""
+class ModelDrafter(Drafter):
+    """A drafter with a trained model, which reads the target's embedding and lm_head."""
 
+    model: DraftModule
 
-def placed(module: nn.Module, model: Target | InferenceModel) -> Any:
-    """A draft model where the target is: a copy, where the caller's own is not so.
+    def __init__(
+        self,
+        model: DraftModule,
+        *,
+        name: str | None = None,
+        provenance: Provenance | None = None,
+    ) -> None:
+        self.model, self.config = model, model.config
+        self.kind = model.config.kind
+        self.capture_layers = model.capture_layers
+        self.default_depth, self.max_depth = model.config.default_depth, model.config.max_depth
+        super().__init__(name=name, provenance=provenance)
 
-    On the engine it has the inference model's type, in the reference loop its own.
-    """
-    own: Any = module
-    check_fit(own.config, model)
-    dtype = own.dtype if isinstance(model, Target) else model.dtype
-    if (own.device, own.dtype) != (model.device, dtype):
-        own = copy.deepcopy(own).to(model.device, dtype)
-    return own.eval()
+    def unsupported_reason(self, device: torch.device) -> str | None:
+        """Heads that the kernels do not take."""
+        size = getattr(self.config, "head_dim", None)
+        if device.type == "cuda" and size is not None and not kernels_take(size):
+            return (
+                f"the drafter's heads are {size} wide; the kernels want a power of two, 16 or more"
+            )
+        return None
 
+    def _place(self, model: Target | InferenceModel, *, pack: bool) -> Any:
+        """The draft model where the target is: a copy, where the caller's own is not so.
 
-def vocabulary_of(model: Target | InferenceModel, module: Any, *, pack: bool) -> Vocabulary:
-    """What a placed draft model reads of its target."""
-    if isinstance(model, Target):
-        return TargetVocabulary(model, module.draft_tokens, module.dtype)
-    return WeightVocabulary(model, module.draft_tokens, pack=pack)
+        On the engine it has the inference model's type, in the reference loop its own.
+        """
+        own: Any = self.model
+        check_fit(self.config, model)
+        in_loop = isinstance(model, Target)
+        self._dtype: torch.dtype = own.dtype if in_loop else model.dtype
+        if (own.device, own.dtype) != (model.device, self._dtype):
+            own = copy.deepcopy(own).to(model.device, self._dtype)
+        self._vocabulary: WeightVocabulary | TargetVocabulary
+        if isinstance(model, Target):
+            self._vocabulary = TargetVocabulary(model, own.draft_tokens, self._dtype)
+        else:
+            self._vocabulary = WeightVocabulary(model, own.draft_tokens, pack=pack)
+        self._rotary_module: nn.Module | None = None
+        return own.eval()
+
+    def resize(self, *, slots: int, capacity: int) -> None:
+        super().resize(slots=slots, capacity=capacity)
+        if self._rotary_module is not None:
+            self._rotary = rotary_table(self._rotary_module, capacity, self.device)
 
 
 def check_fit(config: Any, model: Target | InferenceModel) -> None:
@@ -104,12 +135,3 @@ def check_fit(config: Any, model: Target | InferenceModel) -> None:
                 f"{name}: the drafter was made for {wanted}, the target has {there}. Use the "
                 "target it was trained for."
             )
-
-
-def unsupported_heads(head_dim: int, device: torch.device) -> str | None:
-    """What keeps a drafter with heads so wide off the engine."""
-    if device.type == "cuda" and not kernels_take(head_dim):
-        return (
-            f"the drafter's heads are {head_dim} wide; the kernels want a power of two, 16 or more"
-        )
-    return None

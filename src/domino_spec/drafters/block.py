@@ -8,17 +8,11 @@ import torch
 from torch import Tensor
 
 from domino_spec.checkpoints.provenance import Provenance
-from domino_spec.decoding.drafter import Drafter, DraftPart, DraftSampler, SequenceSampler
+from domino_spec.decoding.drafter import DraftPart, DraftSampler, SequenceSampler
 from domino_spec.drafter import DraftModel
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
 from domino_spec.drafter.rollout import roll
-from domino_spec.drafters.base import (
-    Vocabulary,
-    WeightVocabulary,
-    placed,
-    unsupported_heads,
-    vocabulary_of,
-)
+from domino_spec.drafters.base import ModelDrafter, WeightVocabulary
 from domino_spec.engine.attention import AttentionMetadata, store_context
 from domino_spec.engine.cache import SlotCache
 from domino_spec.engine.kernels.gumbel import Noise
@@ -27,7 +21,7 @@ from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.kernels.rollout import roll_out
 from domino_spec.engine.kernels.topk import top_candidates
-from domino_spec.engine.models.base import InferenceModel, Shape, draft_shape, rotary_table
+from domino_spec.engine.models.base import InferenceModel, Shape, draft_shape
 from domino_spec.engine.models.llama import run_layer
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
@@ -35,7 +29,7 @@ from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
 
-class BlockDrafter(Drafter):
+class BlockDrafter(ModelDrafter):
     """A draft model and the keys and values of the tokens its target has verified."""
 
     model: DraftModel
@@ -50,26 +44,16 @@ class BlockDrafter(Drafter):
         name: str | None = None,
         provenance: Provenance | None = None,
     ) -> None:
-        config = model.config
-        self.kind = config.kind
-        self.model, self.config = model, config
         self.candidates = check_candidates(candidates)
-        self.capture_layers = config.target_layer_ids
-        self.default_depth, self.max_depth = config.default_depth, config.max_depth
-        self.lookahead = config.block_size
-        super().__init__(name=name, provenance=provenance)
-
-    def unsupported_reason(self, device: torch.device) -> str | None:
-        """Heads that the kernels do not take."""
-        return unsupported_heads(self.config.head_dim, device)
+        self.lookahead = model.config.block_size
+        super().__init__(model, name=name, provenance=provenance)
 
     # Bound to a model -----------------------------------------------------------------------
 
     def _bind(self, model: Target | InferenceModel, *, pack: bool) -> None:
-        module: DraftModel = placed(self.model, model)
+        module: DraftModel = self._place(model, pack=pack)
         config = self.config
         self._head = module.head
-        self._vocabulary: Vocabulary = vocabulary_of(model, module, pack=pack)
         self._shape: Shape = draft_shape(
             config,
             tuple(
@@ -78,7 +62,6 @@ class BlockDrafter(Drafter):
             ),
         )
         backbone = module.backbone
-        self._dtype = module.dtype
         self._fc: Weight = backbone.fc.weight.detach()
         self._hidden_norm = backbone.hidden_norm.weight.detach()
         self._norm = backbone.norm.weight.detach()
@@ -104,10 +87,6 @@ class BlockDrafter(Drafter):
             device=self.device,
         )
         self.caches = (self.cache,)
-
-    def resize(self, *, slots: int, capacity: int) -> None:
-        super().resize(slots=slots, capacity=capacity)
-        self._rotary = rotary_table(self._rotary_module, capacity, self.device)
 
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor

@@ -5,22 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from domino_spec.checkpoints.provenance import Provenance
-from domino_spec.decoding.drafter import Drafter, DraftSampler
+from domino_spec.decoding.drafter import DraftSampler
 from domino_spec.drafter import Eagle3, Eagle3Config
-from domino_spec.drafters.base import placed, unsupported_heads, vocabulary_of
+from domino_spec.drafters.base import ModelDrafter
 from domino_spec.engine.attention import AttentionMetadata, run_attention, store_context
 from domino_spec.engine.cache import SlotCache, SlotStates
 from domino_spec.engine.kernels.linear import Normed, linear
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.models.base import InferenceModel, draft_shape, rotary_table
+from domino_spec.engine.models.base import InferenceModel, draft_shape
 from domino_spec.engine.models.llama import run_rest
 from domino_spec.engine.weights import LayerWeights, join
 from domino_spec.targets import Target
 
 
-class Eagle3Drafter(Drafter):
+class Eagle3Drafter(ModelDrafter):
     """One layer over slots, as the target's own are, run as often as there are drafts.
 
     Position p of its cache is made from token p's feature and token p + 1. What the target reads
@@ -30,28 +29,11 @@ class Eagle3Drafter(Drafter):
     does. What a chain or a refused draft wrote is written over before it is seen.
     """
 
-    kind = "eagle3"
-    model: Eagle3
     config: Eagle3Config
 
-    def __init__(
-        self, model: Eagle3, *, name: str | None = None, provenance: Provenance | None = None
-    ) -> None:
-        self.model, self.config = model, model.config
-        self.capture_layers = model.capture_layers
-        self.default_depth = model.config.default_depth
-        self.max_depth = model.config.max_depth
-        super().__init__(name=name, provenance=provenance)
-
-    def unsupported_reason(self, device: torch.device) -> str | None:
-        """Heads that the kernels do not take."""
-        return unsupported_heads(self.config.head_dim, device)
-
     def _bind(self, model: Target | InferenceModel, *, pack: bool) -> None:
-        module: Eagle3 = placed(self.model, model)
+        module: Eagle3 = self._place(model, pack=pack)
         config, layer = self.config, module.layer
-        self._dtype = module.dtype
-        self._vocabulary = vocabulary_of(model, module, pack=pack)
         self._shape = draft_shape(config, (None,))
         self._feature_norm = layer.hidden_norm.weight.detach()
         self._norm = module.norm.weight.detach()
@@ -85,10 +67,6 @@ class Eagle3Drafter(Drafter):
         self._features = SlotStates(config.hidden_size, dtype=self._dtype, device=self.device)
         self._tokens = SlotStates(dtype=torch.long, device=self.device)
         self.caches = (self._keys, self._features, self._tokens)
-
-    def resize(self, *, slots: int, capacity: int) -> None:
-        super().resize(slots=slots, capacity=capacity)
-        self._rotary = rotary_table(self._rotary_module, capacity, self.device)
 
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor

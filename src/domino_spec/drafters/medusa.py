@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from domino_spec.checkpoints.provenance import Provenance
-from domino_spec.decoding.drafter import Drafter, DraftSampler
+from domino_spec.decoding.drafter import DraftSampler
 from domino_spec.drafter import Medusa, MedusaConfig
-from domino_spec.drafters.base import placed, vocabulary_of
+from domino_spec.drafters.base import ModelDrafter
 from domino_spec.engine.cache import SlotStates
 from domino_spec.engine.kernels.linear import linear
 from domino_spec.engine.kernels.packing import Packed, Weight, packed
@@ -19,27 +18,14 @@ from domino_spec.engine.models.base import InferenceModel
 from domino_spec.targets import Target
 
 
-class MedusaDrafter(Drafter):
+class MedusaDrafter(ModelDrafter):
     """Heads on the state whose logits gave the anchor; each chooses whatever the others chose."""
 
-    kind = "medusa"
-    model: Medusa
     config: MedusaConfig
     cache: SlotStates
 
-    def __init__(
-        self, model: Medusa, *, name: str | None = None, provenance: Provenance | None = None
-    ) -> None:
-        self.model, self.config = model, model.config
-        self.capture_layers = model.capture_layers
-        self.default_depth = model.config.default_depth
-        self.max_depth = model.config.max_depth
-        super().__init__(name=name, provenance=provenance)
-
     def _bind(self, model: Target | InferenceModel, *, pack: bool) -> None:
-        module: Medusa = placed(self.model, model)
-        self._dtype = module.dtype
-        self._vocabulary = vocabulary_of(model, module, pack=pack)
+        module: Medusa = self._place(model, pack=pack)
         first, *rest = (
             [head.get_submodule(f"blocks.{layer}") for head in module.heads]
             for layer in range(module.config.num_layers)
