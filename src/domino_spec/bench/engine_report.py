@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from domino_spec.bench.settings import EngineSettings
 from domino_spec.decoding import SamplingParams, make_sampler
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.drafter import Drafter, SequenceSampler
+from domino_spec.decoding.stats import now
 from domino_spec.drafters import BlockDrafter
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench, accepted_pattern, bandwidth, expected, geometric
@@ -179,15 +181,10 @@ def reference_seconds(target: Target, drafter: Drafter, context: int) -> dict[st
 
 
 def _clocked(call: Callable[[], None], target: Target, *, repeats: int = 5) -> float:
-    def wait() -> float:
-        if target.device.type == "cuda":
-            torch.cuda.synchronize(target.device)
-        return time.perf_counter()
-
     call()
     spent = []
     for _ in range(repeats):
-        start = wait()
+        start = now(target.device)
         call()
-        spent.append(wait() - start)
-    return sorted(spent)[repeats // 2]
+        spent.append(now(target.device) - start)
+    return statistics.median(spent)

@@ -16,6 +16,7 @@ import torch
 
 from domino_spec.decoding import Drafter, RunStats, SamplingParams, decode
 from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.stats import now
 from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench
@@ -77,10 +78,10 @@ class ReferencePath:
         sequences = make_sequences(prompts, params, self._eos)
         stats, cycles = RunStats(), 0
         self._memory.reset()
-        start = _now(self.target)
+        start = now(self.target.device)
         for commit in decode(self.target, method, sequences, stats):
             cycles = commit.cycle
-        seconds = _now(self.target) - start
+        seconds = now(self.target.device) - start
         return Timed(
             seconds=seconds,
             prefill=stats.prefill_seconds,
@@ -131,15 +132,15 @@ class EnginePath:
         clock = {"draft": 0.0, "verify": 0.0} if self._inside else None
         engine.runner.clock = clock
         self._memory.reset()
-        start = _now(self.target)
+        start = now(self.target.device)
         for sequence in sequences:
             engine.add_request(sequence)
         admitted = None
         while engine.busy:
             cycles += any(output.cycle for output in engine.step())
             if admitted is None and all(sequence.output for sequence in sequences):
-                admitted = _now(self.target) if self._inside else time.perf_counter()
-        end = _now(self.target)
+                admitted = now(self.target.device) if self._inside else time.perf_counter()
+        end = now(self.target.device)
         return Timed(
             seconds=end - start,
             prefill=(admitted or end) - start,
@@ -175,12 +176,6 @@ def make_sequences(
 ) -> list[Decoded]:
     """A sequence a prompt, which draws from the seed and its own number whatever its batch."""
     return [make_sequence(prompt.number, prompt.tokens, params, eos=eos) for prompt in prompts]
-
-
-def _now(target: Target) -> float:
-    if target.device.type == "cuda":
-        torch.cuda.synchronize(target.device)
-    return time.perf_counter()
 
 
 _STATUS = Path("/proc/self/status")

@@ -184,13 +184,15 @@ class Stopwatch:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time what happens inside as `name`."""
-        start = self._now()
+        start = now(self._device)
         try:
             yield
         finally:
-            self._stats.spend(name, self._now() - start)
+            self._stats.spend(name, now(self._device) - start)
 
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return time.perf_counter()
+
+def now(device: torch.device) -> float:
+    """The time once the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 import transformers
 
-from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
+from domino_spec.drafter import (
+    DominoHeadConfig,
+    DrafterConfig,
+    DraftModel,
+    default_target_layer_ids,
+)
 from domino_spec.errors import InputError
 from domino_spec.targets import Target, probe_target
 
@@ -51,7 +56,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 32, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-CAPTURED_LAYERS = 5
 
 
 def target_config(shape: str) -> Any:
@@ -82,9 +86,7 @@ def drafter_config(target: Any) -> DrafterConfig:
         or target.hidden_size // target.num_attention_heads,
         vocab_size=target.vocab_size,
         num_target_layers=layers,
-        target_layer_ids=tuple(
-            round(1 + i * (layers - 4) / (CAPTURED_LAYERS - 1)) for i in range(CAPTURED_LAYERS)
-        ),
+        target_layer_ids=default_target_layer_ids(layers),
         mask_token_id=target.vocab_size - 1,
         block_size=16,
         shift_label=True,
