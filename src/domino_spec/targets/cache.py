@@ -1,4 +1,4 @@
-"""The target's KV cache with a length per sequence and exact rollback, and its attention masks."""
+"""The target's KV cache with a length per sequence and exact rollback."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from domino_spec.errors import TargetError
-from domino_spec.targets.support import FULL_ATTENTION, SLIDING_ATTENTION
-
-Mask = Tensor | dict[str, Tensor]
-
-MASKED_ATTENTION = ("sdpa", "eager")
-"""The implementations that take a mask of any form."""
 
 
 class TargetCache:
@@ -79,6 +73,21 @@ class TargetCache:
         starts = torch.tensor(self.lengths, device=device).unsqueeze(1)
         return starts + torch.arange(count, device=device)
 
+    def visibility(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Whom the next `count` tokens see and how far away it is, [batch, count, slots + count].
+
+        By true positions. Transformers would compare slot numbers; after a shorter sequence's
+        garbage those run ahead of the positions, which a sliding window would notice.
+        """
+        slots = torch.arange(self.slots, device=device)
+        lengths = torch.tensor(self.lengths, device=device).unsqueeze(1)
+        new = self.positions(count, device)  # [batch, count]
+        hidden = torch.iinfo(torch.long).max  # a position after every query
+        cached = torch.where(slots < lengths, slots, hidden)  # [batch, slots]
+        keys = torch.cat((cached, new), dim=1).unsqueeze(1)
+        queries = new.unsqueeze(2)
+        return keys <= queries, queries - keys
+
     def _layers(self) -> list[Any]:
         layers = [layer for layer in self.past.layers if layer.is_initialized]
         for layer in layers:
@@ -88,79 +97,3 @@ class TargetCache:
                     "layers can be rolled back exactly."
                 )
         return layers
-
-
-def ragged_mask(
-    cache: TargetCache,
-    count: int,
-    *,
-    kinds: Sequence[str],
-    window: int | None,
-    attention: str,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Mask:
-    """Causal mask by true positions, one per attention kind the model mixes.
-
-    Transformers would compare slot numbers; after a shorter sequence's garbage those run ahead of
-    the positions, which a sliding window would notice.
-    """
-    if attention not in MASKED_ATTENTION:
-        raise TargetError(
-            f"sequences of different lengths need a mask that {attention!r} attention does not "
-            "take; load the target with attn_implementation='sdpa' or decode one sequence at a "
-            "time."
-        )
-    slots = torch.arange(cache.slots, device=device)
-    lengths = torch.tensor(cache.lengths, device=device).unsqueeze(1)
-    new = cache.positions(count, device)  # [batch, count]
-    hidden = torch.iinfo(torch.long).max  # a position after every query
-    cached = torch.where(slots < lengths, slots, hidden)  # [batch, slots]
-    keys = torch.cat((cached, new), dim=1).unsqueeze(1)
-    queries = new.unsqueeze(2)
-    visible = keys <= queries  # [batch, count, slots + count]
-    return _by_kind(visible, queries - keys, kinds, window, attention, dtype)
-
-
-def packed_mask(
-    positions: Tensor,  # [batch, n]: restart with each document
-    documents: Tensor,  # [batch, n]
-    *,
-    kinds: Sequence[str],
-    window: int | None,
-    attention: str,
-    dtype: torch.dtype,
-) -> Mask:
-    """Causal mask inside each of a row's documents, one per attention kind the model mixes."""
-    if attention not in MASKED_ATTENTION:
-        raise TargetError(
-            f"several documents in one row need a mask that {attention!r} attention does not "
-            "take; load the target with attn_implementation='sdpa'."
-        )
-    distance = positions.unsqueeze(2) - positions.unsqueeze(1)  # [batch, queries, keys]
-    visible = (documents.unsqueeze(2) == documents.unsqueeze(1)) & (distance >= 0)
-    return _by_kind(visible, distance, kinds, window, attention, dtype)
-
-
-def _by_kind(
-    visible: Tensor,
-    distance: Tensor,
-    kinds: Sequence[str],
-    window: int | None,
-    attention: str,
-    dtype: torch.dtype,
-) -> Mask:
-    masks = {FULL_ATTENTION: visible}
-    if window is not None:
-        masks[SLIDING_ATTENTION] = visible & (distance < window)
-    ready = {kind: _as_taken(masks[kind], attention, dtype).unsqueeze(1) for kind in set(kinds)}
-    return ready if len(ready) > 1 else next(iter(ready.values()))
-
-
-def _as_taken(visible: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
-    if attention == "sdpa":
-        return visible
-    # Eager attention adds its mask to the scores.
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(
-        ~visible, torch.finfo(dtype).min
-    )

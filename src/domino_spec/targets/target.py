@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from domino_spec.errors import TargetError
-from domino_spec.targets.cache import TargetCache, packed_mask, ragged_mask
+from domino_spec.targets.cache import TargetCache
 from domino_spec.targets.support import (
+    SLIDING_ATTENTION,
     check_config,
     check_model,
     layer_types,
@@ -32,6 +33,9 @@ class TargetOutput:
     logits: Tensor  # [batch, kept, vocabulary]
     captured: Tensor | None  # [batch, tokens, captured layers * hidden]
 
+
+_MASKED_ATTENTION = ("sdpa", "eager")
+"""The implementations that take a mask of any form."""
 
 _ReducedHead = tuple[Tensor, tuple[int, int], tuple[Tensor, Tensor | None]]
 """Tokens, the state of the weight they were taken from, and its rows."""
@@ -199,14 +203,10 @@ class Target:
                 positions = torch.minimum(positions, last)
             inputs["position_ids"] = positions
         if cache.ragged:
-            inputs["attention_mask"] = ragged_mask(
-                cache,
-                count,
-                kinds=layer_types(self.config),
-                window=getattr(self.config, "sliding_window", None),
-                attention=self.model.config._attn_implementation,
-                dtype=self.dtype,
-                device=self.device,
+            inputs["attention_mask"] = self.attention_mask(
+                *cache.visibility(count, self.device),
+                what="sequences of different lengths",
+                otherwise=" or decode one sequence at a time",
             )
         kept = None if keep is None else torch.tensor(sorted(set(keep)), device=self.device)
         keeps_inside = kept is not None and self.takes("logits_to_keep")
@@ -222,6 +222,29 @@ class Target:
             logits = logits[:, kept]
         captured = self.joined(outputs, capture_layers) if capture_layers else None
         return TargetOutput(logits=logits, captured=captured)
+
+    def attention_mask(
+        self, visible: Tensor, distance: Tensor, *, what: str, otherwise: str = ""
+    ) -> Tensor | dict[str, Tensor]:
+        """As the model takes it, from who sees whom and how far away, [batch, queries, keys].
+
+        One for each kind of attention that the model mixes.
+        """
+        attention = self.model.config._attn_implementation
+        if attention not in _MASKED_ATTENTION:
+            raise TargetError(
+                f"{what} need a mask that {attention!r} attention does not take; load the target "
+                f"with attn_implementation='sdpa'{otherwise}."
+            )
+        window: Any = getattr(self.config, "sliding_window", None)
+        masks = {}
+        for kind in set(layer_types(self.config)):
+            seen = visible & (distance < window) if kind == SLIDING_ATTENTION else visible
+            if attention == "eager":  # which adds its mask to the scores
+                lowest = torch.finfo(self.dtype).min
+                seen = torch.zeros_like(seen, dtype=self.dtype).masked_fill(~seen, lowest)
+            masks[kind] = seen.unsqueeze(1)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def takes(self, name: str) -> bool:
         """Whether the model's forward knows this argument."""
@@ -326,13 +349,11 @@ def read(
         if target.batch_refusal:
             return _read_apart(target, tokens, documents, capture_layers)
         assert positions is not None, "packed documents come with their positions"
-        inputs["attention_mask"] = packed_mask(
-            positions.to(target.device),
-            documents.to(target.device),
-            kinds=layer_types(target.config),
-            window=getattr(target.config, "sliding_window", None),
-            attention=target.model.config._attn_implementation,
-            dtype=target.dtype,
+        at, number = positions.to(target.device), documents.to(target.device)
+        distance = at.unsqueeze(2) - at.unsqueeze(1)  # [batch, queries, keys]
+        visible = (number.unsqueeze(2) == number.unsqueeze(1)) & (distance >= 0)
+        inputs["attention_mask"] = target.attention_mask(
+            visible, distance, what="several documents in one row"
         )
     if positions is not None and target.takes("position_ids"):
         inputs["position_ids"] = positions.to(target.device)
