@@ -222,22 +222,14 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class CapturedCycle:
+class Captured:
     """A graph with the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    slots: Tensor  # [sequences]
+    inputs: Tensor
+    """A cycle's slots [sequences], or what `_numbers` gives for a prefill."""
     result: Any
-    """What `run_cycle` gives, or `verify` where the plan is hooked."""
-
-
-@dataclass(frozen=True)
-class CapturedPrefill:
-    """A graph with the tensors it reads and writes."""
-
-    graph: torch.cuda.CUDAGraph
-    numbers: Tensor  # see `_numbers`
-    last: Tensor  # [batch, hidden]
+    """What `run_cycle`, `verify` (where the plan is hooked) or `_run_prefill` gives."""
 
 
 class ModelRunner:
@@ -258,10 +250,10 @@ class ModelRunner:
         self._graphs = graphs
         self.recorder: Any = GraphRecorder() if graphs else None
         self._side_stream = SideStream(slots.device)
-        self._cycles: dict[tuple[int, Plan], CapturedCycle] = {}
+        self._cycles: dict[tuple[int, Plan], Captured] = {}
         self._pad = graphs if pad is None else pad
         self._cheap = _cheap_tokens(model) if slots.device.type == "cuda" else 0
-        self._prefills: dict[PrefillShape, CapturedPrefill] = {}
+        self._prefills: dict[PrefillShape, Captured] = {}
         self._seen: Counter[PrefillShape] = Counter()
         self._too_large: set[PrefillShape] = set()
         # In place for ever: a captured graph keeps their addresses.
@@ -301,7 +293,7 @@ class ModelRunner:
         captured = self._cycles.pop((size, plan), None) or self.capture_cycle(size, plan)
         self._cycles[size, plan] = captured  # the last one used is the last to go
         filled = [*slots, *[self.slots.spare] * (size - len(slots))]
-        captured.slots.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
+        captured.inputs.copy_(torch.tensor(filled).pin_memory(), non_blocking=True)
         captured.graph.replay()
         return captured.result
 
@@ -317,7 +309,7 @@ class ModelRunner:
                     if (size, plan) not in self._cycles:
                         self.capture_cycle(size, plan)
 
-    def capture_cycle(self, size: int, plan: Plan) -> CapturedCycle:
+    def capture_cycle(self, size: int, plan: Plan) -> Captured:
         """Record one cycle of this kind; slots in use are not touched."""
         while len(self._cycles) >= MOST_GRAPHS:
             self._forget_oldest()
@@ -326,7 +318,7 @@ class ModelRunner:
         assert self.recorder is not None
         work = self.verify if plan.hooked else self.run_cycle
         graph, result = self.recorder.record(lambda: work(slots, plan))
-        captured = CapturedCycle(graph, slots, result)
+        captured = Captured(graph, slots, result)
         self._cycles[size, plan] = captured
         return captured
 
@@ -576,9 +568,10 @@ class ModelRunner:
         captured = self._prefills.get(shape) or self._worth_capturing(shape)
         if captured is None:
             return self._run_prefill(shape, numbers.to(self._device))[: len(parts)]
-        captured.numbers.copy_(numbers.pin_memory(), non_blocking=True)
+        captured.inputs.copy_(numbers.pin_memory(), non_blocking=True)
         captured.graph.replay()
-        return captured.last[: len(parts)]
+        last: Tensor = captured.result[: len(parts)]
+        return last
 
     def _prefill_shape(
         self, sequences: int, count: int, start: int, *, drafts: bool
@@ -604,7 +597,7 @@ class ModelRunner:
             return exact
         return PrefillShape(filled, length, bound, drafts)
 
-    def _worth_capturing(self, shape: PrefillShape) -> CapturedPrefill | None:
+    def _worth_capturing(self, shape: PrefillShape) -> Captured | None:
         """A graph for a shape that comes for the second time; capturing takes three forwards."""
         if self.recorder is None or not shape.common or shape in self._too_large:
             return None
@@ -630,12 +623,12 @@ class ModelRunner:
             drafter.update_cache(captured, tokens, slots=slots, starts=starts)
         return states.rows.index_select(0, last)
 
-    def _capture_prefill(self, shape: PrefillShape) -> CapturedPrefill:
+    def _capture_prefill(self, shape: PrefillShape) -> Captured:
         """Capture one forward of this shape in the spare slot; slots in use are not touched."""
         numbers = torch.tensor(_numbers([], shape, self.slots.spare), device=self._device)
         assert self.recorder is not None
         graph, last = self.recorder.record(lambda: self._run_prefill(shape, numbers))
-        self._prefills[shape] = CapturedPrefill(graph, numbers, last)
+        self._prefills[shape] = Captured(graph, numbers, last)
         return self._prefills[shape]
 
 
