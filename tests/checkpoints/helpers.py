@@ -87,7 +87,7 @@ def outputs(drafter: DraftModel) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, VOCAB, (2, length), generator=generator)
     captured = torch.randn(
-        2, length, drafter.config.num_captured_layers * HIDDEN, generator=generator
+        2, length, len(drafter.config.target_layer_ids) * HIDDEN, generator=generator
     )
     anchors = torch.tensor([[3, 6], [4, 5]])
     base, final = drafter(target, captured=captured, tokens=tokens, anchors=anchors)

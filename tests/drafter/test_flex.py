@@ -59,7 +59,7 @@ def test_flex_attention_gives_the_dense_masks_result(sliding):
     generator = torch.Generator().manual_seed(1)
     rows, length, count = 2, 150, 40
     captured = torch.randn(
-        rows, length, config.num_captured_layers * config.hidden_size, generator=generator
+        rows, length, len(config.target_layer_ids) * config.hidden_size, generator=generator
     )
     documents = torch.cat((torch.zeros(rows, 70), torch.ones(rows, 80)), dim=1).long()
     positions = torch.cat((torch.arange(70), torch.arange(80))).expand(rows, -1)

@@ -114,7 +114,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.config = config
         hidden = config.hidden_size
-        self.fc = nn.Linear(config.num_captured_layers * hidden, hidden, bias=False)
+        self.fc = nn.Linear(len(config.target_layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(DraftLayer(config) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(hidden, eps=config.rms_norm_eps)

@@ -120,11 +120,6 @@ class DrafterConfig:
         self._check_block()
 
     @property
-    def num_captured_layers(self) -> int:
-        """How many target layers are fused."""
-        return len(self.target_layer_ids)
-
-    @property
     def output_vocab_size(self) -> int:
         """How many tokens the drafter can propose."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
@@ -219,11 +214,7 @@ class DrafterConfig:
                 f"mask_token_id is {self.mask_token_id}, outside the vocabulary of "
                 f"{self.vocab_size}; expected the id the drafter was trained with."
             )
-        if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size < self.vocab_size:
-            raise ConfigError(
-                f"draft_vocab_size is {self.draft_vocab_size}; a reduced vocabulary has between 1 "
-                f"and {self.vocab_size - 1} tokens (leave it out for the target's own vocabulary)."
-            )
+        check_reduced(self.draft_vocab_size, self.vocab_size)
 
     def _check_target_layers(self) -> None:
         ids = self.target_layer_ids
@@ -264,12 +255,7 @@ class ModuleConfig(ABC):
 
     def __post_init__(self) -> None:
         require_positive(self, "hidden_size", "vocab_size", "num_target_layers")
-        size = self.draft_vocab_size
-        if size is not None and not 0 < size < self.vocab_size:
-            raise ConfigError(
-                f"draft_vocab_size is {size}; a reduced vocabulary has between 1 and "
-                f"{self.vocab_size - 1} tokens (leave it out for the target's own vocabulary)."
-            )
+        check_reduced(self.draft_vocab_size, self.vocab_size)
 
     @property
     def described(self) -> str:
@@ -458,6 +444,15 @@ def known_fields(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"{cls.__name__} lacks the field {', '.join(map(repr, missing))}.")
     return dict(values)
+
+
+def check_reduced(size: int | None, vocab_size: int) -> None:
+    """Refuse a reduced vocabulary that is none."""
+    if size is not None and not 0 < size < vocab_size:
+        raise ConfigError(
+            f"draft_vocab_size is {size}; a reduced vocabulary has between 1 and "
+            f"{vocab_size - 1} tokens (leave it out for the target's own vocabulary)."
+        )
 
 
 def require_positive(config: Any, *names: str) -> None:
