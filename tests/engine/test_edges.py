@@ -42,7 +42,7 @@ def cache(tmp_path, monkeypatch):
 ], ids=["rejection", "match"])  # fmt: skip
 def test_what_needs_the_reference_loop_is_refused(changes, words):
     engine = make_engine(make_target("qwen3"), None)
-    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=20, **changes)
+    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=14, **changes)
     with pytest.raises(InputError, match=f"{words}.*reference loop"):
         engine.add_request(sequence)
     assert not engine.busy
@@ -53,9 +53,9 @@ def test_what_needs_the_reference_loop_is_refused(changes, words):
 
 def test_an_engine_that_is_not_idle_is_not_measured():
     target = make_target("qwen3")
-    expected = run_reference(target, None, PROMPTS[:1], max_new_tokens=20)[0]
+    expected = run_reference(target, None, PROMPTS[:1], max_new_tokens=14)[0]
     engine = make_engine(target, random_drafter(), slots=1)
-    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=20)
+    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=14)
     engine.add_request(sequence)
     engine.step()
     with pytest.raises(InputError, match="1 sequences are running"):
@@ -71,10 +71,10 @@ def test_an_engine_that_is_not_idle_is_not_measured():
 
 def test_an_engine_decodes_rightly_after_it_was_paced():
     target = make_target("qwen3")
-    expected = run_reference(target, None, PROMPTS, max_new_tokens=20)[0]
+    expected = run_reference(target, None, PROMPTS, max_new_tokens=14)[0]
     engine = make_engine(target, random_drafter(), slots=1)
     Bench(engine, context=16).paced(1, engine.depth, [3, 5], cycles=3)
-    found, _, _ = run_engine(engine, PROMPTS, max_new_tokens=20)
+    found, _, _ = run_engine(engine, PROMPTS, max_new_tokens=14)
     assert found == expected
 
 

@@ -25,6 +25,7 @@ from tests.support.pair import SIZE, bigram_target, knowing_drafter, successor
 from tests.support.runs import make_sequences
 
 PROMPTS = random_prompts([3, 1, 9, 5, 14])
+NEW = 14
 DRAFTERS = {
     "shift": {},
     "no shift": {"shift": False, "prefix": 0},
@@ -44,10 +45,10 @@ DRAFTERS = {
 
 def compare(target, drafter, *, depth=None, candidates=None, prompts=PROMPTS, eos=(), **options):
     expected, counts, blocks = run_reference(
-        target, drafter, prompts, depth=depth, candidates=candidates, eos=eos, max_new_tokens=20
+        target, drafter, prompts, depth=depth, candidates=candidates, eos=eos, max_new_tokens=NEW
     )
     engine = make_engine(target, drafter, depth=depth, candidates=candidates, **options)
-    found, own_counts, own_blocks = run_engine(engine, prompts, eos=eos, max_new_tokens=20)
+    found, own_counts, own_blocks = run_engine(engine, prompts, eos=eos, max_new_tokens=NEW)
     assert found == expected
     assert (own_counts.committed, own_counts.cycles) == (counts.committed, counts.cycles)
     return own_blocks, blocks
@@ -81,7 +82,7 @@ def test_slots_depths_and_cycles_ahead_change_nothing(options):
 def test_sequences_stop_at_the_end_token():
     target = make_target("llama")
     drafter = random_drafter()
-    plain, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    plain, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
     eos = {plain[0][4], plain[2][7]}
     compare(target, drafter, eos=eos)
     compare(target, drafter, eos=eos, ahead=True, slots=2)
@@ -113,33 +114,33 @@ SAMPLED = [
 
 @pytest.mark.parametrize("params", [SAMPLED[0], SAMPLED[3]], ids=str)
 def test_a_seed_gives_the_same_text_with_a_drafter_and_without(params):
-    target = make_target("qwen3")
-    seeds = [3, 1 << 40, 5, 6, 7]
-    common = {"seeds": seeds, "max_new_tokens": 20, **params}
-    plain, _, _ = run_engine(make_engine(target, None), PROMPTS, **common)
-    drafted, _, _ = run_engine(make_engine(target, random_drafter()), PROMPTS, **common)
-    alone, _, _ = run_engine(make_engine(target, random_drafter(), slots=1), PROMPTS, **common)
+    target, prompts = make_target("qwen3"), PROMPTS[:3]
+    seeds = [3, 1 << 40, 5]
+    common = {"seeds": seeds, "max_new_tokens": NEW, **params}
+    plain, _, _ = run_engine(make_engine(target, None), prompts, **common)
+    drafted, _, _ = run_engine(make_engine(target, random_drafter()), prompts, **common)
+    alone, _, _ = run_engine(make_engine(target, random_drafter(), slots=1), prompts, **common)
     assert plain == drafted == alone
     other, _, _ = run_engine(
-        make_engine(target, None), PROMPTS, **common | {"seeds": [seed + 1 for seed in seeds]}
+        make_engine(target, None), prompts, **common | {"seeds": [seed + 1 for seed in seeds]}
     )
     assert other != plain
 
 
 @pytest.mark.parametrize(
-    ("params", "candidates"), zip(SAMPLED, [None, 8, None, 8], strict=True), ids=str
+    ("params", "candidates"), [*zip(SAMPLED, [None, 8, None, 8], strict=True)], ids=str
 )
 def test_sampled_tokens_and_drafts_are_the_reference_loops(params, candidates):
     """Coupled draws are the same numbers everywhere: exactness can be told token by token."""
     target, drafter = make_target("qwen3"), random_drafter(drafter_config(draft_vocab_size=40))
     expected, counts, blocks = run_reference(
-        target, drafter, PROMPTS, depth=None, candidates=candidates, max_new_tokens=20, seed=11,
+        target, drafter, PROMPTS, depth=None, candidates=candidates, max_new_tokens=NEW, seed=11,
         accept="coupled", **params,
     )  # fmt: skip
     engine = make_engine(target, drafter, candidates=candidates)
     seeds = [11 + row for row in range(len(PROMPTS))]
     found, own_counts, own_blocks = run_engine(
-        engine, PROMPTS, seeds=seeds, max_new_tokens=20, **params
+        engine, PROMPTS, seeds=seeds, max_new_tokens=NEW, **params
     )
     assert found == expected
     assert own_counts.cycles == counts.cycles
@@ -148,7 +149,7 @@ def test_sampled_tokens_and_drafts_are_the_reference_loops(params, candidates):
 
 def test_each_sequence_samples_by_its_own_parameters():
     target = make_target("llama")
-    each = [SamplingParams(max_new_tokens=20, **p) for p in ({}, *SAMPLED)]
+    each = [SamplingParams(max_new_tokens=NEW, **p) for p in ({}, *SAMPLED)]
     together, _, _ = run_engine(
         make_engine(target, random_drafter(), slots=5), PROMPTS, seeds=[9] * 5, params=each
     )
@@ -185,20 +186,20 @@ def test_sampled_tokens_follow_the_target():
 def test_a_sequence_added_later_gets_the_same_text():
     target = make_target("qwen3")
     engine = make_engine(target, random_drafter(), slots=2)
-    first, second = make_requests(PROMPTS[:2], max_new_tokens=20)
+    first, second = make_requests(PROMPTS[:2], max_new_tokens=NEW)
     engine.add_request(first)
     for _ in range(3):
         engine.step()
     engine.add_request(second)
     finish(engine)
-    expected, _, _ = run_reference(target, None, PROMPTS[:2], max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS[:2], max_new_tokens=NEW)
     assert [first.output, second.output] == expected
 
 
 def test_an_aborted_sequence_frees_its_slot_and_disturbs_no_other():
     target = make_target("qwen3")
     engine = make_engine(target, random_drafter(), slots=2, ahead=True)
-    sequences = make_requests(PROMPTS[:3], max_new_tokens=20)
+    sequences = make_requests(PROMPTS[:3], max_new_tokens=NEW)
     for sequence in sequences:
         engine.add_request(sequence)
     engine.step()
@@ -206,7 +207,7 @@ def test_an_aborted_sequence_frees_its_slot_and_disturbs_no_other():
     engine.abort(sequences[0])
     before = list(sequences[0].output)
     finish(engine)
-    expected, _, _ = run_reference(target, None, PROMPTS[:3], max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS[:3], max_new_tokens=NEW)
     assert [sequences[1].output, sequences[2].output] == expected[1:]
     assert (sequences[0].finish_reason, sequences[0].output) == ("abort", before)
 
@@ -214,9 +215,9 @@ def test_an_aborted_sequence_frees_its_slot_and_disturbs_no_other():
 def test_generate_gives_a_sequence_for_each_prompt():
     target = make_target("llama")
     engine = make_engine(target, random_drafter())
-    params = [SamplingParams(max_new_tokens=count) for count in (20, 3, 1, 8, 20)]
+    params = [SamplingParams(max_new_tokens=count) for count in (NEW, 3, 1, 8, NEW)]
     found = engine.generate(PROMPTS, params)
-    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
     assert [each.output for each in found] == [
         answer[: own.max_new_tokens] for answer, own in zip(expected, params, strict=True)
     ]
@@ -232,9 +233,9 @@ def test_generate_gives_a_sequence_for_each_prompt():
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.9, "accept": "coupled"}], ids=str)
 def test_sequences_with_and_without_drafts_in_one_batch(params, ahead):
     target, drafter = make_target("llama"), random_drafter()
-    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20, seed=4, **params)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW, seed=4, **params)
     engine = make_engine(target, drafter, ahead=ahead)
-    sequences = make_requests(PROMPTS, max_new_tokens=20, seed=4, **params)
+    sequences = make_requests(PROMPTS, max_new_tokens=NEW, seed=4, **params)
     for sequence in sequences[::2]:
         sequence.speculate = False
     list(engine.stream(sequences))
@@ -242,7 +243,7 @@ def test_sequences_with_and_without_drafts_in_one_batch(params, ahead):
     for sequence in sequences:
         assert (sequence.stats.drafted > 0) is sequence.speculate
         if not sequence.speculate:
-            assert sequence.cycles == 19
+            assert sequence.cycles == NEW - 1
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -261,13 +262,13 @@ def test_a_sequence_without_drafts_causes_no_drafter_work(ahead, monkeypatch):
 
     monkeypatch.setattr(engine.drafter, "update_cache", updated)
     monkeypatch.setattr(engine.drafter, "propose", proposed)
-    plain, other, drafting = make_requests(PROMPTS[:3], max_new_tokens=20)
+    plain, other, drafting = make_requests(PROMPTS[:3], max_new_tokens=NEW)
     plain.speculate = other.speculate = False
     engine.add_request(plain)
     engine.add_request(other)
     finish(engine)
     assert touched == set()
-    plain, drafting = make_requests([PROMPTS[2], PROMPTS[3]], max_new_tokens=20)
+    plain, drafting = make_requests([PROMPTS[2], PROMPTS[3]], max_new_tokens=NEW)
     plain.speculate = False
     engine.add_request(plain)
     engine.add_request(drafting)
@@ -283,16 +284,16 @@ def test_a_sequence_without_drafts_causes_no_drafter_work(ahead, monkeypatch):
 
 @pytest.mark.parametrize("slots", [1, None])
 def test_a_sequence_longer_than_a_slot_is_refused(slots):
-    engine = make_engine(make_target("llama"), None, slots=slots, capacity=32)
-    (long,) = make_requests([[4] * 13], max_new_tokens=20)
-    with pytest.raises(InputError, match="needs 33 tokens .* a slot holds 32"):
+    engine = make_engine(make_target("llama"), None, slots=slots, capacity=26)
+    (long,) = make_requests([[4] * 13], max_new_tokens=NEW)
+    with pytest.raises(InputError, match="needs 27 tokens .* a slot holds 26"):
         engine.add_request(long)
     assert not engine.busy
 
 
 def test_a_sequence_is_added_once():
     engine = make_engine(make_target("llama"), None, slots=1)
-    first, second = make_requests(PROMPTS[:2], max_new_tokens=20)
+    first, second = make_requests(PROMPTS[:2], max_new_tokens=NEW)
     for sequence in (first, second):
         engine.add_request(sequence)
         with pytest.raises(InputError, match="in an engine already"):
@@ -301,7 +302,7 @@ def test_a_sequence_is_added_once():
     with pytest.raises(InputError, match="already"):
         engine.add_request(first)
     finish(engine)
-    with pytest.raises(InputError, match="20 tokens already; the engine begins with a prompt"):
+    with pytest.raises(InputError, match="14 tokens already; the engine begins with a prompt"):
         engine.add_request(first)
 
 
@@ -318,14 +319,14 @@ def failing_at(count):
 def test_a_stop_rule_that_fails_ends_its_own_sequence_alone(count, ahead):
     target = make_target("llama")
     engine = make_engine(target, random_drafter(), slots=3, ahead=ahead)
-    sequences = make_requests(PROMPTS[:3], max_new_tokens=20)
+    sequences = make_requests(PROMPTS[:3], max_new_tokens=NEW)
     sequences[1].stop_rules = [failing_at(count)]
     outputs = list(engine.stream(sequences))
     (failed,) = (output for output in outputs if output.error is not None)
     assert failed.sequence is sequences[1]
     assert str(failed.error) == "a stop rule of sequence 1"
     assert sequences[1].error is failed.error
-    expected, _, _ = run_reference(target, None, PROMPTS[:3], max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS[:3], max_new_tokens=NEW)
     assert [sequences[0].output, sequences[2].output] == [expected[0], expected[2]]
     assert sequences[1].output == expected[1][:count]
     assert (engine.running, engine.busy) == (0, False)
@@ -338,7 +339,7 @@ def test_after_a_step_that_failed_the_engine_begins_anew(ahead, monkeypatch):
 
     target = make_target("llama")
     engine = make_engine(target, random_drafter(), slots=1, ahead=ahead, reuse=True)
-    lost, waiting = make_requests(PROMPTS[:2], max_new_tokens=20)
+    lost, waiting = make_requests(PROMPTS[:2], max_new_tokens=NEW)
     for sequence in (lost, waiting):
         engine.add_request(sequence)
     engine.step()
@@ -351,24 +352,24 @@ def test_after_a_step_that_failed_the_engine_begins_anew(ahead, monkeypatch):
     assert lost.error is raised.value
     assert (engine.running, engine.waiting) == (0, 1)
     finish(engine)  # those that waited go on
-    expected, _, _ = run_reference(target, None, PROMPTS[:2], max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS[:2], max_new_tokens=NEW)
     assert waiting.output == expected[1]
-    assert run_engine(engine, PROMPTS[:2], max_new_tokens=20)[0] == expected
+    assert run_engine(engine, PROMPTS[:2], max_new_tokens=NEW)[0] == expected
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_abandoned_stream_takes_its_sequences_out(ahead):
     target = make_target("llama")
     engine = make_engine(target, random_drafter(), slots=2, ahead=ahead)
-    sequences = make_requests(PROMPTS[:3], max_new_tokens=20)
+    sequences = make_requests(PROMPTS[:3], max_new_tokens=NEW)
     outputs = engine.stream(sequences)
     for _ in range(4):
         next(outputs)
     outputs.close()
     assert (engine.running, engine.waiting, engine.busy) == (0, 0, False)
     assert all(sequence.finished for sequence in sequences)
-    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
-    assert run_engine(engine, PROMPTS, max_new_tokens=20)[0] == expected
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
+    assert run_engine(engine, PROMPTS, max_new_tokens=NEW)[0] == expected
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -378,7 +379,7 @@ def test_a_step_that_fails_ends_the_sequences_of_every_stream(ahead, monkeypatch
 
     target = make_target("llama")
     engine = make_engine(target, random_drafter(), slots=3, ahead=ahead)
-    sequences = make_requests(PROMPTS, max_new_tokens=20)
+    sequences = make_requests(PROMPTS, max_new_tokens=NEW)
     one, other = engine.stream(sequences[:1]), engine.stream(sequences[1:])
     next(one), next(other)
     with monkeypatch.context() as patch:
@@ -388,7 +389,7 @@ def test_a_step_that_fails_ends_the_sequences_of_every_stream(ahead, monkeypatch
     heard = list(other)
     lost = [output.sequence for output in heard if output.error is not None]
     assert lost == sequences[1:3]  # the others waited
-    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
     assert [sequence.output for sequence in sequences[3:]] == expected[3:]
 
 
@@ -397,12 +398,12 @@ def test_two_streams_of_one_engine_at_once(ahead):
     """Each yields its own sequences' outputs, whichever of the two makes the steps."""
     target = make_target("llama")
     engine = make_engine(target, random_drafter(), slots=3, ahead=ahead)
-    sequences = make_requests(PROMPTS, max_new_tokens=20)
+    sequences = make_requests(PROMPTS, max_new_tokens=NEW)
     one, other = engine.stream(sequences[:2]), engine.stream(sequences[2:])
     heard = [next(one), next(other), next(one)]
     heard += list(other)
     heard += list(one)
-    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
     assert [sequence.output for sequence in sequences] == expected
     for sequence in sequences:
         mine = [output.tokens for output in heard if output.sequence is sequence]
@@ -412,10 +413,10 @@ def test_two_streams_of_one_engine_at_once(ahead):
 def test_streams_in_two_threads():
     target = make_target("llama")
     engine = make_engine(target, random_drafter(), slots=None, capacity=None)
-    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=20)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
     with ThreadPoolExecutor(3) as threads:
         found = list(
-            threads.map(lambda p: engine.generate([p], SamplingParams(max_new_tokens=20)), PROMPTS)
+            threads.map(lambda p: engine.generate([p], SamplingParams(max_new_tokens=NEW)), PROMPTS)
         )
     assert [sequence.output for (sequence,) in found] == expected
 
@@ -423,7 +424,7 @@ def test_streams_in_two_threads():
 def test_a_stream_is_counted_and_timed():
     engine = make_engine(make_target("llama"), random_drafter())
     stats = RunStats()
-    sequences = make_sequences(PROMPTS, SamplingParams(max_new_tokens=20), run=stats)
+    sequences = make_sequences(PROMPTS, SamplingParams(max_new_tokens=NEW), run=stats)
     outputs = list(engine.stream(sequences, stats))
     assert stats.engine == "fast"
     assert stats.acceptance.cycles == sum(sequence.stats.cycles for sequence in sequences)

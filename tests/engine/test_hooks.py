@@ -17,7 +17,7 @@ from tests.support.hooks import HOOKS, Grammar, ban_by_prefix
 from tests.support.pair import SIZE
 
 PROMPTS = [[5, 9, 30], [1, 2, 3, 1, 2, 3, 1], [8], [20, 21, 22, 23, 20, 21]]
-NEW = 20
+NEW = 14
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 7, "accept": "coupled"}
 
 

@@ -23,7 +23,7 @@ from tests.support.families import (
 )
 
 FAMILIES = ["granite", "llama", "mistral", "olmo2", "qwen2", "qwen3"]
-NEW = 15
+NEW = 12
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}
 
 

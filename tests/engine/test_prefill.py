@@ -15,7 +15,7 @@ from tests.support.families import make_target, random_drafter, random_prompts
 
 PROMPTS = random_prompts([1, 15, 16, 17, 40, 70, 100])
 SHORT, LONG, OTHER = random_prompts([5, 45, 9])
-NEW = 12
+NEW = 9
 LENGTHS = (4, 8, 24, 80)
 """Of padded prompts, for prompts as short as in tests; the last has more tokens than a block."""
 

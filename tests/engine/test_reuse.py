@@ -11,8 +11,8 @@ from tests.support.pair import bigram_target, knowing_drafter
 from tests.support.runs import make_sequences
 
 SYSTEM, ASK, OTHER, FAR = random_prompts([30, 6, 7, 12])
-GREEDY = SamplingParams(max_new_tokens=20)
-SAMPLED = SamplingParams(max_new_tokens=20, temperature=0.9, top_p=0.95)
+GREEDY = SamplingParams(max_new_tokens=14)
+SAMPLED = SamplingParams(max_new_tokens=14, temperature=0.9, top_p=0.95)
 
 
 def new_sequence(prompt, params=GREEDY, **options):
@@ -55,7 +55,7 @@ def test_greedy_text_is_the_reference_loops():
     engine = make_engine(target, random_drafter(), slots=2, reuse=True)
     prompts = [SYSTEM + ASK, SYSTEM + OTHER, SYSTEM, SYSTEM + OTHER + ASK]
     found = [answer(engine, prompt)[0].output for prompt in prompts]
-    expected = run_reference(target, None, prompts, max_new_tokens=20)[0]
+    expected = run_reference(target, None, prompts, max_new_tokens=14)[0]
     assert found == expected
 
 

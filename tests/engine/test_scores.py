@@ -11,7 +11,7 @@ from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.runs import make_sequences
 
 PROMPTS = random_prompts([3, 9, 5, 14])
-NEW = 18
+NEW = 12
 
 
 def heard(outputs):
@@ -57,10 +57,10 @@ def test_each_sequence_gets_what_it_asked_for():
     """One wants many, one a single number, one nothing, one ends in the midst of a block."""
     target, drafter = make_target("llama"), random_drafter()
     each = [SamplingParams(max_new_tokens=n, logprobs=k) for n, k in
-            ((18, 20), (18, 0), (18, None), (3, 2))]  # fmt: skip
+            ((NEW, 20), (NEW, 0), (NEW, None), (3, 2))]  # fmt: skip
     engine = make_engine(target, drafter, slots=4)
     sequences = make_requests(PROMPTS, params=each)
-    plain = make_sequences(PROMPTS, SamplingParams(max_new_tokens=18))
+    plain = make_sequences(PROMPTS, SamplingParams(max_new_tokens=NEW))
     list(decode(target, None, plain))
     script(engine, [sequence.output for sequence in plain])
     found = list(engine.stream(sequences))
@@ -68,7 +68,7 @@ def test_each_sequence_gets_what_it_asked_for():
     tokens = [len(output.tokens) for output in found if output.sequence is sequences[3]]
     assert tokens == [1, 2]  # of three
     scores = heard(found)
-    assert {index: len(kept) for index, kept in scores.items()} == {0: 18, 1: 18, 3: 3}
+    assert {index: len(kept) for index, kept in scores.items()} == {0: NEW, 1: NEW, 3: 3}
     assert {len(score.top) for score in scores[0]} == {20}
     assert {len(score.top) for score in scores[1]} == {0}
     assert {len(score.top) for score in scores[3]} == {2}

@@ -24,8 +24,8 @@ def prompts(loaded):
 
 @pytest.fixture(scope="session")
 def short_answers(loaded, prompts):
-    """24 tokens for the first two prompts; the full matrix takes all of them."""
-    return [plain_greedy(loaded.target.model, prompt, 24) for prompt in prompts[:2]]
+    """20 tokens for the first two prompts; the full matrix takes all of them."""
+    return [plain_greedy(loaded.target.model, prompt, 20) for prompt in prompts[:2]]
 
 
 @pytest.fixture(scope="session")
