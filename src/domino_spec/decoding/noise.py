@@ -30,8 +30,12 @@ def hashed(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
 
 def keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Two int32 words for each (seed, position), from which those of all tokens follow."""
-    first, second = (_key(start, seeds, positions) for start in STARTS)
-    return first, second
+    dims = max(seeds.dim(), positions.dim())
+    starts = key = _starts(seeds.device).view(2, *[1] * dims)  # both words in one tensor
+    for number in (seeds, positions):
+        for part in (number, number >> 32):  # an int64's low and high 32 bits
+            key = _mix((key ^ part.to(torch.int32)) + starts)
+    return key[0], key[1]
 
 
 def hashed_words(keys: tuple[Tensor, Tensor], tokens: Tensor) -> Tensor:
@@ -63,14 +67,6 @@ def noised(
     return torch.where(heat > 0, drawn, logits.float())
 
 
-def _key(start: int, seeds: Tensor, positions: Tensor) -> Tensor:
-    key = _word(start)
-    for number in (seeds, positions):
-        for part in (number, number >> 32):  # an int64's low and high 32 bits
-            key = _mix((key ^ part.to(torch.int32)) + _word(start))
-    return key
-
-
 def _mix(word: Tensor) -> Tensor:
     """In place. Sums and products wrap, as unsigned ones would."""
     shifted = torch.empty_like(word)
@@ -80,6 +76,11 @@ def _mix(word: Tensor) -> Tensor:
         if mixer != 1:
             word.mul_(_word(mixer))
     return word
+
+
+@cache
+def _starts(device: torch.device) -> Tensor:
+    return torch.stack([_word(start) for start in STARTS]).to(device)
 
 
 @cache
