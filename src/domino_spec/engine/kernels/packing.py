@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-
 SMALL = 1 << 16
 """Elements of a weight that is not worth packing: a packed product costs 40 us before it begins,
 a plain one of 256 x 256 with 8 rows takes 20 us in all (float32, Xeon)."""
