@@ -8,9 +8,17 @@ import torch
 from domino_spec.training import train
 from domino_spec.training.learning import Learning
 from domino_spec.training.loss import Mixture
+from domino_spec.training.trainer import Intervals
 from tests.engine.replays import Replays
 from tests.support.pair import SIZE
-from tests.training.helpers import assert_same, batch_of, blocks_of, ready, weights_of
+from tests.training.helpers import (
+    assert_same,
+    batch_of,
+    blocks_of,
+    loaded_bigrams,
+    ready,
+    weights_of,
+)
 
 
 def learning_of(run, recorder):
@@ -67,6 +75,26 @@ def test_a_step_with_more_labels_than_the_graph_has_room_for_is_not_cut(tmp_path
     close(learn(learning, long), learn(eager, long))
     close(learn(learning, short), learn(eager, short))
     assert len(recorder.outputs) == 1
+
+
+def test_weights_that_moved_are_captured_anew(tmp_path, corpus):
+    plain = ready(tmp_path / "plain", corpus, loaded_bigrams(), steps=7)
+    train(plain)
+    moved = ready(tmp_path / "moved", corpus, loaded_bigrams(), steps=7)
+    recorder = Replays()
+    learning = moved.trainer._learn = learning_of(moved, recorder)
+    target = learning._target.model
+
+    def evaluate():
+        for weight in target.parameters():
+            old, weight.data = weight.data, weight.data.clone()
+            old.fill_(torch.nan)
+        return {}
+
+    moved.trainer._evaluate, moved.trainer._intervals = evaluate, Intervals(4, 5, 0)
+    train(moved)
+    assert_same(weights_of(plain), weights_of(moved))
+    assert len(recorder.outputs) == 2
 
 
 def test_what_cannot_be_captured_is_launched_kernel_by_kernel(tmp_path, corpus, loaded):

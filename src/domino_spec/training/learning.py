@@ -39,6 +39,7 @@ class Learning:
         self._target, self._objective, self._masters = target, objective, masters
         self._device, self._recorder = device, recorder
         self._captured: dict[bool, _CapturedLearning] = {}
+        self._weights_at: list[int] = []
         self._steps = self._labels = 0
 
     def __call__(self, blocks: Blocks, mixture: Mixture, divisor: float) -> StepTerms:
@@ -73,6 +74,8 @@ class Learning:
     def _graph(self, blocks: Blocks, mixture: Mixture) -> _CapturedLearning | None:
         """The graph that these blocks fit, captured once all is compiled; None: without one."""
         kind = mixture.variation is None
+        if self._captured and self._addresses() != self._weights_at:
+            self._captured.clear()  # an evaluation may have packed the target's weights elsewhere
         if kind not in self._captured:
             if self._steps < _EAGER_STEPS:
                 return None
@@ -82,6 +85,11 @@ class Learning:
         if captured is None or len(blocks.labels) > len(captured.inputs.blocks.labels):
             return None
         return captured
+
+    def _addresses(self) -> list[int]:
+        """Of all weights that a graph reads."""
+        modules = (self._target.model, self._objective.drafter)
+        return [weight.data_ptr() for module in modules for weight in module.parameters()]
 
     def _capture(self, kind: bool, inputs: _Inputs) -> None:
         def work() -> tuple[StepTerms, list[Tensor | None]]:
@@ -95,6 +103,7 @@ class Learning:
             self._recorder = None  # the target waits for the device: launch by launch, then
             self._masters.clear()
             return
+        self._weights_at = self._addresses()
         graph, (terms, gradients) = self._recorder.record(work, warm_ups=0)
         self._captured[kind] = _CapturedLearning(graph, inputs, terms, gradients)
 

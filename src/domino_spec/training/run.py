@@ -278,8 +278,8 @@ def _learner(
 
 def _recorder(config: TrainConfig, target: Target, world: World) -> GraphRecorder | None:
     """Of CUDA graphs, where one process makes a step of one batch on one GPU."""
-    one_gpu = world.device.type == "cuda" and world.alone
-    one_gpu = one_gpu and all(p.device == world.device for p in target.model.parameters())
+    one_gpu = world.alone and {p.device.type for p in target.model.parameters()} == {"cuda"}
+    one_gpu = one_gpu and len({p.device for p in target.model.parameters()}) == 1
     return (
         GraphRecorder() if one_gpu and config.accumulate == 1 and not target.batch_refusal else None
     )
