@@ -325,8 +325,8 @@ MUTATIONS = (
     Mutation(
         "a GGUF file's conversion decides its type on a GPU",
         "targets",
-        'if checked == "auto" and is_gguf(source)',
-        'if checked == "auto" and not is_gguf(source)',
+        'torch.bfloat16 if is_gguf(source) else "auto"',
+        'torch.bfloat16 if not is_gguf(source) else "auto"',
         "tests/targets/test_gguf.py",
     ),
     Mutation(

@@ -31,7 +31,9 @@ def measure_engine(settings: EngineSettings, say: Say) -> dict[str, Any]:
     device = default_device() if settings.device is None else torch.device(settings.device)
     dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
     speed = bandwidth(device)
-    _forget_peak(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
     say(f"making {settings.shape} with random weights")
     target = random_target(settings.shape, device=device, dtype=getattr(torch, dtype))
@@ -83,12 +85,6 @@ def memory(engine: Engine, target: Target, drafter: Drafter) -> dict[str, int]:
     if engine.target.device.type == "cuda":
         found["peak"] = torch.cuda.max_memory_allocated(engine.target.device)
     return found
-
-
-def _forget_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
 
 
 def one_sequence(bench: Bench, speed: float) -> dict[str, Any]:

@@ -47,66 +47,46 @@ class Check:
 
 
 _ANOTHER_TARGET = "The drafter was made for another target: use the target it names."
+_COPY = "A fine-tune or a copy of the same model may still fit: watch the acceptance."
+_CHANGED = "The target's weights may have changed since training: watch the acceptance."
+_STATED = (
+    ("tokenizer", "tokenizer_sha256",
+     "Ids may mean other text than in training: expect few accepted drafts."),
+    ("chat template", "chat_template_sha256",
+     "Prompts will look unlike those in training: expect fewer accepted drafts."),
+    ("thinking mode", "thinking",
+     "Switch the target to the drafter's mode, or expect fewer accepted drafts."),
+)  # fmt: skip
+"""What drafter and target state by the same field: its name, the field, what a mismatch means."""
 _STRUCTURAL = ("hidden size", "vocabulary", "target layers", "captured hidden states")
 
 
 def check_fit(config: AnyConfig, provenance: Provenance, facts: TargetFacts) -> list[Check]:
     """Compare everything that can be compared, structure first."""
-    return [
+    layers, words = facts.num_layers, f"ids 0 to {facts.vocab_size - 1}"
+    captured = list(config.target_layer_ids)
+    inside = all(layer < layers for layer in captured)
+    checks = [
         _compare("hidden size", config.hidden_size, facts.hidden_size, _ANOTHER_TARGET),
         _compare("vocabulary", config.vocab_size, facts.vocab_size, _ANOTHER_TARGET),
-        _compare("target layers", config.num_target_layers, facts.num_layers, _ANOTHER_TARGET),
+        _compare("target layers", config.num_target_layers, layers, _ANOTHER_TARGET),
         _check(
-            "captured hidden states",
-            list(config.target_layer_ids),
-            f"layers 0 to {facts.num_layers - 1}",
-            all(layer < facts.num_layers for layer in config.target_layer_ids),
-            _ANOTHER_TARGET,
+            "captured hidden states", captured, f"layers 0 to {layers - 1}", inside, _ANOTHER_TARGET
         ),
-        *(
-            [
-                _check(
-                    "mask token",
-                    config.mask_token_id,
-                    f"ids 0 to {facts.vocab_size - 1}",
-                    config.mask_token_id < facts.vocab_size,
-                    _ANOTHER_TARGET,
-                )
-            ]
-            if isinstance(config, DrafterConfig)
-            else []
-        ),
-        _compare(
-            "tokenizer",
-            provenance.tokenizer_sha256,
-            facts.tokenizer_sha256,
-            "Ids may mean other text than in training: expect few accepted drafts.",
-        ),
-        _compare(
-            "chat template",
-            provenance.chat_template_sha256,
-            facts.chat_template_sha256,
-            "Prompts will look unlike those in training: expect fewer accepted drafts.",
-        ),
-        _compare(
-            "thinking mode",
-            provenance.thinking,
-            facts.thinking,
-            "Switch the target to the drafter's mode, or expect fewer accepted drafts.",
-        ),
-        _compare(
-            "target id",
-            provenance.target_id,
-            facts.name,
-            "A fine-tune or a copy of the same model may still fit: watch the acceptance.",
-            comparable=_is_hub_id,
-        ),
-        _compare(
-            "target revision",
-            provenance.target_revision,
-            facts.revision,
-            "The target's weights may have changed since training: watch the acceptance.",
-        ),
+    ]
+    if isinstance(config, DrafterConfig):
+        mask = config.mask_token_id
+        checks.append(_check("mask token", mask, words, mask < facts.vocab_size, _ANOTHER_TARGET))
+    checks += [
+        _compare(name, getattr(provenance, field), getattr(facts, field), advice)
+        for name, field, advice in _STATED
+    ]
+    stated = (provenance.target_id, facts.name)
+    revisions = (provenance.target_revision, facts.revision)
+    return [
+        *checks,
+        _compare("target id", *stated, _COPY, comparable=_is_hub_id),
+        _compare("target revision", *revisions, _CHANGED),
         _training_length(provenance.training_length, facts.context_length),
     ]
 

@@ -43,11 +43,7 @@ def save_drafter(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
-    """Write a checkpoint folder and return it; public loaders accept a block drafter's.
-
-    Everything is written next to `folder` first and then takes its name, so that an
-    interruption leaves the old checkpoint; other files in the folder are kept.
-    """
+    """Write a checkpoint folder and return it; public loaders accept a block drafter's."""
     dtype = drafter.dtype if dtype is None else dtype
     return write_folder(
         folder,
@@ -123,16 +119,15 @@ def write_folder(
     provenance: Provenance | None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:
-    """Write a checkpoint and return its folder.
+    """Write a checkpoint and return its folder; see `replacing`.
 
     Floating-point tensors are stored as `dtype`, with None each as it is.
-
-    Everything is written next to `folder` first and then takes its name, so that an
-    interruption leaves the old checkpoint; other files in the folder are kept.
     """
     if max_shard_bytes < 1:
         raise ConfigError(f"max_shard_bytes is {max_shard_bytes}; expected a positive number.")
-    folder = checked_folder(folder)
+    folder = Path(folder).expanduser().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; expected the name of a folder to save into.")
     with replacing(folder) as staging:
         _write_tensors(tensors, staging, dtype=dtype, max_shard_bytes=max_shard_bytes)
         write_json(staging / CONFIG_FILE, {**config, CONFIG_KEY: _stamped(provenance).to_dict()})
@@ -184,14 +179,6 @@ def _shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         shards[-1].append(name)
         filled += size
     return shards
-
-
-def checked_folder(folder: str | Path) -> Path:
-    """The full path of a folder to save into; a file of that name is refused."""
-    folder = Path(folder).expanduser().resolve()
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; expected the name of a folder to save into.")
-    return folder
 
 
 @contextmanager

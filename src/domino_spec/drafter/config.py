@@ -53,7 +53,6 @@ class DominoHeadConfig(HeadConfig):
 
     @property
     def sizes(self) -> str:
-        """The sizes in words, for messages."""
         return f"GRU {self.gru_hidden_dim}, rank {self.emb_dim}"
 
 
@@ -65,7 +64,6 @@ class MarkovHeadConfig(HeadConfig):
 
     @property
     def sizes(self) -> str:
-        """The sizes in words, for messages."""
         return f"bigrams of rank {self.emb_dim}"
 
 

@@ -130,7 +130,6 @@ class DraftModel(DraftModule):
 
     @property
     def reads(self) -> dict[str, str]:
-        """Matrices that read the target's own states, and which: captured, embedding, hidden."""
         found = {"backbone.fc.weight": "captured"}
         if self.head is not None:
             found |= {f"head.{name}": states for name, states in self.head.reads.items()}
@@ -138,7 +137,6 @@ class DraftModel(DraftModule):
 
     @property
     def output_norm(self) -> Tensor:
-        """The weight of the norm before the lm_head."""
         return self.backbone.norm.weight
 
     def compute_buffers(self, device: torch.device) -> None:

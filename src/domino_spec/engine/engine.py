@@ -176,7 +176,6 @@ class Engine:
         *,
         eos: Iterable[int] = (),
         speculate: bool = True,
-        on_output: Callable[[SequenceOutput], None] | None = None,
     ) -> list[Decoded]:
         """Decode any number of prompts to their end, as many at a time as the memory holds."""
         count, ends = len(prompts), frozenset(eos)
@@ -197,8 +196,6 @@ class Engine:
         for output in self.stream(sequences):
             if output.error is not None:
                 raise output.error
-            if on_output is not None:
-                on_output(output)
         return sequences
 
     def stream(

@@ -224,17 +224,11 @@ def _checked_device(device: str | torch.device) -> torch.device:
 def _resolved_dtype(
     dtype: torch.dtype | str | None, source: str | Path, device: torch.device
 ) -> torch.dtype | str:
-    checked = _checked_dtype(dtype)
-    if checked is None:
-        checked = "auto" if device.type != "cpu" else torch.float32
-    # Conversions are kept in float32, which is no type that the file asks for.
-    return torch.bfloat16 if checked == "auto" and is_gguf(source) else checked
-
-
-def _checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
-    if dtype is None or dtype == "auto" or isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, str(dtype), None)
+    if dtype is None:
+        dtype = "auto" if device.type != "cpu" else torch.float32
+    if dtype == "auto":  # conversions are kept in float32, which is no type that the file asks for
+        return torch.bfloat16 if is_gguf(source) else "auto"
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype), None)
     if not isinstance(found, torch.dtype):
         raise TargetError(
             f"dtype is {dtype!r}; expected auto, float32, bfloat16, float16 or a torch dtype."
