@@ -23,7 +23,8 @@ from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
 
 MOST_ROWS = 16
-"""Above this the vendor's library did better on an H200, before products were launched early."""
+"""Of x, and of a program's tile. Above this the vendor's library did better on an H200, before
+products were launched early."""
 
 
 def takes(rows: int) -> bool:
@@ -31,23 +32,17 @@ def takes(rows: int) -> bool:
     return 1 <= rows <= MOST_ROWS
 
 
-def padded(rows: int) -> int:
-    """Rows of a program's tile."""
-    return 16 if rows <= 16 else 32 if rows <= 32 else 64
-
-
 @dataclass(frozen=True)
 class Plan:
     """How one shape is cut up."""
 
-    rows: int  # of x a program takes: 16, 32 or 64
     columns: int  # of the result a program owns
     depth: int  # of K, a step of the pipeline
     stages: int  # steps on their way at a time
     split: int  # programs that share K
 
 
-def plan(m: int, n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
+def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
     """A rule through what was fastest on an H200 (132 processors; 16 rows, bfloat16).
 
     Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
@@ -65,7 +60,7 @@ def plan(m: int, n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
     while not wide and programs * split < 192 and split < 4 and k // (2 * split) >= 8 * depth:
         split *= 2
     stages = 3 if gated else 4 if split > 1 or programs >= 264 else 6
-    return Plan(padded(m), columns, depth, stages, split)
+    return Plan(columns, depth, stages, split)
 
 
 def launch(
@@ -85,16 +80,16 @@ def launch(
     group = weight.shape[-2]
     n = group * (weight.shape[0] if weight.dim() == 3 else 1)
     width = n // 2 if gated else n
-    cut = plan(m, n, k, gated=gated, dtype=x.dtype)
+    cut = plan(n, k, gated=gated, dtype=x.dtype)
     tiles = -(-width // cut.columns)
     if out is None:
         out = x.new_empty(m, width)
     weighted, sums = None, None
     if then is not None:
         weighted = x.new_empty(m, width)
-        sums = x.new_empty(tiles, cut.rows, dtype=torch.float32)
+        sums = x.new_empty(tiles, MOST_ROWS, dtype=torch.float32)
     # A part is one or two tiles of sums.
-    part = cut.rows * cut.columns * (2 if gated else 1)
+    part = MOST_ROWS * cut.columns * (2 if gated else 1)
     parts, arrivals = (
         scratch(x.device, parts=tiles * cut.split * part, counters=tiles)
         if cut.split > 1
@@ -151,7 +146,7 @@ def constants(
 ) -> dict[str, Any]:
     """What the kernel is compiled for."""
     return {
-        "ROWS": cut.rows,
+        "ROWS": MOST_ROWS,
         "COLUMNS": cut.columns,
         "DEPTH": cut.depth,
         "STAGES": cut.stages,
