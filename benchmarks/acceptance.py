@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from domino_spec.api import DominoDecoder
+from domino_spec.bench.tasks import read_tasks
 from domino_spec.checkpoints import released_folder
 from domino_spec.checkpoints.provenance import CONFIG_KEY
 from domino_spec.data import load_corpus
@@ -29,10 +30,8 @@ from domino_spec.evaluation import (
     Protocol,
     continuations_for,
     corpus_prompts,
-    encode_turns,
     measure_decoded,
     measure_simulated,
-    read_turns,
 )
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
@@ -145,13 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     protocol = Protocol(seed=options.seed, max_new_tokens=options.max_new_tokens)
     longest = protocol.longest_for(loaded.target)
     sets = [
-        encode_turns(
-            Path(path).stem,
-            read_turns(path, limit=options.limit),
-            loaded.tokenizer,
-            longest=longest,
-        )
-        for path in options.sets
+        task.encoded(loaded.tokenizer, longest=longest)
+        for task in (read_tasks(options.sets, limit=options.limit) if options.sets else ())
     ]
     if options.data:
         corpus = load_corpus(

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from domino_spec.api.prompts import end_tokens
+from domino_spec.bench.tasks import read_tasks
 from domino_spec.data import Corpus
 from domino_spec.evaluation import Continuations, PromptSet, Protocol, continue_prompts
-from domino_spec.evaluation.prompts import encode_turns, read_turns
 from domino_spec.targets import LoadedTarget
 from domino_spec.training.evaluate import split_held_out
 
@@ -22,7 +22,8 @@ def load_sets(files: Sequence[str], folder: str | None, loaded: LoadedTarget, li
     protocol = Protocol()
     for file in files:
         longest = protocol.longest_for(loaded.target)
-        prompts = encode_turns(Path(file).stem, read_turns(file), loaded.tokenizer, longest=longest)
+        (task,) = read_tasks([file])
+        prompts = task.encoded(loaded.tokenizer, longest=longest)
         if limit:
             prompts = PromptSet.of(prompts.name, prompts.prompts[:limit], longest=longest)
         answers = answers_to(

@@ -32,8 +32,9 @@ from benchmarks.engine_folders import (
     write_target,
 )
 from domino_spec.api import DominoDecoder
+from domino_spec.bench.tasks import read_tasks
 from domino_spec.engine.shapes import SHAPES
-from domino_spec.evaluation import PromptSet, Protocol, encode_turns, measure_decoded, read_turns
+from domino_spec.evaluation import PromptSet, Protocol, measure_decoded
 from domino_spec.records import append_record, environment
 from domino_spec.targets import load_target
 
@@ -148,8 +149,8 @@ def prompts_for(options: argparse.Namespace, target: Path) -> dict[str, PromptSe
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(target)
     longest = Protocol().longest_prompt
-    named = {Path(path).stem: read_turns(path, limit=options.limit) for path in options.sets}
-    return {n: encode_turns(n, turns, tokenizer, longest=longest) for n, turns in named.items()}
+    tasks = read_tasks(options.sets, limit=options.limit)
+    return {task.name: task.encoded(tokenizer, longest=longest) for task in tasks}
 
 
 def without_loops(engine: Engine, prompts: PromptSet, tokens: int) -> PromptSet:

@@ -15,14 +15,11 @@ from domino_spec.evaluation import (
     Protocol,
     continuations_for,
     corpus_prompts,
-    encode_turns,
     measure_decoded,
     measure_simulated,
-    read_turns,
 )
 from tests.support.families import VOCAB, make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter
-from tests.support.tokens import small_tokenizer
 
 LOOP, ANSWER = [1, 2, 3] * 20, list(range(60))
 
@@ -57,47 +54,11 @@ def test_a_prompt_must_leave_room_for_its_answer():
     assert Protocol(max_new_tokens=56, longest_prompt=150).longest_for(target) == 150
 
 
-def test_first_turns_go_through_the_chat_template(tmp_path):
-    path = write_lines(tmp_path / "quiz.jsonl", {"turns": ["fox", "dog"]}, {"turns": ["the " * 9]})
-    turns = read_turns(path)
-    assert turns == ["fox", "the " * 9]
-    tokenizer = small_tokenizer()
-    found = encode_turns("quiz", turns, tokenizer, longest=100)
-    assert tokenizer.decode(found.prompts[0]) == "<|user|>fox<|end|><|assistant|>"
-    asked = encode_turns("quiz", turns, tokenizer, longest=100, system="lazy")
-    assert tokenizer.decode(asked.prompts[0]).startswith("<|system|>lazy<|end|><|user|>fox")
-    assert read_turns(path, limit=1) == ["fox"]
-
-
 def test_too_long_prompts_are_counted_and_leave_gaps():
     found = PromptSet.of("some", [[1] * 5, [1] * 6, [1] * 4], longest=5)
     assert found.prompts == ((1,) * 5, (1,) * 4)
     assert found.numbers == (0, 2)
     assert found.too_long == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"turns": ["a"]}\n\n{"turns": "b"}', r"line 3 is .* expected an object"),
-        ('{"turns": []}', "line 1 is"),
-        ('["a"]', "line 1 is"),
-        ("turns", "line 1 is not JSON"),
-        ("\n", "holds no prompts"),
-    ],
-)
-def test_other_lines_are_named(tmp_path, text, message):
-    path = tmp_path / "p.jsonl"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=message):
-        read_turns(path)
-
-
-def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(InputError, match="gone.jsonl cannot be read"):
-        read_turns(tmp_path / "gone.jsonl")
-    with pytest.raises(InputError, match="limit is 0"):
-        read_turns(tmp_path / "gone.jsonl", limit=0)
 
 
 def test_prompts_of_a_corpus(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -40,6 +40,14 @@ class AcceptanceStats:
         for position in range(drafts):
             self.offered[position] += 1
             self.accepted[position] += position < accepted
+
+    @classmethod
+    def sum(cls, each: Iterable[AcceptanceStats]) -> AcceptanceStats:
+        """All of them together."""
+        total = cls()
+        for stats in each:
+            total.add(stats)
+        return total
 
     @property
     def tokens_per_cycle(self) -> float:

@@ -1,11 +1,12 @@
 """Evaluation: how many tokens a cycle a drafter gives, simulated or decoded."""
 
 from domino_spec.evaluation.continuations import Continuations, continue_prompts, fingerprint
-from domino_spec.evaluation.prompts import PromptSet, corpus_prompts, encode_turns, read_turns
 from domino_spec.evaluation.protocol import (
     Measurement,
+    PromptSet,
     Protocol,
     continuations_for,
+    corpus_prompts,
     measure_decoded,
     measure_simulated,
 )
@@ -20,11 +21,9 @@ __all__ = [
     "continuations_for",
     "continue_prompts",
     "corpus_prompts",
-    "encode_turns",
     "fingerprint",
     "measure_decoded",
     "measure_simulated",
-    "read_turns",
     "simulate",
     "without_head",
 ]

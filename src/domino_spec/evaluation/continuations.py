@@ -77,23 +77,16 @@ class Continuations:
         """Read what `save` wrote."""
         try:
             with np.load(Path(path), allow_pickle=False) as file:
-                tokens, key = file["tokens"].tolist(), str(file["key"])
-                lengths = list(zip(file["prompt_len"], file["answer_len"], strict=True))
-                max_new_tokens = int(file["max_new_tokens"])
+                lengths = np.stack((file["prompt_len"], file["answer_len"]), axis=1).ravel()
+                parts = np.split(file["tokens"], np.cumsum(lengths)[:-1])
+                key, max_new_tokens = str(file["key"]), int(file["max_new_tokens"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise InputError(
                 f"{path} does not hold continuations ({error}); expected a file that "
                 "Continuations.save wrote."
             ) from error
-        prompts, answers, start = [], [], 0
-        for prompt_len, answer_len in lengths:
-            middle, end = start + int(prompt_len), start + int(prompt_len) + int(answer_len)
-            prompts.append(tuple(tokens[start:middle]))
-            answers.append(tuple(tokens[middle:end]))
-            start = end
-        return cls(
-            prompts=tuple(prompts), answers=tuple(answers), max_new_tokens=max_new_tokens, key=key
-        )
+        texts = tuple(tuple(part.tolist()) for part in parts)  # prompt and answer in turns
+        return cls(prompts=texts[::2], answers=texts[1::2], max_new_tokens=max_new_tokens, key=key)
 
 
 def continue_prompts(
@@ -140,7 +133,7 @@ def continue_prompts(
     )
     made = Continuations(
         prompts=tuple(tuple(prompt) for prompt in prompts),
-        answers=tuple(answer.tokens for answer in answers),
+        answers=tuple(tuple(answer.output) for answer in answers),
         max_new_tokens=max_new_tokens,
         key=key,
     )

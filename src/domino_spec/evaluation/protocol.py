@@ -4,25 +4,53 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from domino_spec.api import DominoDecoder
-from domino_spec.data import is_loop
+from domino_spec.data import Corpus, is_loop
 from domino_spec.decoding import AcceptanceStats, Drafter, RunStats, SamplingParams
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.drafter import DraftModel
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations, continue_prompts
-from domino_spec.evaluation.prompts import PromptSet
 from domino_spec.evaluation.runs import Progress, decode_prompts
 from domino_spec.evaluation.simulate import simulate, without_head
 from domino_spec.targets import Target
 
 Outcome = Literal["used", "short", "loop"]
 Way = Literal["simulated", "decoded"]
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Tokenised prompts of one set, and where in their source each stood."""
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...]
+    numbers: tuple[int, ...]
+    """From 0, in the order of the source; those left out leave gaps."""
+    too_long: int = 0
+
+    @classmethod
+    def of(cls, name: str, prompts: Iterable[Sequence[int]], *, longest: int) -> PromptSet:
+        """Leave out what is longer than `longest` tokens, and count it."""
+        every = [tuple(prompt) for prompt in prompts]
+        kept = [number for number, prompt in enumerate(every) if len(prompt) <= longest]
+        return cls(name, tuple(every[n] for n in kept), tuple(kept), len(every) - len(kept))
+
+
+def corpus_prompts(
+    name: str, corpus: Corpus, *, longest: int, limit: int | None = None
+) -> PromptSet:
+    """What stands before each conversation's first answer; a prompt met before is left out."""
+    starts = ((index, corpus.first_supervised(index)) for index in range(len(corpus)))
+    found = {tuple(corpus[index].tokens[:start].tolist()): None for index, start in starts if start}
+    if not found:
+        raise InputError(f"{name} has no conversation with a prompt; expected chats, not texts.")
+    return PromptSet.of(name, list(found)[:limit], longest=longest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +100,8 @@ class Measurement:
     @property
     def total(self) -> AcceptanceStats:
         """All counts of the prompts used."""
-        total = AcceptanceStats()
-        for outcome, counts in zip(self.outcomes, self.sequences, strict=True):
-            if outcome == "used":
-                total.add(counts)
-        return total
+        pairs = zip(self.outcomes, self.sequences, strict=True)
+        return AcceptanceStats.sum(counts for outcome, counts in pairs if outcome == "used")
 
     @property
     def counts(self) -> dict[str, int]:
@@ -185,8 +210,13 @@ def measure_decoded(
     Every cycle drafts `decoder.depth` tokens: acceptance at a depth that adapts to the machine
     would not compare. `accept` unset is coupled on the engine and rejection in the reference loop.
     """
-    start = time.perf_counter()
-    fixed, stats = _at_fixed_depth(decoder, head=head), RunStats()
+    start, stats = time.perf_counter(), RunStats()
+    drafter: Drafter | None = decoder.drafter
+    if not head:
+        drafter = BlockDrafter(without_head(_model(decoder)), candidates=decoder.candidates)
+    fixed = DominoDecoder(
+        decoder.target, drafter, decoder.tokenizer, depth=decoder.depth, engine=decoder.choice
+    )
     params = SamplingParams(
         max_new_tokens=protocol.max_new_tokens,
         temperature=protocol.temperature,
@@ -210,23 +240,9 @@ def measure_decoded(
         depth=fixed.depth,
         candidates=decoder.candidates,
         head=head if isinstance(decoder.drafter, BlockDrafter) else None,
-        outcomes=tuple(protocol.outcome(answer.tokens) for answer in answers),
+        outcomes=tuple(protocol.outcome(answer.output) for answer in answers),
         sequences=tuple(answer.stats for answer in answers),
         seconds=time.perf_counter() - start,
-    )
-
-
-def _at_fixed_depth(decoder: DominoDecoder, *, head: bool) -> DominoDecoder:
-    """A decoder of the same pair that drafts as deep in every cycle; plain decoding stays so."""
-    drafter: Drafter | None = decoder.drafter
-    if not head:
-        drafter = BlockDrafter(without_head(_model(decoder)), candidates=decoder.candidates)
-    return DominoDecoder(
-        decoder.target,
-        drafter,
-        decoder.tokenizer,
-        depth=decoder.depth,
-        engine=decoder.choice,
     )
 
 

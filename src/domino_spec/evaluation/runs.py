@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from domino_spec.api import DominoDecoder
@@ -14,15 +13,6 @@ from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.models import unsupported_reason
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one prompt gave: its tokens, the prefill's first, and the counts of its cycles."""
-
-    tokens: tuple[int, ...]
-    stats: AcceptanceStats
-
 
 Progress = Callable[[int, int], None]
 """Called with how many answers of how many are done."""
@@ -37,8 +27,8 @@ def decode_prompts(
     eos: Collection[int] | None = None,
     stats: RunStats | None = None,
     on_progress: Progress | None = None,
-) -> list[Answer]:
-    """Every prompt's answer, in order. Prompt i draws from seed + i whatever its batch.
+) -> list[Decoded]:
+    """Every prompt's sequence, in order, decoded. Prompt i draws from seed + i whatever its batch.
 
     The engine schedules all at once; `batch_size` is that of the reference loop.
     """
@@ -57,7 +47,7 @@ def decode_prompts(
         done += output.finish_reason is not None
         if on_progress is not None and output.finish_reason is not None:
             on_progress(done, len(sequences))
-    return [Answer(tuple(sequence.output), sequence.stats) for sequence in sequences]
+    return sequences
 
 
 def greedy_counts(
@@ -69,10 +59,8 @@ def greedy_counts(
 ) -> AcceptanceStats:
     """The counts of all prompts together, decoded greedily: for drafters without a simulation."""
     params = SamplingParams(max_new_tokens=max_new_tokens)
-    total = AcceptanceStats()
-    for answer in decode_prompts(decoder, prompts, params, batch_size=batch_size):
-        total.add(answer.stats)
-    return total
+    answers = decode_prompts(decoder, prompts, params, batch_size=batch_size)
+    return AcceptanceStats.sum(answer.stats for answer in answers)
 
 
 def make_sequence(

@@ -13,7 +13,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,41 +32,24 @@ _STAGES = (2, 6)
 """Most anchors miss early: few need the logits of a whole block."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Simulation:
-    """What decoding would have counted, and how each draft does after every anchor."""
+    """What decoding would have counted."""
 
     sequences: list[AcceptanceStats]
     """One a continuation, in order."""
-    total: AcceptanceStats
-    reached: list[int]
-    """Over all anchors: how often all drafts before this one were right and a token followed."""
-    right: list[int]
-    """How often this one was right too."""
+    first_draft_accuracy: float
+    """Share of all anchors whose first draft is right."""
+
+    @property
+    def total(self) -> AcceptanceStats:
+        """All counts together."""
+        return AcceptanceStats.sum(self.sequences)
 
     @property
     def tokens_per_cycle(self) -> float:
         """All committed tokens over all cycles."""
         return self.total.tokens_per_cycle
-
-    @property
-    def first_draft_accuracy(self) -> float:
-        """Share of all anchors whose first draft is right."""
-        return self.conditional_acceptance[0] if self.reached else 0.0
-
-    @property
-    def conditional_acceptance(self) -> list[float]:
-        """Share of right drafts at each position among those whose predecessors are right."""
-        pairs = zip(self.right, self.reached, strict=True)
-        return [right / reached if reached else 0.0 for right, reached in pairs]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
-        return {
-            **self.total.to_dict(),
-            "first_draft_accuracy": self.first_draft_accuracy,
-            "conditional_acceptance": self.conditional_acceptance,
-        }
 
 
 @torch.no_grad()
@@ -118,11 +100,8 @@ def simulate(
         if batch_size is None
         else batches([len(p) for p in continuations.prompts], target, batch_size),
     )
-    total = AcceptanceStats()
-    for own in stats:
-        total.add(own)
-    reached, right = count_anchors(matches, depth=depth)
-    return Simulation(sequences=stats, total=total, reached=reached, right=right)
+    first = [count > 0 for own in matches for count in own]
+    return Simulation(stats, sum(first) / len(first) if first else 0.0)
 
 
 def without_head(drafter: DraftModel) -> DraftModel:
@@ -268,16 +247,3 @@ def walk(
                 done[number] += committed
             going = [number for number in going if done[number] <= len(matches[number])]
     return stats
-
-
-def count_anchors(matches: Sequence[Sequence[int]], *, depth: int) -> tuple[list[int], list[int]]:
-    """Over every anchor: how often each draft was reached, and how often it was right."""
-    reached, right = [0] * depth, [0] * depth
-    for own in matches:
-        for index, count in enumerate(own):
-            for position in range(count):
-                right[position] += 1
-            # The first wrong draft is reached too, unless the answer or the block ends there.
-            for position in range(min(count + 1, depth, len(own) - index)):
-                reached[position] += 1
-    return reached, right
