@@ -429,8 +429,8 @@ MUTATIONS = (
     Mutation(
         "a tokenizer with one id too many passes",
         "doctor",
-        "fits = highest < facts.vocab_size",
-        "fits = highest <= facts.vocab_size",
+        "highest < facts.vocab_size",
+        "highest <= facts.vocab_size",
         "tests/doctor/test_doctor.py",
     ),
     # serving
@@ -474,8 +474,8 @@ MUTATIONS = (
     Mutation(
         "the page does not escape what tables hold",
         "report",
-        "f'<td>{escape(cell)}</td>' for cell in line",
-        "f'<td>{cell}</td>' for cell in line",
+        "Environment(autoescape=True,",
+        "Environment(autoescape=False,",
         "tests/report",
     ),
     # drafters

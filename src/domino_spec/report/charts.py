@@ -68,7 +68,10 @@ class Chart:
                 del element.attrib["id"]
             if "style" in element.attrib:
                 style = re.sub(r"font(-family)?: [^;]*'[^;]*(;|$)", "", element.attrib["style"])
-                element.set("style", re.sub(r"#\w{6}", _page_colour, style))
+                element.set(
+                    "style",
+                    re.sub(r"#\w{6}", lambda found: _PAGE_COLOURS.get(found[0], found[0]), style),
+                )
         for key in ("width", "height"):
             del root.attrib[key]
         heads, lines = self.table
@@ -119,7 +122,8 @@ def charts(run: RunSummary) -> list[Chart]:
     found: list[Chart] = []
     for temperature in sorted({t for t, _ in run.points}):
         sizes = sorted(size for t, size in run.points if t == temperature)
-        cells = [c for c in run.at(temperature, sizes[0]) if c.lines]
+        by_size = {s: [c for c in run.at(temperature, s) if c.lines] for s in sizes}
+        cells = by_size[sizes[0]]
         if not cells:
             continue
         where = f"T {temperature:g}, batch size {sizes[0]}"
@@ -137,9 +141,27 @@ def charts(run: RunSummary) -> list[Chart]:
                 caption="Mean tokens per cycle, the target's own token included, the prefill's "
                 "token not. The dashed line is plain decoding's one.",
             ))  # fmt: skip
-        found += _acceptance_rate(run, cells, where, tag)
-        found += _cycle_time(run, cells, where, tag)
-        found += _throughput(run, temperature, sizes, tag)
+        overall = _overall(cells)
+        found += _lines(
+            run,
+            {li.method: dict(enumerate(li.counts.acceptance_by_position, start=1))
+             for li in overall.lines},
+            percent=True, x_label="position in the block",
+            slug=f"acceptance-rate-{tag}", title="Acceptance rate by position", where=where,
+            caption="Share of the drafts verified at each position of a block that were accepted "
+            f"({overall.cell.task}). A draft counts only if all earlier ones were accepted.",
+        )  # fmt: skip
+        found += _cycle_time(run, overall, where, tag)
+        several = {s: _overall(c) for s, c in by_size.items() if c and len(sizes) > 1}
+        found += _lines(
+            run,
+            {m: {s: at.line(m).tokens_per_second for s, at in several.items()}
+             for m in run.methods},
+            percent=False, x_label="batch size", slug=f"throughput-{tag}",
+            title="Throughput by batch size", where=f"T {temperature:g}",
+            caption="Tokens per second of the whole batch, all tasks, prefill included. A batch "
+            "ends when its last sequence does.",
+        )  # fmt: skip
     return found
 
 
@@ -165,8 +187,8 @@ def _bars(
                 axes.text(_PAD, y, _shortened(method))
                 axes.text(WIDTH - _PAD, y, shown(found), ha="right")
                 y += 6
-                axes.barh(y + 5.5, found.value * scale, left=_PAD, height=11,
-                          color=_colour(run, method))  # fmt: skip
+                colour = _METHODS[run.methods.index(method) % len(_METHODS)]
+                axes.barh(y + 5.5, found.value * scale, left=_PAD, height=11, color=colour)
                 if found.low is not None and found.high is not None:
                     ends = [_PAD + found.low * scale, _PAD + found.high * scale]
                     axes.plot(ends, [y + 5.5] * 2, color=_INK, marker="|", linewidth=1.4)
@@ -182,37 +204,6 @@ def _bars(
     lines = [(task, method, shown(found)) for task, method, found in flat]
     table = (("task", "method", words["title"].lower()), lines)
     return Chart(table=table, height=height, paint=paint, **words)
-
-
-def _acceptance_rate(
-    run: RunSummary, cells: Sequence[CellSummary], where: str, tag: str
-) -> list[Chart]:
-    overall = _overall(cells)
-    series = {
-        line.method: dict(enumerate(shares, start=1))
-        for line in overall.lines
-        if (shares := line.counts.acceptance_by_position)
-    }
-    return _lines(
-        run, series, percent=True, x_label="position in the block",
-        slug=f"acceptance-rate-{tag}", title="Acceptance rate by position", where=where,
-        caption="Share of the drafts verified at each position of a block that were accepted "
-        f"({overall.cell.task}). A draft counts only if all earlier ones were accepted.",
-    )  # fmt: skip
-
-
-def _throughput(run: RunSummary, temperature: float, sizes: Sequence[int], tag: str) -> list[Chart]:
-    series: dict[str, dict[int, float]] = {method: {} for method in run.methods}
-    for size in sizes if len(sizes) > 1 else ():
-        cells = [c for c in run.at(temperature, size) if c.lines]
-        for method in run.methods if cells else ():
-            series[method][size] = _overall(cells).line(method).tokens_per_second
-    return _lines(
-        run, series, percent=False, x_label="batch size", slug=f"throughput-{tag}",
-        title="Throughput by batch size", where=f"T {temperature:g}",
-        caption="Tokens per second of the whole batch, all tasks, prefill included. A batch ends "
-        "when its last sequence does.",
-    )  # fmt: skip
 
 
 def _lines(
@@ -254,8 +245,7 @@ def _lines(
     return [Chart(table=table, height=246.0 + 19 * len(series), paint=paint, **words)]
 
 
-def _cycle_time(run: RunSummary, cells: Sequence[CellSummary], where: str, tag: str) -> list[Chart]:
-    overall = _overall(cells)
+def _cycle_time(run: RunSummary, overall: CellSummary, where: str, tag: str) -> list[Chart]:
     bars = {
         line.method: (line.cycle.draft, line.cycle.verify, line.cycle.other)
         for line in overall.lines
@@ -304,14 +294,6 @@ def _cycle_time(run: RunSummary, cells: Sequence[CellSummary], where: str, tag: 
 def _overall(cells: Sequence[CellSummary]) -> CellSummary:
     """All tasks together, or the only one."""
     return next((c for c in cells if c.cell.task == ALL), cells[0])
-
-
-def _colour(run: RunSummary, method: str) -> str:
-    return _METHODS[run.methods.index(method) % len(_METHODS)]
-
-
-def _page_colour(found: re.Match[str]) -> str:
-    return _PAGE_COLOURS.get(found[0], found[0])
 
 
 def _shortened(name: str) -> str:

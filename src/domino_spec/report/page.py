@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import Any
 
+from jinja2 import Environment, StrictUndefined
+
+from domino_spec.bench import tables
 from domino_spec.bench.statistics import FEWEST
 from domino_spec.bench.summary import ALL, CellSummary, Line, RunSummary, read_runs
-from domino_spec.bench.tables import (
-    HEADS,
-    LEFT_OUT_HEADS,
-    TAKING_PART_HEADS,
-    how_measured,
-    left_out_rows,
-    method_rows,
-    taking_part_rows,
-    times,
-)
+from domino_spec.bench.tables import times
 from domino_spec.drafters import PLAIN
 from domino_spec.errors import InputError
-from domino_spec.report.charts import Chart, Table, charts
+from domino_spec.report.charts import charts
 
-_STYLE = Path(__file__).with_name("page.css")
-# Whatever a name in the records holds: nothing may be loaded or run.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_HERE = Path(__file__)
 _MANY_LOOPS = 0.25
 _VERDICTS = {1: "faster", -1: "slower", 0: "no clear difference"}
 
@@ -56,93 +46,13 @@ def write_report(
 def page(runs: Sequence[RunSummary]) -> str:
     """All runs, one after the other."""
     names = ", ".join(dict.fromkeys(run.facts["target"]["name"] for run in runs))
-    title = escape(f"Head-to-head on {names}")
-    sections = "".join(
-        _section(run, index, several=len(runs) > 1) for index, run in enumerate(runs)
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        _HERE.with_name("page.html").read_text(encoding="utf-8"),
+        globals={**vars(tables), "charts": charts, "findings": findings, "caveats": caveats},
     )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f'<link rel="icon" href="data:,"><title>{title}</title>'
-        f"<style>\n{_STYLE.read_text(encoding='utf-8')}</style></head>\n"
-        f"<body><main><h1>{title}</h1>"
-        '<p class="soft">Drafters against plain decoding: measured by <code>domino bench</code>, '
-        "every figure made from its raw records.</p>"
-        f"{sections}</main></body></html>\n"
-    )
-
-
-def _section(run: RunSummary, index: int, *, several: bool) -> str:
-    target, settings = run.facts["target"], run.settings
-    heading = f"{target['name']} · {settings['engine']} · {run.environments[0]['hardware']}"
-    parts = [f"<section><h2>{escape(heading)}</h2>" if several else "<section>"]
-    found = [
-        f'<li class="{f.kind}"><b>{escape(f.method)}</b>: <strong>{escape(f.verdict)}</strong> '
-        f"{escape(f.rest)}.</li>"
-        for f in findings(run)
-    ]
-    if found:
-        parts.append(f'<ul class="lead">{"".join(found)}</ul>')
-    limits = "".join(f"<li>{escape(caveat)}</li>" for caveat in caveats(run))
-    if limits:
-        parts.append(f"<h2>Caveats</h2><ul>{limits}</ul>")
-    drawn = [_figure(chart, f"r{index}-{number}") for number, chart in enumerate(charts(run))]
-    if drawn:
-        parts.append(f'<h2>Charts</h2><div class="charts">{"".join(drawn)}</div>')
-    parts += [
-        "<h2>All figures</h2>",
-        _table((HEADS, method_rows(run)), "95% intervals in brackets.",
-               dimmed=[line[HEADS.index("method")] == PLAIN for line in method_rows(run)]),
-        '<h2>Excluded prompts</h2><p class="soft">Plain decoding answered every prompt once '
-        "before anything was timed. A text that loops flatters any drafter, an answer shorter than "
-        f"{escape(str(settings['shortest_answer']))} tokens says little, a batch that is not full "
-        "is another batch size.</p>",
-        _table((LEFT_OUT_HEADS, left_out_rows(run)), "Prompts"),
-        "<h2>How it was measured</h2>",
-        f"<p>{escape(how_measured(run))}</p>",
-        _table((TAKING_PART_HEADS, taking_part_rows(run)), "Methods"),
-        "".join(_environment(e) for e in run.environments),
-        f'<p class="soft">Run <code>{escape(run.key[:12])}</code>, target '
-        f"<code>{escape(target['fingerprint'][:12])}</code>.</p></section>",
-    ]  # fmt: skip
-    return "\n".join(parts)
-
-
-def _figure(chart: Chart, name: str) -> str:
-    return (
-        f'<figure aria-labelledby="{name}-h"><h3 id="{name}-h">{escape(chart.title)} '
-        f"<small>{escape(chart.where)}</small></h3>"
-        f"<figcaption>{escape(chart.caption)}</figcaption>{chart.svg(name)}"
-        f"<details><summary>As a table</summary>{_table(chart.table, chart.title)}</details>"
-        "</figure>"
-    )
-
-
-def _table(table: Table, caption: str, *, dimmed: Sequence[bool] = ()) -> str:
-    heads, lines = table
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    body = ""
-    for index, line in enumerate(lines):
-        kind = ' class="plain"' if dimmed and dimmed[index] else ""
-        body += f"<tr{kind}>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>"
-    return (
-        f'<div class="scroll" tabindex="0"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _environment(environment: Mapping[str, Any]) -> str:
-    versions = ", ".join(f"{k} {v}" for k, v in environment["versions"].items())
-    facts = {
-        "hardware": environment["hardware"],
-        "date": environment["date"],
-        "commit": environment["commit"],
-        "versions": f"Python {environment['python']}, {versions}",
-    }
-    items = "".join(f"<dt>{k}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())
-    command = f"<dt>command</dt><dd><code>{escape(environment['command'])}</code></dd>"
-    return f"<dl>{items}{command}</dl>"
+    style = _HERE.with_name("page.css").read_text(encoding="utf-8")
+    title = f"Head-to-head on {names}"
+    return template.render(runs=runs, title=title, style=style) + "\n"
 
 
 @dataclass(frozen=True)
