@@ -11,17 +11,20 @@ used. Anything else counts as unexplained.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from domino_spec.audit import ReferenceWay, judge_first
+from domino_spec.audit import Difference, Pass, ReferenceWay
+from domino_spec.audit.forwards import PlainReader
+from domino_spec.audit.greedy import judge
 from domino_spec.decoding import AcceptanceStats, SamplingParams
 from domino_spec.demo import untrained_drafter
 from domino_spec.drafters import BlockDrafter
 from domino_spec.records import append_record, environment
-from domino_spec.targets import load_target
+from domino_spec.targets import Target, load_target
 from tests.smollm2.prompts import PROMPTS
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.families import plain_greedy
@@ -83,6 +86,29 @@ def compare(
         "proven_ties": ties,
         "tokens_per_cycle": stats.tokens_per_cycle,
     }
+
+
+def judge_first(
+    target: Target,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    found: Sequence[int],
+    passes: Sequence[Pass],
+) -> Difference | None:
+    """The first difference of two known texts, measured; None if there is none."""
+    pairs = enumerate(zip(plain, found, strict=True))
+    place = next((index for index, (a, b) in pairs if a != b), None)
+    if place is None:
+        return None
+    reader = PlainReader(target)
+    single = reader.read(prompt)
+    for token in plain[:place]:
+        single = reader.read([token])
+    ids = [*prompt, *plain[:place]]
+    return judge(
+        target, None, prompt=0, position=place, ids=ids, single=single, found=found[place],
+        passes=passes,
+    )  # fmt: skip
 
 
 def main() -> None:

@@ -5,8 +5,9 @@ from functools import cache
 import pytest
 import torch
 import transformers as tf
+from benchmarks.gpu_exactness import judge_first
 
-from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy, judge_first
+from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy
 from domino_spec.audit.forwards import PlainReader, float32_logits
 from domino_spec.audit.greedy import judge
 from domino_spec.decoding import SamplingParams, loop

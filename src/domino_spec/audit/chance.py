@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -152,10 +151,6 @@ class CountTest:
     detectable: float | None
     """Total variation found nine times in ten, if so many tokens were replaced by the most likely
     one; None where even all would not show."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
-        return dict(vars(self))
 
 
 def run_test(

@@ -17,6 +17,12 @@ from domino_spec.targets.target import evaluating
 _HALF = (torch.bfloat16, torch.float16)
 
 
+def _forward(target: Target, texts: Sequence[Sequence[int]], past: Any, **inputs: Any) -> Any:
+    ids = torch.tensor([list(text) for text in texts], device=target.device)
+    with evaluating(target.model):
+        return target.model(input_ids=ids, past_key_values=past, use_cache=True, **inputs)
+
+
 class PlainReader:
     """Plain decoding: one sequence, one token a forward, the cache that the model makes itself."""
 
@@ -27,16 +33,8 @@ class PlainReader:
     @torch.no_grad()
     def read(self, tokens: Sequence[int]) -> Tensor:
         """Logits after the last of these tokens, [vocabulary] in float32 on the device."""
-        model = self._target.model
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([list(tokens)], device=self._target.device),
-            "past_key_values": self._past,
-            "use_cache": True,
-        }
-        if self._target.takes("logits_to_keep"):
-            inputs["logits_to_keep"] = 1
-        with evaluating(model):
-            output = model(**inputs)
+        last = {"logits_to_keep": 1} if self._target.takes("logits_to_keep") else {}
+        output = _forward(self._target, [tokens], self._past, **last)
         self._past = output.past_key_values
         logits: Tensor = output.logits[0, -1].float()
         return logits
@@ -63,19 +61,17 @@ class ShapedReader:
         """
         target = self._target
         batch, count = len(texts), len(texts[0])
-        self._reshape(batch, slots or self.length)
-        inputs: dict[str, Any] = {
-            "input_ids": torch.tensor([list(text) for text in texts], device=target.device),
-            "past_key_values": self._past,
-            "use_cache": True,
-        }
+        # The first sequence's states for each of them, and empty slots after them.
+        for layer in self._past.layers:
+            layer.keys = _widened_to(layer.keys, batch, slots or self.length)
+            layer.values = _widened_to(layer.values, batch, slots or self.length)
+        inputs: dict[str, Any] = {}
         if slots is not None:
             inputs["attention_mask"] = self._mask(batch, count, slots)
             if target.takes("position_ids"):
                 places = torch.arange(self.length, self.length + count, device=target.device)
                 inputs["position_ids"] = places.expand(batch, -1)
-        with evaluating(target.model):
-            logits: Tensor = target.model(**inputs).logits
+        logits: Tensor = _forward(target, texts, self._past, **inputs).logits
         for layer in self._past.layers:
             layer.keys = self._closed(layer.keys, count)
             layer.values = self._closed(layer.values, count)
@@ -88,12 +84,6 @@ class ShapedReader:
             layer.keys = layer.keys[:, :, :length]
             layer.values = layer.values[:, :, :length]
         self.length = min(self.length, length)
-
-    def _reshape(self, batch: int, slots: int) -> None:
-        """The first sequence's states for each of `batch` ones, and empty slots after them."""
-        for layer in self._past.layers:
-            layer.keys = _widened_to(layer.keys, batch, slots)
-            layer.values = _widened_to(layer.values, batch, slots)
 
     def _closed(self, states: Tensor, count: int) -> Tensor:
         """Without the empty slots between what was there and what is new."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -40,10 +40,6 @@ class Difference:
     """
     verdict: Verdict
     why: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
-        return asdict(self)
 
 
 def judge(
@@ -117,54 +113,25 @@ def judge(
     return difference("bug", "no rounding explains it")
 
 
-def judge_first(
-    target: Target,
-    prompt: Sequence[int],
-    plain: Sequence[int],
-    found: Sequence[int],
-    passes: Sequence[Pass],
-) -> Difference | None:
-    """The first difference of two known texts, measured; None if there is none."""
-    pairs = enumerate(zip(plain, found, strict=True))
-    place = next((index for index, (a, b) in pairs if a != b), None)
-    if place is None:
-        return None
-    reader = PlainReader(target)
-    single = reader.read(prompt)
-    for token in plain[:place]:
-        single = reader.read([token])
-    ids = [*prompt, *plain[:place]]
-    return judge(
-        target, None, prompt=0, position=place, ids=ids, single=single, found=found[place],
-        passes=passes,
-    )  # fmt: skip
-
-
 def _in_shapes_used(target: Target, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
     """Logits after the text: in the last forward's shape, then through all forwards before."""
     position = len(ids) - 1
-    shape = _holding(passes, position)
+    shape = next((each for each in passes if each.holds(position)), None)
     if shape is None:
         return
+
+    def read(each: Pass) -> Tensor:
+        return reader.read(block_of(ids, each), batch=each.batch, slots=each.slots)
+
     reader = ShapedReader(target)
     if shape.start:
         reader.read(ids[: shape.start])
-    yield _read(reader, ids, shape)[position - shape.start]
+    yield read(shape)[position - shape.start]
     reader = ShapedReader(target)
-    for each in passes:
-        logits = _read(reader, ids, each)
-        if each is shape:
-            yield logits[position - shape.start]
-            return
+    for each in passes[: passes.index(shape)]:
+        read(each)
         reader.cut(each.start + each.kept)
-
-
-def _read(reader: ShapedReader, ids: Sequence[int], shape: Pass) -> Tensor:
-    return reader.read(block_of(ids, shape), batch=shape.batch, slots=shape.slots)
-
-
-def _holding(passes: Sequence[Pass], position: int) -> Pass | None:
-    return next((each for each in passes if each.holds(position)), None)
+    yield read(shape)[position - shape.start]
 
 
 def _furthest(one: Tensor, other: Tensor) -> float:
@@ -185,21 +152,16 @@ class GreedyAudit:
         """How many differences were judged so."""
         return sum(difference.verdict == verdict for difference in self.differences)
 
-    @property
-    def differing_prompts(self) -> int:
-        """Prompts with a difference."""
-        return len({difference.prompt for difference in self.differences})
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""
         return {
             "prompts": self.prompts,
             "tokens": self.tokens,
-            "differing_prompts": self.differing_prompts,
+            "differing_prompts": len({difference.prompt for difference in self.differences}),
             "ties": self.count("tie"),
             "bugs": self.count("bug"),
             "unclear": self.count("unclear"),
-            "differences": [difference.to_dict() for difference in self.differences],
+            "differences": [vars(difference) for difference in self.differences],
             **self.stats.to_dict(),
         }
 
@@ -223,17 +185,15 @@ def audit_greedy(
     say(f"decoding {len(prompts)} prompts with drafts")
     params = SamplingParams(max_new_tokens=max_new_tokens)
     written = way.write(prompts, params, eos=eos)
-    differences: list[Difference] = []
-    tokens, stats = 0, AcceptanceStats()
-    audited = GreedyAudit(prompts=0, tokens=0, differences=(), stats=stats)
+    audited = GreedyAudit(prompts=0, tokens=0, differences=(), stats=AcceptanceStats())
     say(f"reading {sum(len(w.tokens) for w in written)} tokens plainly")
     for index, (prompt, text) in enumerate(zip(prompts, written, strict=True)):
         found, compared = _follow(target, way, index, prompt, text, max_new_tokens, eos)
-        differences += found
-        tokens += compared
-        stats.add(text.stats)
         audited = GreedyAudit(
-            prompts=index + 1, tokens=tokens, differences=tuple(differences), stats=stats
+            prompts=index + 1,
+            tokens=audited.tokens + compared,
+            differences=(*audited.differences, *found),
+            stats=AcceptanceStats.sum((audited.stats, text.stats)),
         )
         on_progress(audited)
     return audited
@@ -250,42 +210,32 @@ def _follow(
 ) -> tuple[list[Difference], int]:
     """Differences of one text, and how many of its tokens were compared."""
     found: list[Difference] = []
+
+    def ending(position: int, plain: int | None, token: int | None, why: str) -> Difference:
+        return Difference(
+            prompt=index, position=position, plain=plain, found=token, gap=None, bound=None,
+            verdict="bug", why=why,
+        )  # fmt: skip
+
     reader = PlainReader(target)
     single = reader.read(prompt)
     for position, token in enumerate(text.tokens):
         if position == max_new_tokens or (position and text.tokens[position - 1] in eos):
             why = "decoding went on where plain decoding ends"
-            return [*found, _ending(index, position, None, token, why)], position
+            return [*found, ending(position, None, token, why)], position
         if int(single.argmax()) != token:
             ids = [*prompt, *text.tokens[:position]]
             found.append(
                 judge(
-                    target,
-                    way,
-                    prompt=index,
-                    position=position,
-                    ids=ids,
-                    single=single,
-                    found=token,
-                    passes=text.passes,
+                    target, way, prompt=index, position=position, ids=ids, single=single,
+                    found=token, passes=text.passes,
                 )
-            )
+            )  # fmt: skip
             if found[-1].verdict == "bug":
                 return found, position + 1
-        if position + 1 < len(text.tokens):
-            single = reader.read([token])
+        single = reader.read([token])
     count = len(text.tokens)
     if count < max_new_tokens and (not count or text.tokens[-1] not in eos):
-        plain = int(reader.read(text.tokens[-1:]).argmax()) if count else int(single.argmax())
         why = "decoding ended where plain decoding goes on"
-        found.append(_ending(index, count, plain, None, why))
+        found.append(ending(count, int(single.argmax()), None, why))
     return found, count
-
-
-def _ending(
-    prompt: int, position: int, plain: int | None, found: int | None, why: str
-) -> Difference:
-    return Difference(
-        prompt=prompt, position=position, plain=plain, found=found, gap=None, bound=None,
-        verdict="bug", why=why,
-    )  # fmt: skip

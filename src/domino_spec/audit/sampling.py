@@ -46,16 +46,6 @@ class PlaceResult:
     again: float | None = None
     """Holm's on fresh samples, where the first ones looked wrong."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
-        return {
-            "prompt": self.prompt,
-            "position": self.position,
-            **self.test.to_dict(),
-            "adjusted": self.adjusted,
-            "again": self.again,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingAudit:
@@ -94,7 +84,16 @@ class SamplingAudit:
             "false_alarm": self.false_alarm,
             "detectable": self.detectable,
             "wrong": len(self.wrong),
-            "places": [place.to_dict() for place in self.places],
+            "places": [
+                {
+                    "prompt": place.prompt,
+                    "position": place.position,
+                    **vars(place.test),
+                    "adjusted": place.adjusted,
+                    "again": place.again,
+                }
+                for place in self.places
+            ],
             **self.stats.to_dict(),
         }
 

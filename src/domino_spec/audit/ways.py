@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,30 +51,28 @@ class Written:
     stats: AcceptanceStats
 
 
-class Way(Protocol):
+class Way:
     """A way of decoding with drafts."""
 
-    @property
-    def name(self) -> str:
-        """For reports."""
-
-    @property
-    def batch_size(self) -> int:
-        """Sequences decoded together."""
+    name: str
+    batch_size: int
+    """Sequences decoded together."""
 
     def write(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
     ) -> list[Written]:
         """Decode all prompts; sequence i draws from the parameters' seed + i."""
+        raise NotImplementedError
 
-    def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:
+    def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:  # noqa: ARG002
         """Logits after known text by a forward of its own, nothing if it runs the model's.
 
         In the last forward's shape after text read at once, then through all forwards before.
         """
+        return iter(())
 
 
-class ReferenceWay:
+class ReferenceWay(Way):
     """The reference loop with drafts from anywhere."""
 
     name = "reference"
@@ -88,23 +86,10 @@ class ReferenceWay:
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
     ) -> list[Written]:
         """In batches, in the given order: sequences of different lengths meet."""
-        written: list[Written] = []
-        for first in range(0, len(prompts), self.batch_size):
-            batch = prompts[first : first + self.batch_size]
-            sequences = [
-                make_sequence(first + index, prompt, params, eos=eos)
-                for index, prompt in enumerate(batch)
-            ]
-            written += self._decode(sequences)
-        return written
-
-    def own_logits(
-        self,
-        ids: Sequence[int],  # noqa: ARG002
-        passes: Sequence[Pass],  # noqa: ARG002
-    ) -> Iterator[Tensor]:
-        """The loop runs the model's own forward."""
-        return iter(())
+        sequences = [make_sequence(i, prompt, params, eos=eos) for i, prompt in enumerate(prompts)]
+        starts = range(0, len(prompts), self.batch_size)
+        batches = (sequences[first : first + self.batch_size] for first in starts)
+        return [written for batch in batches for written in self._decode(batch)]
 
     def _decode(self, sequences: list[Decoded]) -> list[Written]:
         passes: dict[int, list[Pass]] = {sequence.index: [] for sequence in sequences}
@@ -112,24 +97,24 @@ class ReferenceWay:
             verified: Any = None
             for commit in decode(self._target, self._drafter, sequences):
                 if verified is None:
-                    verified = forwards[-1].cache  # the prefill's; a proposer may have its own
-                forward = next(f for f in reversed(forwards) if f.cache is verified)
+                    verified = forwards[-1][0]  # the prefill's cache; a drafter may have its own
+                _, batch, width, slots = next(f for f in reversed(forwards) if f[0] is verified)
                 sequence = commit.sequence
                 before = len(sequence.prompt) + len(sequence.output) - len(commit.tokens)
                 prefill = commit.cycle == 0
                 passes[sequence.index].append(
                     Pass(
                         start=0 if prefill else before - 1,
-                        width=forward.width,
-                        batch=forward.batch,
-                        slots=forward.slots,
+                        width=width,
+                        batch=batch,
+                        slots=slots,
                         kept=before if prefill else commit.accepted + 1,
                     )
                 )
         return [Written(tuple(r.output), tuple(passes[r.index]), r.stats) for r in sequences]
 
 
-class EngineWay:
+class EngineWay(Way):
     """The engine, whose sampling is the coupled rule."""
 
     name = "fast"
@@ -152,14 +137,14 @@ class EngineWay:
                 sequence = commit.sequence
                 if commit.error is not None:
                     raise commit.error
-                forwards = started[sequence.index]
+                prefill, cycles = started[sequence.index]
                 if commit.cycle == 0:
                     if sequence.cached:  # by another sequence's forwards
                         passes[sequence.index].append(_at_once(sequence.cached))
-                    passes[sequence.index] += forwards.prefill
+                    passes[sequence.index] += prefill
                     continue
                 before = len(sequence.prompt) + len(sequence.output) - len(commit.tokens)
-                size, width = forwards.cycles[commit.cycle - 1]
+                size, width = cycles[commit.cycle - 1]
                 passes[sequence.index].append(
                     Pass(start=before - 1, width=width, batch=size, kept=commit.accepted + 1)
                 )
@@ -211,21 +196,9 @@ def block_of(ids: Sequence[int], shape: Pass) -> list[int]:
     return block + [ids[-1]] * (shape.width - len(block))
 
 
-@dataclass(frozen=True)
-class _Forward:
-    cache: Any
-    batch: int
-    width: int
-    slots: int | None
-
-
-@dataclass
-class _Forwards:
-    """What the engine launched for one sequence."""
-
-    prefill: list[Pass] = field(default_factory=list)
-    cycles: list[tuple[int, int]] = field(default_factory=list)
-    """Sequences, filled up, and tokens of each."""
+_Started = tuple[list[Pass], list[tuple[int, int]]]
+"""What the engine launched for one sequence: forwards over its prompt, then for each cycle the
+sequences, filled up, and tokens of each."""
 
 
 def _at_once(count: int) -> Pass:
@@ -234,24 +207,25 @@ def _at_once(count: int) -> Pass:
 
 
 @contextmanager
-def _started(engine: Engine) -> Iterator[dict[int, _Forwards]]:
+def _started(engine: Engine) -> Iterator[dict[int, _Started]]:
     """Writes down every forward that starts while open, for each sequence that takes part in it."""
-    seen: dict[int, _Forwards] = defaultdict(_Forwards)
+    seen: dict[int, _Started] = defaultdict(lambda: ([], []))
     runner = engine.runner
     start_cycle, run_prefill = runner.start_cycle, runner.run_prefill
 
-    def forwards_of(slots: Iterable[int]) -> Iterator[_Forwards]:
+    def forwards_of(slots: Iterable[int]) -> Iterator[_Started]:
         running = {sequence.slot: sequence.index for sequence in engine.scheduler.running}
         return (seen[running[slot]] for slot in slots)
 
     def start(slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
-        for each in forwards_of(slots):
-            each.cycles.append((runner.size_of(len(slots)), plan.depth + 1))
+        for _, cycles in forwards_of(slots):
+            cycles.append((runner.size_of(len(slots)), plan.depth + 1))
         return start_cycle(slots, plan)
 
     def prefill(parts: Sequence[PromptChunk], shape: PrefillShape) -> Tensor:
-        for each, part in zip(forwards_of(part.slot for part in parts), parts, strict=True):
-            each.prefill.append(
+        of_parts = forwards_of(part.slot for part in parts)
+        for (passes, _), part in zip(of_parts, parts, strict=True):
+            passes.append(
                 Pass(
                     start=part.start,
                     width=shape.count,
@@ -280,18 +254,14 @@ def _replaced(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[Non
 
 
 @contextmanager
-def _watched(target: Target) -> Iterator[list[_Forward]]:
-    """Writes down the shape of every forward while open."""
-    seen: list[_Forward] = []
+def _watched(target: Target) -> Iterator[list[tuple[Any, int, int, int | None]]]:
+    """Writes down every forward while open: its cache, sequences, tokens of each, and slots."""
+    seen: list[tuple[Any, int, int, int | None]] = []
     plain = target.forward
 
     def forward(tokens: Tensor, cache: Any, **options: Any) -> Any:
-        slots = cache.slots if cache.ragged else None
-        seen.append(_Forward(cache, tokens.shape[0], tokens.shape[1], slots))
+        seen.append((cache, *tokens.shape, cache.slots if cache.ragged else None))
         return plain(tokens, cache, **options)
 
-    target.forward = forward  # type: ignore[method-assign]
-    try:
+    with _replaced(target, "forward", forward):
         yield seen
-    finally:
-        del target.forward
