@@ -1,6 +1,6 @@
 """Settings that come from outside: pydantic models whose fields say how they are shown.
 
-A field made by `setting` is an option of every command that takes its model (`cli/groups.py`). The
+A field made by `setting` is an option of every command that takes its model (`cli/command.py`). The
 command line imports the models for its help: they must import neither torch nor transformers.
 """
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from domino_spec.checkpoints import save_drafter
 from domino_spec.cli.main import app
-from domino_spec.cli.training_view import LineView
+from domino_spec.cli.training_view import TrainingView
 from domino_spec.drafter import Medusa, MedusaConfig
 from domino_spec.training import observers
 from tests.cli import tiny
@@ -113,14 +113,14 @@ def train(domino, target, talks, tmp_path):
 @pytest.fixture
 def signalled(monkeypatch):
     """Send a signal to ourselves at the first report."""
-    report = LineView.report
+    report = TrainingView.report
 
     def arm(number):
         def report_once(self, step, values):
             report(self, step, values)
-            monkeypatch.setattr(LineView, "report", report)
+            monkeypatch.setattr(TrainingView, "report", report)
             os.kill(os.getpid(), number)
 
-        monkeypatch.setattr(LineView, "report", report_once)
+        monkeypatch.setattr(TrainingView, "report", report_once)
 
     return arm

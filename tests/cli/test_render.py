@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from domino_spec.api import StreamedToken
+from domino_spec.cli.command import Voice
 from domino_spec.cli.render import TokenWriter, bar_line, shortened, statistics_lines, write_plain
-from domino_spec.cli.voice import Voice
 from domino_spec.decoding import AcceptanceStats, RunStats
 
 

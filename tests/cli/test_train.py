@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from domino_spec.cli import train as train_module
-from domino_spec.cli.voice import Voice
+from domino_spec.cli.command import Voice
 from domino_spec.errors import TrainingError
 from domino_spec.training.observers import read_log
 from tests.cli import tiny

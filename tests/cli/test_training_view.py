@@ -4,16 +4,14 @@ import io
 
 from rich.console import Console
 
+from domino_spec.cli.command import Voice
 from domino_spec.cli.training_view import (
-    Countdown,
-    LineView,
-    LiveView,
+    TrainingView,
     clock,
     finite,
     plan_line,
     report_lines,
 )
-from domino_spec.cli.voice import Voice
 from domino_spec.training import TrainConfig
 
 CONFIG = TrainConfig(target="t", data=("d",), out="o", steps=40)
@@ -25,26 +23,16 @@ REPORT = {
 EVALUATION = {"tokens_per_cycle": 2.5, "tokens_per_cycle_head_off": 1.875}
 
 
-class Hands:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-def shown(view: LiveView) -> str:
+def shown(view: TrainingView) -> str:
     console = Console(file=io.StringIO(), width=100)
     console.print(view.render())
     return console.file.getvalue()
 
 
-def live() -> tuple[LiveView, Voice]:
+def live() -> tuple[TrainingView, Voice]:
     voice = Voice()
     voice.err = Console(file=io.StringIO(), force_terminal=True, width=100)
-    return LiveView(voice), voice
+    return TrainingView(voice), voice
 
 
 def test_the_panel_shows_the_numbers_that_matter():
@@ -73,7 +61,7 @@ def test_the_panel_lives_and_leaves_its_last_state():
 
 
 def test_lines(capsys):
-    view = LineView(Voice())
+    view = TrainingView(Voice())
     view.begin(CONFIG, 0)
     view.report(10, REPORT)
     view.report(10, EVALUATION)
@@ -84,35 +72,38 @@ def test_lines(capsys):
 
 
 def test_json_has_no_nan(capsys):
-    view = LineView(Voice(as_json=True, quiet=True, json_lines=True))
+    view = TrainingView(Voice(as_json=True, quiet=True, json_lines=True))
     view.report(1, {"loss": float("nan"), "accuracy": [float("inf"), 0.5]})
     assert capsys.readouterr().out == '{"step": 1, "loss": null, "accuracy": [null, 0.5]}\n'
     assert finite({"a": -float("inf"), "b": "x"}) == {"a": None, "b": "x"}
 
 
 def test_quiet_lines_are_none(capsys):
-    LineView(Voice(quiet=True)).report(1, REPORT)
+    TrainingView(Voice(quiet=True)).report(1, REPORT)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
 
 
-def test_time_left_runs_on_between_reports():
-    hands = Hands()
-    countdown = Countdown(now=hands)
-    assert countdown.left() is None
-    hands.time += 300  # compiling
-    countdown.set(90.0)
-    hands.time += 5
-    countdown.set(None)  # an evaluation, which does not say
-    assert (countdown.left(), countdown.elapsed()) == (85, 305)
-    countdown.set(240.0)
-    assert countdown.left() == 240
-    hands.time += 1000
-    assert countdown.left() == 0
+def test_time_left_runs_on_between_reports(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("domino_spec.cli.training_view.time.monotonic", lambda: now[0])
+    view, _ = live()
+    view.begin(CONFIG, 0)
+    assert "0/40 0:00" in shown(view)
+    assert "left" not in shown(view)
+    now[0] += 300  # compiling
+    view.report(1, {"seconds_left": 90.0})
+    now[0] += 5
+    view.report(1, EVALUATION)  # which does not say
+    assert "5:05, 1:25 left" in shown(view)
+    view.report(2, {"seconds_left": 240.0})
+    assert "5:05, 4:00 left" in shown(view)
+    now[0] += 1000
+    assert ", 0:00 left" in shown(view)
 
 
 def test_time_left_is_said_before_the_first_report(capsys):
-    view = LineView(Voice())
+    view = TrainingView(Voice())
     view.begin(CONFIG, 0)
     view.report(6, {"seconds_per_step": 2.0, "seconds_left": 68.0})
     assert capsys.readouterr().err == "step 6/40: 1:08 left\n"
@@ -129,7 +120,7 @@ def test_what_to_expect_is_said(capsys):
     said = f"{length}; acceptance length to expect: 2.1–2.4 (8 runs on record, smollm2)"
     assert plan_line(PLAN) == said
     assert plan_line({**PLAN, "expected_tokens_per_cycle": None}) == length
-    view = LineView(Voice())
+    view = TrainingView(Voice())
     view.report(6, {"seconds_left": 36.0, "plan": PLAN})
     view.report(100, {"tokens_per_cycle": 1.5, "expected_tokens_per_cycle": [2.25, 2.5]})
     first, second = capsys.readouterr().err.splitlines()

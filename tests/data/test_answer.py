@@ -367,7 +367,7 @@ def test_prompts_of_every_layout(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"temperatures": ()}, "no temperature"),
+        ({"temperatures": ()}, "at least 1 item"),
         ({"temperatures": (-1.0,)}, "temperatures is -1.0; expected 0"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0"),
         ({"part_size": 0}, "part_size is 0"),

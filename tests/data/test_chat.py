@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from domino_spec.data.chat import ChatEncoder
-from domino_spec.data.report import BadRow
+from domino_spec.data.files import BadRow
 from domino_spec.errors import DataError
 from tests.support.tokens import small_tokenizer
 

@@ -117,7 +117,7 @@ def test_a_bad_row_is_counted_with_its_place_and_not_fatal(reason, tmp_path):
     ((said, rows),) = report.bad.items()
     assert reason in said
     assert (rows.count, rows.first) == (2, f"{path}, line 2")
-    assert any(said in line for line in report.lines())
+    assert any(said in line for line in report.bad.lines())
 
 
 def test_tokens_outside_the_vocabulary_are_a_bad_row(tmp_path):

@@ -10,7 +10,6 @@ from typing import Any
 from domino_spec.api.prompts import encode_prompt
 from domino_spec.bench.settings import digest
 from domino_spec.data.prompts import PromptRow, read_prompts
-from domino_spec.data.report import bad_lines
 from domino_spec.errors import InputError
 from domino_spec.evaluation import PromptSet
 
@@ -63,7 +62,7 @@ def read_tasks(
         built_in = source in BUILT_IN and not Path(source).exists()
         path = str(_SETS / f"{source}.jsonl") if built_in else source
         found = read_prompts([path], limit=limit, system=system)
-        for line in bad_lines(found.bad):
+        for line in found.bad.lines():
             notice(f"{source}: {line}")
         tasks.append(Task(_name(source), tuple(found.rows)))
     names = [task.name for task in tasks]

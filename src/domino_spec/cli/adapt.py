@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from domino_spec.cli.command import Voice, command
 from domino_spec.cli.data import answers_so_far, prompts_so_far
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import checked_device, require_places
+from domino_spec.cli.loading import device_of, require_places
 from domino_spec.cli.train import check_installed, explaining_memory, introduce
-from domino_spec.cli.training_view import LineView, LiveView
-from domino_spec.cli.voice import Voice
+from domino_spec.cli.training_view import TrainingView
 from domino_spec.errors import TrainingError
-from domino_spec.training.config import AdaptSettings, TrainConfig, parse_assignments
+from domino_spec.training.config import AdaptSettings, parse_assignments
 
 if TYPE_CHECKING:
-    from domino_spec.drafters.registry import DrafterDescription
-    from domino_spec.targets import LoadedTarget
-    from domino_spec.training import World
     from domino_spec.training.adapt import Adaptation
 
 ADAPT_FILE = "adapt.json"
@@ -30,7 +26,7 @@ _WORSE = 3  # the exit code; 1 is an error
 
 
 @command(
-    json="JSON lines on stdout: settings, reports, the result.",
+    as_json="JSON lines on stdout: settings, reports, the result.",
     quiet="The result alone.",
     json_lines=True,
 )
@@ -68,21 +64,28 @@ def adapt(
     )
     changes = parse_assignments(set_ or [])
 
-    import torch
-
-    from domino_spec.targets import default_device, load_target
-    from domino_spec.training import World
-    from domino_spec.training.adapt import describe_fitting, make_answers, train_config
+    from domino_spec.targets import load_target
+    from domino_spec.training import World, prepare
+    from domino_spec.training import train as run_training
+    from domino_spec.training.adapt import (
+        ENOUGH,
+        Adaptation,
+        describe_fitting,
+        make_answers,
+        measure,
+        train_config,
+        with_rate,
+    )
     from domino_spec.training.run import precision, require_unused
 
     described = describe_fitting(settings)
     assert described.config is not None, "it has files"
     config = train_config(settings, described.config, changes)
     before = _measured_before(Path(config.out)) if resume else None
-    if before is None:
+    resumed = before is not None
+    if not resumed:
         require_unused(Path(config.out))
-    named = checked_device(config.device)
-    world = World(device=torch.device(named) if named else default_device())
+    world, view = World(device=device_of(config.device)), TrainingView(voice)
     voice.status(f"loading {settings.target}")
     with explaining_memory():
         loaded = load_target(
@@ -101,7 +104,46 @@ def adapt(
                     on_prompts=lambda progress: say(prompts_so_far(progress)),
                     on_answers=lambda progress: say(answers_so_far(progress)),
                 )
-        _adapt(voice, settings, config, described, loaded, world, before=before)
+        run = prepare(
+            with_rate(config, loaded),
+            world=world,
+            loaded=loaded,
+            observers=[view],
+            resume=resumed,
+            notice=voice.status,
+        )
+        introduce(voice, run, alone=True)
+        before = measure(run) if before is None else before
+        own = described.provenance.tokens_per_cycle
+        known: dict[str, Any] = {"before": before, "own_target": own}
+        beside = "" if own is None else f" ({own:.2f} on its own target)"
+        measured = f"acceptance length, held out: {before:.2f}{beside}"
+        voice.status(measured)
+        if not resumed:
+            result = Adaptation(drafter=settings.drafter, **known)
+            if own is not None and before >= ENOUGH * own and not settings.force:
+                advice = f"use {settings.drafter} as it is, or train with --force"
+                words = f"{measured}: adapting would gain little; {advice}"
+                _conclude(voice, settings, result, words)
+                return
+            _write(settings, result)  # for who resumes it
+        with view.begin(run.config, run.trainer.step):
+            outcome, folder = run_training(run, at_least=before)
+    if outcome.signal is not None or not outcome.finished:
+        again = "the same command with --resume continues"
+        voice.err.print(f"stopped at step {outcome.step}; {again}", soft_wrap=True)
+        raise typer.Exit(128 + (outcome.signal or 0))
+    after, seconds = outcome.last["tokens_per_cycle"], run.trainer.budget.seconds
+    drafter = settings.drafter if folder is None else str(folder)
+    kept = f"{drafter} is kept, since the new one is worse"
+    words = (
+        f"acceptance length, held out: {before:.2f} before, {after:.2f} after {outcome.step:,} "
+        f"steps in {seconds:.0f} s; {kept if folder is None else f'the drafter is in {folder}'}"
+    )
+    result = Adaptation(drafter=drafter, after=after, steps=outcome.step, seconds=seconds, **known)
+    _conclude(voice, settings, result, words)
+    if folder is None:
+        raise typer.Exit(_WORSE)
 
 
 def _measured_before(out: Path) -> float | None:
@@ -124,73 +166,6 @@ def _measured_before(out: Path) -> float | None:
             f"the run in {out} is finished (see {ADAPT_FILE}); adapt into another folder."
         )
     return before
-
-
-def _adapt(
-    voice: Voice,
-    settings: AdaptSettings,
-    config: TrainConfig,
-    described: DrafterDescription,
-    loaded: LoadedTarget,
-    world: World,
-    *,
-    before: float | None,
-) -> None:
-    from domino_spec.training import prepare
-    from domino_spec.training import train as run_training
-    from domino_spec.training.adapt import ENOUGH, Adaptation, measure, with_rate
-
-    view = LiveView(voice) if voice.shows_bars else LineView(voice)
-    config = with_rate(config, loaded)
-    resume = before is not None
-    run = prepare(
-        config, world=world, loaded=loaded, observers=[view], resume=resume, notice=voice.status
-    )
-    introduce(voice, run, alone=True)
-    before = measure(run) if before is None else before
-    own = described.provenance.tokens_per_cycle
-    known: dict[str, Any] = {"before": before, "own_target": own}
-    voice.status(f"acceptance length, held out: {before:.2f}{_beside(own)}")
-    if not resume:
-        result = Adaptation(drafter=settings.drafter, **known)
-        if own is not None and before >= ENOUGH * own and not settings.force:
-            words = (
-                f"acceptance length, held out: {before:.2f}{_beside(own)}: adapting would gain "
-                f"little; use {settings.drafter} as it is, or train with --force"
-            )
-            _conclude(voice, settings, result, words)
-            return
-        _write(settings, result)  # for who resumes it
-    view.begin(run.config, run.trainer.step)
-    with view:
-        outcome, folder = run_training(run, at_least=before)
-    if outcome.signal is not None or not outcome.finished:
-        again = "the same command with --resume continues"
-        voice.err.print(f"stopped at step {outcome.step}; {again}", soft_wrap=True)
-        raise typer.Exit(128 + (outcome.signal or 0))
-    after = outcome.last["tokens_per_cycle"]
-    result = Adaptation(
-        drafter=settings.drafter if folder is None else str(folder),
-        after=after,
-        steps=outcome.step,
-        seconds=run.trainer.budget.seconds,
-        **known,
-    )
-    words = (
-        f"acceptance length, held out: {before:.2f} before, {after:.2f} after {outcome.step:,} "
-        f"steps in {result.seconds:.0f} s; "
-    )
-    if folder is None:
-        words += f"{settings.drafter} is kept, since the new one is worse"
-    else:
-        words += f"the drafter is in {folder}"
-    _conclude(voice, settings, result, words)
-    if folder is None:
-        raise typer.Exit(_WORSE)
-
-
-def _beside(own: float | None) -> str:
-    return "" if own is None else f" ({own:.2f} on its own target)"
 
 
 def _write(settings: AdaptSettings, result: Adaptation) -> dict[str, Any]:

@@ -11,28 +11,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from annotated_types import Ge, Le
 
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import load_drafter, require_places
-from domino_spec.cli.options import (
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import (
     ACCEPT_UNSET,
     Accept,
     ChatOptions,
     EngineName,
     OneDraftOptions,
     TargetArgument,
+    load_decoder,
+    require_places,
 )
 from domino_spec.cli.render import STYLES, table
-from domino_spec.cli.voice import Voice
 from domino_spec.errors import InputError
 from domino_spec.settings import Settings, TargetOptions, setting
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
     from domino_spec.audit import GreedyAudit, SamplingAudit, Way
-    from domino_spec.bench.tasks import Task
     from domino_spec.decoding import SamplingParams
     from domino_spec.decoding.params import AcceptRule
-    from domino_spec.drafters import Drafter
     from domino_spec.evaluation import PromptSet
 
 _what = partial(setting, group="Audit")
@@ -103,14 +101,21 @@ def audit(
     revision = target_options.revision
     require_places(voice, target, revision, draft=draft_options, prompts=settings.prompts)
 
-    from domino_spec.audit import Audit, audit_greedy, audit_sampling
-    from domino_spec.bench.tasks import check_system
+    from domino_spec.audit import PROMPTS, Audit, audit_greedy, audit_sampling
+    from domino_spec.bench.tasks import Task, check_system, read_tasks, task_of
     from domino_spec.drafters import short_name
     from domino_spec.records import append_record, environment
 
     params = settings.params()
-    task = _task(voice, settings, system=chat.system)
-    decoder, opened = load_drafter(voice, target, target_options, draft_options, chat)
+    task = task_of("built-in", PROMPTS, system=chat.system)
+    if settings.prompts:  # all as one task
+        tasks = read_tasks(settings.prompts, system=chat.system, notice=voice.warn)
+        rows = tuple(row for each in tasks for row in each.rows)
+        task = Task(", ".join(each.name for each in tasks), rows)
+    decoder = load_decoder(voice, target, target_options, draft_options, chat)
+    opened = decoder.drafter
+    if opened is None:
+        raise InputError(f"{draft_options.draft} drafts nothing; name a drafter with --draft.")
     check_system(chat.system, decoder.tokenizer)
     context = decoder.target.context_length
     longest = sys.maxsize if context is None else context - settings.tokens
@@ -120,7 +125,7 @@ def audit(
             f"no prompt leaves room for {settings.tokens} tokens in a context of {context}; ask "
             "for fewer with --tokens."
         )
-    way = _way(voice, decoder, opened, settings, found, params)
+    way = _way(voice, decoder, settings, found, params)
     audited = Audit(greedy=None, sampling=None)
 
     def keep(greedy: GreedyAudit) -> None:
@@ -185,22 +190,9 @@ def audit(
         raise typer.Exit(audited.exit_code)
 
 
-def _task(voice: Voice, settings: AuditSettings, *, system: str | None) -> Task:
-    """All prompts as one; what is wrong with them is found out before anything is loaded."""
-    from domino_spec.audit import PROMPTS
-    from domino_spec.bench.tasks import Task, read_tasks, task_of
-
-    if not settings.prompts:
-        return task_of("built-in", PROMPTS, system=system)
-    tasks = read_tasks(settings.prompts, system=system, notice=voice.warn)
-    rows = tuple(row for task in tasks for row in task.rows)
-    return Task(", ".join(task.name for task in tasks), rows)
-
-
 def _way(
     voice: Voice,
     decoder: DominoDecoder,
-    opened: Drafter,
     settings: AuditSettings,
     prompts: PromptSet,
     params: SamplingParams,
@@ -208,22 +200,21 @@ def _way(
     from domino_spec.audit import EngineWay, ReferenceWay
     from domino_spec.engine.engine import Engine
     from domino_spec.engine.sampling import unsupported_reason
-    from domino_spec.evaluation.runs import unsupported_by_engine
 
     reason: str | None = "it was asked for"
     if settings.engine != "reference":
-        reason = unsupported_by_engine(decoder.target, opened)
+        reason = decoder.unsupported_reason()
         if reason is None and settings.samples:
             reason = unsupported_reason(params)
     if reason is None:
         voice.status("the engine is audited")
         capacity = max(map(len, prompts.prompts)) + settings.tokens
         slots = settings.batch_size
-        return EngineWay(Engine(decoder.target, opened, slots=slots, capacity=capacity))
+        return EngineWay(Engine(decoder.target, decoder.drafter, slots=slots, capacity=capacity))
     if settings.engine == "fast":
         raise InputError(f"the engine cannot be audited: {reason}. Take --engine reference.")
     voice.status(f"the reference loop is audited: {reason}")
-    return ReferenceWay(decoder.target, opened, batch_size=settings.batch_size)
+    return ReferenceWay(decoder.target, decoder.drafter, batch_size=settings.batch_size)
 
 
 def _print_greedy(voice: Voice, greedy: GreedyAudit) -> None:

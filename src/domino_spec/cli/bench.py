@@ -10,17 +10,15 @@ from rich.table import Table
 from typer.core import TyperCommand, TyperGroup
 
 from domino_spec.bench.settings import BenchSettings, EngineSettings
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import require_places, target_arguments
-from domino_spec.cli.options import ChatOptions
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import ChatOptions, require_places, target_arguments
 from domino_spec.cli.render import table
-from domino_spec.cli.voice import Voice
 from domino_spec.load.settings import LoadSettings
 from domino_spec.settings import TargetOptions
 
 if TYPE_CHECKING:
     from domino_spec.bench.settings import Cell
-    from domino_spec.bench.summary import RunSummary
+    from domino_spec.bench.summary import Line, RunSummary
     from domino_spec.load.settings import Cell as Load
     from domino_spec.load.settings import Side
 
@@ -109,27 +107,23 @@ def _nothing_measured(summary: RunSummary) -> str:
 
 def document(summary: RunSummary) -> dict[str, Any]:
     """The figures for machines."""
+
+    def figures(line: Line) -> dict[str, Any]:
+        intervals = ("speed_up", "decoding_speed_up", "tokens_per_cycle")
+        plain = ("tokens_per_second", "same", "compared", "peak_memory")
+        return {
+            **{name: getattr(line, name).to_dict() for name in intervals},
+            **{name: getattr(line, name) for name in plain},
+            "acceptance_by_position": line.counts.acceptance_by_position,
+            "cycle_ms": None if line.cycle is None else vars(line.cycle),
+        }
+
+    counts = ("units", "used", "loops", "short", "too_long", "left_over")
     cells = [
         {
             **found.cell.to_dict(),
-            **{
-                name: getattr(found, name)
-                for name in ("units", "used", "loops", "short", "too_long", "left_over")
-            },
-            "methods": {
-                line.method: {
-                    "speed_up": line.speed_up.to_dict(),
-                    "decoding_speed_up": line.decoding_speed_up.to_dict(),
-                    "tokens_per_cycle": line.tokens_per_cycle.to_dict(),
-                    "tokens_per_second": line.tokens_per_second,
-                    "acceptance_by_position": line.counts.acceptance_by_position,
-                    "cycle_ms": None if line.cycle is None else vars(line.cycle),
-                    "same": line.same,
-                    "compared": line.compared,
-                    "peak_memory": line.peak_memory,
-                }
-                for line in found.lines
-            },
+            **{name: getattr(found, name) for name in counts},
+            "methods": {line.method: figures(line) for line in found.lines},
         }
         for found in (*summary.cells, *summary.overall)
     ]

@@ -7,19 +7,19 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from domino_spec.cli.command import Voice, command
 from domino_spec.cli.generate import why_plain
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import load_decoder, require_places
-from domino_spec.cli.options import (
+from domino_spec.cli.loading import (
     QUIET,
     ChatOptions,
     LoopOptions,
     NoSpeculateOption,
     SamplingOptions,
     TargetArgument,
+    load_decoder,
+    require_places,
 )
 from domino_spec.cli.render import LEGEND, TokenWriter, speed_line, statistics_lines
-from domino_spec.cli.voice import Voice
 from domino_spec.errors import DominoError, InputError
 from domino_spec.settings import DraftOptions, TargetOptions
 
@@ -35,7 +35,7 @@ _HELP = """\
 Ctrl-C  interrupt an answer"""
 
 
-@command(json=None, quiet=QUIET)
+@command(as_json=None, quiet=QUIET)
 def chat(
     voice: Voice,
     target: TargetArgument,

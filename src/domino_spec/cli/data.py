@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import load_decoder, require_places
-from domino_spec.cli.options import QUIET, ChatOptions, TargetArgument
-from domino_spec.cli.voice import Voice
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import QUIET, ChatOptions, TargetArgument, load_decoder, require_places
 from domino_spec.data.settings import AnswerSettings, SynthSettings
 from domino_spec.settings import DraftOptions, Settings, TargetOptions, Thinking, setting
 
@@ -78,10 +77,10 @@ def check(
             "padding_share": packed.padding_share,
             "cut": packed.cut,
         }
-        report = corpus.report.to_dict()
+        report = asdict(corpus.report)
         voice.document({**report, "fingerprint": corpus.fingerprint, "packing": packing})
         return
-    for line in corpus.report.lines():
+    for line in (*corpus.report.lines(), *corpus.report.bad.lines()):
         voice.say(line)
     voice.say(
         f"packed: {packed.batches_per_epoch:,} rows of {length}, "
@@ -125,7 +124,7 @@ def synth(
             identity=target_identity(fingerprint(decoder.target), decoder.facts()),
             on_progress=lambda progress: say(prompts_so_far(progress)),
         )
-    _finish(voice, out, f"{done.prompts:,} prompts", done.dropped, done.to_dict())
+    _finish(voice, out, f"{done.prompts:,} prompts", done)
 
 
 @data_app.command()
@@ -166,12 +165,11 @@ def answer(
     from domino_spec.data.answer import LocalAnswerer, answer_prompts, estimate
     from domino_spec.data.folder import target_identity
     from domino_spec.data.prompts import read_prompts
-    from domino_spec.data.report import bad_lines
     from domino_spec.data.server import ServerAnswerer
     from domino_spec.evaluation import fingerprint
 
     read = read_prompts(prompts, limit=limit, system=chat.system)
-    for line in bad_lines(read.bad):
+    for line in read.bad.lines():
         voice.warn(line)
     answerer: Answerer
     if server is None:
@@ -191,7 +189,7 @@ def answer(
         who, model = f"a server's {asked.model}", target
     tokens, size = estimate(read, answerer, settings)
     voice.note(
-        f"{len(read.rows):,} prompts: at most {tokens:,} tokens, {_size(size)}; the first batch "
+        f"{len(read.rows):,} prompts: at most {tokens:,} tokens, {decimal(size)}; the first batch "
         "tells how long it takes"
     )
     with voice.ticker() as say:
@@ -205,7 +203,7 @@ def answer(
             on_progress=lambda progress: say(answers_so_far(progress)),
         )
     said = f"{done.answered:,} answers to {done.prompts:,} prompts"
-    _finish(voice, out, said, done.dropped, done.to_dict())
+    _finish(voice, out, said, done)
     if not done.answered:
         voice.error(
             f"no prompt was answered ({done.dropped_reasons()}), so {out} holds no training "
@@ -241,27 +239,18 @@ def answers_so_far(progress: AnswerProgress) -> str:
     if seconds is None or size is None:
         return text
     rate = progress.session_tokens / max(progress.session_seconds, 1e-9)
-    return f"{text} · {rate:,.0f} tok/s · about {_duration(seconds)} and {_size(size)} to go"
+    return f"{text} · {rate:,.0f} tok/s · about {_duration(seconds)} and {decimal(int(size))} to go"
 
 
-def _finish(
-    voice: Voice, out: Path, said: str, dropped: Mapping[str, int], values: dict[str, Any]
-) -> None:
+def _finish(voice: Voice, out: Path, said: str, done: SynthProgress | AnswerProgress) -> None:
     size = sum(path.stat().st_size for path in out.glob("part-*"))
     if voice.as_json:
-        voice.document({"folder": str(out), "bytes": size, **values, "warnings": voice.warnings})
+        folder = {"folder": str(out), "bytes": size}
+        voice.document({**folder, **vars(done), "warnings": voice.warnings})
         return
-    voice.say(f"{said} in {out} ({_size(size)})")
-    for reason, count in dropped.items():
+    voice.say(f"{said} in {out} ({decimal(size)})")
+    for reason, count in done.dropped.items():
         voice.note(f"{count:,} dropped: {reason}")
-
-
-def _size(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:,.0f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} GB"
 
 
 def _duration(seconds: float) -> str:

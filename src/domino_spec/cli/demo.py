@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from domino_spec.cli.command import Voice, command
 from domino_spec.cli.generate import as_prompt
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import checked_device, require_places, resolved_dtype
-from domino_spec.cli.options import LoopOptions
+from domino_spec.cli.loading import LoopOptions, device_of, require_places, resolved_dtype
 from domino_spec.cli.render import shortened, table
-from domino_spec.cli.voice import Voice
 from domino_spec.demo import (
     PROMPTS,
     Comparison,
@@ -64,7 +62,7 @@ def demo(
     with_released = target is None and draft is None
     target = str(smollm2()) if target is None else target
     require_places(voice, target, drafts=[draft])
-    checked_device(device)
+    device_of(device)
     from domino_spec.api import DominoDecoder, NoGainNotice, UselessDrafterWarning
     from domino_spec.targets import load_target
 

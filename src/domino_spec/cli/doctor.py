@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import checked_device, load_drafter, require_places, resolved_dtype
-from domino_spec.cli.options import ChatOptions, OneDraftOptions, TargetArgument
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import (
+    ChatOptions,
+    OneDraftOptions,
+    TargetArgument,
+    device_of,
+    load_decoder,
+    require_places,
+    resolved_dtype,
+)
 from domino_spec.cli.render import STYLES, table
-from domino_spec.cli.voice import Voice
 from domino_spec.doctor.settings import Plans
 from domino_spec.settings import TargetOptions
 
@@ -45,9 +51,9 @@ def doctor(
     if plans.measure and is_hopeless(findings):
         voice.note("not measured: such a pair cannot be loaded here")
     elif plans.measure:
-        decoder, drafts = load_drafter(voice, target, target_options, draft_options, chat)
+        decoder = load_decoder(voice, target, target_options, draft_options, chat)
         fits = any(f.name == "chat template" and f.state == "ok" for f in findings)
-        findings += examine_loaded(decoder, drafts, plans, template_fits=fits, say=voice.status)
+        findings += examine_loaded(decoder, plans, template_fits=fits, say=voice.status)
     state = worst(findings)
     if voice.as_json:
         voice.document(
@@ -77,15 +83,12 @@ def _read(
     chat: ChatOptions,
     target_options: TargetOptions,
 ) -> list[Finding]:
-    import torch
-
     from domino_spec.api import read_target_facts
     from domino_spec.doctor.reading import examine_files
     from domino_spec.drafters import describe_drafter
-    from domino_spec.targets import default_device, load_config, load_tokenizer
+    from domino_spec.targets import load_config, load_tokenizer
 
-    wanted = checked_device(target_options.device)
-    device = default_device() if wanted is None else torch.device(wanted)
+    device = device_of(target_options.device)
     place: dict[str, Any] = {
         "revision": target_options.revision,
         "trust_remote_code": target_options.trust_remote_code,

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import load_target, make_decoder, require_places
-from domino_spec.cli.options import (
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import (
     ACCEPT_UNSET,
     Accept,
     ChatOptions,
     EngineName,
     LoopOptions,
     TargetArgument,
+    load_target,
+    make_decoder,
+    require_places,
 )
 from domino_spec.cli.render import bar_line, table
-from domino_spec.cli.voice import Voice
 from domino_spec.errors import InputError
 from domino_spec.settings import (
     Candidates,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from domino_spec.cli.groups import command
+from domino_spec.cli.command import Voice, command
 from domino_spec.cli.loading import require_drafter, resolved_dtype
-from domino_spec.cli.voice import Voice
 from domino_spec.errors import InputError
 from domino_spec.settings import Settings, ShiftLabel, setting
 

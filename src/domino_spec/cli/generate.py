@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import load_decoder, require_places
-from domino_spec.cli.options import (
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import (
     QUIET,
     ChatOptions,
     LoopOptions,
     NoSpeculateOption,
     SamplingOptions,
     TargetArgument,
+    load_decoder,
+    require_places,
 )
 from domino_spec.cli.render import LEGEND, TokenWriter, shortened, statistics_lines, write_plain
-from domino_spec.cli.voice import Voice
 from domino_spec.errors import InputError
 from domino_spec.settings import DraftOptions, TargetOptions
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from domino_spec.cli.groups import command
+from domino_spec.cli.command import Voice, command
 from domino_spec.cli.render import STYLES, facts_table, table
-from domino_spec.cli.voice import Voice
 from domino_spec.settings import Settings, ShiftLabel, setting
 
 if TYPE_CHECKING:

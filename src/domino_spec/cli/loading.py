@@ -1,24 +1,110 @@
-"""Loads what a command was pointed at, saying so."""
+"""Options that commands share, and loading what they point at."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from domino_spec.cli.options import ChatOptions, LoopOptions
-from domino_spec.cli.voice import Voice
+import typer
+
+from domino_spec.cli.command import Voice
 from domino_spec.errors import InputError, TargetError
-from domino_spec.settings import DraftOptions, Dtype, TargetOptions
+from domino_spec.settings import (
+    DraftOptions,
+    Dtype,
+    Settings,
+    TargetOptions,
+    Thinking,
+    require_folder,
+    setting,
+)
 
 if TYPE_CHECKING:
     import torch
 
     from domino_spec.api import DominoDecoder
-    from domino_spec.drafters import Drafter
+    from domino_spec.decoding import SamplingParams
     from domino_spec.targets import LoadedTarget
     from domino_spec.targets.load import DtypeRule
+
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", help="The target model: a folder, a GGUF file or a hub id."),
+]
+NoSpeculateOption = Annotated[
+    bool, typer.Option("--no-speculate", help="Decode plainly, to compare with.")
+]
+QUIET = "The text alone: no progress, no statistics."
+Accept = Literal["rejection", "match", "coupled"]
+EngineName = Literal["auto", "fast", "reference"]
+ACCEPT_UNSET = "coupled on the engine, rejection in the reference loop"
+
+_sampling = partial(setting, group="Sampling")
+_engine = partial(setting, group="Engine")
+
+
+class OneDraftOptions(DraftOptions):
+    """The same for commands that are about a drafter."""
+
+    draft: str = setting(
+        ...,
+        "a drafter of any kind: a folder, a safetensors file, a hub id, released:NAME or "
+        "lookup[:DEPTH]",
+        group="Drafter",
+    )
+
+
+class ChatOptions(Settings):
+    """Options of the chat template."""
+
+    system: str | None = setting(None, "a system message", group="Chat template")
+    thinking: Thinking = None
+
+    def template_options(self) -> dict[str, Any]:
+        """Extra arguments of the chat template."""
+        return {} if self.thinking is None else {"enable_thinking": self.thinking}
+
+
+class SamplingOptions(Settings):
+    """Every field of SamplingParams that can be written on a command line."""
+
+    max_new_tokens: int = _sampling(256, "the longest answer", flags=("-n",))
+    temperature: float = _sampling(0.0, "0 is greedy", flags=("-t",))
+    top_k: int = _sampling(0, "0 is off")
+    top_p: float = _sampling(1.0, "1 is off")
+    min_p: float = _sampling(0.0, "0 is off")
+    repetition_penalty: float = _sampling(1.0, "1 is off")
+    presence_penalty: float = _sampling(0.0, "0 is off")
+    frequency_penalty: float = _sampling(0.0, "0 is off")
+    seed: int | None = _sampling(None, "makes sampling repeatable")
+    stop: tuple[str, ...] = _sampling((), "end before this text; repeatable")
+    ignore_eos: bool = _sampling(False, "go on past the end of the sequence")
+    accept: Accept | None = _sampling(
+        None, "how drafts are accepted when sampling", unset=ACCEPT_UNSET
+    )
+
+    def params(self) -> SamplingParams:
+        """The checked parameters."""
+        from domino_spec.decoding import SamplingParams
+
+        return SamplingParams(**dict(self))
+
+
+class LoopOptions(Settings):
+    """Which loop decodes, and how."""
+
+    engine: EngineName = _engine(
+        "auto",
+        "`fast` is the engine, reference the loop it is checked against; auto takes the engine "
+        "where it can run the request",
+    )
+    pack: bool = _engine(
+        True, "on a CPU, keep a second copy of the weights in the order it multiplies fastest"
+    )
 
 
 def require_places(
@@ -36,7 +122,6 @@ def require_places(
     """Refuse what is missing at once: importing what would load the rest takes seconds."""
     from domino_spec.data.files import PROMPT_FILES, find_places
     from domino_spec.drafter.names import has_no_files
-    from domino_spec.settings import require_folder
     from domino_spec.targets.place import require_target
 
     require_target(target, revision=revision, base=base)
@@ -78,25 +163,6 @@ def load_decoder(
             "model, and `domino train` makes a better drafter"
         )
     return make_decoder(load_target(voice, target, target_options, [draft]), draft, chat, loop)
-
-
-def load_drafter(
-    voice: Voice, target: str, options: TargetOptions, draft: DraftOptions, chat: ChatOptions
-) -> tuple[DominoDecoder, Drafter]:
-    """The target alone, and a drafter of any kind for it."""
-    from domino_spec.drafters import open_drafter
-
-    loaded = load_target(voice, target, options, [draft])
-    plain = make_decoder(loaded, DraftOptions(), chat)
-    return plain, open_drafter(
-        str(draft.draft),
-        loaded,
-        revision=draft.draft_revision,
-        shift_label=draft.shift_label,
-        depth=draft.depth,
-        candidates=draft.candidates,
-        chat_options=chat.template_options(),
-    )
 
 
 def load_target(
@@ -157,7 +223,7 @@ def _check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> 
 
 def target_arguments(options: TargetOptions) -> dict[str, Any]:
     """Keyword arguments of `targets.load_target`."""
-    checked_device(options.device)
+    device_of(options.device)
     device_map: Any = options.device_map
     if device_map is not None and device_map.lstrip().startswith("{"):
         try:
@@ -182,12 +248,14 @@ def resolved_dtype(name: Dtype | None) -> torch.dtype | str | DtypeRule | None:
     return fastest_dtype if name == "fastest" else getattr(torch, str(name))
 
 
-def checked_device(name: str | None) -> str | None:
-    """Refuse a device that is not there before anything is loaded."""
-    if name is None:
-        return None
+def device_of(name: str | None) -> torch.device:
+    """The device of this name, or the default one; one that is not there is refused."""
     import torch
 
+    from domino_spec.targets import default_device
+
+    if name is None:
+        return default_device()
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -200,4 +268,4 @@ def checked_device(name: str | None) -> str | None:
             f"device is {name!r} but torch sees {count} GPUs here; use --device cpu, or a torch "
             "built for your GPU."
         )
-    return name
+    return device

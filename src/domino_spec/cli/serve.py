@@ -9,10 +9,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import load_decoder, require_places
-from domino_spec.cli.options import ChatOptions, LoopOptions
-from domino_spec.cli.voice import Voice
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import ChatOptions, LoopOptions, load_decoder, require_places
 from domino_spec.errors import InputError
 from domino_spec.serving.backends.args import ServeArgs
 from domino_spec.serving.config import ServerConfig
@@ -36,7 +34,7 @@ def _keys_in(path: Path) -> list[str]:
     return keys
 
 
-@command(json=None)
+@command(as_json=None)
 def serve(
     voice: Voice,
     args: ServeArgs,

@@ -8,22 +8,16 @@ import shlex
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from domino_spec.cli.groups import command
-from domino_spec.cli.loading import checked_device, require_places
-from domino_spec.cli.training_view import (
-    LineView,
-    LiveView,
-    acceptance_length,
-    finite,
-    plan_line,
-)
-from domino_spec.cli.voice import Voice
+from domino_spec.cli.command import Voice, command
+from domino_spec.cli.loading import device_of, require_places
+from domino_spec.cli.training_view import TrainingView, acceptance_length, finite, plan_line
 from domino_spec.errors import DominoError, InputError, TrainingError
 from domino_spec.training.config import (
     BASELINES,
@@ -49,7 +43,7 @@ _REPLACES = {
 
 
 @command(
-    json="JSON lines on stdout: settings, reports, the result.",
+    as_json="JSON lines on stdout: settings, reports, the result.",
     quiet="The drafter's folder alone: no progress.",
     json_lines=True,
 )
@@ -87,7 +81,38 @@ def train(
     with _only_the_first_speaks(leads):
         check_installed(tensorboard=tensorboard and leads)
         values, given_as = gather(settings, config=config, assignments=set_ or [], resume=resume)
-        _run(voice, values, given_as, resume=resume, tensorboard=tensorboard)
+        run_config = TrainConfig.from_dict(values, given_as=given_as)
+        require_places(
+            voice,
+            run_config.target,
+            run_config.revision,
+            drafts=[run_config.init],
+            data=run_config.data,
+            out=run_config.out,
+        )
+
+        from domino_spec.training import open_world, prepare
+        from domino_spec.training import train as run_training
+        from domino_spec.training.observers import TensorBoard
+
+        with open_world(device_of(run_config.device)) as world:
+            voice.status(f"loading {run_config.target} and the data")
+            view = TrainingView(voice)
+            observers: list[Observer] = [view]
+            if tensorboard:
+                observers.append(TensorBoard(Path(run_config.out) / "tensorboard"))
+            with explaining_memory():
+                run = prepare(
+                    run_config, world=world, observers=observers, resume=resume, notice=voice.status
+                )
+                if world.leads:
+                    introduce(voice, run, alone=world.alone)
+                with view.begin(run.config, run.trainer.step):
+                    outcome, folder = run_training(run)
+            if world.leads:
+                _conclude(voice, run, outcome, folder)
+        if outcome.signal and not outcome.finished:
+            raise typer.Exit(128 + outcome.signal)
 
 
 def _flag(name: str) -> str:
@@ -146,46 +171,6 @@ def check_installed(*, tensorboard: bool) -> None:
         )
 
 
-def _run(
-    voice: Voice,
-    settings: dict[str, Any],
-    given_as: dict[str, str],
-    *,
-    resume: bool,
-    tensorboard: bool,
-) -> None:
-    config = TrainConfig.from_dict(settings, given_as=given_as)
-    where: dict[str, Any] = {"drafts": [config.init], "data": config.data, "out": config.out}
-    require_places(voice, config.target, config.revision, **where)
-    import torch
-
-    from domino_spec.targets import default_device
-    from domino_spec.training import open_world, prepare
-    from domino_spec.training import train as run_training
-    from domino_spec.training.observers import TensorBoard
-
-    named = checked_device(config.device)
-    with open_world(torch.device(named) if named else default_device()) as world:
-        voice.status(f"loading {config.target} and the data")
-        view = LiveView(voice) if voice.shows_bars else LineView(voice)
-        observers: list[Observer] = [view]
-        if tensorboard:
-            observers.append(TensorBoard(Path(config.out) / "tensorboard"))
-        with explaining_memory():
-            run = prepare(
-                config, world=world, observers=observers, resume=resume, notice=voice.status
-            )
-            if world.leads:
-                introduce(voice, run, alone=world.alone)
-            view.begin(run.config, run.trainer.step)
-            with view:
-                outcome, folder = run_training(run)
-        if world.leads:
-            _conclude(voice, run, outcome, folder)
-    if outcome.signal and not outcome.finished:
-        raise typer.Exit(128 + outcome.signal)
-
-
 @contextlib.contextmanager
 def _only_the_first_speaks(leads: bool) -> Iterator[None]:
     """Under torchrun all processes meet the same errors and warnings; one tells of them."""
@@ -217,17 +202,13 @@ def explaining_memory() -> Iterator[None]:
 
 
 def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
-    """Say what is about to be trained, on what."""
-    from domino_spec.data.report import bad_lines
-
+    """Say what is about to be run_config, on what."""
     config, report = run.config, run.corpus.report
     parameters = sum(p.numel() for p in run.drafter.parameters())
-    bad = bad_lines(report.bad)
     voice.status(f"{config.variant} drafter: {parameters / 1e6:,.1f}M parameters, {_shape(run)}")
     for line in report.lines():
-        if line not in bad:
-            voice.status(line)
-    for line in bad:
+        voice.status(line)
+    for line in report.bad.lines():
         voice.warn(line)
     length = f"{config.steps:,} steps" if config.steps else f"{config.max_seconds:g} s of steps"
     voice.status(
@@ -248,7 +229,7 @@ def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
             {
                 "config": config.to_dict(),
                 "parameters": parameters,
-                "data": report.to_dict(),
+                "data": asdict(report),
                 "first_step": run.trainer.step,
                 "plan": plan,
             }
@@ -277,8 +258,7 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
     if folder is not None and rate is not None and rate < _LITTLE:
         voice.warn(
             f"the acceptance length, held out, is only {rate:.2f}: the drafter has learnt next to "
-            "nothing. "
-            "Train longer or on more data; docs/training.md says what else goes wrong."
+            "nothing. Train longer or on more data; docs/training.md says what else goes wrong."
         )
     if voice.as_json:
         names = ("loss", "tokens_per_cycle", "tokens_per_cycle_head_off")

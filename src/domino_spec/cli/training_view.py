@@ -16,136 +16,76 @@ from rich.text import Text
 from domino_spec.cli.render import bar_line
 
 if TYPE_CHECKING:
-    from domino_spec.cli.voice import Voice
+    from domino_spec.cli.command import Voice
     from domino_spec.training import TrainConfig
 
 
-class LineView:
-    """One line a report: for logs, and JSON for machines."""
+class TrainingView:
+    """An observer of a run that shows each report."""
 
     def __init__(self, voice: Voice) -> None:
-        self._voice = voice
+        self._voice, self._values = voice, dict[str, Any]()
         self._steps: int | None = None
-
-    def __enter__(self) -> LineView:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def begin(self, config: TrainConfig, _step: int) -> None:
-        """The run is known."""
-        self._steps = config.steps
-
-    def report(self, step: int, values: dict[str, Any]) -> None:
-        """Say it."""
-        if self._voice.as_json:
-            self._voice.document({"step": step, **finite(values)})
-            return
-        told = [f"{label} {value}" for label, value in report_lines(values)]
-        if "seconds_left" in values:
-            told.append(f"{clock(values['seconds_left'])} left")
-        of = f"/{self._steps}" if self._steps else ""  # a run over seconds cannot know
-        self._voice.note(f"step {step}{of}: {' · '.join(told)}")
-
-    def close(self) -> None:
-        """The run is over."""
-
-
-class LiveView:
-    """A bar, the numbers that matter, and accuracy by draft as bars."""
-
-    def __init__(self, voice: Voice) -> None:
-        self._bar = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[times]}"),
-            console=voice.err,
-        )
+        self._began, self._due = time.monotonic(), math.nan
+        columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(),
+                   TextColumn("{task.fields[times]}"))  # fmt: skip
+        self._bar = Progress(*columns, console=voice.err)
         self._task = self._bar.add_task("training", total=None, times="")
-        self._countdown = Countdown()
-        self._values: dict[str, Any] = {}
         self._live = Live(console=voice.err, refresh_per_second=4, get_renderable=self.render)
 
-    def __enter__(self) -> LiveView:
-        self._live.start(refresh=True)
+    def __enter__(self) -> TrainingView:
+        if self._voice.shows_bars:
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def begin(self, config: TrainConfig, step: int) -> None:
+    def begin(self, config: TrainConfig, step: int) -> TrainingView:
         """The run is known."""
-        self._countdown = Countdown()
+        self._steps, self._began = config.steps, time.monotonic()
         self._bar.update(self._task, total=config.steps, completed=step)
+        return self
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         """Show it."""
-        self._countdown.set(values.get("seconds_left"))
-        self._bar.update(self._task, completed=step)
-        self._values |= values
-        if "tokens_per_cycle" in values:
-            self._values["evaluated_at"] = step
+        if self._voice.as_json:
+            self._voice.document({"step": step, **finite(values)})
+        elif self._voice.shows_bars:
+            self._bar.update(self._task, completed=step)
+            self._values |= values
+            if "tokens_per_cycle" in values:
+                self._values["evaluated_at"] = step
+            if "seconds_left" in values:
+                self._due = time.monotonic() + values["seconds_left"]
+        else:
+            told = [f"{label} {value}" for label, value in report_lines(values)]
+            if "seconds_left" in values:
+                told.append(f"{clock(values['seconds_left'])} left")
+            of = f"/{self._steps}" if self._steps else ""  # a run over seconds cannot know
+            self._voice.note(f"step {step}{of}: {' · '.join(told)}")
 
     def close(self) -> None:
         """The run is over."""
 
     def render(self) -> Group:
-        """The panel as it is now."""
-        left = self._countdown.left()
-        ahead = "" if left is None else f", {clock(left)} left"
-        self._bar.update(self._task, times=f"{clock(self._countdown.elapsed())}{ahead}")
+        """The panel as it is now; the time left runs on between two reports that say it."""
+        now = time.monotonic()
+        left = "" if math.isnan(self._due) else f", {clock(max(0.0, self._due - now))} left"
+        self._bar.update(self._task, times=f"{clock(now - self._began)}{left}")
         table = Table.grid(padding=(0, 2))
         for name, value in report_lines(self._values) or [("", "the first report is to come")]:
             table.add_row(Text(name, style="dim"), Text(value))
         return Group(self._bar, table)
 
 
-class Countdown:
-    """Time passed, and time left between two reports that say it."""
-
-    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._now, self._began = now, now()
-        self._due: float | None = None
-
-    def set(self, seconds_left: float | None) -> None:
-        """A report came; None says nothing new."""
-        if seconds_left is not None:
-            self._due = self._now() + seconds_left
-
-    def elapsed(self) -> float:
-        """Seconds since the beginning."""
-        return self._now() - self._began
-
-    def left(self) -> float | None:
-        """Seconds to go, or None where nothing was said yet."""
-        return None if self._due is None else max(0.0, self._due - self._now())
-
-
 def report_lines(values: dict[str, Any]) -> list[tuple[str, str]]:
     """What is shown of a report, in words."""
-    shown = [
-        ("loss", "loss", "{:.4f}"),
-        ("λ", "lambda", "{:.3f}"),
-        ("learning rate", "learning_rate", "{:.2e}"),
+    return [
+        (label, acceptance_length(values) if name == "tokens_per_cycle" else form(values[name]))
+        for name, (label, form) in _REPORTED.items()
+        if name in values
     ]
-    lines = [(label, form.format(values[name])) for label, name, form in shown if name in values]
-    if "accuracy" in values:
-        lines.append(("accuracy by draft", _shares(values["accuracy"])))
-    if "run_length" in values:
-        lines.append(("right in a row", f"{values['run_length']:.2f}"))
-    if "conversations_per_second" in values:
-        lines.append(("conversations a second", f"{values['conversations_per_second']:,.1f}"))
-    if "peak_memory_bytes" in values:
-        lines.append(("peak memory", f"{values['peak_memory_bytes'] / 1e9:.1f} GB"))
-    if "tokens_per_cycle" in values:
-        lines.append(("acceptance length, held out", acceptance_length(values)))
-    if "plan" in values:
-        lines.append(("about", plan_line(values["plan"])))
-    if "expected_tokens_per_cycle" in values:
-        lines.append(("expected at the end", _range(values["expected_tokens_per_cycle"])))
-    return lines
 
 
 def plan_line(plan: dict[str, Any]) -> str:
@@ -189,3 +129,17 @@ def _range(values: list[float]) -> str:
 
 def _shares(accuracy: list[float]) -> str:
     return f"|{bar_line(accuracy)}| {accuracy[0]:.0%} … {accuracy[-1]:.0%}"
+
+
+_REPORTED: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "loss": ("loss", "{:.4f}".format),
+    "lambda": ("λ", "{:.3f}".format),
+    "learning_rate": ("learning rate", "{:.2e}".format),
+    "accuracy": ("accuracy by draft", _shares),
+    "run_length": ("right in a row", "{:.2f}".format),
+    "conversations_per_second": ("conversations a second", "{:,.1f}".format),
+    "peak_memory_bytes": ("peak memory", lambda size: f"{size / 1e9:.1f} GB"),
+    "tokens_per_cycle": ("acceptance length, held out", str),
+    "plan": ("about", plan_line),
+    "expected_tokens_per_cycle": ("expected at the end", _range),
+}

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from domino_spec.data.packing import Batch as Batch
     from domino_spec.data.packing import PackedBatches as PackedBatches
     from domino_spec.data.packing import plan_epoch as plan_epoch
-    from domino_spec.data.report import BadRows as BadRows
-    from domino_spec.data.report import DataReport as DataReport
     from domino_spec.data.shards import Shard as Shard
     from domino_spec.data.shards import read_shard as read_shard
     from domino_spec.data.shards import write_shard as write_shard
@@ -24,7 +22,6 @@ else:
             "corpus": "Corpus Example load_corpus",
             "generation": "is_loop",
             "packing": "Batch PackedBatches plan_epoch",
-            "report": "BadRows DataReport",
             "shards": "Shard read_shard write_shard",
         },
     )

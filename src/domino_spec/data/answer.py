@@ -137,7 +137,6 @@ class AnswerProgress:
     session_bytes: int = 0
     session_seconds: float = 0.0
     dropped: Counter[str] = field(default_factory=Counter)
-    began: float = field(default_factory=time.perf_counter, repr=False)
 
     @property
     def seconds_left(self) -> float | None:
@@ -156,30 +155,9 @@ class AnswerProgress:
             return None
         return self.session_bytes / self.session_prompts * (self.prompts - self.done)
 
-    def count(self, answer: Answer, dropped: str, token_bytes: int) -> None:
-        """Count an answer, or the reason for which it was dropped."""
-        if dropped:
-            self.dropped[dropped] += 1
-        else:
-            self.answered += 1
-        self.session_tokens += len(answer.tokens)
-        self.session_bytes += (len(answer.prompt) + len(answer.tokens)) * token_bytes
-        self.session_seconds = time.perf_counter() - self.began
-
-    def end_conversation(self) -> None:
-        """Count a prompt all of whose turns were answered, as far as they could be."""
-        self.done += 1
-        self.session_prompts += 1
-
     def dropped_reasons(self) -> str:
         """How many answers were dropped for which reason, in words."""
         return "; ".join(f"{count:,} dropped: {reason}" for reason, count in self.dropped.items())
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
-        values = {**vars(self), "dropped": dict(self.dropped)}
-        del values["began"]
-        return values
 
 
 def estimate(prompts: PromptSet, answerer: Answerer, settings: AnswerSettings) -> tuple[int, int]:
@@ -199,7 +177,7 @@ def answer_prompts(
     *,
     vocab_size: int,
     identity: Mapping[str, Any],
-    on_progress: Callable[[AnswerProgress], None] | None = None,
+    on_progress: Callable[[AnswerProgress], None] = lambda _: None,
 ) -> AnswerProgress:
     """Answer every prompt once. What a stopped run has finished is there and is not done again.
 
@@ -209,8 +187,7 @@ def answer_prompts(
     suffix = ".npz" if settings.format == "shards" else ".jsonl"
     kept = {**settings.model_dump(), **identity, "prompts": prompts.fingerprint()}
     work = WorkFolder(folder, kept, suffix=suffix)
-    tell = on_progress or (lambda _progress: None)
-    progress = AnswerProgress(len(prompts.rows))
+    progress, began = AnswerProgress(len(prompts.rows)), time.perf_counter()
     size = settings.part_size
     todo: deque[int] = deque()
     for number in range(-(-len(prompts.rows) // size)):
@@ -221,7 +198,7 @@ def answer_prompts(
             progress.dropped.update(note["dropped"])
         else:
             todo.append(number)
-    tell(progress)
+    on_progress(progress)
     parts: dict[int, list[_Conversation]] = {}
     """Parts of which a conversation was begun and that are not written yet."""
     open_by_part: Counter[int] = Counter()
@@ -236,20 +213,56 @@ def answer_prompts(
             waiting.extend(parts[number])
         return waiting.popleft().next_request() if waiting else None
 
+    def write_part(number: int, conversations: Sequence[_Conversation]) -> None:
+        """Conversations as JSON lines, or a shard: each answer with the turns before it."""
+        kept = [(chat, answer) for chat in conversations for answer in chat.answers]
+        note = {
+            "prompts": len(conversations),
+            "answered": len(kept),
+            "dropped": Counter(chat.dropped for chat in conversations if chat.dropped),
+        }
+        work.write_note(number, note)
+        if settings.format == "shards":
+            write_shard(
+                work.part(number),
+                prompts=[answer.prompt for _, answer in kept],
+                answers=[answer.tokens for _, answer in kept],
+                vocab_size=vocab_size,
+                sources=[chat.row.source for chat, _ in kept],
+                temperatures=[chat.temperature for chat, _ in kept],
+                tokenizer_sha256=identity.get("tokenizer_sha256"),
+            )
+            return
+        lines = [
+            {
+                "messages": chat.messages,
+                "source": chat.row.source,
+                "temperature": chat.temperature,
+                "finish_reason": "stop" if chat.answers[-1].finished else CUT,
+            }
+            for chat in conversations
+            if chat.answers
+        ]
+        work.write_lines(number, lines)
+
     for request, answer in answerer.answer(next_request):
         number = request.index // size
         conversation = parts[number][request.index % size]
         reason = conversation.take(answer)
-        progress.count(answer, reason, _BYTES[settings.format])
+        progress.answered += not reason
+        progress.dropped.update([reason] if reason else ())
+        progress.session_tokens += len(answer.tokens)
+        progress.session_bytes += _BYTES[settings.format] * len((*answer.prompt, *answer.tokens))
+        progress.session_seconds = time.perf_counter() - began
         if conversation.ended:
-            progress.end_conversation()
+            progress.done += 1
+            progress.session_prompts += 1
             open_by_part[number] -= 1
             if not open_by_part[number]:
-                sha256 = identity.get("tokenizer_sha256")
-                _write_part(work, number, parts.pop(number), settings, vocab_size, sha256)
+                write_part(number, parts.pop(number))
         else:
             waiting.appendleft(conversation)
-        tell(progress)
+        on_progress(progress)
     return progress
 
 
@@ -286,46 +299,6 @@ class _Conversation:
         self.messages.append({"role": "assistant", "content": answer.text})
         self.ended = not answer.finished or len(self.answers) == len(self.row.turns)
         return ""
-
-
-def _write_part(
-    work: WorkFolder,
-    number: int,
-    conversations: Sequence[_Conversation],
-    settings: AnswerSettings,
-    vocab_size: int,
-    tokenizer_sha256: str | None,
-) -> None:
-    """Write conversations as JSON lines, or a shard: each answer with the turns before it."""
-    kept = [(chat, answer) for chat in conversations for answer in chat.answers]
-    note = {
-        "prompts": len(conversations),
-        "answered": len(kept),
-        "dropped": dict(Counter(chat.dropped for chat in conversations if chat.dropped)),
-    }
-    work.write_note(number, note)
-    if settings.format == "jsonl":
-        lines = [
-            {
-                "messages": chat.messages,
-                "source": chat.row.source,
-                "temperature": chat.temperature,
-                "finish_reason": "stop" if chat.answers[-1].finished else CUT,
-            }
-            for chat in conversations
-            if chat.answers
-        ]
-        work.write_lines(number, lines)
-        return
-    write_shard(
-        work.part(number),
-        prompts=[answer.prompt for _, answer in kept],
-        answers=[answer.tokens for _, answer in kept],
-        vocab_size=vocab_size,
-        sources=[chat.row.source for chat, _ in kept],
-        temperatures=[chat.temperature for chat, _ in kept],
-        tokenizer_sha256=tokenizer_sha256,
-    )
 
 
 def user_message(text: str) -> Message:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from jinja2.exceptions import TemplateError
 
-from domino_spec.data.report import BadRow
+from domino_spec.data.files import BadRow
 from domino_spec.errors import DataError
 
 BoolArray = npt.NDArray[np.bool_]
@@ -36,8 +38,14 @@ _MAY_FOLLOW = {
 def messages_of(row: Mapping[str, Any], field: str | None = None) -> list[Message] | None:
     """The row's messages, or None if it has none."""
     for name in (field,) if field else ("messages", "conversations"):
-        if row.get(name) is not None:
-            return _messages(row[name])
+        value = row.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, (list, tuple)) or not all(isinstance(m, Mapping) for m in value):
+            raise BadRow("its messages are not a list of objects")
+        if not value:
+            raise BadRow("it is empty")
+        return [_message(message) for message in value]
     return None
 
 
@@ -59,42 +67,24 @@ def up_to_last_answer(messages: list[Message]) -> list[Message]:
     return messages[: answers[-1] + 1]
 
 
-def _messages(value: Any) -> list[Message]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(m, Mapping) for m in value):
-        raise BadRow("its messages are not a list of objects")
-    if not value:
-        raise BadRow("it is empty")
-    return [_message(message) for message in value]
-
-
 def _message(message: Mapping[str, Any]) -> Message:
-    if "role" in message:
-        role, content = message["role"], message.get("content")
-        rest = {k: v for k, v in message.items() if k not in ("role", "content") and v is not None}
-    elif "from" in message:
-        role, content, rest = _SHAREGPT_ROLES.get(message["from"]), message.get("value"), {}
-        if role is None:
-            raise BadRow(f"it has a message from {message['from']!r}, an unknown role")
-    else:
-        raise BadRow("a message has neither role and content nor from and value")
+    role, content = message.get("role"), message.get("content")
+    rest = {k: v for k, v in message.items() if k not in ("role", "content") and v is not None}
+    if "role" not in message:
+        if "from" not in message:
+            raise BadRow("a message has neither role and content nor from and value")
+        role = _SHAREGPT_ROLES.get(message["from"], message["from"])
+        content, rest = message.get("value"), {}
     if role not in _ROLES:
         raise BadRow(f"it has a message from {role!r}, an unknown role")
-    return {"role": role, "content": _text(content, role), **rest}
-
-
-def _text(content: Any, role: str) -> str:
-    if isinstance(content, (list, tuple)):
-        parts: list[Any] = [
-            part.get("text") if isinstance(part, Mapping) else part for part in content
-        ]
-        if not all(isinstance(part, str) for part in parts):
-            raise BadRow("a message holds something other than text")
-        content = "".join(parts)
-    if not isinstance(content, str):
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts) or isinstance(content, Mapping):
         raise BadRow("a message holds something other than text")
-    if not content.strip() and role in ("user", "assistant"):
+    text = "".join(texts)
+    if not text.strip() and role in ("user", "assistant"):
         raise BadRow(f"it has an empty {role} turn")
-    return content
+    return {"role": role, "content": text, **rest}
 
 
 @dataclass(frozen=True)
@@ -137,13 +127,14 @@ class ChatEncoder:
 
     def render(self, messages: list[Message], *, open_turn: bool = False) -> str:
         """The template's text; `open_turn` adds the assistant's opening."""
+        return str(self._apply(messages, tokenize=False, add_generation_prompt=open_turn))
+
+    def _apply(self, messages: list[Message], **options: Any) -> Any:
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=open_turn, **self._options
-            )
+            return self._tokenizer.apply_chat_template(messages, **options, **self._options)
         except (TemplateError, KeyError, TypeError, ValueError) as error:
-            raise BadRow(_refusal(error)) from error
-        return text
+            line = " ".join(str(error).split())[:80] or type(error).__name__
+            raise BadRow(f"the chat template does not take it ({line})") from error
 
     def encode(self, messages: list[Message]) -> EncodedChat:
         """Token ids of a chat that ends in an assistant turn, and those to learn."""
@@ -151,16 +142,9 @@ class ChatEncoder:
         return encoded or self._by_prefixes(messages)
 
     def _by_marks(self, messages: list[Message]) -> EncodedChat | None:
-        try:
-            output = self._tokenizer.apply_chat_template(
-                messages,
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                **self._options,
-            )
-        except (TemplateError, KeyError, TypeError, ValueError) as error:
-            raise BadRow(_refusal(error)) from error
+        output = self._apply(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
         tokens = [int(token) for token in output["input_ids"]]
         supervised = np.array(output["assistant_masks"], dtype=np.bool_)
         if not supervised.any():
@@ -206,7 +190,8 @@ class ChatEncoder:
                 counts.append(count)
             return [int(token) for token in output["input_ids"]], counts
         tokens = self._ids(text)
-        return tokens, [_common(tokens, self._ids(text[:place])) for place in places]
+        prefixes = (self._ids(text[:place]) for place in places)
+        return tokens, [sum(takewhile(bool, map(eq, tokens, prefix))) for prefix in prefixes]
 
     def _ids(self, text: str) -> list[int]:
         return [
@@ -231,20 +216,6 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 def _trimmed(tokens: list[int], supervised: BoolArray, unlearnt: int = 0) -> EncodedChat:
     end = len(tokens) - int(supervised[::-1].argmax()) if supervised.any() else len(tokens)
     return EncodedChat(tokens[:end], supervised[:end], unlearnt)
-
-
-def _refusal(error: Exception) -> str:
-    line = " ".join(str(error).split())
-    return f"the chat template does not take it ({line[:80] or type(error).__name__})"
-
-
-def _common(tokens: list[int], prefix: list[int]) -> int:
-    count = 0
-    for ours, theirs in zip(tokens, prefix, strict=False):
-        if ours != theirs:
-            break
-        count += 1
-    return count
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,14 @@ from domino_spec.data.chat import CUT, BoolArray, ChatEncoder, messages_of, up_t
 from domino_spec.data.files import (
     SHARD_FILES,
     TEXT_FILES,
+    BadRow,
+    BadRows,
     Place,
     find_places,
     read_rows,
     read_text,
     source_of,
 )
-from domino_spec.data.report import BadRow, BadRowCounter, DataReport, bad_lines
 from domino_spec.data.shards import TokenArray, read_shard
 from domino_spec.errors import DataError
 
@@ -34,6 +35,7 @@ NOTHING_LEARNT = "no assistant token lies within the maximum length"
 NO_ROOM = "its prompt is longer than itself"
 _HASHED_AT_ONCE = 1 << 22
 _SHORTEST_PIECE = 2
+_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,41 @@ class Example:
 
 
 @dataclass(frozen=True)
-class _Flat:
+class DataReport:
+    """Counts of a corpus. `bad` rows are those of the reading, which a split does not divide."""
+
+    conversations: int
+    tokens: int
+    supervised_tokens: int
+    cut: int
+    """Conversations longer than the maximum length, kept up to it."""
+    unlearnt_turns: int
+    """Assistant turns that the chat template rewrites later on: kept, but not learnt."""
+    sources: dict[str, int]
+    bad: BadRows
+
+    def lines(self) -> list[str]:
+        """For people; what was left out comes from `bad`."""
+        lines = [
+            f"{self.conversations:,} conversations, {self.tokens:,} tokens, "
+            f"{self.supervised_tokens:,} of them learnt"
+        ]
+        if len(self.sources) > 1:
+            named = sorted(self.sources.items(), key=lambda item: -item[1])
+            parts = [f"{name or 'unnamed'} {count:,}" for name, count in named[:_SHOWN]]
+            rest = f" and {len(named) - _SHOWN:,} others" if len(named) > _SHOWN else ""
+            lines.append("from " + ", ".join(parts) + rest)
+        if self.cut:
+            lines.append(f"{self.cut:,} cut at the maximum length")
+        if self.unlearnt_turns:
+            lines.append(
+                f"{self.unlearnt_turns:,} assistant turns not learnt: the chat template writes "
+                "them differently in the history"
+            )
+        return lines
+
+
+class _Flat(NamedTuple):
     """Conversations back to back, each array in the corpus's own order."""
 
     tokens: TokenArray  # [total]
@@ -60,36 +96,15 @@ class _Flat:
 
     def select(self, wanted: BoolArray) -> _Flat:
         """Some of the conversations."""
-        mask = np.repeat(wanted, self.lengths)
-        return _Flat(
-            self.tokens[mask],
-            self.supervised[mask],
-            self.lengths[wanted],
-            self.source_ids[wanted],
-            self.cut[wanted],
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[_Flat], dtype: type[np.integer]) -> _Flat:
-        """All of them, ids in the smallest type that holds them."""
-        types = {
-            "tokens": dtype,
-            "supervised": np.bool_,
-            "lengths": np.int64,
-            "source_ids": np.int32,
-            "cut": np.bool_,
-        }
-        return cls(**{
-            name: np.concatenate([np.zeros(0, kind), *(getattr(part, name) for part in parts)])
-            for name, kind in types.items()
-        })  # fmt: skip
+        mask, rest = np.repeat(wanted, self.lengths), tuple[Any, ...](self[2:])
+        return _Flat(self.tokens[mask], self.supervised[mask], *(part[wanted] for part in rest))
 
 
 class Corpus:
     """Conversations with random access; `load_corpus` reads one from files."""
 
     def __init__(
-        self, flat: _Flat, names: Sequence[str], *, bad: Mapping[str, Any], unlearnt_turns: int
+        self, flat: _Flat, names: Sequence[str], *, bad: BadRows, unlearnt_turns: int
     ) -> None:
         self._flat, self._names = flat, tuple(names)
         self.lengths = flat.lengths
@@ -212,15 +227,21 @@ def load_corpus(
         raise DataError(f"limit is {limit}; expected 1 conversation or more, or none at all.")
     if not sources:
         raise DataError("no data were named; give files, folders or hf:name.")
-    collector = Collector(vocab_size=vocab_size, max_length=max_length, limit=limit)
-    reader = _Reader(collector, tokenizer, messages_field, text_field, chat_options)
+    collector = Collector(
+        vocab_size=vocab_size,
+        max_length=max_length,
+        limit=limit,
+        tokenizer=tokenizer,
+        messages_field=messages_field,
+        text_field=text_field,
+        chat_options=chat_options,
+    )
     for place in [place for source in sources for place in find_places(source)]:
-        if collector.full:
-            break
-        reader.read(place)
+        if not collector.full:
+            collector.read(place)
     corpus = collector.corpus()
     if not len(corpus):
-        reasons = "; ".join(bad_lines(corpus.report.bad)) or "the files hold no rows"
+        reasons = "; ".join(corpus.report.bad.lines()) or "the files hold no rows"
         raise DataError(
             f"nothing to train on in {', '.join(map(str, sources))}: {reasons}. Give conversations "
             "with assistant turns, texts or token shards made for this target."
@@ -232,12 +253,21 @@ class Collector:
     """Gathers conversations that are good, counts those that are not, by reason."""
 
     def __init__(
-        self, *, vocab_size: int, max_length: int | None = None, limit: int | None = None
+        self,
+        *,
+        vocab_size: int,
+        max_length: int | None = None,
+        limit: int | None = None,
+        tokenizer: Any | None = None,
+        messages_field: str | None = None,
+        text_field: str | None = None,
+        chat_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.vocab_size, self.max_length = vocab_size, max_length
-        self.bad = BadRowCounter()
-        self.unlearnt_turns = 0
-        self._limit = limit
+        self._limit, self._given_tokenizer = limit, tokenizer
+        self._messages_field, self._text_field = messages_field, text_field
+        self._chat_options = chat_options
+        self._bad, self._unlearnt_turns = BadRows(), 0
         self._dtype: type[np.integer] = np.uint16 if vocab_size <= 2**16 else np.int32
         self._count = 0
         self._parts: list[_Flat] = []
@@ -250,92 +280,33 @@ class Collector:
 
     def corpus(self) -> Corpus:
         """Everything gathered."""
-        flat = _Flat.joined(self._parts, self._dtype)
-        bad = self.bad.result()
-        return Corpus(flat, list(self._names), bad=bad, unlearnt_turns=self.unlearnt_turns)
+        types = (self._dtype, np.bool_, np.int64, np.int32, np.bool_)
+        empty = _Flat(*(np.zeros(0, kind) for kind in types))
+        flat = _Flat(*map(np.concatenate, zip(empty, *self._parts, strict=True)))
+        names = list(self._names)
+        return Corpus(flat, names, bad=self._bad, unlearnt_turns=self._unlearnt_turns)
 
     def add(
         self, tokens: Sequence[int] | TokenArray, supervised: BoolArray, source: str, where: str
     ) -> None:
         """Take one conversation, cut if need be."""
         ids = np.asarray(tokens, dtype=np.int64)
-        learnt = supervised[: self.max_length]
-        if not len(ids):
-            self.bad.add(EMPTY, where)
-        elif ids.min() < 0 or ids.max() >= self.vocab_size:
-            self.bad.add(OUTSIDE, where)
-        elif not learnt.any():
-            self.bad.add(NOTHING_LEARNT, where)
+        self._take(ids, supervised, np.array([len(ids)]), [source], where, {})
+
+    def read(self, place: Place) -> None:
+        """Take what a file or a data set holds, until there is enough."""
+        if place.suffix in SHARD_FILES:
+            self._read_shard(place)
+        elif place.suffix in TEXT_FILES:
+            self._add_text(read_text(place.path), place.name, place.path)
         else:
-            self._take(ids[: self.max_length], learnt, [len(learnt)], [source], [len(ids)])
-
-    def add_shard(
-        self,
-        tokens: TokenArray,
-        lengths: npt.NDArray[np.int64],
-        prompt_lengths: npt.NDArray[np.int64],
-        sources: Sequence[str],
-        where: str,
-    ) -> None:
-        """Take a shard's conversations at once."""
-        starts = np.cumsum(lengths) - lengths
-        kept = np.minimum(lengths, self.max_length or np.iinfo(np.int64).max)
-        good = lengths > 0
-        largest = np.zeros(len(lengths), dtype=np.int64)
-        smallest = np.zeros(len(lengths), dtype=np.int64)
-        if good.any():
-            largest[good] = np.maximum.reduceat(tokens, starts[good])
-            smallest[good] = np.minimum.reduceat(tokens, starts[good])
-        good = np.ones(len(lengths), dtype=np.bool_)
-        for reason, wrong in (
-            (EMPTY, lengths <= 0),
-            (OUTSIDE, (largest >= self.vocab_size) | (smallest < 0)),
-            (NO_ROOM, (prompt_lengths > lengths) | (prompt_lengths < 0)),
-            (NOTHING_LEARNT, prompt_lengths >= kept),
-        ):
-            found = good & wrong
-            if found.any():
-                first = f"{where}, row {int(found.argmax()) + 1}"
-                self.bad.add(reason, first, int(found.sum()))
-            good &= ~wrong
-        if self._limit is not None:
-            good &= np.cumsum(good) <= self._limit - self._count
-        positions = np.arange(len(tokens)) - np.repeat(starts, lengths)
-        mask = np.repeat(good, lengths) & (positions < np.repeat(kept, lengths))
-        learnt = positions >= np.repeat(prompt_lengths, lengths)
-        names = [str(source) for source, wanted in zip(sources, good, strict=True) if wanted]
-        self._take(tokens[mask], learnt[mask], kept[good], names, lengths[good])
-
-    def _take(
-        self,
-        tokens: TokenArray,
-        learnt: BoolArray,
-        kept: npt.ArrayLike,
-        sources: Sequence[str],
-        lengths: npt.ArrayLike,
-    ) -> None:
-        ids = [self._names.setdefault(source, len(self._names)) for source in sources]
-        kept = np.asarray(kept, dtype=np.int64)
-        self._count += len(kept)
-        source_ids = np.array(ids, dtype=np.int32)
-        cut = kept < np.asarray(lengths)
-        self._parts.append(_Flat(tokens.astype(self._dtype), learnt, kept, source_ids, cut))
-
-
-class _Reader:
-    """Turns files into token ids with what is to be learnt of them."""
-
-    def __init__(
-        self,
-        collector: Collector,
-        tokenizer: Any | None,
-        messages_field: str | None,
-        text_field: str | None,
-        chat_options: Mapping[str, Any] | None,
-    ) -> None:
-        self._collector, self._given_tokenizer = collector, tokenizer
-        self._messages_field, self._text_field = messages_field, text_field
-        self._chat_options = chat_options
+            for where, row in read_rows(place, self._bad):
+                try:
+                    self._add_row(row, place, where)
+                except BadRow as reason:
+                    self._bad.add(str(reason), where)
+                if self.full:
+                    return
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -354,21 +325,49 @@ class _Reader:
     def _tokenizer_sha256(self) -> str:
         return tokenizer_fingerprint(self._tokenizer)
 
-    def read(self, place: Place) -> None:
-        """Take what a file or a data set holds, until there is enough."""
-        if place.suffix in SHARD_FILES:
-            self._read_shard(place)
-            return
-        if place.suffix in TEXT_FILES:
-            self._add_text(read_text(place.path), place.name, place.path)
-            return
-        for where, row in read_rows(place, on_broken=self._collector.bad.add):
-            try:
-                self._add_row(row, place, where)
-            except BadRow as reason:
-                self._collector.bad.add(str(reason), where)
-            if self._collector.full:
-                return
+    def _take(
+        self,
+        tokens: TokenArray,  # [total], conversations back to back
+        supervised: BoolArray,  # [total]
+        lengths: npt.NDArray[np.int64],  # [conversations]
+        sources: Sequence[str],
+        where: str,
+        wrong: Mapping[str, BoolArray],  # [conversations] each: further reasons to leave one out
+    ) -> None:
+        """Take conversations, each cut at the maximum length, and count those that are no good."""
+        starts = np.cumsum(lengths) - lengths
+        kept = np.minimum(lengths, self.max_length or np.iinfo(np.int64).max)
+        positions = np.arange(len(tokens)) - np.repeat(starts, lengths)
+        inside = positions < np.repeat(kept, lengths)
+        filled = lengths > 0
+        outside, learnt = np.zeros((2, len(lengths)), dtype=np.bool_)
+        if filled.any():
+            bad_ids = (tokens < 0) | (tokens >= self.vocab_size)
+            outside[filled] = np.logical_or.reduceat(bad_ids, starts[filled])
+            learnt[filled] = np.logical_or.reduceat(supervised & inside, starts[filled])
+        good = np.ones(len(lengths), dtype=np.bool_)
+        reasons = {EMPTY: ~filled, OUTSIDE: outside, **wrong, NOTHING_LEARNT: ~learnt}
+        for reason, holds in reasons.items():
+            found = good & holds
+            if found.any():
+                row = f", row {int(found.argmax()) + 1}" if wrong else ""
+                self._bad.add(reason, where + row, int(found.sum()))
+            good &= ~holds
+        if self._limit is not None:
+            good &= np.cumsum(good) <= self._limit - self._count
+        mask = np.repeat(good, lengths) & inside
+        names = [str(source) for source, wanted in zip(sources, good, strict=True) if wanted]
+        ids = [self._names.setdefault(name, len(self._names)) for name in names]
+        self._count += len(ids)
+        self._parts.append(
+            _Flat(
+                tokens[mask].astype(self._dtype),
+                supervised[mask],
+                kept[good],
+                np.array(ids, dtype=np.int32),
+                kept[good] < lengths[good],
+            )
+        )
 
     def _read_shard(self, place: Place) -> None:
         shard = read_shard(Path(place.path))
@@ -379,9 +378,11 @@ class _Reader:
                 f"target's is {self._tokenizer_sha256[:12]}), so its ids mean other text; make "
                 "shards with this target."
             )
-        self._collector.add_shard(
-            shard.tokens, shard.lengths, shard.prompt_lengths, shard.sources, place.path
-        )
+        lengths, prompts = shard.lengths, shard.prompt_lengths
+        positions = np.arange(len(shard.tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        supervised = positions >= np.repeat(prompts, lengths)
+        wrong = {NO_ROOM: (prompts > lengths) | (prompts < 0)}
+        self._take(shard.tokens, supervised, lengths, shard.sources, place.path, wrong)
 
     def _add_row(self, row: Mapping[str, Any], place: Place, where: str) -> None:
         text = row.get(self._text_field or "text")
@@ -392,8 +393,8 @@ class _Reader:
             chat = self._chats.encode(up_to_last_answer(messages))
             if row.get("finish_reason") == CUT:
                 chat = self._chats.without_end(chat)
-            self._collector.unlearnt_turns += chat.unlearnt_turns
-            self._collector.add(chat.tokens, chat.supervised, source_of(row, place), where)
+            self._unlearnt_turns += chat.unlearnt_turns
+            self.add(chat.tokens, chat.supervised, source_of(row, place), where)
         elif isinstance(text, str):
             self._add_text(text, source_of(row, place), where)
         elif "turns" in row:
@@ -408,12 +409,11 @@ class _Reader:
     def _add_text(self, text: str, source: str, where: str) -> None:
         """A text is learnt as a whole, in pieces of the maximum length."""
         if not text.strip():
-            self._collector.bad.add(EMPTY, where)
+            self._bad.add(EMPTY, where)
             return
         tokens = np.array(self._tokenizer(text)["input_ids"], dtype=np.int64)
-        size = self._collector.max_length or len(tokens)
+        size = self.max_length or len(tokens)
         for start in range(0, len(tokens), size):
             piece = tokens[start : start + size]
-            if (len(piece) >= _SHORTEST_PIECE or not start) and not self._collector.full:
-                learnt = np.ones(len(piece), dtype=np.bool_)
-                self._collector.add(piece, learnt, source, where)
+            if (len(piece) >= _SHORTEST_PIECE or not start) and not self.full:
+                self.add(piece, np.ones(len(piece), dtype=np.bool_), source, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,33 @@ TEXT_FILES = (".txt", ".md")
 SHARD_FILES = (".npz",)
 PROMPT_FILES = (*ROW_FILES, *TEXT_FILES)
 _KNOWN = (*PROMPT_FILES, *SHARD_FILES)
+_BROKEN = object()
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
+
+
+class BadRow(Exception):  # noqa: N818
+    """A row that is left out; its text is the reason. Readers count it and go on."""
+
+
+@dataclass
+class LeftOut:
+    """Rows left out for one reason, and where the first one is: a file and a line or row."""
+
+    count: int
+    first: str
+
+
+class BadRows(dict[str, LeftOut]):
+    """Rows left out, by reason."""
+
+    def add(self, reason: str, where: str, count: int = 1) -> None:
+        """Count rows of one reason."""
+        self.setdefault(reason, LeftOut(0, where)).count += count
+
+    def lines(self) -> list[str]:
+        """One line a reason, the most frequent first."""
+        order = sorted(self.items(), key=lambda item: -item[1].count)
+        return [f"{n.count:,} left out: {reason} (first: {n.first})" for reason, n in order]
 
 
 @dataclass(frozen=True)
@@ -44,7 +70,10 @@ def find_places(source: str | Path, *, kinds: tuple[str, ...] = _KNOWN) -> list[
     """Everything a source names: a file, a folder, a glob or `hf:name[:split]`."""
     text = str(source)
     if text.startswith(HUB):
-        return [_dataset(text)]
+        name, _, split = text.removeprefix(HUB).partition(":")
+        if not name:
+            raise DataError(f"{text!r} names no data set; expected {HUB}name or {HUB}name:split.")
+        return [Place(name, split=split or None, is_dataset=True)]
     path = Path(text)
     if path.is_dir():
         if any((path / name).is_file() for name in _SAVED):
@@ -71,20 +100,22 @@ def find_places(source: str | Path, *, kinds: tuple[str, ...] = _KNOWN) -> list[
     return [Place(text)]
 
 
-def read_rows(
-    place: Place, *, on_broken: Callable[[str, str], None]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Rows of a JSON file or a data set with where they are; broken ones are reported."""
+def read_rows(place: Place, bad: BadRows) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Rows of a JSON file or a data set with where they are; broken ones are counted."""
+    rows: Iterable[tuple[int, Any]]
+    kind = "row"
     if place.is_dataset:
-        for number, row in enumerate(_open_dataset(place), start=1):
-            yield f"{place.path}, row {number}", row
-        return
-    if place.suffix == ".json":
-        whole = _whole_json(place.path)
-        if whole is not None:
-            yield from _objects(place, whole, on_broken)
-            return
-    yield from _json_lines(place, on_broken)
+        rows = enumerate(_open_dataset(place), start=1)
+    elif place.suffix == ".json" and (whole := _whole_json(place.path)) is not None:
+        rows = enumerate(whole if isinstance(whole, list) else [whole], start=1)
+    else:
+        kind, rows = "line", _json_lines(place.path)
+    for number, row in rows:
+        where = f"{place.path}, {kind} {number}"
+        if isinstance(row, Mapping):
+            yield where, row
+        else:
+            bad.add(f"it is not {'valid JSON' if row is _BROKEN else 'a JSON object'}", where)
 
 
 def source_of(row: Mapping[str, Any], place: Place) -> str:
@@ -103,26 +134,17 @@ def read_text(path: str | Path) -> str:
         raise DataError(f"{path} is not UTF-8 text; convert it first.") from error
 
 
-def _json_lines(
-    place: Place, on_broken: Callable[[str, str], None]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _json_lines(path: str) -> Iterator[tuple[int, Any]]:
     try:
-        with Path(place.path).open("rb") as file:
+        with Path(path).open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                where = f"{place.path}, line {number}"
-                try:
-                    row = json.loads(line)
-                except ValueError:  # UnicodeDecodeError is one too
-                    on_broken("it is not valid JSON", where)
-                    continue
-                if isinstance(row, Mapping):
-                    yield where, row
-                else:
-                    on_broken("it is not a JSON object", where)
+                if line.strip():
+                    try:
+                        yield number, json.loads(line)
+                    except ValueError:  # UnicodeDecodeError is one too
+                        yield number, _BROKEN
     except OSError as error:
-        raise DataError(f"{place.path} cannot be read: {error.strerror}.") from error
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _whole_json(path: str) -> Any | None:
@@ -131,24 +153,6 @@ def _whole_json(path: str) -> Any | None:
         return json.loads(read_text(path))
     except ValueError:
         return None
-
-
-def _objects(
-    place: Place, whole: Any, on_broken: Callable[[str, str], None]
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, row in enumerate(whole if isinstance(whole, list) else [whole], start=1):
-        where = f"{place.path}, row {number}"
-        if isinstance(row, Mapping):
-            yield where, row
-        else:
-            on_broken("it is not a JSON object", where)
-
-
-def _dataset(text: str) -> Place:
-    name, _, split = text.removeprefix(HUB).partition(":")
-    if not name:
-        raise DataError(f"{text!r} names no data set; expected {HUB}name or {HUB}name:split.")
-    return Place(name, split=split or None, is_dataset=True)
 
 
 def _open_dataset(place: Place) -> Any:

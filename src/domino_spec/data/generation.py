@@ -13,7 +13,7 @@ import torch
 
 from domino_spec.api import DominoDecoder
 from domino_spec.data.chat import NO_TURN, Turn
-from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import SamplingParams, SequenceOutput
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_eos, at_length, at_strings
 from domino_spec.errors import DataError
@@ -86,11 +86,7 @@ class BatchGenerator:
 
         if self.decoder.unsupported_reason() is None:
             try:
-                with closing(self.decoder.run((), more=next_sequence)) as outputs:
-                    for output in outputs:
-                        if output.finish_reason is not None:
-                            del running[output.sequence.index]
-                            yield output.sequence
+                yield from _ended(self.decoder.run((), more=next_sequence), running)
                 return
             except torch.OutOfMemoryError:
                 pass  # in batches, then; outside the except, since an error holds memory
@@ -108,11 +104,7 @@ class BatchGenerator:
             batch = [waiting.popleft() for _ in range(min(self.batch_size, len(waiting)))]
             left = {prompt.index: prompt for prompt in batch}
             try:
-                with closing(self.decoder.run([self._sequence(p) for p in batch])) as outputs:
-                    for output in outputs:
-                        if output.finish_reason is not None:
-                            del left[output.sequence.index]
-                            yield output.sequence
+                yield from _ended(self.decoder.run([self._sequence(p) for p in batch]), left)
             except torch.OutOfMemoryError as error:
                 if len(batch) == 1:
                     raise DataError(
@@ -136,3 +128,14 @@ class BatchGenerator:
             seed=prompt.params.seed_of(0),
             stop_rules=[*rules, at_length()],
         )
+
+
+def _ended(
+    outputs: Generator[SequenceOutput, None, None], left: dict[int, Prompt]
+) -> Generator[Decoded, None, None]:
+    """Sequences as they end; those of `left` have not."""
+    with closing(outputs):
+        for output in outputs:
+            if output.finish_reason is not None:
+                del left[output.sequence.index]
+                yield output.sequence

@@ -13,13 +13,14 @@ from domino_spec.data.chat import Message, messages_of
 from domino_spec.data.files import (
     PROMPT_FILES,
     TEXT_FILES,
+    BadRow,
+    BadRows,
     Place,
     find_places,
     read_rows,
     read_text,
     source_of,
 )
-from domino_spec.data.report import BadRow, BadRowCounter, BadRows, bad_lines
 from domino_spec.errors import DataError
 
 
@@ -41,7 +42,7 @@ class PromptSet:
     """Prompts in the order of their files."""
 
     rows: list[PromptRow]
-    bad: Mapping[str, BadRows] = field(default_factory=dict)
+    bad: BadRows = field(default_factory=BadRows)
 
     def fingerprint(self) -> str:
         """A hash of all prompts in their order."""
@@ -61,29 +62,29 @@ def read_prompts(
     """
     if not sources:
         raise DataError("no prompts were named; give files, folders or hf:name.")
-    counter = BadRowCounter()
+    bad = BadRows()
     rows: list[PromptRow] = []
     for place in [place for source in sources for place in find_places(source, kinds=PROMPT_FILES)]:
-        for row in _rows_of(place, counter):
+        for row in _rows_of(place, bad):
             if limit is not None and len(rows) >= limit:
                 break
             rows.append(row if row.system is not None else PromptRow(row.turns, system, row.source))
     if not rows:
-        reasons = "; ".join(bad_lines(counter.result())) or "the files hold no rows"
+        reasons = "; ".join(bad.lines()) or "the files hold no rows"
         raise DataError(f"no prompts in {', '.join(map(str, sources))}: {reasons}.")
-    return PromptSet(rows, counter.result())
+    return PromptSet(rows, bad)
 
 
-def _rows_of(place: Place, counter: BadRowCounter) -> list[PromptRow]:
+def _rows_of(place: Place, bad: BadRows) -> list[PromptRow]:
     if place.suffix in TEXT_FILES:
         lines = read_text(place.path).splitlines()
         return [PromptRow((line.strip(),), source=place.name) for line in lines if line.strip()]
     found = []
-    for where, row in read_rows(place, on_broken=counter.add):
+    for where, row in read_rows(place, bad):
         try:
             found.append(_prompt(row, source_of(row, place)))
         except BadRow as reason:
-            counter.add(str(reason), where)
+            bad.add(str(reason), where)
     return found
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from domino_spec.data.answer import Answer, NextRequest, Request
 from domino_spec.data.chat import CUT, ChatEncoder, Message
-from domino_spec.data.report import BadRow
+from domino_spec.data.files import BadRow
 from domino_spec.errors import DataError
 
 _TRY_AGAIN = frozenset({408, 409, 425, 429})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import model_validator
 
 from domino_spec.errors import InputError
@@ -66,7 +66,7 @@ class AnswerSettings(Settings):
     """How answers are drawn and written."""
 
     max_new_tokens: Count = setting(512, "longer answers are cut", flags=("-n",))
-    temperatures: tuple[Temperature, ...] = setting(
+    temperatures: Annotated[tuple[Temperature, ...], MinLen(1)] = setting(
         (0.0,), "repeatable: each prompt gets one, decided by the seed",
         flags=("--temperature", "-t"),
     )  # fmt: skip
@@ -75,12 +75,6 @@ class AnswerSettings(Settings):
     seed: Seed
     part_size: PartSize
     format: Literal["shards", "jsonl"] = setting("shards", "token shards, or conversations")
-
-    @model_validator(mode="after")
-    def _some_temperature(self) -> Self:
-        if not self.temperatures:
-            raise InputError("no temperature was given; expected one or more, 0 is greedy.")
-        return self
 
     def params(self, temperature: float, seed: int) -> SamplingParams:
         """The sampling of one answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import unicodedata
 from collections import Counter
@@ -33,10 +32,6 @@ class SynthProgress:
     candidates: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for machines."""
-        return {**vars(self), "dropped": dict(self.dropped)}
-
 
 def synthesise(
     decoder: DominoDecoder,
@@ -47,7 +42,7 @@ def synthesise(
     batch_size: int = 32,
     system: str | None = None,
     identity: Mapping[str, Any] | None = None,
-    on_progress: Callable[[SynthProgress], None] | None = None,
+    on_progress: Callable[[SynthProgress], None] = lambda _: None,
 ) -> SynthProgress:
     """Write `count` different prompts; a stopped run goes on, and a larger count adds to it.
 
@@ -57,10 +52,17 @@ def synthesise(
         if value < 1:
             raise DataError(f"{name} is {value}; expected 1 or more.")
     kept = {**settings.model_dump(), **(identity or {}), "system": system}
-    source = CandidateSource(decoder, settings, batch_size=batch_size, system=system)
+    generator = BatchGenerator(decoder, batch_size=batch_size)
+    generator.turn = find_turn(decoder.tokenizer, "user", decoder.chat_options, system=system)
+    ids = generator.tokenizer(generator.turn.opening, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise DataError(
+            "the target's chat template writes nothing before a user's message, so there is "
+            "nothing to draw from; give prompts of your own."
+        )
+    opening = [int(token) for token in ids]
     work = WorkFolder(folder, kept, suffix=".jsonl")
     progress = SynthProgress(count)
-    tell = on_progress or (lambda _progress: None)
     seen: set[str] = set()
     number = 0
     while work.is_done(number):
@@ -70,25 +72,24 @@ def synthesise(
         progress.candidates += int(note["candidates"])
         progress.dropped.update(note["dropped"])
         number += 1
-    tell(progress)
-    found: list[str] = []
-    before = dataclasses.replace(progress, dropped=Counter(progress.dropped))
-    fruitless = 0
+    on_progress(progress)
+    found, drawn, fruitless, dropped = list[str](), 0, 0, Counter[str]()  # of this part
     if progress.prompts >= count:
         return progress
-    with closing(source.draw(progress)) as candidates:
+    with closing(_candidates(generator, opening, settings, progress)) as candidates:
         for text, fault in candidates:
             reason = fault or ("repeated" if normalised(text) in seen else "")
             progress.candidates += 1
-            fruitless += 1
+            drawn, fruitless = drawn + 1, fruitless + 1
             if reason:
                 progress.dropped[reason] += 1
+                dropped[reason] += 1
             else:
                 seen.add(normalised(text))
                 found.append(text)
                 progress.prompts += 1
                 fruitless = 0
-            tell(progress)
+            on_progress(progress)
             if fruitless >= _FRUITLESS:
                 reasons = ", ".join(f"{n} {reason}" for reason, n in progress.dropped.most_common())
                 raise DataError(
@@ -96,80 +97,52 @@ def synthesise(
                     f"{progress.prompts - len(found)} are in {folder}. Raise the temperature or "
                     "max_tokens, or give prompts of your own."
                 )
-            drawn = progress.candidates - before.candidates
             if drawn == settings.part_size or progress.prompts == count:
-                note = {
-                    "prompts": len(found),
-                    "candidates": drawn,
-                    "dropped": dict(progress.dropped - before.dropped),
-                }
+                note = {"prompts": len(found), "candidates": drawn, "dropped": dropped}
                 work.write_note(number, note)
                 work.write_lines(number, map(_row, found))
-                number += 1
-                found = []
-                before = dataclasses.replace(progress, dropped=Counter(progress.dropped))
+                number, found, drawn, dropped = number + 1, [], 0, Counter()
             if progress.prompts == count:
                 break  # what else was drawn is drawn again if more are wanted
     return progress
 
 
-class CandidateSource:
-    """Draws user messages: candidate n is the same one whenever it is drawn."""
+def _candidates(
+    generator: BatchGenerator, opening: list[int], settings: SynthSettings, progress: SynthProgress
+) -> Generator[tuple[str, str], None, None]:
+    """User messages in their order, each with what is wrong with it; endless.
 
-    def __init__(
-        self,
-        decoder: DominoDecoder,
-        settings: SynthSettings,
-        *,
-        batch_size: int,
-        system: str | None = None,
-    ) -> None:
-        if decoder.tokenizer is None:
-            raise DataError("the target came without a tokenizer, so it cannot write prompts.")
-        turn = find_turn(decoder.tokenizer, "user", decoder.chat_options, system=system)
-        self._settings, self._batch = settings, batch_size
-        self._generator = BatchGenerator(decoder, batch_size=batch_size, turn=turn)
-        self._special = special_ids(decoder.tokenizer)
-        ids = self._generator.tokenizer(turn.opening, add_special_tokens=False)["input_ids"]
-        self._opening = [int(token) for token in ids]
-        if not self._opening:
-            raise DataError(
-                "the target's chat template writes nothing before a user's message, so there is "
-                "nothing to draw from; give prompts of your own."
-            )
+    Candidate n is the same one whenever it is drawn.
+    """
+    special = special_ids(generator.tokenizer)
+    drawn = due = progress.candidates
+    ended: dict[int, Decoded] = {}
 
-    def draw(self, progress: SynthProgress) -> Generator[tuple[str, str], None, None]:
-        """Candidates in their order, each with what is wrong with it; endless."""
-        drawn = due = progress.candidates
-        ended: dict[int, Decoded] = {}
+    def next_prompt() -> Prompt | None:
+        nonlocal drawn
+        # No more ahead of the caller than are wanted, in the best case.
+        ahead = max(generator.batch_size, progress.wanted - progress.prompts)
+        if drawn - progress.candidates >= ahead:
+            return None
+        drawn += 1
+        return Prompt(drawn - 1, opening, settings.params(drawn - 1))
 
-        def next_prompt() -> Prompt | None:
-            nonlocal drawn
-            # No more ahead of the caller than are wanted, in the best case.
-            if drawn - progress.candidates >= max(self._batch, progress.wanted - progress.prompts):
-                return None
-            prompt = Prompt(drawn, self._opening, self._settings.params(drawn))
-            drawn += 1
-            return prompt
-
-        with closing(self._generator.generate(next_prompt)) as sequences:
-            for sequence in sequences:
-                ended[sequence.index] = sequence
-                while due in ended:
-                    candidate = ended.pop(due)
-                    due += 1
-                    tokens = _without_end(candidate)
-                    text = self._generator.text(tokens).strip()
-                    yield text, self._fault(candidate, tokens, text)
-
-    def _fault(self, sequence: Decoded, tokens: list[int], text: str) -> str:
-        if sequence.finish_reason == "length":
-            return "too long"
-        if len(tokens) < self._settings.min_tokens or not text:
-            return "too short"
-        if is_loop(tokens):
-            return "loops"
-        return "with special tokens" if any(t in self._special for t in tokens) else ""
+    with closing(generator.generate(next_prompt)) as sequences:
+        for sequence in sequences:
+            ended[sequence.index] = sequence
+            while due in ended:
+                candidate = ended.pop(due)
+                due += 1
+                at_eos = candidate.finish_reason == "eos"
+                tokens = candidate.output[:-1] if at_eos else candidate.output
+                text = generator.text(tokens).strip()
+                faults = {
+                    "too long": candidate.finish_reason == "length",
+                    "too short": len(tokens) < settings.min_tokens or not text,
+                    "loops": is_loop(tokens),
+                    "with special tokens": any(token in special for token in tokens),
+                }
+                yield text, next((fault for fault, found in faults.items() if found), "")
 
 
 def normalised(text: str) -> str:
@@ -179,10 +152,6 @@ def normalised(text: str) -> str:
 
 def _row(text: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "source": "self"}
-
-
-def _without_end(sequence: Decoded) -> list[int]:
-    return sequence.output[:-1] if sequence.finish_reason == "eos" else sequence.output
 
 
 def _prompts_in(path: Path) -> list[str]:

@@ -13,12 +13,12 @@ from domino_spec.api.prompts import encode_prompt
 from domino_spec.audit import PROMPTS
 from domino_spec.decoding import AcceptanceStats
 from domino_spec.decoding.stats import MIN_TOKENS_PER_CYCLE
-from domino_spec.doctor.reading import Finding, mask_candidates
+from domino_spec.doctor.reading import Finding, judged, mask_candidates
 from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig, DraftModel
 from domino_spec.drafters import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
-from domino_spec.evaluation.runs import greedy_counts, unsupported_by_engine
+from domino_spec.evaluation.runs import greedy_counts
 
 _MOST_MASKS = 16
 _DISAPPOINTING = 0.7
@@ -27,67 +27,49 @@ Say = Callable[[str], None]
 
 
 def examine_loaded(
-    decoder: DominoDecoder,
-    drafts: Drafter,
-    plans: Plans,
-    *,
-    template_fits: bool,
-    say: Say = lambda _: None,
+    decoder: DominoDecoder, plans: Plans, *, template_fits: bool, say: Say = lambda _: None
 ) -> list[Finding]:
     """Draft for a few answers of the target, as configured and otherwise."""
-    reason = unsupported_by_engine(decoder.target, drafts)
+    drafts = decoder.drafter
+    assert drafts is not None
+    reason = decoder.unsupported_reason()
     runs = "runs this pair" if reason is None else f"the reference loop only: {reason}"
     found: list[Finding | None] = [Finding(name="engine", state="ok", found=runs)]
-    texts, tokens = PROMPTS[: plans.prompts], plans.tokens
-    say(f"the target answers {len(texts)} prompts of {tokens} tokens")
-    known = answers(decoder, _encoded(decoder, texts, "as it is"), tokens=tokens)
-    own = measure(decoder, drafts, known)
+    texts = PROMPTS[: plans.prompts]
+    say(f"the target answers {len(texts)} prompts of {plans.tokens} tokens")
+    known = _answers(decoder, texts, "as it is", plans)
+    own = measure(decoder, known)
     if isinstance(drafts.config, DrafterConfig):
-        found.append(_alignment(decoder, drafts, drafts.config, known, own))
-        found.append(_mask(decoder, drafts, drafts.config, known, say))
+        found.append(_alignment(decoder, drafts.config, known, own))
+        found.append(_mask(decoder, drafts.config, known, say))
     unsure = not template_fits or own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
     if drafts.config is not None and unsure:
         say("trying other forms of the prompts")
-        found.append(_format(decoder, drafts, texts, own, tokens=tokens))
+        found.append(_format(decoder, texts, own, plans))
     told = [finding for finding in found if finding is not None]
     explained = any(finding.state == "problem" for finding in told)
     return [*told, _acceptance(drafts, own, explained=explained)]
 
 
 def _alignment(
-    decoder: DominoDecoder,
-    drafts: Drafter,
-    config: DrafterConfig,
-    known: Continuations,
-    own: AcceptanceStats,
+    decoder: DominoDecoder, config: DrafterConfig, known: Continuations, own: AcceptanceStats
 ) -> Finding:
     other = "no-shift" if config.shift_label else "shift"
-    trial = measure(decoder, drafts, known, shift_label=not config.shift_label)
+    trial = measure(decoder, known, shift_label=not config.shift_label)
     found = f"{config.alignment}: acceptance length {own.tokens_per_cycle:.2f}"
     against = f"{other}: {trial.tokens_per_cycle:.2f}"
     if clearly_better(trial, own):
-        return Finding(
-            name="alignment", state="problem", found=found, expected=against,
-            advice=f"The drafter was trained with {other}: correct shift_label in its config.json "
-            f"to {str(not config.shift_label).lower()}.",
-        )  # fmt: skip
+        right = str(not config.shift_label).lower()
+        advice = f"The drafter was trained with {other}: correct shift_label in its config.json to "
+        return judged("alignment", False, found, against, f"{advice}{right}.")
     better = own.tokens_per_cycle > trial.tokens_per_cycle
     sure = better and own.tokens_per_cycle >= MIN_TOKENS_PER_CYCLE
-    return Finding(
-        name="alignment",
-        state="ok" if sure else "unknown",
-        found=found,
-        expected=against,
-        advice="" if sure else "Too few drafts are right to tell.",
-    )
+    advice = "Too few drafts are right to tell."
+    return judged("alignment", sure, found, against, advice, bad="unknown")
 
 
 def _mask(
-    decoder: DominoDecoder,
-    drafts: Drafter,
-    config: DrafterConfig,
-    known: Continuations,
-    say: Say,
+    decoder: DominoDecoder, config: DrafterConfig, known: Continuations, say: Say
 ) -> Finding | None:
     candidates = mask_candidates(config, decoder.tokenizer, most=_MOST_MASKS)
     if not candidates:
@@ -96,33 +78,22 @@ def _mask(
     # The best of many is lucky on what it was chosen by: it is compared on the other prompts.
     first, *others = range(len(known.prompts))
     chosen_by, rest = known.select([first]), known.select(others or [first])
-    tried = {
-        token: measure(decoder, drafts, chosen_by, mask_token_id=token) for token in candidates
-    }
+    tried = {token: measure(decoder, chosen_by, mask_token_id=token) for token in candidates}
     best = max(tried, key=lambda token: tried[token].tokens_per_cycle)
-    trial = measure(decoder, drafts, rest, mask_token_id=best)
-    own = measure(decoder, drafts, rest)
-    better = clearly_better(trial, own)
-    found = f"{config.mask_token_id}: acceptance length {own.tokens_per_cycle:.2f}"
-    return Finding(
-        name="mask token, measured",
-        state="problem" if better else "ok",
-        found=found,
-        expected=f"best of {len(candidates)} others, {best}: {trial.tokens_per_cycle:.2f}",
-        advice=f"The drafter was trained with another mask token: set mask_token_id to {best} in "
-        "its config.json."
-        if better
-        else "",
+    trial = measure(decoder, rest, mask_token_id=best)
+    own = measure(decoder, rest)
+    return judged(
+        "mask token, measured",
+        not clearly_better(trial, own),
+        f"{config.mask_token_id}: acceptance length {own.tokens_per_cycle:.2f}",
+        f"best of {len(candidates)} others, {best}: {trial.tokens_per_cycle:.2f}",
+        f"The drafter was trained with another mask token: set mask_token_id to {best} in its "
+        "config.json.",
     )
 
 
 def _format(
-    decoder: DominoDecoder,
-    drafts: Drafter,
-    texts: Sequence[str],
-    own: AcceptanceStats,
-    *,
-    tokens: int,
+    decoder: DominoDecoder, texts: Sequence[str], own: AcceptanceStats, plans: Plans
 ) -> Finding | None:
     template = getattr(decoder.tokenizer, "chat_template", None)
     if not template:
@@ -130,21 +101,15 @@ def _format(
     forms = ["plain text"]
     if "enable_thinking" in str(template):
         forms += ["thinking", "no thinking"]
-    trials: dict[str, AcceptanceStats] = {}
-    for form in forms:
-        known = answers(decoder, _encoded(decoder, texts, form), tokens=tokens)
-        trials[form] = measure(decoder, drafts, known)
+    trials = {form: measure(decoder, _answers(decoder, texts, form, plans)) for form in forms}
     best = max(trials, key=lambda form: trials[form].tokens_per_cycle)
-    better = clearly_better(trials[best], own)
-    return Finding(
-        name="prompt format",
-        state="problem" if better else "ok",
-        found=f"this template: acceptance length {own.tokens_per_cycle:.2f}",
-        expected=f"{best}: {trials[best].tokens_per_cycle:.2f}",
-        advice=f"The drafter was trained on other prompts, more like {best}: use the template and "
-        "mode of its training, or train it on this template."
-        if better
-        else "",
+    return judged(
+        "prompt format",
+        not clearly_better(trials[best], own),
+        f"this template: acceptance length {own.tokens_per_cycle:.2f}",
+        f"{best}: {trials[best].tokens_per_cycle:.2f}",
+        f"The drafter was trained on other prompts, more like {best}: use the template and mode of "
+        "its training, or train it on this template.",
     )
 
 
@@ -152,13 +117,11 @@ def _acceptance(drafts: Drafter, own: AcceptanceStats, *, explained: bool) -> Fi
     reached, useless = own.tokens_per_cycle, own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
     found = f"{reached:.2f} over {own.cycles} cycles"
     if drafts.config is None:  # prompt lookup: nothing was learnt, so nothing can be set up wrong
-        advice = "Lookup pays where answers repeat their prompts; these hardly do." * useless
-        return Finding(
-            name="acceptance length", state="warning" if useless else "ok", found=found,
-            expected="nothing is trained", advice=advice,
-        )  # fmt: skip
-    expected = drafts.provenance.tokens_per_cycle
-    short = expected is not None and reached < 1 + _DISAPPOINTING * (expected - 1)
+        advice = "Lookup pays where answers repeat their prompts; these hardly do."
+        expected = "nothing is trained"
+        return judged("acceptance length", not useless, found, expected, advice, bad="warning")
+    trained = drafts.provenance.tokens_per_cycle
+    short = trained is not None and reached < 1 + _DISAPPOINTING * (trained - 1)
     is_block = isinstance(drafts.config, DrafterConfig)
     tried = "alignment, mask token and prompt format" if is_block else "prompt format"
     advice = ""
@@ -179,18 +142,9 @@ def _acceptance(drafts: Drafter, own: AcceptanceStats, *, explained: bool) -> Fi
         name="acceptance length",
         state="problem" if useless else "warning" if short else "ok",
         found=found,
-        expected="unknown from training" if expected is None else f"{expected:.2f} in training",
+        expected="unknown from training" if trained is None else f"{trained:.2f} in training",
         advice=advice,
     )
-
-
-def _encoded(decoder: DominoDecoder, texts: Sequence[str], form: str) -> list[list[int]]:
-    options: dict[str, Any] = dict(decoder.chat_options)
-    if form in ("thinking", "no thinking"):
-        options["enable_thinking"] = form == "thinking"
-    templated = bool(getattr(decoder.tokenizer, "chat_template", None)) and form != "plain text"
-    prompts = [[{"role": "user", "content": text}] if templated else text for text in texts]
-    return [encode_prompt(prompt, decoder.tokenizer, options) for prompt in prompts]
 
 
 _CLEAR = 3.0
@@ -212,26 +166,33 @@ def _accepted(stats: AcceptanceStats) -> tuple[float, float]:
     return mean, max(square / stats.cycles - mean**2, 0.0) / stats.cycles
 
 
-def answers(
-    decoder: DominoDecoder, prompts: Sequence[Sequence[int]], *, tokens: int
+def _answers(
+    decoder: DominoDecoder, texts: Sequence[str], form: str, plans: Plans
 ) -> Continuations:
-    """The target's own answers, which every trial drafts for."""
+    """The target's own answers to prompts in a form, which trials draft for."""
+    options: dict[str, Any] = dict(decoder.chat_options)
+    if form in ("thinking", "no thinking"):
+        options["enable_thinking"] = form == "thinking"
+    templated = bool(getattr(decoder.tokenizer, "chat_template", None)) and form != "plain text"
+    prompts = [[{"role": "user", "content": text}] if templated else text for text in texts]
     return continue_prompts(
         decoder.target,
-        prompts,
+        [encode_prompt(prompt, decoder.tokenizer, options) for prompt in prompts],
         eos=decoder.eos_token_ids,
-        max_new_tokens=tokens,
+        max_new_tokens=plans.tokens,
         batch_size=len(prompts),
     )
 
 
 def measure(
-    decoder: DominoDecoder, drafts: Drafter, continuations: Continuations, **changes: Any
+    decoder: DominoDecoder, continuations: Continuations, **changes: Any
 ) -> AcceptanceStats:
     """Counts with the drafter as it is, or with fields of its configuration changed.
 
     Block drafters are simulated, which counts the same; others decode.
     """
+    drafts = decoder.drafter
+    assert drafts is not None
     if not isinstance(drafts.model, DraftModel):
         assert not changes, "only block drafters can be read differently"
         drafting = DominoDecoder(decoder.target, drafts, decoder.tokenizer, depth=drafts.depth)

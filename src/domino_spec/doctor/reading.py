@@ -33,6 +33,15 @@ class Finding:
     advice: str = ""
 
 
+def judged(
+    name: str, good: bool, found: Any, expected: Any, advice: str, *, bad: State = "problem"
+) -> Finding:
+    """A finding with advice if it is not good."""
+    if good:
+        return Finding(name=name, state="ok", found=found, expected=expected)
+    return Finding(name=name, state=bad, found=found, expected=expected, advice=advice)
+
+
 def worst(findings: Iterable[Finding]) -> State:
     """The most serious state among them."""
     return max((finding.state for finding in findings), key=_SEVERITY.index, default="ok")
@@ -110,16 +119,11 @@ def read_tokenizer(tokenizer: Any | None, facts: TargetFacts) -> Iterator[Findin
         )  # fmt: skip
         return
     highest = max(tokenizer.get_vocab().values(), default=-1)
-    fits = highest < facts.vocab_size
-    yield Finding(
-        name="tokenizer ids",
-        state="ok" if fits else "problem",
-        found=f"up to {highest}",
-        expected=f"below {facts.vocab_size}",
-        advice=""
-        if fits
-        else "The tokenizer is of another version than the weights: get both anew.",
-    )
+    yield judged(
+        "tokenizer ids", highest < facts.vocab_size, f"up to {highest}",
+        f"below {facts.vocab_size}",
+        "The tokenizer is of another version than the weights: get both anew.",
+    )  # fmt: skip
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         yield Finding(
@@ -128,15 +132,9 @@ def read_tokenizer(tokenizer: Any | None, facts: TargetFacts) -> Iterator[Findin
         return
     markers = sorted(set(_MARKER.findall(template if isinstance(template, str) else str(template))))
     split = [m for m in markers if len(tokenizer.encode(m, add_special_tokens=False)) != 1]
-    yield Finding(
-        name="chat markers",
-        state="problem" if split else "ok",
-        found=f"{', '.join(split)} in pieces" if split else f"{len(markers)}, a token each",
-        expected="a token each",
-        advice="The tokenizer is older than its chat template: get both of one version."
-        if split
-        else "",
-    )
+    found = f"{', '.join(split)} in pieces" if split else f"{len(markers)}, a token each"
+    advice = "The tokenizer is older than its chat template: get both of one version."
+    yield judged("chat markers", not split, found, "a token each", advice)
 
 
 def read_mask(config: DrafterConfig, tokenizer: Any | None) -> Iterator[Finding]:
@@ -145,15 +143,13 @@ def read_mask(config: DrafterConfig, tokenizer: Any | None) -> Iterator[Finding]
     if tokenizer is None:
         return
     text = {index: token for token, index in tokenizer.get_vocab().items()}.get(mask)
-    good = mask in {*spare_tokens(tokenizer, config.vocab_size), *special_tokens(tokenizer)}
-    yield Finding(
-        name="mask token text",
-        state="ok" if good else "warning",
-        found=f"{mask} ({'not in the tokenizer' if text is None else repr(text)})",
-        expected="a special or unused id",
-        advice=""
-        if good
-        else "It may not be the token of the drafter's training: compare with its training code.",
+    yield judged(
+        "mask token text",
+        mask in {*spare_tokens(tokenizer, config.vocab_size), *special_tokens(tokenizer)},
+        f"{mask} ({'not in the tokenizer' if text is None else repr(text)})",
+        "a special or unused id",
+        "It may not be the token of the drafter's training: compare with its training code.",
+        bad="warning",
     )
 
 
@@ -175,9 +171,11 @@ def read_context(
     plans: Plans,
 ) -> Finding:
     """The length that is planned against target, drafter and training."""
-    wanted, trained = plans.context, provenance.training_length
-    limits = {"the target's context": facts.context_length}
-    limits["the drafter's positions"] = getattr(config, "max_position_embeddings", None)
+    wanted, trained, context = plans.context, provenance.training_length, facts.context_length
+    limits = {
+        "the target's context": context,
+        "the drafter's positions": getattr(config, "max_position_embeddings", None),
+    }
     known = {name: limit for name, limit in limits.items() if limit is not None}
     told = ", ".join(f"{name} {limit}" for name, limit in known.items())
     if config is not None:
@@ -186,7 +184,7 @@ def read_context(
     over = [name for name, limit in known.items() if wanted is not None and wanted > limit]
     state: State = "ok"
     advice = "" if trained is None else f"Past {trained} tokens expect fewer accepted drafts."
-    if trained is not None and facts.context_length is not None and trained > facts.context_length:
+    if trained is not None and context is not None and trained > context:
         state, advice = "warning", "It saw longer sequences than this target takes: another target?"
     elif over:
         state = "problem"
@@ -194,8 +192,7 @@ def read_context(
     elif trained is None and config is not None:
         state, advice = "unknown", "The checkpoint does not say how long its training texts were."
     elif trained is not None and wanted is not None and wanted > trained:
-        state = "warning"
-        advice += " Train on longer texts, or decode plainly after that."
+        state, advice = "warning", f"{advice} Train on longer texts, or decode plainly after that."
     elif wanted is not None:
         advice = ""
     return Finding(name="context", state=state, found=found, expected=told, advice=advice)

@@ -131,8 +131,8 @@ def make_answers(
     settings: AdaptSettings,
     loaded: LoadedTarget,
     *,
-    on_prompts: Callable[[SynthProgress], None] | None = None,
-    on_answers: Callable[[AnswerProgress], None] | None = None,
+    on_prompts: Callable[[SynthProgress], None] = lambda _: None,
+    on_answers: Callable[[AnswerProgress], None] = lambda _: None,
 ) -> None:
     """Let the fine-tune answer prompts, its own if there are none; what is there is kept."""
     out = Path(settings.out)

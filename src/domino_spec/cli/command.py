@@ -1,7 +1,9 @@
-"""One command's voice: results on stdout, everything else on stderr, errors as one line."""
+"""A command: options from pydantic models, a voice, errors as one line, exit codes."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import re
@@ -11,9 +13,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TextIO
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +30,7 @@ from rich.progress import (
 from rich.text import Text
 
 from domino_spec.errors import DominoError, Notice
+from domino_spec.settings import default_text, presentation
 
 DEBUG_VARIABLE = "DOMINO_DEBUG"
 _PIPED_WIDTH = 120
@@ -45,7 +51,8 @@ class Voice:
         self.warnings: list[str] = []
         self.notes: list[str] = []
         self._warned: set[str] = set()
-        self._held: list[tuple[str, str]] | None = None
+        self._held: list[tuple[str, str]] = []
+        self._holding = False
 
     @property
     def has_colour(self) -> bool:
@@ -117,42 +124,37 @@ class Voice:
 
     def warn(self, message: str) -> None:
         """A warning, once: the same one with other figures is not repeated."""
-        message = _one_line(message)
-        if self._is_new(message):
-            self.warnings.append(message)
-            self._say(f"warning: {message}", "yellow")
+        self._once(_one_line(message), self.warnings, "warning: ", "yellow")
 
     def notice(self, message: str) -> None:
         """What a library thinks worth knowing, once: a note, in JSON output too."""
-        message = _one_line(message)
-        if self._is_new(message):
-            self.notes.append(message)
-            if not self.quiet and not self.as_json:
-                self._say(message, "dim")
+        self._once(_one_line(message), self.notes, "", "dim")
 
-    def _is_new(self, message: str) -> bool:
+    def _once(self, message: str, told: list[str], prefix: str, style: str) -> None:
         gist = re.sub(r"\d+", "", message)
         if gist in self._warned:
-            return False
+            return
         self._warned.add(gist)
-        return True
+        told.append(message)
+        if prefix or not (self.quiet or self.as_json):
+            self._held.append((prefix + message, style))
+            if not self._holding:
+                self._release()
 
-    def _say(self, line: str, style: str) -> None:
-        if self._held is None:
+    def _release(self) -> None:
+        for line, style in self._held:
             self._line(self.err, line, style)
-        else:
-            self._held.append((line, style))
+        self._held.clear()
 
     @contextmanager
     def holding_warnings(self) -> Iterator[None]:
         """Keep warnings and notices out of streamed text; they follow when it has ended."""
-        self._held = []
+        self._holding = True
         try:
             yield
         finally:
-            held, self._held = self._held, None
-            for line, style in held:
-                self._line(self.err, line, style)
+            self._holding = False
+            self._release()
 
     def document(self, values: Any) -> None:
         """The one JSON document of a command, or one line of a command that writes JSON lines."""
@@ -180,16 +182,9 @@ class Voice:
         console.print(Text(message, style=style), soft_wrap=True)
 
     def _show_warning(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,  # noqa: ARG002
-        lineno: int,  # noqa: ARG002
-        file: TextIO | None = None,  # noqa: ARG002
-        line: str | None = None,  # noqa: ARG002
+        self, message: Warning | str, category: type[Warning], *_: Any, **__: Any
     ) -> None:
-        said = self.notice if issubclass(category, Notice) else self.warn
-        said(str(message))
+        (self.notice if issubclass(category, Notice) else self.warn)(str(message))
 
 
 @contextmanager
@@ -256,3 +251,106 @@ def _console(*, stderr: bool) -> Console:
 
 def _one_line(message: str) -> str:
     return " ".join(message.split())
+
+
+JSON = "One JSON document on stdout and nothing else there."
+Command = Callable[..., None]
+
+
+def command(
+    *,
+    as_json: str | None = JSON,
+    quiet: str | None = None,
+    json_lines: bool = False,
+    failure: int = 1,
+) -> Callable[[Command], Command]:
+    """A command whose first parameter is its voice; a text for --json or --quiet adds it.
+
+    Each field of a model among the parameters is an option of its own. A parameter
+    `Annotated[dict[str, Any], Model]` gets the settings that were given, unchecked. Errors exit
+    with `failure`.
+    """
+    switches = {
+        "as_json": as_json and typer.Option("--json", help=as_json),
+        "quiet": quiet and typer.Option("--quiet", "-q", help=quiet),
+    }
+
+    def wrap(body: Command) -> Command:
+        hints = get_type_hints(body, include_extras=True)
+        groups: dict[str, list[inspect.Parameter]] = {}
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in list(inspect.signature(body).parameters.items())[1:]:
+            (among,) = getattr(hints[name], "__metadata__", (None,))[:1]
+            if _is_model(hints[name]) or _is_model(among):
+                model = among or hints[name]
+                groups[name] = list(_model_options(model, partial=among is not None))
+                parameters += groups[name]
+            else:
+                kind = inspect.Parameter.KEYWORD_ONLY
+                parameters.append(parameter.replace(annotation=hints[name], kind=kind))
+        parameters += [
+            _parameter(name, False, Annotated[bool, option])
+            for name, option in switches.items()
+            if option
+        ]
+
+        @functools.wraps(body)
+        def flat(**values: Any) -> None:
+            said = {name: values.pop(name, False) for name in switches}
+            with speaking(**said, json_lines=json_lines, failure=failure) as voice:
+                for name, options in groups.items():
+                    fields = {option.name: values.pop(option.name) for option in options}
+                    given = {field: v for field, v in fields.items() if v not in (None, [])}
+                    values[name] = hints[name](**given)
+                body(voice, **values)
+
+        flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        flat.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return flat
+
+    return wrap
+
+
+def _is_model(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, BaseModel)
+
+
+def _model_options(model: type[BaseModel], *, partial: bool) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(model)  # without constraints, which pydantic checks
+    for name, field in model.model_fields.items():
+        if presentation(field):
+            yield _setting_option(name, hints[name], field, partial=partial)
+
+
+def _setting_option(name: str, hint: Any, field: FieldInfo, *, partial: bool) -> inspect.Parameter:
+    """A field made by `setting`; `partial`: it may come from elsewhere, so unset is None."""
+    shown, words = presentation(field), str(field.description).removesuffix(".")
+    default = None if partial or field.is_required() else field.default
+    unset = None if field.is_required() else default_text(field)
+    more: dict[str, Any] = {
+        "help": f"{words[0].upper()}{words[1:]}.".replace("`", ""),
+        "show_default": (unset or "").replace("`", "") or False
+        if default is None
+        else default is not False,
+    }
+    if get_origin(hint) in (Union, UnionType):
+        hint = next(part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is dict:
+        hint, more["metavar"] = str, "JSON"
+    elif get_origin(hint) is tuple and get_args(hint)[-1] is Ellipsis:
+        hint = list[get_args(hint)[0]]  # type: ignore[misc]
+        default = None if default is None else list(default)
+    if shown["argument"] is not None:
+        option = typer.Argument(metavar=shown["argument"] or name.upper(), **more)
+    else:
+        flag = name.replace("_", "-")
+        names = f"--{flag}/--no-{flag}" if hint is bool else f"--{flag}"
+        option = typer.Option(names, *shown["flags"], rich_help_panel=shown["group"], **more)
+    if field.is_required() and not partial:
+        default = inspect.Parameter.empty
+    return _parameter(name, default, Annotated[hint | None, option])
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
