@@ -6,9 +6,8 @@ import json
 from functools import cache
 
 from domino_spec.bench.journal import Journal
-from domino_spec.bench.methods import recorded
 from domino_spec.bench.paths import EnginePath, ReferencePath
-from domino_spec.bench.runner import HeadToHead
+from domino_spec.bench.runner import HeadToHead, recorded
 from domino_spec.bench.settings import BenchSettings, Cell
 from domino_spec.drafters import BlockDrafter, Drafter, PlainDecoding
 from domino_spec.evaluation import PromptSet

@@ -2,7 +2,7 @@
 
 import pytest
 
-from domino_spec.bench.methods import open_drafters, recorded
+from domino_spec.bench.runner import open_drafters, recorded
 from domino_spec.checkpoints import save_drafter
 from domino_spec.errors import InputError
 from domino_spec.targets import LoadedTarget

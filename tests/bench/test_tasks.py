@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from domino_spec.bench.methods import names_of
+from domino_spec.bench.runner import names_of
 from domino_spec.bench.tasks import BUILT_IN, prompts_digest, read_tasks
 from domino_spec.errors import DataError, InputError
 from tests.cli.tiny import make_tokenizer

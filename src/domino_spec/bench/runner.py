@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import random
 import re
@@ -13,17 +14,21 @@ from typing import Any, Literal, TypeVar
 
 from domino_spec.api.prompts import end_tokens
 from domino_spec.bench.journal import CELL, STAGES, UNIT, Journal
-from domino_spec.bench.methods import open_drafters, recorded
 from domino_spec.bench.paths import DecodingPath, EnginePath, Prompt, ReferencePath, Timed
 from domino_spec.bench.settings import BenchSettings, Cell, digest
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tasks import Task, check_system, prompts_digest, read_tasks
 from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.drafters import PLAIN, short_name
-from domino_spec.drafters.registry import describe_fitting_drafter, is_named
+from domino_spec.drafters import PLAIN, PlainDecoding, open_drafter, short_name
+from domino_spec.drafters.registry import (
+    describe_fitting_drafter,
+    is_block_drafter,
+    is_named,
+)
 from domino_spec.errors import InputError, TargetError
 from domino_spec.evaluation import PromptSet, fingerprint
+from domino_spec.evaluation.continuations import weight_values
 from domino_spec.evaluation.runs import unsupported_by_engine
 from domino_spec.targets import LoadedTarget, Target, load_target
 
@@ -95,6 +100,69 @@ def run_bench(
     measure(run, journal, watcher)
     (summary,) = read_runs([journal.path])
     return summary, journal.path
+
+
+def open_drafters(
+    sources: Sequence[str],
+    loaded: LoadedTarget,
+    *,
+    depth: int | None = None,
+    candidates: int | None = None,
+    shift_label: bool | None = None,
+    chat_options: Mapping[str, Any] | None = None,
+) -> list[Drafter]:
+    """Plain decoding and the drafter of each source, in order, each with a name of its own."""
+    found: list[Drafter] = [PlainDecoding()]
+    names = names_of(sources)
+    blocks = [is_block_drafter(source) for source in sources]
+    for name, source, is_block in zip(names, sources, blocks, strict=True):
+        # Candidates and alignment are block drafters'; where there are some, theirs alone.
+        told = is_block or not any(blocks)
+        drafter = open_drafter(
+            source,
+            loaded,
+            depth=depth,
+            candidates=candidates if told else None,
+            shift_label=shift_label if told else None,
+            chat_options=chat_options or {},
+        )
+        drafter = copy.copy(drafter)
+        drafter.name = name
+        found.append(drafter)
+    return found
+
+
+def recorded(drafter: Drafter) -> dict[str, Any]:
+    """A drafter as plain values; the fingerprint changes whenever its drafts could."""
+    facts: list[Any] = [drafter.kind, drafter.config and drafter.config.to_dict()]
+    if drafter.model is not None:
+        facts.append(weight_values(drafter.model))
+    settings = {"depth": drafter.depth, "candidates": drafter.candidates}
+    return {
+        "name": drafter.name,
+        "kind": drafter.kind,
+        "fingerprint": digest(facts) if drafter.drafts else PLAIN,
+        "settings": settings if drafter.drafts else {},
+        "nbytes": drafter.weight_bytes,
+    }
+
+
+def names_of(sources: Sequence[str]) -> list[str]:
+    """Short names without the machine's own paths; as long as it takes to tell them apart."""
+    repeated = {source for source in sources if list(sources).count(source) > 1}
+    if repeated:
+        raise InputError(f"the drafter {sorted(repeated)[0]} is given twice; give it once.")
+    for parts in range(1, 5):
+        names = [_short(source, parts) for source in sources]
+        if len({PLAIN, *names}) == len(names) + 1:
+            return names
+    return [f"{_short(source, 1)} ({i})" for i, source in enumerate(sources, start=1)]
+
+
+def _short(source: str, parts: int) -> str:
+    if not Path(source).exists():
+        return source.removeprefix("released:")
+    return "/".join(Path(source).resolve().parts[-parts:])
 
 
 def choose_loop(
