@@ -1,10 +1,6 @@
 """Two processes that share the drafter are one process with twice the batch."""
 
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,31 +9,19 @@ from domino_spec.checkpoints import load_drafter
 from domino_spec.errors import DataError
 from domino_spec.training.observers import read_log
 from domino_spec.training.state import Checkpoints
+from tests.support.forked import ask
 from tests.training.helpers import assert_same
 from tests.training.together import STEPS, in_one, trained
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The runs of two processes (`together.py`) and the same of one."""
     folder = tmp_path_factory.mktemp("world")
-    path = f"{ROOT}{os.pathsep}{ROOT / 'src'}"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    shared = {
-        **os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tests.training.together", str(folder)]
-    process = subprocess.Popen(command, env=shared, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+    ask("tests.training.together", "both", str(folder), port)
     in_one(folder)
-    try:
-        errors = process.communicate(timeout=300)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 0, errors
     return folder
 
 

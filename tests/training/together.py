@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,11 +98,18 @@ def _joined() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-if __name__ == "__main__":
+def both(folder: str, port: int) -> None:
+    """This process and a fork of it; both have imported everything by now."""
     torch.set_num_threads(1)
-    other = os.fork()  # both have imported everything by now
-    os.environ["RANK"] = "0" if other else "1"
-    with _joined():
-        in_two(Path(sys.argv[1]))
-    if other:
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    other = os.fork()
+    os.environ |= address | {"RANK": "0" if other else "1"}
+    try:
+        with _joined():
+            in_two(Path(folder))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    if not other:
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) == 0

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.engine.kernels.compiled import ask
+from tests.support.forked import ask
 
 ROOM = 227 * 1024
 """Shared memory a program may take on Hopper, in bytes."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.engine.kernels.compiled import ask
 from tests.engine.kernels.offline import ROOM, usage
+from tests.support.forked import ask
 
 Found = dict[str, dict[str, int]]
 """{kernel: {shared, registers, spills, launches}}"""

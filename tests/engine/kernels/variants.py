@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.engine.kernels.compiled import ask
+from tests.support.forked import ask
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 DEPTHS = (0, 1, 2, 3, 5, 7, 11, 15)

@@ -1,6 +1,10 @@
-"""Work in a process that compiles kernels: where TRITON_INTERPRET is set, Triton cannot."""
+"""Functions in forks of a process that has imported Transformers, Triton and the engine.
 
-import importlib
+That takes seconds, once for all tests of a worker. It has no TRITON_INTERPRET: where that is set,
+Triton cannot compile.
+"""
+
+import importlib.util
 from typing import Any
 
 from tests.support.forks import Forks, serve
@@ -20,4 +24,5 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(_work, imported=["triton", "transformers", "domino_spec.engine.engine"])
+    installed = [name for name in ("triton", "transformers") if importlib.util.find_spec(name)]
+    serve(_work, imported=[*installed, "domino_spec.engine.engine"])
