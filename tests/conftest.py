@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import os
 import signal
@@ -27,6 +28,12 @@ def _prepare() -> None:
 # The process that hands tests out to workers (make test) runs none, and needs no torch.
 if "-n" not in sys.argv or "PYTEST_XDIST_WORKER" in os.environ:
     _prepare()
+
+
+def pytest_collection_finish() -> None:
+    """Torch's and Transformers' objects stay: collections need not walk over them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
