@@ -153,10 +153,10 @@ def weights_of(run: Run) -> dict[str, torch.Tensor]:
     return run.trainer.masters.state_dict()
 
 
-def deep_target(layers=36, hidden=2560):
+def deep_target(layers=36, hidden=2560, vocab=50):
     """The shape of a real model, without its weights."""
     config = tf.Qwen3Config(
-        vocab_size=50, hidden_size=hidden, intermediate_size=9728, num_hidden_layers=layers,
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=9728, num_hidden_layers=layers,
         num_attention_heads=32, num_key_value_heads=8, head_dim=128,
         max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
     )  # fmt: skip

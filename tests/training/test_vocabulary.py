@@ -1,14 +1,17 @@
 """The softmax over a drawn part of the vocabulary: what is in it, and that it stands for all."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from domino_spec.errors import ConfigError
 from domino_spec.training import train
 from domino_spec.training.config import TrainConfig
+from domino_spec.training.start import derive
 from domino_spec.training.vocabulary import TokenDraw
 from tests.support.pair import SIZE
-from tests.training.helpers import Reports, bigram_config, ready
+from tests.training.helpers import Reports, batch_of, bigram_config, blocks_of, deep_target, ready
 
 COUNTS = torch.tensor([5, 0, 9, 0, 0, 7, 1, 0, 0, 0, 8, 0, 0, 0, 0, 2])
 
@@ -43,9 +46,16 @@ def test_the_sum_over_what_is_drawn_is_on_average_the_sum_over_all():
     assert error < 0.05 * logits.exp().sum()
 
 
-def test_labels_must_have_room():
-    with pytest.raises(ConfigError, match=r"room for 6 labels.* 7 different.*larger loss_vocab"):
-        TokenDraw(COUNTS, 8)(torch.arange(7), seed=0)
+def test_labels_without_room_do_not_count():
+    drawn = TokenDraw(COUNTS, 8)(torch.arange(7), seed=0)
+    assert {2, 5, 0, 6} < set(drawn.tokens.tolist()), "the labels that answers use most"
+    batch = batch_of([[(2, 40)], [(3, 40)]], length=48, vocab=16)
+    plan = partial(blocks_of, batch, anchors=8, depth=4, chunk=1)
+    whole, part = plan(), plan(draw=TokenDraw(COUNTS, 8))
+    inside = torch.isin(whole.labels, part.vocabulary.tokens)
+    assert 0 < inside.sum() < len(inside)
+    for name in ("slots", "labels", "weights"):
+        assert getattr(part, name).equal(getattr(whole, name)[inside])
 
 
 def test_a_run_learns_over_a_part_of_the_vocabulary(tmp_path, corpus, loaded):
@@ -62,8 +72,22 @@ def test_a_run_learns_over_a_part_of_the_vocabulary(tmp_path, corpus, loaded):
 
 
 def test_a_loss_over_all_tokens_draws_none(tmp_path, corpus, loaded):
-    run = ready(tmp_path, corpus, loaded, loss_vocab=SIZE)
-    assert run.config.loss_vocab is None
+    assert ready(tmp_path, corpus, loaded, loss_vocab=SIZE).config.loss_vocab == 0
+    assert ready(tmp_path, corpus, loaded).config.loss_vocab == 0, "a small vocabulary"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, 151936 // 4),
+        ({"loss_vocab": 0}, 0),
+        ({"loss_vocab": 900}, 900),
+        ({"draft_vocab": 64}, 0),
+    ],
+)
+def test_a_large_vocabulary_is_drawn_from(tmp_path, given, found):
+    config = derive(bigram_config(tmp_path, **given), deep_target(2, 64, vocab=151936))
+    assert config.loss_vocab == found
 
 
 def test_two_reduced_vocabularies_contradict_each_other(tmp_path):

@@ -111,6 +111,10 @@ def plan_blocks(
     counts = real.unsqueeze(-1) & inside & supervised & (document == own)
     if known is not None:
         counts &= known[labels]
+    vocabulary = None
+    if draw is not None:  # the noise is the step's own, and so is what is drawn by it
+        vocabulary = draw(labels[counts], int(noise[0, 0] * 2**24))
+        counts &= torch.isin(labels, vocabulary.tokens)
 
     slots = counts.flatten().nonzero().squeeze(1)
     drafts = slots % depth
@@ -139,8 +143,7 @@ def plan_blocks(
         label_count=len(slots),
         total_weight=float(weights.double().sum()),
         supervised_tokens=int(batch.supervised.sum()),
-        # The noise is the step's own, and so is what is drawn by it.
-        vocabulary=draw(tokens, int(noise[0, 0] * 2**24)) if draw else None,
+        vocabulary=vocabulary,
     )
 
 

@@ -173,11 +173,11 @@ class TrainConfig(BaseModel):
     labels: Literal["soft", "hard"] = _loss(
         "soft", "what a draft is compared with: the target's distribution, or the data's tokens"
     )
-    loss_vocab: Count | None = _loss(
+    loss_vocab: CountOrZero | None = _loss(
         None,
-        "tokens of a step's softmax: those that answers use most, its labels, and others drawn "
-        "anew each step; faster where the vocabulary is large",
-        unset="all tokens",
+        "tokens of a step's softmax: its labels, those that answers use most, and others drawn "
+        "anew each step; 0: all",
+        unset="a quarter of the vocabulary, at least 8192; with `draft_vocab` all",
     )
     gamma: Positive = _loss(5.0, "draft j, counted from 0, weighs exp(−j/γ)")
     sharpness: Positive = _loss(
@@ -270,7 +270,7 @@ class TrainConfig(BaseModel):
                 f"`sharpness` is {self.sharpness:g}, but hard labels have nothing to sharpen; "
                 "leave it out, or choose soft `labels`."
             )
-        if self.draft_vocab is not None and self.loss_vocab is not None:
+        if self.draft_vocab and self.loss_vocab:
             raise ValueError(
                 "`draft_vocab` and `loss_vocab` were both given; the softmax over a reduced "
                 "vocabulary is small already. Leave `loss_vocab` out."

@@ -297,7 +297,7 @@ def _planner(
     config: TrainConfig, objective: Objective[Any], training: Corpus, vocab_size: int
 ) -> Plan:
     draw = None
-    if config.loss_vocab is not None:
+    if config.loss_vocab:
         counts = torch.from_numpy(training.token_counts(vocab_size))
         draw = TokenDraw(counts, config.loss_vocab)
     return partial(

@@ -60,6 +60,7 @@ class _Machine:
 _GPU = _Machine(size="base", length=1024, step_tokens=16384, chunk_bytes=2 * 1024**3)
 _CPU = _Machine(size="small", length=512, step_tokens=1024, chunk_bytes=256 * 1024**2)
 _BLOCKS_PER_TOKEN = 1 / 8
+_LEAST_LOSS_VOCAB = 8192
 _DRAFT_STEPS = {"medusa": 5, "eagle3": 7}
 _EAGLE3_CAPTURED_LAYERS = 3  # low, middle, high
 _MUON_RATE = 3e-3  # steps are a share of the weights' own size: the same for every width
@@ -89,8 +90,10 @@ def derive(
         "batch_size": config.batch_size or max(1, machine.step_tokens // length),
         "chunk_bytes": config.chunk_bytes or machine.chunk_bytes,
     }
-    if config.loss_vocab is not None and config.loss_vocab >= target.vocab_size:
-        filled["loss_vocab"] = None  # nothing is left out
+    loss_vocab = config.loss_vocab
+    if loss_vocab is None:
+        loss_vocab = 0 if config.draft_vocab else max(_LEAST_LOSS_VOCAB, target.vocab_size // 4)
+    filled["loss_vocab"] = loss_vocab if loss_vocab < target.vocab_size else 0
     # Muon needs whole matrices, and was measured on block drafters alone.
     muon = alone and config.variant not in BASELINES
     filled["optimizer"] = config.optimizer or ("muon" if muon else "adamw")

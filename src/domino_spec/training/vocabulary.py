@@ -14,8 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from domino_spec.errors import ConfigError
-
 _AT_RANDOM = 1 / 4  # of the tokens in a softmax
 
 
@@ -36,21 +34,15 @@ class TokenDraw:
         self._chosen = size - self._random
 
     def __call__(self, labels: Tensor, seed: int) -> DrawnTokens:
-        """The same for the same labels and seed."""
+        """The same for the same labels and seed; of too many labels those used most are there."""
         is_label = torch.zeros(len(self._by_use), dtype=torch.bool)
         is_label[labels] = True
-        others = self._by_use[~is_label[self._by_use]]
-        own = is_label.nonzero().squeeze(1)
-        room = self._chosen - len(own)
-        if room < 0:
-            raise ConfigError(
-                f"loss_vocab has room for {self._chosen:,} labels, and those of a step are "
-                f"{len(own):,} different tokens. Set a larger loss_vocab, or none."
-            )
-        often, rest = others[:room], others[room:]
+        theirs = is_label[self._by_use]
+        chosen = torch.cat((self._by_use[theirs], self._by_use[~theirs]))
+        chosen, rest = chosen[: self._chosen], chosen[self._chosen :]
         generator = torch.Generator().manual_seed(seed)
         drawn = rest[torch.randperm(len(rest), generator=generator)[: self._random]]
-        tokens, order = torch.cat((own, often, drawn)).sort()
+        tokens, order = torch.cat((chosen, drawn)).sort()
         offsets = torch.zeros(len(tokens))
         offsets[self._chosen :] = math.log(len(rest) / len(drawn))
         return DrawnTokens(tokens, offsets[order])
