@@ -29,10 +29,12 @@ PROTOTYPE = {"soft": 233, "hard": 312}
 _MISSING = """## Not measured yet
 
 Hard labels, late total variation, the curriculum and the other runs of
-`benchmarks/plans/recipe.yaml` under the present recipe. Muon once
-failed at about step 500 of 623 with an unexplained CUDA launch failure while two processes shared
-the card; alone it has not failed in any run since. The full sets on the real decoder: above they
-are simulated, which a test holds equal to decoding."""
+`benchmarks/plans/recipe.yaml` under the present recipe; steps in a CUDA graph, beyond a look (75 ms
+a step without and 54 ms with one on SmolLM2, 16 sequences). Muon once failed at about step 500 of
+623 with an unexplained CUDA launch failure while two processes shared the card; alone it has not
+failed in any run since, nor when a main and a CPU drafter were trained side by side for 170 s
+(2,957 steps of one, some 2,000 of the other). The full sets on the real decoder: above they are
+simulated, which a test holds equal to decoding."""
 
 
 def training(records: Path) -> str:
@@ -256,7 +258,10 @@ _FOUND = {
         "1.98 / 1.77 / 1.59 on the sets. What won is the default now: rate 0.003, λ 0.3, scaled "
         "weights. D-PACE learns as much in a step and its steps take a tenth longer: not kept. The "
         "runs' code was the commit's with these changes; since then the first logits are smaller "
-        "still where the mask's own would exceed 1, and scales have a floor."
+        "still where the mask's own would exceed 1, and scales have a floor. The runs with a "
+        "softmax over a part of the vocabulary are of the landed recipe, on the first 48 prompts "
+        "of each set. All runs here were bound by the host, not by the GPU: half the sequences "
+        "bring few more steps, and learn less. Steps are captured in a CUDA graph since."
     ),
     "qwen2.5-coder-1.5b-instruct": (
         "A target that no part of the recipe was chosen on, with all defaults, trained on 36,270 "

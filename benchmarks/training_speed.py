@@ -23,17 +23,20 @@ from domino_spec.engine.shapes import SHAPES, random_target
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import Run, TrainConfig, World, prepare, train
+from domino_spec.training.learning import Learning
 
 STAGES = ("target", "backbone", "head", "loss", "backward", "optimiser")
 
 
 class Watcher:
-    """Keeps reports, and profiles a few steps in the middle."""
+    """Keeps reports, and profiles a few steps in the middle, without a CUDA graph."""
 
     def __init__(self, *, first: int, last: int) -> None:
         self.reports: list[dict[str, Any]] = []
         self._first, self._last = first, last
         self.profiler: Any = None
+        self.learn: Learning | None = None
+        self._recorder: Any = None
 
     def report(self, step: int, values: dict[str, Any]) -> None:
         if "loss" in values:
@@ -41,6 +44,8 @@ class Watcher:
             pace, loss = values["seconds_per_step"], values["loss"]
             print(f"step {step}: {pace:.4f} s a step, loss {loss:.3f}", flush=True)
         if step == self._first:
+            assert self.learn is not None
+            self._recorder, self.learn.recorder = self.learn.recorder, None
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -48,6 +53,8 @@ class Watcher:
             self.profiler.start()
         elif step == self._last and self.profiler is not None:
             self.profiler.stop()
+            assert self.learn is not None
+            self.learn.recorder = self._recorder
 
     def close(self) -> None:
         pass
@@ -92,7 +99,7 @@ def measure(
     assert config.length is not None
     assert config.anchors is not None
     flops = step_flops(
-        run.trainer.target,
+        run.trainer.learn.target,
         drafter,
         tokens=config.batch_size * config.length,
         slots=config.batch_size * config.anchors * config.block_size,
@@ -174,6 +181,7 @@ def main() -> None:
         run = prepare(
             config, world=World(device=device), loaded=loaded, corpus=corpus, observers=[watcher]
         )
+        watcher.learn = run.trainer.learn
         result = measure(
             run, watcher, soft=config.labels == "soft", prefetched={"target": loaded.target.name}
         )

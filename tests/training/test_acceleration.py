@@ -81,7 +81,7 @@ def test_the_forms_are_in_place_while_training_and_gone_afterwards(traced):
 
 def test_a_failing_run_leaves_nothing_compiled_behind(traced, tmp_path, corpus, loaded):
     run = ready(tmp_path, corpus, loaded, steps=3, compile="on")
-    run.trainer._learn = None  # not callable: the first step fails
+    run.trainer.learn = None  # not callable: the first step fails
     with pytest.raises(TypeError):
         train(run)
     assert is_plain(run.drafter, loaded.target)

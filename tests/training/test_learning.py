@@ -24,7 +24,7 @@ from tests.training.helpers import (
 def learning_of(run, recorder):
     trainer = run.trainer
     return Learning(
-        run.trainer._learn._target, trainer.objective, trainer.masters,
+        run.trainer.learn.target, trainer.objective, trainer.masters,
         device=torch.device("cpu"), recorder=recorder,
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ def test_graphs_learn_the_same(tmp_path, corpus, loaded, changes):
     train(plain)
     graphed = ready(tmp_path / "graphed", corpus, loaded, steps=7, **changes)
     recorder = Replays()
-    graphed.trainer._learn = learning_of(graphed, recorder)
+    graphed.trainer.learn = learning_of(graphed, recorder)
     train(graphed)
     # More padding: matrix products of other sizes, which round differently.
     torch.testing.assert_close(weights_of(plain), weights_of(graphed), rtol=1e-4, atol=1e-5)
@@ -82,8 +82,8 @@ def test_weights_that_moved_are_captured_anew(tmp_path, corpus):
     train(plain)
     moved = ready(tmp_path / "moved", corpus, loaded_bigrams(), steps=7)
     recorder = Replays()
-    learning = moved.trainer._learn = learning_of(moved, recorder)
-    target = learning._target.model
+    learning = moved.trainer.learn = learning_of(moved, recorder)
+    target = learning.target.model
 
     def evaluate():
         for weight in target.parameters():
@@ -107,7 +107,7 @@ def test_what_cannot_be_captured_is_launched_kernel_by_kernel(tmp_path, corpus, 
     train(plain)
     refused = ready(tmp_path / "refused", corpus, loaded, steps=5)
     recorder = Refusing()
-    refused.trainer._learn = learning_of(refused, recorder)
+    refused.trainer.learn = learning_of(refused, recorder)
     train(refused)
     assert_same(weights_of(plain), weights_of(refused))
     assert not recorder.outputs

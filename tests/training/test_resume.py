@@ -151,7 +151,7 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_exactly(
 def test_a_stop_between_reports_tells_what_was_done(tmp_path, corpus, loaded, whole):
     reports, calls = Reports(), []
     run = ready(tmp_path, corpus, loaded, reports, log_every=100, save_every=0)
-    learn = run.trainer._learn
+    learn = run.trainer.learn
 
     def stops_in_step_3(*arguments):
         calls.append(1)
@@ -159,7 +159,7 @@ def test_a_stop_between_reports_tells_what_was_done(tmp_path, corpus, loaded, wh
             terminate()
         return learn(*arguments)
 
-    run.trainer._learn = stops_in_step_3
+    run.trainer.learn = stops_in_step_3
     assert train(run)[0].step == 3
     ((step, values),) = reports.trained
     assert step == 3

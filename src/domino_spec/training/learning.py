@@ -36,15 +36,17 @@ class Learning:
         recorder: Any = None,
     ) -> None:
         """A `recorder` of graphs is for steps of one batch: a replay replaces the gradients."""
-        self._target, self._objective, self._masters = target, objective, masters
-        self._device, self._recorder = device, recorder
+        self.target, self._objective, self._masters = target, objective, masters
+        self._device = device
+        self.recorder = recorder
+        """None: kernels are launched one by one."""
         self._captured: dict[bool, _CapturedLearning] = {}
         self._weights_at: list[int] = []
         self._steps = self._labels = 0
 
     def __call__(self, blocks: Blocks, mixture: Mixture, divisor: float) -> StepTerms:
         """The loss of these blocks by this total weight, and what was right."""
-        captured = self._graph(blocks, mixture) if self._recorder is not None else None
+        captured = self._graph(blocks, mixture) if self.recorder is not None else None
         if captured is None:
             self._steps += 1
             self._labels = max(self._labels, len(blocks.labels))
@@ -57,14 +59,14 @@ class Learning:
     def _learn(self, blocks: Blocks, mixture: Mixture, divisor: Tensor | float) -> StepTerms:
         with record_function("step: target"):
             reading = read(
-                self._target,
+                self.target,
                 blocks.tokens,
                 capture_layers=self._objective.drafter.capture_layers,
                 positions=blocks.positions,
                 documents=blocks.documents if blocks.packed else None,
             )
         terms: StepTerms = self._objective(
-            self._target, reading, blocks, mixture=mixture, total_weight=divisor
+            self.target, reading, blocks, mixture=mixture, total_weight=divisor
         )
         with record_function("step: backward"):
             terms.loss.backward()  # type: ignore[no-untyped-call]
@@ -88,23 +90,23 @@ class Learning:
 
     def _addresses(self) -> list[int]:
         """Of all weights that a graph reads."""
-        modules = (self._target.model, self._objective.drafter)
+        modules = (self.target.model, self._objective.drafter)
         return [weight.data_ptr() for module in modules for weight in module.parameters()]
 
     def _capture(self, kind: bool, inputs: _Inputs) -> None:
         def work() -> tuple[StepTerms, list[Tensor | None]]:
             self._masters.clear()
-            self._target.forget_lm_head_rows()  # to gather them is part of the graph
+            self.target.forget_lm_head_rows()  # to gather them is part of the graph
             terms = self._learn(inputs.blocks, inputs.mixture, inputs.divisor)
-            self._target.forget_lm_head_rows()
+            self.target.forget_lm_head_rows()
             return terms, self._masters.gradients
 
-        if not self._recorder.can_record(work):
-            self._recorder = None  # the target waits for the device: launch by launch, then
+        if not self.recorder.can_record(work):
+            self.recorder = None  # the target waits for the device: launch by launch, then
             self._masters.clear()
             return
         self._weights_at = self._addresses()
-        graph, (terms, gradients) = self._recorder.record(work, warm_ups=0)
+        graph, (terms, gradients) = self.recorder.record(work, warm_ups=0)
         self._captured[kind] = _CapturedLearning(graph, inputs, terms, gradients)
 
 

@@ -194,7 +194,7 @@ class Trainer:
         """The last checkpoint."""
         self.tokens_per_cycle: float | None = None
         """As last measured on what is held out."""
-        self._batches, self._plan, self._learn = batches, plan, learn
+        self._batches, self._plan, self.learn = batches, plan, learn
         self._accumulate, self._clip, self._seed = accumulate, clip, seed
         self._intervals, self._watch = intervals, watch
         self._observers = list(observers)
@@ -251,7 +251,7 @@ class Trainer:
         divisor = max(weight, 1e-9) / self.world.size
         loss = torch.zeros((), device=device)
         for part in work.parts:
-            terms = self._learn(part, mixture, divisor)
+            terms = self.learn(part, mixture, divisor)
             loss += terms.loss
             self._meter.add(terms, part)
         with record_function("step: optimiser"):
