@@ -57,21 +57,22 @@ def test_a_step_with_more_labels_than_the_graph_has_room_for_is_not_cut(tmp_path
     learning, eager = learning_of(run, recorder), learning_of(run, None)
     mixture = Mixture.of(base=0.3, variation=0.0, device=torch.device("cpu"))
     masters, depth = run.trainer.masters, run.trainer.objective.depth
-    chunk = run.trainer.objective.chunk
     short = batch_of([[(2, 9), (3, 8)], [(4, 7)]], length=512, vocab=SIZE)
+    middling = batch_of([[(2, 12), (3, 11)], [(4, 9)]], length=512, vocab=SIZE)
     long = batch_of([[(2, 500)], [(3, 500)]], length=512, vocab=SIZE, seed=1)
 
     def learn(how, batch):
         masters.clear()
-        blocks = blocks_of(batch, anchors=64, depth=depth, chunk=chunk)
+        blocks = blocks_of(batch, anchors=64, depth=depth)
         terms = how(blocks, mixture, blocks.total_weight)
         return terms.counts.clone(), [gradient.clone() for gradient in masters.gradients]
 
     for _ in range(4):
-        last = learn(learning, short)
+        last = learn(learning, middling)
     assert len(recorder.outputs) == 1, "the steps after the second are replayed"
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-6)
-    close(last, learn(eager, short))
+    close(last, learn(eager, middling))
+    close(learn(learning, short), learn(eager, short))
     close(learn(learning, long), learn(eager, long))
     close(learn(learning, short), learn(eager, short))
     assert len(recorder.outputs) == 1

@@ -98,7 +98,6 @@ class Learning:
             self._masters.clear()
             self.target.forget_lm_head_rows()  # to gather them is part of the graph
             terms = self._learn(inputs.blocks, inputs.mixture, inputs.divisor)
-            self.target.forget_lm_head_rows()
             return terms, self._masters.gradients
 
         if not self.recorder.can_record(work):
