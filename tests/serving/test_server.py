@@ -55,7 +55,7 @@ def test_a_port_of_the_system(monkeypatch):
     def refused(*_):
         raise PermissionError(13, "not you")
 
-    monkeypatch.setattr(config, "_bind", refused)
+    monkeypatch.setattr(config.socket.socket, "bind", refused)
     with pytest.raises(InputError, match="this user may not listen on port 80"):
         taken(port=80)
 

@@ -322,7 +322,7 @@ def test_limits_leave_room_for_one_token():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": ""}, "name is empty"),
+        ({"model": ""}, "model is ''"),
         ({"port": 70000}, "port is 70000"),
         ({"api_keys": ("good", " ")}, "API key is empty"),
         ({"slots": 0}, "slots is 0"),

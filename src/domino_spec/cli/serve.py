@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,7 +81,7 @@ def _serve_natively(voice: Voice, args: ServeArgs, *, dry: bool) -> int:
     slots = "as many as the memory holds" if config.slots is None else str(config.slots)
     if dry:
         _announce(voice, args, config, slots=slots)
-        shown = {name: value for name, value in asdict(config).items() if name != "api_keys"}
+        shown = {name: value for name, value in dict(config).items() if name != "api_keys"}
         shown["api_keys"] = f"{len(config.api_keys)}, not shown"
         for name, value in shown.items():
             voice.say(f"{name}: {'unset' if value is None else value}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from annotated_types import Gt, Le
+from pydantic import Field, PositiveInt, model_validator
 
 from domino_spec.errors import InputError
 from domino_spec.serving.config import LOOPBACK, ServerConfig
@@ -76,8 +76,10 @@ class ServeArgs(DraftOptions, TargetOptions):
         "`native`, on a CPU: keep a second copy of the weights in the order it multiplies fastest",
         unset="yes",
     )
-    tensor_parallel: int | None = _backend(None, "`vllm`, sglang: GPUs to cut the target over")
-    memory_share: float | None = _backend(
+    tensor_parallel: PositiveInt | None = _backend(
+        None, "`vllm`, sglang: GPUs to cut the target over"
+    )
+    memory_share: Annotated[float, Gt(0), Le(1)] | None = _backend(
         None, "`vllm`, sglang: the part of a GPU's memory to take, for weights and cache together"
     )
     engine_python: str | None = _backend(
@@ -88,13 +90,6 @@ class ServeArgs(DraftOptions, TargetOptions):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.tensor_parallel is not None and self.tensor_parallel < 1:
-            raise InputError(f"tensor_parallel is {self.tensor_parallel}; expected 1 or more.")
-        if self.memory_share is not None and not 0 < self.memory_share <= 1:
-            raise InputError(
-                f"memory_share is {self.memory_share}; expected a part of the GPU's memory above 0 "
-                "and up to 1, such as 0.9."
-            )
         if self.extra_args and not self.extra_args[0].startswith("-"):
             raise InputError(
                 f"{self.extra_args[0]!r} follows the target; expected options, or -- and what the "
@@ -127,7 +122,7 @@ class ServeArgs(DraftOptions, TargetOptions):
 
     def config(self) -> ServerConfig:
         """For the native server; also what checks the values for every other one."""
-        given = {one.name: getattr(self, one.name, None) for one in fields(ServerConfig)}
+        given = {name: getattr(self, name, None) for name in ServerConfig.model_fields}
         chosen = {name: value for name, value in given.items() if value is not None}
         return ServerConfig(**{**chosen, "model": self.name})
 
