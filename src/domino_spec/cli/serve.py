@@ -107,18 +107,18 @@ def _serve_with(voice: Voice, args: ServeArgs, name: str, *, dry: bool) -> int:
     planned = plan(args, backend, environment=os.environ, dry=dry)
     for warning in planned.warnings:
         voice.warn(warning)
-    slots = f"as {backend.ENGINE.title} decides" if args.slots is None else str(args.slots)
+    slots = f"as {backend.title} decides" if args.slots is None else str(args.slots)
     _announce(voice, args, args.config(), slots=slots, depth=planned.depth)
     draft = planned.draft
     if draft is not None and not draft.is_own:
-        what = f"{args.drafter} in the form that {backend.ENGINE.title} reads"
+        what = f"{args.drafter} in the form that {backend.title} reads"
         if draft.is_there:
             voice.note(f"taking {what} from {draft.folder}, where it was exported before")
         elif dry:
             voice.note(f"{what} would be exported to {draft.folder} first")
         else:
             voice.note(f"exporting {what} to {draft.folder}; kept for the next time")
-            write_draft(args, backend.NEEDS, draft)
+            write_draft(args, backend, draft)
     if dry:
         voice.say(planned.launch.shown())
         return 0

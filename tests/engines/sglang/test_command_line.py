@@ -16,9 +16,9 @@ pytest.importorskip(
 from sglang.srt.server_args import ServerArgs, prepare_server_args
 
 from domino_spec.serving.backends import ServeArgs
-from domino_spec.serving.backends import sglang as backend
+from domino_spec.serving.backends.backend import Installed, find_engine
 from domino_spec.serving.backends.drafts import ServedDraft
-from domino_spec.serving.backends.installed import Installed, find_engine
+from domino_spec.serving.backends.sglang import BACKEND as backend
 from tests.checkpoints.helpers import tiny_drafter
 
 DRAFT = ServedDraft(folder=Path("/drafts/one"), config=tiny_drafter().config, is_own=True)
@@ -32,7 +32,7 @@ FULL = ServeArgs(
 
 @pytest.fixture(scope="module")
 def here() -> Installed:
-    return find_engine(backend.ENGINE, sys.executable)
+    return find_engine(backend, sys.executable)
 
 
 def parsed(request: ServeArgs, found: Installed, draft=DRAFT) -> ServerArgs:
@@ -44,7 +44,7 @@ def parsed(request: ServeArgs, found: Installed, draft=DRAFT) -> ServerArgs:
 
 def test_the_engine_here_is_found_as_itself(here):
     assert (here.distribution, here.version) == ("sglang", version("sglang"))
-    assert backend.ENGINE.problem(here.version) is None
+    assert backend.check_version(here.version) == []
 
 
 def test_every_option_means_to_sglang_what_it_means_here(here):

@@ -15,9 +15,9 @@ pytest.importorskip("vllm", reason="needs the engines' environment: make test-en
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from domino_spec.serving.backends import ServeArgs
-from domino_spec.serving.backends import vllm as backend
+from domino_spec.serving.backends.backend import Installed, find_engine
 from domino_spec.serving.backends.drafts import ServedDraft
-from domino_spec.serving.backends.installed import Installed, find_engine
+from domino_spec.serving.backends.vllm import BACKEND as backend
 from tests.checkpoints.helpers import tiny_drafter
 
 DRAFT = ServedDraft(folder=Path("/drafts/one"), config=tiny_drafter().config, is_own=True)
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 def here() -> Installed:
     import sys
 
-    return find_engine(backend.ENGINE, sys.executable)
+    return find_engine(backend, sys.executable)
 
 
 def parsed(parser, request: ServeArgs, found: Installed, draft=DRAFT) -> argparse.Namespace:

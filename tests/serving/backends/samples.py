@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from domino_spec.serving.backends.backend import Installed
 from domino_spec.serving.backends.drafts import ServedDraft
-from domino_spec.serving.backends.installed import Installed
 from tests.cli import tiny
 
 KEYS = ("sesame-open-1",)

@@ -13,12 +13,14 @@ from safetensors.torch import load_file
 from domino_spec.checkpoints import export_drafter, load_drafter, save_drafter, save_packed
 from domino_spec.drafter import DraftModel
 from domino_spec.errors import ConfigError, ExportError, MismatchError
-from domino_spec.serving.backends import ServeArgs, sglang, vllm
+from domino_spec.serving.backends import ServeArgs
 from domino_spec.serving.backends.drafts import plan_draft, write_draft
+from domino_spec.serving.backends.sglang import BACKEND as sglang
+from domino_spec.serving.backends.vllm import BACKEND as vllm
 from tests.cli import tiny
 from tests.support.families import randomise
 
-NEEDS = {"vllm": vllm.NEEDS, "sglang": sglang.NEEDS}
+NEEDS = {"vllm": vllm, "sglang": sglang}
 
 
 @pytest.fixture(autouse=True)
@@ -101,14 +103,14 @@ def test_another_drafter_of_the_same_name_gets_another_folder(target, packed, tm
 
 def test_an_interrupted_export_is_no_folder(target, packed, monkeypatch, cache):
     request = ServeArgs(target=target, draft=str(packed))
-    planned = plan_draft(request, vllm.NEEDS)
+    planned = plan_draft(request, vllm)
 
     def fail(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("domino_spec.checkpoints.write.write_json", fail)
     with pytest.raises(KeyboardInterrupt):
-        write_draft(request, vllm.NEEDS, planned)
+        write_draft(request, vllm, planned)
     assert not planned.is_there
     assert list(cache.iterdir()) == []
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.backends import ServeArgs, sglang
+from domino_spec.serving.backends import ServeArgs
+from domino_spec.serving.backends.sglang import BACKEND as sglang
 from tests.cli import tiny
 from tests.serving.backends import samples
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from domino_spec.errors import InputError
-from domino_spec.serving.backends import ServeArgs, vllm
+from domino_spec.serving.backends import ServeArgs
+from domino_spec.serving.backends.vllm import BACKEND as vllm
 from tests.serving.backends import samples
 
 BASE = ServeArgs(target="org/Model", draft="drafter")

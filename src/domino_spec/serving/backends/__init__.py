@@ -1,4 +1,4 @@
-"""One command line, several engines: a backend is a module that refuses and translates."""
+"""One command line, several engines: a `Backend` refuses and translates."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from domino_spec.serving.backends.args import ServeArgs
 
 if TYPE_CHECKING:
-    from domino_spec.serving.backends.launch import Backend
+    from domino_spec.serving.backends.backend import Backend
 
 __all__ = ["ServeArgs", "find_backend"]
 
 
 def find_backend(name: str) -> Backend:
-    """The module of an engine that is another process."""
+    """An engine that is another process."""
     from domino_spec.serving.backends import sglang, vllm
 
-    found: dict[str, Backend] = {vllm.NAME: vllm, sglang.NAME: sglang}
-    return found[name]
+    return {each.name: each for each in (vllm.BACKEND, sglang.BACKEND)}[name]

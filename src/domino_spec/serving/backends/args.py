@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -137,7 +138,7 @@ def option(name: str) -> str:
     return _OPTIONS.get(name, "--" + name.replace("_", "-"))
 
 
-def refuse_fields(args: ServeArgs, backend: str, instead: dict[str, str]) -> None:
+def refuse_fields(args: ServeArgs, backend: str, instead: Mapping[str, str]) -> None:
     """Refuse what a backend lacks, each by its name and with what to do instead."""
     wrong = [f"{option(name)} ({instead[name]})" for name in args.given() if name in instead]
     if wrong:
@@ -157,47 +158,3 @@ def require_native_packages() -> None:
             f"the server needs {', '.join(missing)}, which is not installed; run pip install "
             "'domino-spec[serve]'."
         )
-
-
-def refuse_foreign(
-    args: ServeArgs, backend: str, title: str, instead: dict[str, str], *, keys_in_config: int
-) -> None:
-    """What neither vLLM nor SGLang has, and what this one lacks.
-
-    `keys_in_config` is the number of keys from which on they are given in a file of options.
-    """
-    refuse_fields(args, backend, instead)
-    if args.page:
-        raise InputError(
-            f"--backend {backend} has no --page: the chat page is the native server's."
-        )
-    if args.dtype == "fastest":
-        raise InputError(
-            f"--backend {backend} has no --dtype fastest, which measures our own engine; name a "
-            "type."
-        )
-    if args.target.endswith(GGUF_SUFFIX):
-        raise InputError(
-            f"{args.target} is a GGUF file; {title} is given a folder or a hub id here. Serve it "
-            "with --backend native."
-        )
-    if args.port == 0:
-        raise InputError(f"port is 0, and {title} does not say which port it took; name one.")
-    if len(args.api_keys) >= keys_in_config and CONFIG_OPTION in args.extra_args:
-        raise InputError(
-            f"{CONFIG_OPTION} was passed on, but {title} reads one such file and is given the API "
-            "key in another; set api-key in yours, and none here."
-        )
-
-
-def gpu_index(args: ServeArgs) -> int | None:
-    """The N of cuda:N; None where no one GPU was named."""
-    kind, _, index = (args.device or "cuda").partition(":")
-    if kind != "cuda" or (index and not index.isdecimal()):
-        raise InputError(f"device is {args.device!r}; expected cuda or cuda:0, for example.")
-    if index and (args.tensor_parallel or 1) > 1:
-        raise InputError(
-            f"--device {args.device} is one GPU, --tensor-parallel {args.tensor_parallel} wants "
-            "more; choose them with CUDA_VISIBLE_DEVICES and drop --device."
-        )
-    return int(index) if index else None

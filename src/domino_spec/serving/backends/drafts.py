@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,7 +16,6 @@ from domino_spec import __version__
 from domino_spec.api.lm_head import lm_head_rows
 from domino_spec.cache import cache_folder
 from domino_spec.checkpoints import (
-    Check,
     Description,
     TargetFacts,
     describe,
@@ -33,37 +32,14 @@ from domino_spec.checkpoints.files import (
     locate,
 )
 from domino_spec.checkpoints.tensors import LM_HEAD
-from domino_spec.checkpoints.write import dtype_name
 from domino_spec.drafter import DrafterConfig
 from domino_spec.drafters.facts import read_target_facts
 from domino_spec.errors import InputError
 from domino_spec.serving.backends.args import ServeArgs
-
-
-class WrittenConfig(Protocol):
-    """A form's config.json."""
-
-    def __call__(self, shape: DrafterConfig, *, dtype: str) -> Mapping[str, Any]: ...
-
+from domino_spec.serving.backends.backend import Backend
 
 _FINGERPRINT_LENGTH = 16
 _UNUSUAL = re.compile(r"[^\w.-]+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftNeeds:
-    """What an engine wants of a drafter's folder."""
-
-    form: str
-    """As `domino export --to` calls it."""
-    dtype: torch.dtype | None
-    """None keeps the stored type."""
-    config: WrittenConfig
-    """The config.json that the form would have, for a drafter and a type's name."""
-    architectures: tuple[str, ...]
-    """Names under which the engine serves a folder that says everything else right."""
-    plugin: bool
-    """Whether our plugin reads it, which serves more than the form can express."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,33 +68,39 @@ class ServedDraft:
         return (self.folder / CONFIG_FILE).is_file()
 
 
-def plan_draft(args: ServeArgs, needs: DraftNeeds) -> ServedDraft:
+def plan_draft(args: ServeArgs, backend: Backend) -> ServedDraft:
     """Which folder an engine will be given; refuses what does not fit or cannot be expressed."""
     assert args.drafter is not None
     facts = _facts(args)
     described = describe(args.drafter, **_how(args, facts))
     warnings = require_fit(described.config, described.provenance, facts)
     files = locate(args.drafter, revision=args.draft_revision)
-    form = find_format(needs.form)
-    if not needs.plugin:
-        form.check(described.config, needs.dtype or torch.bfloat16)
-    if _serves_as_it_is(files, described, needs):
-        return _planned(files.config.parent.absolute(), described.config, warnings, is_own=True)
-    form.check(described.config, needs.dtype or torch.bfloat16)
-    more: dict[str, Any] = {"shift_label": args.shift_label}
-    if form.wants_lm_head(described.config):
-        more["target"] = _target_state(args.target, facts.revision)
-    name = _UNUSUAL.sub("-", args.drafter.rstrip("/").split("/")[-1].split(":")[-1])
-    folder = cache_folder() / "served" / f"{name}-{needs.form}-{_fingerprint(files, needs, more)}"
-    return _planned(folder, described.config, warnings, is_own=False)
+    form = find_format(backend.form)
+    is_own = _serves_as_it_is(files, described, backend)
+    if not (is_own and backend.plugin_reads):
+        form.check(described.config, _dtype(backend) or torch.bfloat16)
+    folder = files.config.parent.absolute()
+    if not is_own:
+        more: dict[str, Any] = {"shift_label": args.shift_label}
+        if form.wants_lm_head(described.config):
+            more["target"] = _target_state(args.target, facts.revision)
+        name = _UNUSUAL.sub("-", args.drafter.rstrip("/").split("/")[-1].split(":")[-1])
+        name = f"{name}-{backend.form}-{_fingerprint(files, backend, more)}"
+        folder = cache_folder() / "served" / name
+    return ServedDraft(
+        folder=folder,
+        config=described.config,
+        is_own=is_own,
+        warnings=tuple(map(str, warnings)),
+    )
 
 
-def write_draft(args: ServeArgs, needs: DraftNeeds, planned: ServedDraft) -> None:
+def write_draft(args: ServeArgs, backend: Backend, planned: ServedDraft) -> None:
     """Export the drafter into its folder, whole or not at all."""
     assert args.drafter is not None
     checkpoint = load_drafter(args.drafter, **_how(args, _facts(args)))
     rows = None
-    if find_format(needs.form).wants_lm_head(checkpoint.config):
+    if find_format(backend.form).wants_lm_head(checkpoint.config):
         rows = lm_head_rows(
             checkpoint,
             args.target,
@@ -128,19 +110,15 @@ def write_draft(args: ServeArgs, needs: DraftNeeds, planned: ServedDraft) -> Non
     export_drafter(
         checkpoint.drafter,
         planned.folder,
-        to=needs.form,
-        dtype=needs.dtype,
+        to=backend.form,
+        dtype=_dtype(backend),
         provenance=checkpoint.provenance,
         lm_head=rows,
     )
 
 
-def _planned(
-    folder: Path, config: DrafterConfig, warnings: list[Check], *, is_own: bool
-) -> ServedDraft:
-    return ServedDraft(
-        folder=folder, config=config, is_own=is_own, warnings=tuple(map(str, warnings))
-    )
+def _dtype(backend: Backend) -> torch.dtype | None:
+    return None if backend.draft_dtype is None else getattr(torch, backend.draft_dtype)
 
 
 def _facts(args: ServeArgs) -> TargetFacts:
@@ -160,17 +138,19 @@ def _how(args: ServeArgs, facts: TargetFacts) -> dict[str, Any]:
     }
 
 
-def _serves_as_it_is(files: CheckpointFiles, described: Description, needs: DraftNeeds) -> bool:
+def _serves_as_it_is(files: CheckpointFiles, described: Description, backend: Backend) -> bool:
     """Whether a folder already says, in the same words, all that the form would say."""
     stated, config = files.read_config(), described.config
     names = stated.get("architectures") or []
-    if not names or not set(names) <= set(needs.architectures):
+    if not names or not set(names) <= set(backend.architectures):
         return False
-    dtype = str(stated.get("dtype")) if needs.dtype is None else dtype_name(needs.dtype)
-    wanted = json.loads(json.dumps(needs.config(config, dtype=dtype)))
+    dtype = backend.draft_dtype or str(stated.get("dtype"))
+    wanted = json.loads(json.dumps(find_format(backend.form).config(config, dtype=dtype)))
     if any(stated.get(key) != wanted[key] for key in wanted.keys() - {"architectures"}):
         return False
-    if needs.dtype is not None and {FLOAT_DTYPES.get(d) for d in described.dtypes} != {dtype}:
+    if backend.draft_dtype is not None and {FLOAT_DTYPES.get(d) for d in described.dtypes} != {
+        dtype
+    }:
         return False
     if config.draft_vocab_size is not None and LM_HEAD not in described.ignored_tensors:
         return False
@@ -187,10 +167,10 @@ def _target_state(target: str, revision: str | None) -> list[Any]:
     return [str(path.resolve()), [[name, at.st_size, at.st_mtime_ns] for name, at in stats]]
 
 
-def _fingerprint(files: CheckpointFiles, needs: DraftNeeds, more: Mapping[str, Any]) -> str:
+def _fingerprint(files: CheckpointFiles, backend: Backend, more: Mapping[str, Any]) -> str:
     """Of all that the exported folder follows from."""
     seen = hashlib.sha256()
-    said = {"version": __version__, "form": needs.form, "dtype": str(needs.dtype), **more}
+    said = {"version": __version__, "form": backend.form, "dtype": str(backend.draft_dtype), **more}
     seen.update(json.dumps(said, sort_keys=True).encode())
     for path in (files.config, *files.weights):
         with path.open("rb") as file:

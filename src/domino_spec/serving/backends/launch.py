@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from domino_spec.errors import InputError
 from domino_spec.serving.backends.args import CONFIG_OPTION, ServeArgs
-from domino_spec.serving.backends.drafts import DraftNeeds, ServedDraft, plan_draft
-from domino_spec.serving.backends.installed import Engine, Installed, check_version, find_engine
+from domino_spec.serving.backends.backend import Backend, Installed, find_engine
+from domino_spec.serving.backends.drafts import ServedDraft, plan_draft
 
 HIDDEN = "***"
 _SECRET_OPTION = re.compile(r"--\S*(api[-_]key|hf[-_]token|password)")
@@ -72,27 +72,6 @@ def _masked(argv: Iterable[str]) -> Iterator[str]:
             yield HIDDEN if hiding else shlex.quote(word)
 
 
-class Backend(Protocol):
-    """The module of another engine: `vllm` or `sglang`."""
-
-    NAME: str
-    ENGINE: Engine
-    NEEDS: DraftNeeds
-    NEWEST: str
-
-    def refuse(self, args: ServeArgs) -> None: ...
-
-    def command(
-        self,
-        args: ServeArgs,
-        found: Installed,
-        draft: ServedDraft | None,
-        environment: Mapping[str, str],
-    ) -> Launch: ...
-
-    def warnings(self, args: ServeArgs) -> list[str]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A launch, the drafter's folder that it names, and what to say before."""
@@ -109,29 +88,28 @@ def plan(
     """What would be run; `dry` does without the engine and shows its newest command line."""
     backend.refuse(args)
     warnings = backend.warnings(args)
-    engine = backend.ENGINE
     try:
-        found = find_engine(engine, args.engine_python)
+        found = find_engine(backend, args.engine_python)
     except InputError as error:
         if not dry or args.engine_python is not None:
             raise
         found = Installed(
             python="python",
-            command=engine.command,
-            distribution=engine.distributions[0],
-            version=backend.NEWEST,
+            command=backend.distributions[0],
+            distribution=backend.distributions[0],
+            version=backend.newest,
             has_plugin=True,
         )
-        warnings.append(f"shown as for {engine.title} {found.version}: {error}")
+        warnings.append(f"shown as for {backend.title} {found.version}: {error}")
     draft = None
     if args.drafter is not None:
-        warnings += check_version(engine, found)
-        draft = plan_draft(args, backend.NEEDS)
+        warnings += backend.check_version(found.version)
+        draft = plan_draft(args, backend)
         warnings += draft.warnings
     return Plan(
         launch=backend.command(args, found, draft, environment),
         draft=draft,
-        depth=None if draft is None else draft.depth(args.depth, engine.title),
+        depth=None if draft is None else draft.depth(args.depth, backend.title),
         warnings=tuple(warnings),
     )
 
