@@ -121,9 +121,12 @@ class Backend(ABC):
         }
         if args.page:
             shared["page"] = "the chat page is the native server's"
-        if args.dtype == "fastest":
-            shared["dtype"] = "fastest measures our own engine; name a type"
         refuse_fields(args, self.name, {**shared, **self.lacking})
+        if args.dtype == "fastest":
+            raise InputError(
+                f"--backend {self.name} has no --dtype fastest, which measures our own engine; "
+                "name a type."
+            )
         if args.target.endswith(GGUF_SUFFIX):
             raise InputError(
                 f"{args.target} is a GGUF file; {self.title} is given a folder or a hub id here. "
