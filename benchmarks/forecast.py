@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results_training import RELEASED, recipe_target
+from benchmarks.results_training import recipe_target
 from benchmarks.tables import Record, table
 from domino_spec.records import read_records
 from domino_spec.training.config import BASELINES, renamed
 from domino_spec.training.forecast import FIT, REFERENCE, Fit, expected_at_end
-from domino_spec.training.observers import read_log
 
 MARKS = (0.1, 0.2, 0.3, 0.5)
 """Shares of a run from which on its estimate is judged."""
@@ -65,7 +64,8 @@ def curve(reports: list[Record]) -> Curve | None:
 def curves(records: Path) -> list[Curve]:
     """The runs of the recipe, and the release runs from random weights."""
     logs = [run["reports"] for run in recipe_runs(records)]
-    logs += [read_log(path) for path in sorted(RELEASED.glob("*/first/log.jsonl"))]
+    released = read_records(records / "release.jsonl")
+    logs += [run["curve"] for run in released if not run["settings"].get("init")]
     return [found for found in map(curve, logs) if found]
 
 
