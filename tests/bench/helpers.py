@@ -109,7 +109,7 @@ def made_up(
     for cell in cells:
         count = len(seconds["plain"])
         records.append({
-            "record": "cell", "cell": cell.to_dict(), "prompts_digest": "p", "outcomes": {},
+            "record": "cell", "cell": vars(cell), "prompts_digest": "p", "outcomes": {},
             "units": [[n] for n in range(count)], "used": count, "loops": loops, "short": 0,
             "too_long": 0, "left_over": 0, **common,
         })  # fmt: skip
@@ -119,7 +119,7 @@ def made_up(
                 for name, spent in seconds.items()
             }
             records.append({
-                "record": "unit", "cell": cell.to_dict(), "unit": unit, "prompts": [unit],
+                "record": "unit", "cell": vars(cell), "unit": unit, "prompts": [unit],
                 "prompt_tokens": [10], "order": [list(seconds)], "methods": found, **common,
             })  # fmt: skip
     return json.loads(json.dumps(records))

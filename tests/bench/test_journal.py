@@ -5,7 +5,7 @@ import json
 import pytest
 
 from domino_spec.bench.journal import Journal
-from domino_spec.bench.runner import Watcher, measure
+from domino_spec.bench.runner import measure
 from domino_spec.bench.summary import read_runs, summarise
 from domino_spec.errors import InputError
 from domino_spec.records import environment
@@ -19,24 +19,15 @@ class Killed(Exception):
     pass
 
 
-class Killer(Watcher):
+def killer(after):
     """Ends a run after so many units."""
+    left = iter(range(after - 1, -1, -1))
 
-    def __init__(self, after):
-        self.left = after
-
-    def progress(self, cell, done, total):
-        self.left -= 1
-        if not self.left:
+    def progress(cell, done, total):
+        if not next(left):
             raise Killed
 
-
-class Counted(Watcher):
-    def __init__(self):
-        self.said = []
-
-    def say(self, message):
-        self.said.append(message)
+    return progress
 
 
 def shape_of(records):
@@ -67,7 +58,7 @@ def test_a_killed_run_goes_on_where_it_was(after, whole_run, tmp_path):
     whole, expected = whole_run
     path = tmp_path / "killed.jsonl"
     with pytest.raises(Killed):
-        measure(make_run(sets=SETS, **QUICK), journal_of(whole, path), Killer(after))
+        measure(make_run(sets=SETS, **QUICK), journal_of(whole, path), progress=killer(after))
     before = path.read_bytes()
     resumed = make_run(sets=SETS, **QUICK)
     ran = []
@@ -80,7 +71,6 @@ def test_a_killed_run_goes_on_where_it_was(after, whole_run, tmp_path):
     resumed.path.run = counting
     journal = journal_of(resumed, path)
     measure(resumed, journal)
-    assert journal.resumed
     assert path.read_bytes().startswith(before)  # what was done stays as it was
     assert shape_of(journal.records) == shape_of(expected.records)
     assert shape_of(journal.records) == shape_of(
@@ -108,9 +98,9 @@ def test_another_temperature_joins_the_file(tmp_path):
     run = make_run(repeats=1)
     measure(run, journal_of(run, path))
     more = make_run(temperatures=(0.0, 0.7), repeats=1)
-    watcher = Counted()
-    measure(more, journal_of(more, path), watcher)
-    assert not any("T 0," in said for said in watcher.said)
+    said = []
+    measure(more, journal_of(more, path), say=said.append)
+    assert not any("T 0," in words for words in said)
     assert [cell.cell.temperature for cell in read_runs([path])[0].cells] == [0.0, 0.7]
 
 
@@ -159,8 +149,8 @@ def test_other_prompts_of_the_same_name_are_refused(tmp_path):
 
 def test_a_file_of_its_own_is_found_again(tmp_path):
     run = make_run()
-    one, same = (Journal.named_after("bigram", facts(run), tmp_path) for _ in range(2))
-    other = Journal.named_after("bigram", facts(run, system="Be brief."), tmp_path)
+    one, same = (Journal(tmp_path, facts(run), stem="bigram") for _ in range(2))
+    other = Journal(tmp_path, facts(run, system="Be brief."), stem="bigram")
     assert one.path == same.path != other.path
     assert one.path.name == f"bench-bigram-{one.key[:8]}.jsonl"
 

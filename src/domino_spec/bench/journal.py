@@ -25,22 +25,14 @@ _SHORT_KEY = 8
 class Journal:
     """What of a run is on file, and the way to add to it."""
 
-    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
-        self.path = path
+    def __init__(self, path: Path, facts: Mapping[str, Any], *, stem: str | None = None) -> None:
+        """With `stem`, a file of the run's own in the folder `path`, which it finds again."""
         self.environment = environment()
         # What of the circumstances a time depends on: another day does not change it.
         self.facts = {**facts, "machine": {name: self.environment[name] for name in _MACHINE}}
         self.key = digest(self.facts)
+        self.path = path if stem is None else path / f"bench-{stem}-{self.key[:_SHORT_KEY]}.jsonl"
         self.records: list[dict[str, Any]] = []
-        self.resumed = False
-
-    @staticmethod
-    def named_after(stem: str, facts: Mapping[str, Any], folder: Path | None = None) -> Journal:
-        """A file of this run's own: the same command finds it again, another starts another."""
-        journal = Journal(Path(), facts)
-        folder = Path() if folder is None else folder
-        journal.path = folder / f"bench-{stem}-{journal.key[:_SHORT_KEY]}.jsonl"
-        return journal
 
     def open(self) -> None:
         """Read what is there; refuse a file of another run."""
@@ -61,7 +53,6 @@ class Journal:
                 f"{self.path} holds another run: what differs is {changed}. Figures of two runs "
                 "do not mix; give another --out, or leave it out."
             )
-        self.resumed = True
 
     def cell(self, cell: Cell, prompts: str) -> dict[str, Any] | None:
         """What is on file of which prompts count, if anything; `prompts` is their hash."""
@@ -71,11 +62,11 @@ class Journal:
                     f"{self.path} has other prompts of the name {cell.task}; rename the new ones, "
                     "or give another --out."
                 )
-        return next((r for r in self.of(CELL) if r["cell"] == cell.to_dict()), None)
+        return next((r for r in self.of(CELL) if r["cell"] == vars(cell)), None)
 
     def units(self, cell: Cell) -> set[int]:
         """Which units of a cell are done."""
-        return {r["unit"] for r in self.of(UNIT) if r["cell"] == cell.to_dict()}
+        return {r["unit"] for r in self.of(UNIT) if r["cell"] == vars(cell)}
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """All records of a kind."""

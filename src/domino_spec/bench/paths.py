@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -44,25 +43,12 @@ class Timed:
     """From the prompts to the last token, everything in between."""
     prefill: float
     draft: float | None
-    """None where a cycle is one piece; `DecodingPath.stages` measures its parts apart."""
+    """None where a cycle is one piece; `EnginePath.stages` measures its parts apart."""
     verify: float | None
     cycles: int
     """Cycles of the whole batch; sequences count their own."""
     sequences: tuple[Decoded, ...]
     peak_memory: int | None
-
-
-class DecodingPath(Protocol):
-    """Runs every method of a run."""
-
-    def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
-        """Answer a batch, timed."""
-
-    def prepare(self, method: Drafter, batch: int, params: SamplingParams) -> None:
-        """Whatever would otherwise happen at first use, inside a timed run."""
-
-    def stages(self, method: Drafter, batch: int, context: int) -> Stages | None:
-        """The parts of a cycle timed alone, where `run` cannot tell them apart."""
 
 
 class ReferencePath:
@@ -75,7 +61,7 @@ class ReferencePath:
 
     def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """Prefill, draft and verify are separated by waiting for the device at each boundary."""
-        sequences = make_sequences(prompts, params, self._eos)
+        sequences = self._sequences(prompts, params)
         stats, cycles = RunStats(), 0
         self._memory.reset()
         start = now(self.target.device)
@@ -93,14 +79,18 @@ class ReferencePath:
         )
 
     def prepare(self, method: Drafter, batch: int, params: SamplingParams) -> None:
-        """Nothing is captured or compiled."""
+        """Whatever would otherwise happen at first use, inside a timed run: nothing here."""
 
     def stages(self, method: Drafter, batch: int, context: int) -> Stages | None:  # noqa: ARG002
-        """Every run has its own."""
+        """The parts of a cycle timed alone, where `run` cannot tell them apart: it can here."""
         return None
 
+    def _sequences(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[Decoded]:
+        """A sequence draws from the seed and its own number, whatever its batch."""
+        return [make_sequence(each.number, each.tokens, params, eos=self._eos) for each in prompts]
 
-class EnginePath:
+
+class EnginePath(ReferencePath):
     """An engine a method, all over the same weights."""
 
     def __init__(
@@ -113,12 +103,11 @@ class EnginePath:
         capacity: int,
         adaptive: bool = False,
     ) -> None:
-        self.target = target
-        self._eos = eos
-        self._memory = PeakMemory(target.device)
-        self.engines: dict[str, Engine] = {}
-        for method in methods:
-            self.engines[method.name] = Engine(target, method, slots=slots, capacity=capacity)
+        super().__init__(target, eos=eos)
+        self.engines = {
+            method.name: Engine(target, method, slots=slots, capacity=capacity)
+            for method in methods
+        }
         self._adaptive = adaptive
         self._inside = target.device.type == "cpu"
         """Whether the parts of a cycle can be timed inside it."""
@@ -126,7 +115,7 @@ class EnginePath:
     def run(self, method: Drafter, prompts: Sequence[Prompt], params: SamplingParams) -> Timed:
         """All prompts are computed together, then decoded to the end of the last one."""
         engine = self.engines[method.name]
-        sequences = make_sequences(prompts, params, self._eos)
+        sequences = self._sequences(prompts, params)
         cycles = 0
         # On a GPU a cycle is one graph without a wait inside it: `stages` times its parts.
         clock = {"draft": 0.0, "verify": 0.0} if self._inside else None
@@ -169,13 +158,6 @@ class EnginePath:
         parts = {stage.name: stage.seconds for stage in bench.stages(batch, engine.depth)}
         verify = sum(parts.pop(name) for name in ("verify", "logits and choice"))
         return {"draft": sum(parts.values()), "verify": verify}
-
-
-def make_sequences(
-    prompts: Sequence[Prompt], params: SamplingParams, eos: Collection[int]
-) -> list[Decoded]:
-    """A sequence a prompt, which draws from the seed and its own number whatever its batch."""
-    return [make_sequence(prompt.number, prompt.tokens, params, eos=eos) for prompt in prompts]
 
 
 _STATUS = Path("/proc/self/status")

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from domino_spec.api.prompts import end_tokens
 from domino_spec.bench.journal import CELL, STAGES, UNIT, Journal
-from domino_spec.bench.paths import DecodingPath, EnginePath, Prompt, ReferencePath, Timed
+from domino_spec.bench.paths import EnginePath, Prompt, ReferencePath, Timed
 from domino_spec.bench.settings import BenchSettings, Cell, digest
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tasks import Task, check_system, prompts_digest, read_tasks
@@ -32,11 +32,17 @@ from domino_spec.evaluation.continuations import weight_values
 from domino_spec.evaluation.runs import unsupported_by_engine
 from domino_spec.targets import LoadedTarget, Target, load_target
 
+Say = Callable[[str], None]
+"""Hears that something begins that takes a while."""
+Progress = Callable[[Cell, int, int], None]
+"""Hears how many units of a cell are on file, of how many."""
+
 
 def run_bench(
     settings: BenchSettings,
-    watcher: Watcher | None = None,
     *,
+    say: Say = lambda _: None,
+    progress: Progress = lambda *_: None,
     system: str | None = None,
     chat_options: Mapping[str, Any] | None = None,
     load: Mapping[str, Any] | None = None,
@@ -45,16 +51,16 @@ def run_bench(
 
     `load` are further arguments of `load_target`.
     """
-    watcher, chat_options = watcher or Watcher(), dict(chat_options or {})
+    chat_options = dict(chat_options or {})
     # What can be wrong on the command line is found out before anything large is loaded.
-    tasks = read_tasks(settings.prompts, limit=settings.limit, system=system, notice=watcher.say)
+    tasks = read_tasks(settings.prompts, limit=settings.limit, system=system, notice=say)
     place = {k: v for k, v in (load or {}).items() if k in ("revision", "trust_remote_code")}
     for draft in settings.draft:
         if not is_named(draft):
             describe_fitting_drafter(
                 draft, settings.target, **place, shift_label=settings.shift_label
             )
-    watcher.say(f"loading target {settings.target}")
+    say(f"loading target {settings.target}")
     loaded = load_target(settings.target, **(load or {}))
     if loaded.tokenizer is None:
         raise TargetError(
@@ -70,7 +76,7 @@ def run_bench(
         shift_label=settings.shift_label,
         chat_options=chat_options,
     )
-    settings = settings.on(choose_loop(settings, loaded.target, methods, watcher))
+    settings = settings.replace(engine=choose_loop(settings, loaded.target, methods, say))
     prompts = _encoded(tasks, loaded, settings, chat_options)
     facts = {
         "settings": settings.recorded(),
@@ -85,10 +91,9 @@ def run_bench(
         "system": system,
         "chat_options": chat_options,
     }
-    journal = (
-        Journal(settings.out, facts)
-        if settings.out is not None
-        else Journal.named_after(_file_stem(short_name(settings.target)), facts)
+    stem = re.sub(r"[^A-Za-z0-9.]+", "-", Path(short_name(settings.target)).stem).strip("-").lower()
+    journal = Journal(
+        settings.out or Path(), facts, stem=None if settings.out else stem or "target"
     )
     run = HeadToHead(
         settings=settings,
@@ -97,7 +102,7 @@ def run_bench(
         prompts=prompts,
         cells=settings.cells([task.name for task in tasks]),
     )
-    measure(run, journal, watcher)
+    measure(run, journal, say=say, progress=progress)
     (summary,) = read_runs([journal.path])
     return summary, journal.path
 
@@ -166,7 +171,7 @@ def _short(source: str, parts: int) -> str:
 
 
 def choose_loop(
-    settings: BenchSettings, target: Target, methods: list[Drafter], watcher: Watcher
+    settings: BenchSettings, target: Target, methods: list[Drafter], say: Say
 ) -> Literal["fast", "reference"]:
     """The engine where it runs all, else the reference loop, unless set."""
     if settings.engine == "reference":
@@ -176,11 +181,11 @@ def choose_loop(
     if reason is None and settings.accept != "coupled":
         reason = f"the engine does not know the {settings.accept} rule"
     if reason is None:
-        watcher.say("all on the engine")
+        say("all on the engine")
         return "fast"
     if settings.engine == "fast":
         raise InputError(f"{reason}. Take --engine reference, or auto.")
-    watcher.say(f"all in the reference loop: {reason}")
+    say(f"all in the reference loop: {reason}")
     return "reference"
 
 
@@ -207,7 +212,7 @@ def _open_path(
     loaded: LoadedTarget,
     methods: list[Drafter],
     prompts: Mapping[str, PromptSet],
-) -> DecodingPath:
+) -> ReferencePath:
     slots = max(settings.batch_size)
     eos = end_tokens(loaded.target, loaded.tokenizer)
     if settings.engine == "reference":
@@ -215,32 +220,17 @@ def _open_path(
             raise TargetError(loaded.target.batch_refusal)
         return ReferencePath(loaded.target, eos=eos)
     longest = max((len(p) for found in prompts.values() for p in found.prompts), default=1)
-    capacity = longest + settings.max_new_tokens
     return EnginePath(
         loaded.target,
         methods,
         eos=eos,
         slots=slots,
-        capacity=capacity,
+        capacity=longest + settings.max_new_tokens,
         adaptive=settings.adaptive,
     )
 
 
-def _file_stem(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", Path(name).stem).strip("-").lower() or "target"
-
-
 _T = TypeVar("_T")
-
-
-class Watcher:
-    """Hears how a run goes on; the default does not listen."""
-
-    def say(self, message: str) -> None:
-        """Something that takes a while begins."""
-
-    def progress(self, cell: Cell, done: int, total: int) -> None:
-        """So many units of a cell are on file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,7 +238,7 @@ class HeadToHead:
     """Everything a run needs, loaded."""
 
     settings: BenchSettings
-    path: DecodingPath
+    path: ReferencePath
     methods: Sequence[Drafter]
     """Plain decoding first."""
     prompts: Mapping[str, PromptSet]
@@ -256,34 +246,35 @@ class HeadToHead:
     cells: Sequence[Cell]
 
 
-def measure(run: HeadToHead, journal: Journal, watcher: Watcher | None = None) -> None:
+def measure(
+    run: HeadToHead,
+    journal: Journal,
+    *,
+    say: Say = lambda _: None,
+    progress: Progress = lambda *_: None,
+) -> None:
     """Measure whatever is not on file yet."""
-    watcher = watcher or Watcher()
     journal.open()
     for cell in run.cells:
-        _measure_cell(run, cell, journal, watcher)
-
-
-def _measure_cell(run: HeadToHead, cell: Cell, journal: Journal, watcher: Watcher) -> None:
-    prompts = run.prompts[cell.task]
-    found = journal.cell(cell, prompts_digest(prompts))
-    if found is None:
-        watcher.say(f"{cell}: plain answers, to see which prompts count")
-        found = journal.add(CELL, cell=cell.to_dict(), **_which_count(run, cell, prompts))
-    tokens = dict(zip(prompts.numbers, prompts.prompts, strict=True))
-    units = [[Prompt(n, tokens[n]) for n in numbers] for numbers in found["units"]]
-    done = journal.units(cell)
-    if len(done) < len(units):
-        watcher.say(f"{cell}: {len(units) - len(done)} to measure")
-        _warm_up(run, cell, units)
-    for unit, batch in enumerate(units):
-        if unit not in done:
-            measured = _measure_unit(run, cell, unit, batch)
-            journal.add(UNIT, cell=cell.to_dict(), unit=unit, **measured)
-            done.add(unit)
-        watcher.progress(cell, len(done), len(units))
-    if units and not any(r["batch_size"] == cell.batch_size for r in journal.of(STAGES)):
-        _add_stages(run, cell, units, journal)
+        prompts = run.prompts[cell.task]
+        found = journal.cell(cell, prompts_digest(prompts))
+        if found is None:
+            say(f"{cell}: plain answers, to see which prompts count")
+            found = journal.add(CELL, cell=vars(cell), **_which_count(run, cell, prompts))
+        tokens = dict(zip(prompts.numbers, prompts.prompts, strict=True))
+        units = [[Prompt(n, tokens[n]) for n in numbers] for numbers in found["units"]]
+        done = journal.units(cell)
+        if len(done) < len(units):
+            say(f"{cell}: {len(units) - len(done)} to measure")
+            _warm_up(run, cell, units)
+        for unit, batch in enumerate(units):
+            if unit not in done:
+                measured = _measure_unit(run, cell, unit, batch)
+                journal.add(UNIT, cell=vars(cell), unit=unit, **measured)
+                done.add(unit)
+            progress(cell, len(done), len(units))
+        if units and not any(r["batch_size"] == cell.batch_size for r in journal.of(STAGES)):
+            _add_stages(run, cell, units, journal)
 
 
 def _which_count(run: HeadToHead, cell: Cell, prompts: PromptSet) -> dict[str, Any]:
@@ -325,7 +316,7 @@ def turns(
 ) -> list[list[str]]:
     """Who runs when: drawn anew for each unit, and each repeat starts with the next one."""
     drawn = list(methods)
-    random.Random(digest([seed, cell.to_dict(), unit])).shuffle(drawn)
+    random.Random(digest([seed, vars(cell), unit])).shuffle(drawn)
     shifts = [turn % len(drawn) for turn in range(repeats)]
     return [drawn[shift:] + drawn[:shift] for shift in shifts]
 

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -51,10 +51,6 @@ class Cell:
     def __str__(self) -> str:
         rows = "1 row" if self.batch_size == 1 else f"{self.batch_size} rows"
         return f"{self.task}, T {self.temperature:g}, {rows}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a record."""
-        return asdict(self)
 
 
 class BenchSettings(Settings):
@@ -119,10 +115,6 @@ class BenchSettings(Settings):
                 "loop."
             )
         return self
-
-    def on(self, engine: Literal["fast", "reference"]) -> BenchSettings:
-        """The same with the loop that was chosen."""
-        return self.replace(engine=engine)
 
     def cells(self, tasks: Sequence[str]) -> list[Cell]:
         """Every task at every temperature with every batch size."""

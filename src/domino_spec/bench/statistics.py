@@ -37,17 +37,6 @@ class Interval:
             return 0
         return int(self.low > 1) - int(self.high < 1)
 
-    def to_dict(self) -> dict[str, float | None]:
-        """Plain values for machines."""
-        return {"value": self.value, "low": self.low, "high": self.high}
-
-
-def resampled(columns: ArrayLike, statistic: Statistic) -> tuple[float, Array]:
-    """The statistic of a table's column sums [units, columns], and of the tables that chance might
-    have given instead: as many units, drawn with replacement, whole rows at a time."""
-    table: Array = np.asarray(columns, dtype=np.float64)
-    return float(statistic(table.sum(axis=0))), statistic(_drawn(len(table)) @ table)
-
 
 @lru_cache(maxsize=8)
 def _drawn(units: int) -> Array:
@@ -58,17 +47,7 @@ def _drawn(units: int) -> Array:
 
 def interval(columns: ArrayLike, statistic: Statistic) -> Interval:
     """The statistic of the column sums of [units, columns] with its percentile interval."""
-    value, draws = resampled(columns, statistic)
-    return bounded(value, draws, units=len(np.asarray(columns)))
-
-
-def bounded(value: float, draws: Array, *, units: int) -> Interval:
-    """A value with the middle share of its draws."""
-    if units < FEWEST:
-        return Interval(value)
-    tail = (1 - LEVEL) / 2
-    low, high = np.quantile(draws, [tail, 1 - tail])
-    return Interval(value, float(low), float(high))
+    return arithmetic_mean([columns], statistic)
 
 
 def geometric_mean(tables: Sequence[ArrayLike], statistic: Statistic) -> Interval:
@@ -82,15 +61,21 @@ def arithmetic_mean(tables: Sequence[ArrayLike], statistic: Statistic) -> Interv
 
 
 def _mean(tables: Sequence[ArrayLike], statistic: Statistic, *, over: Any, back: Any) -> Interval:
-    found = []
-    for index, table in enumerate(tables):
-        value, draws = resampled(table, statistic)
+    """Units are drawn with replacement, whole rows at a time: methods stay paired."""
+    values, draws = [], []
+    units = [np.asarray(table, dtype=np.float64) for table in tables]
+    for index, table in enumerate(units):
+        values.append(over(statistic(table.sum(axis=0))))
+        drawn = statistic(_drawn(len(table)) @ table)
         # One seed for all tables would draw the same units of each: mixed up, they are independent.
-        np.random.default_rng([_SEED, index]).shuffle(draws)
-        found.append((value, draws))
-    value = float(back(np.mean([over(value) for value, _ in found])))
-    draws = back(np.mean([over(draws) for _, draws in found], axis=0))
-    return bounded(value, draws, units=min(len(np.asarray(table)) for table in tables))
+        np.random.default_rng([_SEED, index]).shuffle(drawn)
+        draws.append(over(drawn))
+    value = float(back(np.mean(values)))
+    if min(map(len, units)) < FEWEST:
+        return Interval(value)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(back(np.mean(draws, axis=0)), [tail, 1 - tail])
+    return Interval(value, float(low), float(high))
 
 
 def ratio(sums: Array) -> Array:

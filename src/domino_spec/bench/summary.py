@@ -14,7 +14,6 @@ from domino_spec.bench.statistics import (
     Interval,
     arithmetic_mean,
     geometric_mean,
-    interval,
     rate_ratio,
     ratio,
 )
@@ -226,16 +225,11 @@ def _line(
     whole = [[_speeds(unit, name, prefill=True) for unit in task] for task in tasks]
     decoding = [[_speeds(unit, name, prefill=False) for unit in task] for task in tasks]
     per_cycle = [[_committed(unit["methods"][name]) for unit in task] for task in tasks]
-    several = len(tasks) > 1
     return Line(
         method=name,
-        speed_up=geometric_mean(whole, rate_ratio) if several else interval(whole[0], rate_ratio),
-        decoding_speed_up=geometric_mean(decoding, rate_ratio)
-        if several
-        else interval(decoding[0], rate_ratio),
-        tokens_per_cycle=arithmetic_mean(per_cycle, ratio)
-        if several
-        else interval(per_cycle[0], ratio),
+        speed_up=geometric_mean(whole, rate_ratio),
+        decoding_speed_up=geometric_mean(decoding, rate_ratio),
+        tokens_per_cycle=arithmetic_mean(per_cycle, ratio),
         tokens_per_second=sum(row["tokens"] for row in rows)
         / sum(statistics.median(each["seconds"]) for each in mine),
         counts=_counts(rows),

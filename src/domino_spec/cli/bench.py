@@ -17,7 +17,6 @@ from domino_spec.load.settings import LoadSettings
 from domino_spec.settings import TargetOptions
 
 if TYPE_CHECKING:
-    from domino_spec.bench.settings import Cell
     from domino_spec.bench.summary import Line, RunSummary
     from domino_spec.load.settings import Cell as Load
     from domino_spec.load.settings import Side
@@ -54,7 +53,7 @@ def run(
     revision, prompts = target_options.revision, settings.prompts
     require_places(voice, settings.target, revision, drafts=settings.draft, prompts=prompts)
 
-    from domino_spec.bench.runner import Watcher, run_bench
+    from domino_spec.bench.runner import run_bench
     from domino_spec.bench.tables import (
         HEADS,
         LEFT_OUT_HEADS,
@@ -64,16 +63,10 @@ def run(
     )
 
     with voice.progress() as update:
-
-        class Bars(Watcher):
-            say = staticmethod(voice.status)
-
-            def progress(self, cell: Cell, done: int, total: int) -> None:
-                update(str(cell), done, total)
-
         summary, path = run_bench(
             settings,
-            Bars(),
+            say=voice.status,
+            progress=lambda cell, done, total: update(str(cell), done, total),
             system=chat.system,
             chat_options=chat.template_options(),
             load=target_arguments(target_options),
@@ -112,7 +105,7 @@ def document(summary: RunSummary) -> dict[str, Any]:
         intervals = ("speed_up", "decoding_speed_up", "tokens_per_cycle")
         plain = ("tokens_per_second", "same", "compared", "peak_memory")
         return {
-            **{name: getattr(line, name).to_dict() for name in intervals},
+            **{name: vars(getattr(line, name)) for name in intervals},
             **{name: getattr(line, name) for name in plain},
             "acceptance_by_position": line.counts.acceptance_by_position,
             "cycle_ms": None if line.cycle is None else vars(line.cycle),
@@ -121,7 +114,7 @@ def document(summary: RunSummary) -> dict[str, Any]:
     counts = ("units", "used", "loops", "short", "too_long", "left_over")
     cells = [
         {
-            **found.cell.to_dict(),
+            **vars(found.cell),
             **{name: getattr(found, name) for name in counts},
             "methods": {line.method: figures(line) for line in found.lines},
         }
