@@ -11,10 +11,8 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
-from pydantic import BaseModel
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,17 +21,13 @@ from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore
 from domino_spec.errors import InputError
-from domino_spec.serving import protocol
 from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_param, to_api_error
 from domino_spec.serving.middleware import client_of
 from domino_spec.serving.protocol import (
     BaseRequest,
-    BlockToken,
     ChatCompletionRequest,
     CompletionRequest,
-    DominoBlock,
     FinishReason,
-    Usage,
 )
 from domino_spec.serving.tokenization import TokenTexts
 
@@ -80,7 +74,7 @@ class CompletionHandler:
                     message["role"] = "system"
         with at_param("messages"):
             prompt = await service.encode_chat(messages, options)
-        return self._respond(request, [prompt], ChatFormat)
+        return self._respond(request, [prompt], ChatResponse)
 
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
@@ -92,7 +86,7 @@ class CompletionHandler:
                     prompts.append(await self._service.encode_text(prompt))
                 else:
                     prompts.append(prompt)
-        return self._respond(request, prompts, CompletionFormat)
+        return self._respond(request, prompts, CompletionResponse)
 
     def _check(self, request: BaseRequest, prompts: int) -> None:
         config, count = self._service.config, prompts * request.num_choices
@@ -112,13 +106,13 @@ class CompletionHandler:
         self,
         request: BaseRequest,
         prompts: Sequence[Sequence[int]],
-        response_format: type[ResponseFormat],
+        response: type[SequencesResponse],
     ) -> SequencesResponse:
-        service, texts = self._service, self._texts
+        service, texts, options = self._service, self._texts, request.domino
         assert texts is not None
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         sequences: list[Decoded] = []
-        with at_param(response_format.prompt_param):
+        with at_param(response.prompt_param):
             for prompt in prompts:
                 limits = service.limits
                 room = max(1, min(limits.max_new_tokens, limits.context - len(prompt)))
@@ -127,19 +121,9 @@ class CompletionHandler:
                     params = request.to_sampling_params(
                         request.max_new_tokens or room, (first + index) % _SEEDS
                     )
-                    options = request.domino
-                    sequences.append(
-                        service.sequence(
-                            prompt,
-                            params,
-                            index=index,
-                            speculate=options.speculate,
-                            reuse=options.reuse,
-                        )
-                    )
-        return SequencesResponse(
-            service, request, sequences, response_format(service.config.model, request, texts)
-        )
+                    how = {"speculate": options.speculate, "reuse": options.reuse}
+                    sequences.append(service.sequence(prompt, params, index=index, **how))
+        return response(service, request, sequences, texts)
 
 
 def check_model(name: str, served: str) -> None:
@@ -175,8 +159,7 @@ def _check_template_kwargs(options: Mapping[str, Any], template: str, tokenizer:
 # Outputs ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(NamedTuple):
     """A token of the text with its log-probability and the likeliest at its position."""
 
     token: int
@@ -186,16 +169,8 @@ class ScoredToken:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What an output added to a choice."""
-
-    text: str = ""
-    scored: list[ScoredToken] = field(default_factory=list)
-    block: DominoBlock | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.text or self.scored or self.block)
+Delta = tuple[str, list[ScoredToken], dict[str, Any] | None]
+"""What an output added to a choice: text, log-probabilities and its block."""
 
 
 class Choice:
@@ -239,29 +214,26 @@ class Choice:
             ready += 1
         scored, self._pending = self._pending[:ready], self._pending[ready:]
         self.scored += scored
-        return Delta(text, scored, block)
+        return text, scored, block
 
-    def _add_tokens(self, output: SequenceOutput, in_text: int) -> DominoBlock | None:
+    def _add_tokens(self, output: SequenceOutput, in_text: int) -> dict[str, Any] | None:
         """Tokens one by one: their scores wait for their text, and make up the block."""
         tokens = []
         for place, token in enumerate(output.tokens):
             score = output.scores[place] if output.scores is not None else None
             text = self._add_token(token, score if place < in_text else None, place < in_text)
             if self._blocks:
-                tokens.append(
-                    BlockToken(
-                        id=token,
-                        text=text,
-                        accepted=place < output.accepted,
-                        position=self.tokens + place,
-                        probability=None if score is None else math.exp(score.logprob),
-                    )
-                )
+                tokens.append({
+                    "id": token,
+                    "text": text,
+                    "accepted": place < output.accepted,
+                    "position": self.tokens + place,
+                    "probability": None if score is None else math.exp(score.logprob),
+                })  # fmt: skip
         if not self._blocks:
             return None
-        return DominoBlock(
-            choice=self.index, cycle=output.cycle, accepted=output.accepted, tokens=tokens
-        )
+        cycle, accepted = output.cycle, output.accepted
+        return {"choice": self.index, "cycle": cycle, "accepted": accepted, "tokens": tokens}
 
     def _add_token(self, token: int, score: TokenScore | None, in_text: bool) -> str:
         if not in_text:
@@ -277,214 +249,42 @@ class Choice:
         return piece
 
 
-def _usage(choices: Sequence[Choice], n: int) -> Usage:
-    """Tokens of a request; a prompt counts once, however many choices it has."""
-    prompt = sum(len(choice.sequence.prompt) for choice in choices[::n])
-    new = sum(choice.tokens for choice in choices)
-    return Usage(
-        prompt_tokens=prompt,
-        completion_tokens=new,
-        total_tokens=prompt + new,
-        prompt_tokens_details=protocol.PromptTokensDetails(
-            cached_tokens=sum(choice.sequence.cached for choice in choices[::n])
-        ),
-        completion_tokens_details=protocol.CompletionTokensDetails(
-            accepted_prediction_tokens=sum(choice.accepted for choice in choices),
-            rejected_prediction_tokens=sum(choice.rejected for choice in choices),
-        ),
-    )
-
-
 # Responses ----------------------------------------------------------------------------------------
 
 
-class ResponseFormat(ABC):
-    """Builds the response models of one endpoint."""
+class SequencesResponse(ABC):
+    """ASGI: decodes sequences while their client listens; sends the response, whole or streamed.
+
+    Nothing is sent before the first event: until then an error still has its own status. What is
+    sent has the shape of the models in `protocol`.
+    """
 
     prefix: ClassVar[str]
     prompt_param: ClassVar[str]
-    chunk_object: ClassVar[str]
-
-    def __init__(self, model: str, request: BaseRequest, texts: TokenTexts) -> None:
-        self.texts = texts
-        self._has_logprobs = request.num_logprobs is not None
-        self._common: dict[str, Any] = {
-            "id": f"{self.prefix}-{uuid.uuid4().hex}",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": FINGERPRINT,
-        }
-        self._chunk = {**self._common, "object": self.chunk_object}
-        if request.include_usage:
-            self._chunk["usage"] = None
-        # Encoded once: a stream has a chunk for every block, and all but its choice is the same.
-        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
-
-    def first_event(self, _choice: Choice) -> bytes:
-        """What a choice's stream begins with."""
-        return b""
-
-    def delta_event(self, choice: Choice, delta: Delta) -> bytes:
-        """What an output added to a choice."""
-        fields = self._chunk_fields(delta.text)
-        return self._event(choice, fields, self._logprobs(delta.scored), None, delta.block)
-
-    def last_event(self, choice: Choice) -> bytes:
-        """Why a choice ended."""
-        return self._event(choice, self._chunk_fields(None), None, choice.finish_reason)
-
-    def usage_event(self, usage: Usage) -> bytes:
-        """The end of a stream that includes its usage."""
-        return _sse(to_json({**self._chunk, "choices": [], "usage": usage}))
-
-    def _event(
-        self,
-        choice: Choice,
-        fields: dict[str, Any],
-        logprobs: BaseModel | None = None,
-        finish_reason: FinishReason | None = None,
-        block: DominoBlock | None = None,
-    ) -> bytes:
-        """A chunk as its model in `protocol` describes it."""
-        told = {
-            "index": choice.index,
-            **fields,
-            "logprobs": logprobs,
-            "finish_reason": finish_reason,
-        }
-        domino = b"" if block is None else b',"domino":' + to_json(block)
-        return b"".join((self._chunk_start, to_json(told), b"]", domino, b"}\n\n"))
-
-    @abstractmethod
-    def response(self, choices: Sequence[Choice], usage: Usage) -> BaseModel:
-        """All choices, complete."""
-
-    @abstractmethod
-    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
-        """Text as a choice of a chunk has it; None ends the choice."""
-
-    @abstractmethod
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> Any: ...
-
-
-class ChatFormat(ResponseFormat):
-    """chat.completion and its chunks."""
-
-    prefix = "chatcmpl"
-    prompt_param = "messages"
-    chunk_object = "chat.completion.chunk"
-
-    def first_event(self, choice: Choice) -> bytes:
-        """The role."""
-        return self._event(choice, {"delta": {"role": "assistant", "content": ""}})
-
-    def response(self, choices: Sequence[Choice], usage: Usage) -> BaseModel:
-        """A chat.completion."""
-        return protocol.ChatCompletionResponse(
-            **self._common,
-            object="chat.completion",
-            choices=[
-                protocol.ChatChoice(
-                    index=choice.index,
-                    message=protocol.AssistantMessage(
-                        role="assistant", content=choice.text, refusal=None
-                    ),
-                    logprobs=self._logprobs(choice.scored),
-                    finish_reason=choice.finish_reason or "stop",
-                )
-                for choice in choices
-            ],
-            usage=usage,
-        )
-
-    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
-        return {"delta": {} if text is None else {"content": text}}
-
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> protocol.ChatLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        return protocol.ChatLogprobs(
-            content=[
-                protocol.TokenLogprob(
-                    **self._token(each.token, each.logprob),
-                    top_logprobs=[protocol.TopLogprob(**self._token(*top)) for top in each.top],
-                )
-                for each in scored
-            ],
-            refusal=None,
-        )
-
-    def _token(self, token: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": self.texts.text_of(token),
-            "logprob": max(logprob, _NO_LOGPROB),
-            "bytes": list(self.texts.bytes_of(token)),
-        }
-
-
-class CompletionFormat(ResponseFormat):
-    """text_completion, whole and in chunks."""
-
-    prefix = "cmpl"
-    prompt_param = "prompt"
-    chunk_object = "text_completion"
-
-    def response(self, choices: Sequence[Choice], usage: Usage) -> BaseModel:
-        """A text_completion."""
-        return protocol.CompletionResponse(
-            **self._common,
-            object="text_completion",
-            choices=[
-                protocol.CompletionChoice(
-                    index=choice.index,
-                    text=choice.text,
-                    logprobs=self._logprobs(choice.scored),
-                    finish_reason=choice.finish_reason or "stop",
-                )
-                for choice in choices
-            ],
-            usage=usage,
-        )
-
-    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
-        return {"text": text or ""}
-
-    def _logprobs(self, scored: Sequence[ScoredToken]) -> protocol.CompletionLogprobs | None:
-        if not self._has_logprobs:
-            return None
-        return protocol.CompletionLogprobs(
-            tokens=[self.texts.text_of(each.token) for each in scored],
-            token_logprobs=[max(each.logprob, _NO_LOGPROB) for each in scored],
-            top_logprobs=[self._top(each) for each in scored],
-            text_offset=[each.start for each in scored],
-        )
-
-    def _top(self, each: ScoredToken) -> dict[str, float]:
-        """By text, the likeliest first; the token itself is always among them."""
-        found: dict[str, float] = {}
-        for token, logprob in (*each.top, (each.token, each.logprob)):
-            found.setdefault(self.texts.text_of(token), max(logprob, _NO_LOGPROB))
-        return found
-
-
-class SequencesResponse:
-    """ASGI: decodes sequences while their client listens; sends the response, whole or streamed.
-
-    Nothing is sent before the first event: until then an error still has its own status.
-    """
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
     def __init__(
         self,
         service: Service,
         request: BaseRequest,
         sequences: Sequence[Decoded],
-        response_format: ResponseFormat,
+        texts: TokenTexts,
     ) -> None:
-        self._service = service
-        self._request = request
-        self._sequences = sequences
-        self._format = response_format
-        self._choices = [Choice(each, request, response_format.texts) for each in sequences]
+        self.texts = texts
+        self._service, self._request, self._sequences = service, request, sequences
+        self._choices = [Choice(each, request, texts) for each in sequences]
+        self._common: dict[str, Any] = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": service.config.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._chunk = {**self._common, "object": self.chunk_kind}
+        if request.include_usage:
+            self._chunk["usage"] = None
+        # Encoded once: a stream has a chunk for every block, and all but its choice is the same.
+        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._run(scope, receive, send))
@@ -492,7 +292,7 @@ class SequencesResponse:
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope["state"]["request_id"]
         try:
-            with at_param(self._format.prompt_param):
+            with at_param(self.prompt_param):
                 stream = self._service.submit(self._sequences, client=client_of(scope))
             async with stream:
                 if self._request.stream:
@@ -501,9 +301,7 @@ class SequencesResponse:
                 async for outputs in stream:
                     for output in outputs:
                         self._add(output)
-            model = self._format.response(self._choices, self._usage())
-            body = model.model_dump_json(exclude_unset=True)
-            response = Response(body, media_type="application/json")
+            response = Response(to_json(self._whole()), media_type="application/json")
         except Exception as error:
             response = to_api_error(error, request_id=request_id).response
         await response(scope, receive, send)
@@ -525,7 +323,8 @@ class SequencesResponse:
             ended = failure is not None or all(c.finish_reason for c in self._choices)
             if ended:
                 if failure is None and self._request.include_usage:
-                    events.append(self._format.usage_event(self._usage()))
+                    usage = {**self._chunk, "choices": [], "usage": self._usage()}
+                    events.append(_sse(to_json(usage)))
                 events.append(_DONE)
             if events and not started:
                 started = True
@@ -542,18 +341,142 @@ class SequencesResponse:
             raise output.error
         choice = self._choices[output.sequence.index]
         begins = not choice.tokens
-        delta = choice.add(output)
+        text, scored, block = choice.add(output)
         if not self._request.stream:
             return []
-        events = [self._format.first_event(choice)] if begins else []
-        if delta:
-            events.append(self._format.delta_event(choice, delta))
+        events = [self._event(choice, fields) for fields in self._first_fields() if begins]
+        if text or scored or block:
+            logprobs = self._logprobs(scored)
+            events.append(self._event(choice, self._chunk_fields(text), logprobs, block=block))
         if choice.finish_reason is not None:
-            events.append(self._format.last_event(choice))
-        return [event for event in events if event]
+            reason = choice.finish_reason
+            events.append(self._event(choice, self._chunk_fields(None), finish_reason=reason))
+        return events
 
-    def _usage(self) -> Usage:
-        return _usage(self._choices, self._request.num_choices)
+    def _event(
+        self,
+        choice: Choice,
+        fields: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        *,
+        finish_reason: FinishReason | None = None,
+        block: dict[str, Any] | None = None,
+    ) -> bytes:
+        told = {
+            "index": choice.index,
+            **fields,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        domino = b"" if block is None else b',"domino":' + to_json(block)
+        return b"".join((self._chunk_start, to_json(told), b"]", domino, b"}\n\n"))
+
+    def _whole(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": choice.index,
+                **self._whole_fields(choice.text),
+                "logprobs": self._logprobs(choice.scored),
+                "finish_reason": choice.finish_reason or "stop",
+            }
+            for choice in self._choices
+        ]
+        return {**self._common, "object": self.kind, "choices": choices, "usage": self._usage()}
+
+    def _usage(self) -> dict[str, Any]:
+        """Tokens of the request; a prompt counts once, however many choices it has."""
+        prompts = [choice.sequence for choice in self._choices[:: self._request.num_choices]]
+        prompt = sum(len(sequence.prompt) for sequence in prompts)
+        new = sum(choice.tokens for choice in self._choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": sum(each.cached for each in prompts)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(choice.accepted for choice in self._choices),
+                "rejected_prediction_tokens": sum(choice.rejected for choice in self._choices),
+            },
+        }
+
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
+        return None if self._request.num_logprobs is None else self._scored(scored)
+
+    def _first_fields(self) -> Sequence[dict[str, Any]]:
+        """Of the chunk that a choice's stream begins with, if any."""
+        return ()
+
+    @abstractmethod
+    def _whole_fields(self, text: str) -> dict[str, Any]:
+        """Text as a choice of a whole response has it."""
+
+    @abstractmethod
+    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
+        """Text as a choice of a chunk has it; None ends the choice."""
+
+    @abstractmethod
+    def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]: ...
+
+
+class ChatResponse(SequencesResponse):
+    """chat.completion and its chunks."""
+
+    prefix, prompt_param = "chatcmpl", "messages"
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+
+    def _first_fields(self) -> Sequence[dict[str, Any]]:
+        return ({"delta": {"role": "assistant", "content": ""}},)
+
+    def _whole_fields(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
+        return {"delta": {} if text is None else {"content": text}}
+
+    def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+        content = [
+            {
+                **self._token(each.token, each.logprob),
+                "top_logprobs": [self._token(*top) for top in each.top],
+            }
+            for each in scored
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        return {
+            "token": self.texts.text_of(token),
+            "logprob": max(logprob, _NO_LOGPROB),
+            "bytes": list(self.texts.bytes_of(token)),
+        }
+
+
+class CompletionResponse(SequencesResponse):
+    """text_completion, whole and in chunks."""
+
+    prefix, prompt_param = "cmpl", "prompt"
+    kind = chunk_kind = "text_completion"
+
+    def _whole_fields(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
+        return {"text": text or ""}
+
+    def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
+        return {
+            "tokens": [self.texts.text_of(each.token) for each in scored],
+            "token_logprobs": [max(each.logprob, _NO_LOGPROB) for each in scored],
+            "top_logprobs": [self._top(each) for each in scored],
+            "text_offset": [each.start for each in scored],
+        }
+
+    def _top(self, each: ScoredToken) -> dict[str, float]:
+        """By text, the likeliest first; the token itself is always among them."""
+        found: dict[str, float] = {}
+        for token, logprob in (*each.top, (each.token, each.logprob)):
+            found.setdefault(self.texts.text_of(token), max(logprob, _NO_LOGPROB))
+        return found
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
