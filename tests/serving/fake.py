@@ -87,7 +87,11 @@ class FakeService:
         self.streams: list[FakeStream] = []
         self.chats: list[tuple[list, dict]] = []
 
-    async def start(self) -> None: ...
+    @property
+    def engine(self) -> FakeService:
+        return self
+
+    def start(self) -> None: ...
 
     async def stop(self, seconds: float) -> None: ...
 

@@ -34,7 +34,7 @@ def serving(check, **settings):
 
     async def run():
         service = make_service(**settings)
-        await service.start()
+        service.engine.start()
         try:
             await check(service)
         finally:
@@ -239,7 +239,7 @@ def test_a_stopped_service_takes_nothing_and_leaves_nothing():
         assert isinstance(outputs[-1].error, ShuttingDownError)
         with pytest.raises(ShuttingDownError):
             submit(service, (PROMPTS[0],))
-        assert service.state == "stopping"
+        assert service.engine.state == "stopping"
 
     kept = []
     serving(check)

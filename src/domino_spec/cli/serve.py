@@ -104,12 +104,12 @@ def _serve_with(voice: Voice, args: ServeArgs, name: str, *, dry: bool) -> int:
     from domino_spec.serving.backends.launch import plan, run
 
     backend = find_backend(name)
-    planned = plan(args, backend, environment=os.environ, dry=dry)
-    for warning in planned.warnings:
+    launch, draft, warnings = plan(args, backend, environment=os.environ, dry=dry)
+    for warning in warnings:
         voice.warn(warning)
     slots = f"as {backend.title} decides" if args.slots is None else str(args.slots)
-    _announce(voice, args, args.config(), slots=slots, depth=planned.depth)
-    draft = planned.draft
+    depth = None if draft is None else draft.depth(args.depth, backend.title)
+    _announce(voice, args, args.config(), slots=slots, depth=depth)
     if draft is not None and not draft.is_own:
         what = f"{args.drafter} in the form that {backend.title} reads"
         if draft.is_there:
@@ -120,10 +120,10 @@ def _serve_with(voice: Voice, args: ServeArgs, name: str, *, dry: bool) -> int:
             voice.note(f"exporting {what} to {draft.folder}; kept for the next time")
             write_draft(args, backend, draft)
     if dry:
-        voice.say(planned.launch.shown())
+        voice.say(launch.shown())
         return 0
-    voice.note(planned.launch.shown())
-    return run(planned.launch)
+    voice.note(launch.shown())
+    return run(launch)
 
 
 def _announce(

@@ -76,7 +76,7 @@ def make_app(service: Service, *, metrics: Metrics) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        service.engine.start()
         try:
             yield
         finally:
@@ -227,7 +227,8 @@ def info_routes(service: Service, metrics: Metrics) -> APIRouter:
     )
     async def get_health() -> Response:
         """Whether requests are taken."""
-        return JSONResponse({"status": service.state}, 200 if service.state == "ready" else 503)
+        state = service.engine.state
+        return JSONResponse({"status": state}, 200 if state == "ready" else 503)
 
     text: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 

@@ -100,7 +100,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Until the last request has ended, new ones are told that the server is going down."""
-        if self._draining and self.service.ended:
+        if self._draining and self.service.engine.ended:
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -135,4 +135,4 @@ def serve(
     finally:
         for each in bound:
             each.close()
-    return 0 if server.started and service.state != "failed" else 1
+    return 0 if server.started and service.engine.state != "failed" else 1

@@ -122,6 +122,7 @@ class Service:
         self.created = int(time.time())
         self._draft_name = draft_name
         self._prompts = PromptEncoder(self.tokenizer)
+        self.encode_text = self._prompts.encode_text
         self._ends, self._vocab_size = decoder.eos_token_ids, decoder.target.vocab_size
         engine, context = self._make_engine(log)
         self.limits = sequence_limits(config, context)
@@ -161,10 +162,6 @@ class Service:
 
     # For handlers -------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Begin to decode."""
-        self.engine.start()
-
     def drain(self, seconds: float | None = None) -> None:
         """Take nothing new; requests may go on for a while."""
         self.engine.drain(self.config.drain_seconds if seconds is None else seconds)
@@ -173,16 +170,6 @@ class Service:
         """Drain, and wait until the last request has ended."""
         self.drain(seconds)
         await asyncio.to_thread(self.engine.join)
-
-    @property
-    def state(self) -> str:
-        """`ready`, `stopping` or `failed`."""
-        return self.engine.state
-
-    @property
-    def ended(self) -> bool:
-        """Whether its thread has come to an end."""
-        return self.engine.ended
 
     def info(self) -> ServerInfo:
         """What /v1/domino tells."""
@@ -196,10 +183,6 @@ class Service:
             device=str(self.decoder.target.device),
             dtype=str(self.decoder.target.dtype).removeprefix("torch."),
         )
-
-    async def encode_text(self, text: str) -> list[int]:
-        """A text's tokens, as the tokenizer begins one."""
-        return await self._prompts.encode_text(text)
 
     async def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]

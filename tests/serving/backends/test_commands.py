@@ -39,7 +39,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(launch, "plan_draft", draft)
 
     def made(name, request):
-        made = launch.plan(request, find_backend(name), environment={}).launch
+        made, _, _ = launch.plan(request, find_backend(name), environment={})
         return (made.argv, made.env, made.secret_env, made.secret_config)
 
     return made

@@ -72,20 +72,13 @@ def _masked(argv: Iterable[str]) -> Iterator[str]:
             yield HIDDEN if hiding else shlex.quote(word)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """A launch, the drafter's folder that it names, and what to say before."""
-
-    launch: Launch
-    draft: ServedDraft | None
-    depth: int | None
-    warnings: tuple[str, ...]
-
-
 def plan(
     args: ServeArgs, backend: Backend, *, environment: Mapping[str, str], dry: bool = False
-) -> Plan:
-    """What would be run; `dry` does without the engine and shows its newest command line."""
+) -> tuple[Launch, ServedDraft | None, list[str]]:
+    """What would be run, the drafter's folder that it names, and what to say before.
+
+    `dry` does without the engine and shows its newest command line.
+    """
     backend.refuse(args)
     warnings = backend.warnings(args)
     try:
@@ -106,12 +99,7 @@ def plan(
         warnings += backend.check_version(found.version)
         draft = plan_draft(args, backend)
         warnings += draft.warnings
-    return Plan(
-        launch=backend.command(args, found, draft, environment),
-        draft=draft,
-        depth=None if draft is None else draft.depth(args.depth, backend.title),
-        warnings=tuple(warnings),
-    )
+    return backend.command(args, found, draft, environment), draft, warnings
 
 
 def run(launch: Launch) -> int:
@@ -119,54 +107,38 @@ def run(launch: Launch) -> int:
 
     The child has a process group of its own: Ctrl-C in a terminal reaches it once, through us.
     """
-    environment = {**os.environ, **launch.env, **launch.secret_env}
-    with launch.arguments() as arguments, _forwarded_signals() as signals:
-        try:
-            child = subprocess.Popen(
-                arguments,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if launch.prints else None,
-                stderr=subprocess.STDOUT if launch.prints else None,
-                process_group=0,
-            )
-        except OSError as error:
-            raise InputError(f"{arguments[0]} cannot be started ({error.strerror}).") from error
-        signals.forward_to(child)
-        if child.stdout is not None:
-            _copy_masked(child.stdout, launch.prints)
-        code = child.wait()
-    return code if code >= 0 else _BY_SIGNAL - code
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
 
-
-class _Signals:
-    """Signals that came, for a child that may not be there yet."""
-
-    def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._waiting: list[int] = []
-
-    def receive(self, number: int, _frame: FrameType | None) -> None:
-        if self._child is None:
-            self._waiting.append(number)
+    def forward(number: int, _frame: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
         else:
-            self._child.send_signal(number)
-
-    def forward_to(self, child: subprocess.Popen[bytes]) -> None:
-        self._child = child
-        for number in self._waiting:
             child.send_signal(number)
 
-
-@contextmanager
-def _forwarded_signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before = {number: signal.signal(number, signals.receive) for number in _FORWARDED}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with launch.arguments() as arguments:
+        before = {number: signal.signal(number, forward) for number in _FORWARDED}
+        try:
+            try:
+                child = subprocess.Popen(
+                    arguments,
+                    env={**os.environ, **launch.env, **launch.secret_env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if launch.prints else None,
+                    stderr=subprocess.STDOUT if launch.prints else None,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise InputError(f"{arguments[0]} cannot be started ({error.strerror}).") from error
+            for number in early:
+                child.send_signal(number)
+            if child.stdout is not None:
+                _copy_masked(child.stdout, launch.prints)
+            code = child.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    return code if code >= 0 else _BY_SIGNAL - code
 
 
 def _copy_masked(output: IO[bytes], secrets: Sequence[str]) -> None:
