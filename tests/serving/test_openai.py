@@ -160,7 +160,7 @@ def test_errors_are_the_clients_own(client, server):
         create(model="tiny", messages=CHAT, response_format={"type": "json_object"})
     assert (refused.value.code, refused.value.param) == (
         "unsupported_parameter",
-        "response_format.type",
+        "response_format",
     )
     with pytest.raises(openai.AuthenticationError) as locked:
         openai.OpenAI(base_url=f"{server.address}/v1", api_key="no", max_retries=0).models.list()

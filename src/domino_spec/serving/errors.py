@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from domino_spec.errors import DominoError, InputError
-from domino_spec.serving.protocol import UNSUPPORTED, ErrorInfo, ErrorResponse
+from domino_spec.serving.protocol import ErrorInfo, ErrorResponse
 
 _log = logging.getLogger("domino_spec.serving")
 _TYPES = {403: "permission_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
@@ -141,15 +141,14 @@ def from_validation(invalid: ValidationError, body: Any) -> ApiError:
     first = found[0][0][:1]
     where, error = max((each for each in found if each[0][:1] == first), key=_progress)
     param = (error.get("ctx") or {}).get("param") or _path(where) or None
-    field = str(where[0]) if where else param
     if error["type"] == "missing":
         return ApiError(400, f"{param} is missing.", code="missing_required_parameter", param=param)
     if error["type"] == "extra_forbidden":
         message = f"{param} is not a parameter of this endpoint."
         return ApiError(400, message, code="unknown_parameter", param=param)
-    if error["type"] == "unsupported" or field in UNSUPPORTED:
-        reason = UNSUPPORTED.get(field or "") or f"{error['msg']}."
-        return ApiError(400, f"{param}: {reason}", code="unsupported_parameter", param=param)
+    if error["type"] == "unsupported":
+        message = f"{param}: {error['msg']}."
+        return ApiError(400, message, code="unsupported_parameter", param=param)
     words = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     message = f"{param or 'the body'}: {words[:1].lower()}{words[1:]}."
     return ApiError(400, message, code="invalid_value", param=param)

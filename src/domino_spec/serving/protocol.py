@@ -28,28 +28,31 @@ _MAX_FIELDS = 100
 _MIN_TEMPERATURE = 1e-5
 """Logits divided by less leave float32's range; the likeliest token has all the weight anyway."""
 
-_NO_TOOLS = "tools are not supported; leave it out."
-UNSUPPORTED = {
-    "response_format": "only {'type': 'text'} is supported: there is no structured output yet.",
-    "tools": _NO_TOOLS,
-    "tool_choice": _NO_TOOLS,
-    "parallel_tool_calls": _NO_TOOLS,
-    "functions": _NO_TOOLS,
-    "function_call": _NO_TOOLS,
-    "logit_bias": "biases of single tokens are not supported; leave it out.",
-    "modalities": "only ['text'] is supported.",
-    "audio": "only text is supported.",
-    "prediction": "predicted outputs are not supported: the drafter predicts by itself.",
-    "reasoning_effort": "the amount of reasoning cannot be set; see chat_template_kwargs.",
-    "verbosity": "not supported; ask for short or long answers in a message.",
-    "web_search_options": "the server searches nothing; leave it out.",
-    "store": "nothing is stored here; leave it out.",
-    "service_tier": "there is one tier; leave it out.",
-    "echo": "the prompt cannot be repeated in the response; leave it out.",
-    "suffix": "text cannot be inserted before a suffix; leave it out.",
-    "best_of": "choices are not selected from several; leave it out or give the same as n.",
+_NO_TOOLS = "tools are not supported; leave it out"
+UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "response_format": (
+        ({"type": "text"},),
+        "only {'type': 'text'} is supported: there is no structured output yet",
+    ),
+    "tools": (([],), _NO_TOOLS),
+    "tool_choice": (("none",), _NO_TOOLS),
+    "parallel_tool_calls": ((False, True), _NO_TOOLS),
+    "functions": (([],), _NO_TOOLS),
+    "function_call": (("none",), _NO_TOOLS),
+    "logit_bias": (({},), "biases of single tokens are not supported; leave it out"),
+    "modalities": ((["text"],), "only ['text'] is supported"),
+    "audio": ((), "only text is supported"),
+    "prediction": ((), "predicted outputs are not supported: the drafter predicts by itself"),
+    "reasoning_effort": ((), "the amount of reasoning cannot be set; see chat_template_kwargs"),
+    "verbosity": ((), "not supported; ask for short or long answers in a message"),
+    "web_search_options": ((), "the server searches nothing; leave it out"),
+    "store": ((False,), "nothing is stored here; leave it out"),
+    "service_tier": (("auto", "default"), "there is one tier; leave it out"),
+    "echo": ((False,), "the prompt cannot be repeated in the response; leave it out"),
+    "suffix": (("",), "text cannot be inserted before a suffix; leave it out"),
 }
-"""Parameters of OpenAI's API that are refused by name, never ignored, and what to do instead."""
+"""Parameters of OpenAI's API that are refused by name, never ignored, and what to do instead; null
+and the values that change nothing are taken."""
 
 # Requests -----------------------------------------------------------------------------------------
 
@@ -73,7 +76,6 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
 EmptyList = Annotated[list[Any], Field(max_length=0)]
-EmptyObject = Annotated[dict[str, Any], Field(max_length=0)]
 
 
 class DominoOptions(StrictModel):
@@ -136,10 +138,17 @@ class BaseRequest(StrictModel):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     domino: DominoOptions = DominoOptions()
-    # Unsupported, so that they may be given only as what they are without.
-    logit_bias: EmptyObject | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    store: Literal[False] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, value: object) -> object:
+        if not isinstance(value, dict) or not (given := UNSUPPORTED.keys() & value.keys()):
+            return value
+        for name in sorted(given):
+            harmless, reason = UNSUPPORTED[name]
+            if value[name] is not None and value[name] not in harmless:
+                raise _inconsistent(name, reason, kind="unsupported")
+        return {name: each for name, each in value.items() if name not in given}
 
     @field_validator("domino", mode="before")
     @classmethod
@@ -196,12 +205,6 @@ class BaseRequest(StrictModel):
         return self
 
 
-class TextFormat(StrictModel):
-    """The one response format."""
-
-    type: Literal["text"]
-
-
 class TextPart(StrictModel):
     """A part of a message."""
 
@@ -255,19 +258,6 @@ class ChatCompletionRequest(BaseRequest):
     chat_template_kwargs: dict[str, JsonValue] | None = Field(
         default=None, max_length=16, description="Variables of the model's chat template."
     )
-    # Unsupported, as above.
-    response_format: TextFormat | None = None
-    tools: EmptyList | None = None
-    tool_choice: Literal["none"] | None = None
-    parallel_tool_calls: bool | None = None
-    functions: EmptyList | None = None
-    function_call: Literal["none"] | None = None
-    modalities: list[Literal["text"]] | None = None
-    audio: None = None
-    prediction: None = None
-    reasoning_effort: None = None
-    verbosity: None = None
-    web_search_options: None = None
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -304,9 +294,6 @@ class CompletionRequest(BaseRequest):
     )
     logprobs: int | None = Field(default=None, ge=0, le=5)
     best_of: int | None = Field(default=None, ge=1, description="The same as n.")
-    # Unsupported, as above.
-    echo: Literal[False] | None = None
-    suffix: Literal[""] | None = None
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -330,13 +317,16 @@ class CompletionRequest(BaseRequest):
     @model_validator(mode="after")
     def _check_best_of(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != self.num_choices:
-            raise _inconsistent("best_of", UNSUPPORTED["best_of"])
+            words = "choices are not selected from several; leave it out or give the same as n"
+            raise _inconsistent("best_of", words, kind="unsupported")
         return self
 
 
-def _inconsistent(param: str, words: str) -> PydanticCustomError:
+def _inconsistent(
+    param: str, words: str, kind: Literal["inconsistent", "unsupported"] = "inconsistent"
+) -> PydanticCustomError:
     """About a parameter that another one makes wrong; pydantic cannot tell which."""
-    return PydanticCustomError("inconsistent", "{words}", {"param": param, "words": words})
+    return PydanticCustomError(kind, "{words}", {"param": param, "words": words})
 
 
 # Responses: fields that are not set are left out -------------------------------------------------
