@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,37 +25,35 @@ class Settings:
     shift_label: bool
     block_size: int
 
-    def slots(self, drafts: int, *, anchor_predicts: bool) -> int:
-        """Slots of a block that gives so many drafts."""
-        return drafts if anchor_predicts else drafts + 1
-
     def check_depth(self, drafts: int, *, anchor_predicts: bool) -> str | None:
         """Refuse more slots than the drafter was trained with; a warning for fewer."""
-        slots = self.slots(drafts, anchor_predicts=anchor_predicts)
+        slots = drafts if anchor_predicts else drafts + 1
         wanted = drafts + self.block_size - slots
+        told = (
+            f"num_speculative_tokens is {drafts}, which makes blocks of {slots} slots; the drafter "
+            f"was trained with {self.block_size}"
+        )
         if slots > self.block_size:
-            raise ConfigError(
-                f"num_speculative_tokens is {drafts}, which makes blocks of {slots} slots; the "
-                f"drafter was trained with {self.block_size}. Set it to {wanted}."
-            )
-        if slots < self.block_size:
-            return (
-                f"num_speculative_tokens is {drafts}, which makes blocks of {slots} slots; the "
-                f"drafter was trained with {self.block_size} and drafts best with {wanted}."
-            )
-        return None
+            raise ConfigError(f"{told}. Set it to {wanted}.")
+        return f"{told} and drafts best with {wanted}." if slots < self.block_size else None
 
 
 def read_settings(config: Any) -> Settings | None:
     """The settings of a draft model's configuration; None for a plain DFlash drafter."""
     values = config.to_dict()
     section = values.get(SECTION) or {}
-    names = [_own_name(name) for name in values.get("architectures") or ()]
-    named = any(name in ARCHITECTURES[1:] for name in names)
+    names = values.get("architectures") or ()
+    ours = [name for name in names if name in ARCHITECTURES]
+    # vLLM may have put a prefix before the checkpoint's own name.
+    ours += [
+        n for name in names if (n := name.removeprefix(_PREFIX)) != name and n in ARCHITECTURES
+    ]
     plain = section.get("projector_type") in _PLAIN and not section.get("shift_label")
-    if plain and not named:
+    if plain and not set(ours) & set(ARCHITECTURES[1:]):
         return None
-    head, shift_label = read_head(_known(values, section, names))
+    # Only what describes the head; the rest is for vLLM to read.
+    kept = {n: values[n] for n in ("emb_dim", "shift_label") if values.get(n) is not None}
+    head, shift_label = read_head({"architectures": ours, SECTION: dict(section), **kept})
     block_size = values.get("block_size") or section.get("block_size")
     if not isinstance(block_size, int):
         raise ConfigError(
@@ -78,8 +75,9 @@ def refuse_unserved(target: Any, draft: Any) -> None:
         if getattr(target, name, None) not in (None, 1, 1.0)
     }
     if factors:
+        stated = ", ".join(f"{name} {value}" for name, value in factors.items())
         raise ConfigError(
-            f"the target scales its embeddings or logits ({_stated(factors)}); the plugin does "
+            f"the target scales its embeddings or logits ({stated}); the plugin does "
             "not, and drafts would be wrong. Serve it without a drafter, or use domino-spec's own "
             "decoder, which does."
         )
@@ -90,22 +88,3 @@ def refuse_unserved(target: Any, draft: Any) -> None:
             f"{SECTION}.causal is true with layers of {len(kinds)} kinds; vLLM would make the "
             "full ones causal too. Write the folder with `domino export SOURCE OUT --to vllm`."
         )
-
-
-def _stated(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
-
-
-def _own_name(architecture: str) -> str:
-    """The name in the checkpoint: vLLM may have put a prefix before it."""
-    bare = architecture.removeprefix(_PREFIX)
-    return bare if bare in ARCHITECTURES else architecture
-
-
-def _known(
-    values: Mapping[str, Any], section: Mapping[str, Any], names: list[str]
-) -> dict[str, Any]:
-    """Only what describes the head; the rest is for vLLM to read."""
-    ours = [name for name in names if name in ARCHITECTURES]
-    kept = {n: values[n] for n in ("emb_dim", "shift_label") if values.get(n) is not None}
-    return {"architectures": ours, SECTION: dict(section), **kept}
