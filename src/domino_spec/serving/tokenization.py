@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 from domino_spec.api.prompts import encode_prompt, encode_texts, render_chat
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -154,15 +156,8 @@ def _special_names(tokenizer: Any) -> set[str]:
     return {name for name in names if len(name) > 1}
 
 
-def _byte_letters() -> dict[str, int]:
-    """Byte-level tokenizers write a byte as itself where it is printable, else as a letter."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-_LETTERS = _byte_letters()
+_LETTERS = {letter: byte for byte, letter in bytes_to_unicode().items()}
+"""How byte-level tokenizers write bytes."""
 
 
 class TokenTexts:
