@@ -153,7 +153,8 @@ class AsyncEngine:
         """Sequences taken from `_added` that have not ended, by identity."""
         self._cancelled: dict[int, Decoded] = {}
         """Of both, those to be taken out before the next step."""
-        self._slots = engine.max_sequences  # kept: a reset has none for a moment
+        self.slots = engine.max_sequences
+        """Sequences that can run at a time; kept, since a reset has none for a moment."""
         self._deadline: float | None = None  # set: takes nothing new, ends then at the latest
         self._broken: str | None = None
         self._mean_seconds = 1.0
@@ -189,11 +190,6 @@ class AsyncEngine:
         return self.engine.running
 
     @property
-    def slots(self) -> int:
-        """Sequences that can run at a time."""
-        return self._slots
-
-    @property
     def _unfinished(self) -> int:
         """Sequences neither ended nor cancelled, also those on their way to the engine."""
         return len(self._added) + len(self._held) - len(self._cancelled)
@@ -207,11 +203,18 @@ class AsyncEngine:
                 raise ShuttingDownError("the server is going down and takes nothing new.")
             over = self._unfinished + len(sequences) - self.slots
             if over > self._max_queue:
-                self._check_ever(len(sequences))
+                slots = max(1, self.slots)
+                most = self._max_queue + slots
+                if len(sequences) > most:  # an idle server could not take them either
+                    raise InputError(
+                        f"{len(sequences)} sequences are requested at once; this server takes "
+                        f"{most}. Request fewer."
+                    )
+                seconds = math.ceil((self.waiting + 1) / slots * self._mean_seconds)
                 raise QueueFullError(
                     f"{self.waiting} sequences are waiting already and {len(sequences)} more would "
                     f"be over the limit of {self._max_queue}; come back later.",
-                    retry_after=self._retry_after(),
+                    retry_after=min(max(1, seconds), _MAX_RETRY_SECONDS),
                 )
             self._added.extend(sequences)
             self._changed.notify()
@@ -243,18 +246,6 @@ class AsyncEngine:
         """Wait for the thread; `drain` first."""
         if self._thread.ident is not None:
             self._thread.join()
-
-    def _check_ever(self, count: int) -> None:
-        """What an idle server could not take either is not told to come back."""
-        most = self._max_queue + max(1, self.slots)
-        if count > most:
-            raise InputError(
-                f"{count} sequences are requested at once; this server takes {most}. Request fewer."
-            )
-
-    def _retry_after(self) -> float:
-        turns = (self.waiting + 1) / max(1, self.slots)
-        return float(min(max(1, math.ceil(turns * self._mean_seconds)), _MAX_RETRY_SECONDS))
 
     # In its own thread ------------------------------------------------------------------------
 
@@ -388,7 +379,7 @@ class AsyncEngine:
             self.engine.abort(sequence)
 
     def _update_gauges(self) -> None:
-        self._slots = self.engine.max_sequences
+        self.slots = self.engine.max_sequences
         _record(
             self._metrics.set_queue, waiting=self.waiting, running=self.running, slots=self.slots
         )

@@ -18,6 +18,10 @@ from domino_spec.serving.protocol import ErrorInfo, ErrorResponse
 
 _log = logging.getLogger("domino_spec.serving")
 _TYPES = {403: "permission_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
+_HTTP: dict[int, tuple[str | None, str]] = {
+    404: ("not_found", "there is nothing at this path; the API is under /v1/."),
+    405: ("method_not_allowed", "this path does not take this method."),
+}
 _SHUTDOWN_RETRY_SECONDS = 5
 """By then another server may have taken its place."""
 
@@ -88,7 +92,8 @@ def to_api_error(error: Exception, *, request_id: str = "", param: str | None = 
         case ApiError():
             return error
         case HTTPException():
-            return _from_http(error)
+            code, message = _HTTP.get(error.status_code, (None, error.detail))
+            return ApiError(error.status_code, message, code=code, headers=error.headers)
         case ContextLengthError():
             status, code, param = 400, "context_length_exceeded", error.param or param
         case InputError():
@@ -117,15 +122,6 @@ def at_param(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise to_api_error(error, param=name) from error
-
-
-def _from_http(error: HTTPException) -> ApiError:
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    message = {
-        404: "there is nothing at this path; the API is under /v1/.",
-        405: "this path does not take this method.",
-    }.get(error.status_code, error.detail)
-    return ApiError(error.status_code, message, code=code, headers=error.headers)
 
 
 _Location = tuple[str | int, ...]

@@ -64,22 +64,16 @@ class Metrics:
         self._accepted: Tally[int] = Tally()
         """Cycles by how many drafts they accepted."""
         self._finished = Tally(dict.fromkeys(_REASONS, 0))
-        self._tokens_per_cycle = _Buckets(
-            "domino_tokens_per_cycle", "Tokens committed in a cycle; 1 without drafts", _CYCLE
-        )
-        self._first = _Buckets(
-            "domino_time_to_first_token_seconds",
-            "From a request's entering the queue to its first token",
-            _FIRST_TOKEN,
-        )
-        self._inter = _Buckets(
-            "domino_inter_token_seconds",
-            "Time per token: a cycle's, shared among its tokens",
-            _INTER_TOKEN,
-        )
-        self._whole = _Buckets(
-            "domino_answer_seconds", "From a request's entering the queue to its end", _WHOLE
-        )
+        self._tokens_per_cycle, self._first, self._inter, self._whole = self._histograms = (
+            _Buckets("domino_tokens_per_cycle", "Tokens committed in a cycle; 1 without drafts",
+                     _CYCLE),
+            _Buckets("domino_time_to_first_token_seconds",
+                     "From a request's entering the queue to its first token", _FIRST_TOKEN),
+            _Buckets("domino_inter_token_seconds",
+                     "Time per token: a cycle's, shared among its tokens", _INTER_TOKEN),
+            _Buckets("domino_answer_seconds", "From a request's entering the queue to its end",
+                     _WHOLE),
+        )  # fmt: skip
         self._registry.register(self)
         self._responses = Counter(
             "domino_http_responses",
@@ -146,8 +140,7 @@ class Metrics:
         yield _counter("domino_drafts_offered", "Drafts verified", "position", found)
         found = {str(p): sum(n for a, n in accepted.items() if a > p) for p in depth}
         yield _counter("domino_drafts_accepted", "Drafts accepted", "position", found)
-        for histogram in (self._tokens_per_cycle, self._first, self._inter, self._whole):
-            yield histogram.collect()
+        yield from (histogram.collect() for histogram in self._histograms)
         yield _counter("domino_answers_ended", "Sequences that ended", "reason", self._finished)
 
     def render(self) -> bytes:
