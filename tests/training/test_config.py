@@ -221,11 +221,14 @@ def test_older_names_are_read():
     assert (config.batch_size, config.captured_layers) == (3, 2)
 
 
-@pytest.mark.parametrize("path", sorted(RELEASED.rglob("config.yaml")), ids=str)
+OLDER = Path(__file__).with_name("older_run.yaml")
+
+
+@pytest.mark.parametrize("path", [OLDER, *sorted(RELEASED.rglob("config.yaml"))], ids=str)
 def test_settings_of_older_runs_are_read(path):
     saved = read_settings(path)
     config = TrainConfig.from_dict(saved)
-    assert config.batch_size == saved["rows"]
+    assert config.batch_size == saved.get("rows", saved.get("batch_size"))
     check_same_run({**saved, "drafter": {}}, {**config.to_dict(), "drafter": {}})
 
 
