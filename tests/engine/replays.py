@@ -13,7 +13,7 @@ class Replays:
         work()
         return True
 
-    def record(self, work, *, warm_ups=2):
+    def record(self, work, *, large=False):
         output = work()
         self.outputs.append(output)
         return _Replay(self, work, output), output

@@ -126,24 +126,31 @@ class GraphRecorder:
             return False
         finally:
             torch.cuda.set_sync_debug_mode(before)
-        torch.cuda.empty_cache()  # a graph has memory of its own
         return True
 
     def record(
-        self, work: Callable[[], _T], *, warm_ups: int = 2
+        self, work: Callable[[], _T], *, large: bool = False
     ) -> tuple[torch.cuda.CUDAGraph, _T]:
-        """A graph on the current GPU, and the results that each replay fills anew."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # compile and allocate before anything is recorded
-            for _ in range(warm_ups):
-                work()
-        torch.cuda.current_stream().wait_stream(stream)
+        """A graph on the current GPU, and the results that each replay fills anew.
+
+        `large` work has run before, and has a pool of its own, which goes with its graph.
+        """
+        if large:
+            torch.cuda.empty_cache()
+        else:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # compile and allocate before anything is recorded
+                for _ in range(2):
+                    work()
+            torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
+        pool = None if large else self._pool
         # Other threads may use the GPU meanwhile: only ours is watched.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             results = work()
-        self._pool = self._pool or graph.pool()
+        if not large:
+            self._pool = self._pool or graph.pool()
         return graph, results
 
 

@@ -40,8 +40,8 @@ class Learning:
         self._device = device
         self.recorder = recorder
         """None: kernels are launched one by one."""
-        self._captured: dict[bool, _CapturedLearning] = {}
-        self._weights_at: list[int] = []
+        self._captured: _CapturedLearning | None = None
+        self._can_record: bool | None = None
         self._steps = self._labels = 0
 
     def __call__(self, blocks: Blocks, mixture: Mixture, divisor: float) -> StepTerms:
@@ -55,6 +55,10 @@ class Learning:
         captured.graph.replay()
         self._masters.gradients = captured.gradients
         return captured.terms
+
+    def release(self) -> None:
+        """Give up the graph, before an evaluation: it needs memory, and may move weights."""
+        self._captured = None
 
     def _learn(self, blocks: Blocks, mixture: Mixture, divisor: Tensor | float) -> StepTerms:
         with record_function("step: target"):
@@ -75,38 +79,31 @@ class Learning:
 
     def _graph(self, blocks: Blocks, mixture: Mixture) -> _CapturedLearning | None:
         """The graph that these blocks fit, captured once all is compiled; None: without one."""
-        kind = mixture.variation is None
-        if self._captured and self._addresses() != self._weights_at:
-            self._captured.clear()  # an evaluation may have packed the target's weights elsewhere
-        if kind not in self._captured:
-            if self._steps < _EAGER_STEPS:
-                return None
+        if self._captured is not None and not self._captured.inputs.mixed_as(mixture):
+            self.release()
+        if self._captured is None and self._steps >= _EAGER_STEPS:
             room = max(self._labels, len(blocks.labels)) + self._objective.chunk
-            self._capture(kind, _Inputs.like(blocks, mixture, self._device, labels=room))
-        captured = self._captured.get(kind)
+            self._capture(_Inputs.like(blocks, mixture, self._device, labels=room))
+        captured = self._captured
         if captured is None or len(blocks.labels) > len(captured.inputs.blocks.labels):
             return None
         return captured
 
-    def _addresses(self) -> list[int]:
-        """Of all weights that a graph reads."""
-        modules = (self.target.model, self._objective.drafter)
-        return [weight.data_ptr() for module in modules for weight in module.parameters()]
-
-    def _capture(self, kind: bool, inputs: _Inputs) -> None:
+    def _capture(self, inputs: _Inputs) -> None:
         def work() -> tuple[StepTerms, list[Tensor | None]]:
             self._masters.clear()
             self.target.forget_lm_head_rows()  # to gather them is part of the graph
             terms = self._learn(inputs.blocks, inputs.mixture, inputs.divisor)
             return terms, self._masters.gradients
 
-        if not self.recorder.can_record(work):
+        if self._can_record is None:
+            self._can_record = self.recorder.can_record(work)
+        if not self._can_record:
             self.recorder = None  # the target waits for the device: launch by launch, then
             self._masters.clear()
             return
-        self._weights_at = self._addresses()
-        graph, (terms, gradients) = self.recorder.record(work, warm_ups=0)
-        self._captured[kind] = _CapturedLearning(graph, inputs, terms, gradients)
+        graph, (terms, gradients) = self.recorder.record(work, large=True)
+        self._captured = _CapturedLearning(graph, inputs, terms, gradients)
 
 
 @dataclass(frozen=True)
@@ -135,6 +132,10 @@ class _Inputs:
         inputs = cls(own, values, torch.ones((), device=device))
         inputs.fill(blocks, mixture, max(blocks.total_weight, 1e-9))
         return inputs
+
+    def mixed_as(self, mixture: Mixture) -> bool:
+        """Whether the loss has the same terms."""
+        return (self.mixture.variation is None) == (mixture.variation is None)
 
     def fill(self, blocks: Blocks, mixture: Mixture, divisor: float) -> None:
         """Take a step's values; labels that are left over weigh nothing."""

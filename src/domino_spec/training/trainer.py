@@ -287,6 +287,7 @@ class Trainer:
             self._evaluating = True  # before the look at the signal, so that none is missed
             if self._signal is not None:
                 return
+            self.learn.release()
             measured = evaluate()
             self._evaluating = False
         except _EvaluationAbandoned:
