@@ -20,7 +20,6 @@ from domino_spec.cli.loading import device_of, require_places
 from domino_spec.cli.training_view import TrainingView, acceptance_length, finite, plan_line
 from domino_spec.errors import DominoError, InputError, TrainingError
 from domino_spec.training.config import (
-    BASELINES,
     CONFIG_FILE,
     TrainConfig,
     parse_assignments,
@@ -281,5 +280,4 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
         told = f"; acceptance length, held out: {measured}" if measured else ""
         voice.say(f"the drafter is in {folder}{told}")
         target, draft = shlex.quote(run.config.target), shlex.quote(str(folder))
-        tool = "bench" if run.config.variant in BASELINES else "chat"
-        voice.note(f"try it: domino {tool} {target} --draft {draft}")
+        voice.note(f"try it: domino chat {target} --draft {draft}")
