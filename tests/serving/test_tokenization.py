@@ -1,6 +1,7 @@
 """Messages are text, whatever they look like; text and bytes of single tokens."""
 
 import asyncio
+import threading
 
 import pytest
 import transformers as tf
@@ -138,19 +139,21 @@ def test_a_cancelled_request_takes_nothing_from_the_others(tokenizer):
     asyncio.run(check())
 
 
-def test_an_error_reaches_every_request_it_concerns(tokenizer, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("broken")
+def test_an_error_reaches_the_request_it_concerns_alone(tokenizer, monkeypatch):
+    def fails_on_foxes(texts, *given, **named):
+        if "the fox" in texts:
+            raise RuntimeError("broken")
+        return encode_texts(texts, *given, **named)
 
     async def check():
         encoder = PromptEncoder(tokenizer)
-        texts = [encoder.encode_text(text) for text in ("the fox", "a dog")]
-        found = await asyncio.gather(*texts, return_exceptions=True)
-        assert [str(each) for each in found] == ["broken", "broken"]
-        monkeypatch.undo()
-        assert await encoder.encode_text("a dog") == tokenizer("a dog")["input_ids"]
+        texts = [encoder.encode_text(text) for text in ("a dog", "the fox", "a cat")]
+        dog, fox, cat = await asyncio.gather(*texts, return_exceptions=True)
+        assert str(fox) == "broken"
+        assert [dog, cat] == [tokenizer(text)["input_ids"] for text in ("a dog", "a cat")]
+        assert await encoder.encode_text("a dog") == dog
 
-    monkeypatch.setattr(tokenization, "encode_texts", fail)
+    monkeypatch.setattr(tokenization, "encode_texts", fails_on_foxes)
     asyncio.run(check())
 
 
@@ -182,6 +185,26 @@ def test_long_prompts_are_encoded_in_a_thread(tokenizer, calls):
 
     asyncio.run(check())
     assert not calls
+
+
+@pytest.mark.parametrize(
+    ("messages", "template_kwargs"),
+    [(chat("") * 200, {}), (chat("hi"), {"note": "x" * 5000})],
+    ids=["many empty messages", "a long argument of the template"],
+)
+def test_so_are_chats_that_their_template_makes_long(
+    tokenizer, messages, template_kwargs, monkeypatch
+):
+    alone, threads = ChatEncoder(tokenizer).encode(messages, template_kwargs), set()
+
+    def spy(*given, **named):
+        threads.add(threading.current_thread())
+        return encode_texts(*given, **named)
+
+    monkeypatch.setattr(tokenization, "encode_texts", spy)
+    assert asyncio.run(PromptEncoder(tokenizer).encode_chat(messages, template_kwargs)) == alone
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 # Single tokens ------------------------------------------------------------------------------------

@@ -149,12 +149,13 @@ async def _read_json(scope: Scope, receive: Receive) -> dict[str, Any]:
             f"the content type is {kind[:80]!r}; expected application/json.",
             code="unsupported_media_type",
         )
-    body, more = b"", True
+    body, more = bytearray(), True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
-        body, more = body + message.get("body", b""), message.get("more_body", False)
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
     if not body:
         raise ApiError(400, "the body is empty; expected a JSON object.", code="invalid_json")
     try:

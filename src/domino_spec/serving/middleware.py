@@ -104,7 +104,7 @@ class Middleware:
             value = raw.decode("latin-1")
             if name == b"host":
                 self._check_host(value)
-            elif name == b"content-length" and value.isdigit() and int(value) > self._max_bytes:
+            elif name == b"content-length" and raw.isdigit() and int(raw) > self._max_bytes:
                 raise self._too_large()
             elif name == b"authorization":
                 given.append(value)

@@ -18,6 +18,8 @@ _SPACE = "\u2581"
 _SHORT, _LONG = 4_000, 200_000
 """Characters: shorter prompts are encoded in the event loop, longer ones in a thread, long ones in
 turn."""
+_MESSAGE = 32
+"""Characters that a template adds to a message, roughly: many empty ones are long too."""
 
 
 class PromptEncoder:
@@ -47,7 +49,8 @@ class PromptEncoder:
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
     ) -> list[int]:
         """Messages through the target's chat template."""
-        size = sum(len(message["content"]) for message in messages)
+        size = len(messages) * _MESSAGE + sum(len(message["content"]) for message in messages)
+        size += len(str(template_kwargs)) if template_kwargs else 0
         if size <= _SHORT:
             pieces = self._chats.render(messages, template_kwargs)
             return await self._encode_soon(pieces, add_special_tokens=False)
@@ -78,9 +81,12 @@ class PromptEncoder:
                 encode_texts(texts, self._tokenizer, add_special_tokens=add_special_tokens)
             )
         except Exception as error:
-            for _, ids in waiting:
-                if not ids.done():
-                    ids.set_exception(error)
+            if len(waiting) > 1:  # one text's error is not its neighbours'
+                for one in waiting:
+                    self._waiting[add_special_tokens] = [one]
+                    self._encode_waiting(add_special_tokens)
+            elif not waiting[0][1].done():
+                waiting[0][1].set_exception(error)
             return
         for pieces, ids in waiting:
             own = [token for _ in pieces for token in next(found)]
