@@ -8,12 +8,15 @@ class Replays:
 
     def __init__(self):
         self.outputs = []
+        self.ran = None
 
     def can_record(self, work):
         work()
+        self.ran = work
         return True
 
     def record(self, work, *, large=False):
+        assert not large or self.ran is work, "nothing may be compiled during a capture"
         output = work()
         self.outputs.append(output)
         return _Replay(self, work, output), output

@@ -8,7 +8,7 @@ import typer
 
 import domino_spec
 from domino_spec.cli.main import app
-from domino_spec.errors import ConfigError
+from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.training import TrainConfig
 from domino_spec.training.config import (
     parse_assignments,
@@ -229,7 +229,10 @@ def test_settings_of_older_runs_are_read(path):
     saved = read_settings(path)
     config = TrainConfig.from_dict(saved)
     assert config.batch_size == saved.get("rows", saved.get("batch_size"))
-    check_same_run({**saved, "drafter": {}}, {**config.to_dict(), "drafter": {}})
+    ran = {"loss_vocab": saved.get("loss_vocab") or 0, "drafter": {}}  # unset was: all tokens
+    check_same_run({**saved, "drafter": {}}, {**config.to_dict(), **ran})
+    with pytest.raises(TrainingError, match="loss_vocab was 0 and is 8192"):
+        check_same_run({**saved, "drafter": {}}, {**config.to_dict(), **ran, "loss_vocab": 8192})
 
 
 def test_the_page_holds_the_table_and_the_dial():

@@ -144,7 +144,7 @@ def gather(
 
 
 def _saved(out: str | None) -> dict[str, Any]:
-    from domino_spec.training.state import Checkpoints
+    from domino_spec.training.state import Checkpoints, as_it_ran
 
     if not out:
         raise InputError("there is no folder of a run to resume; give --out.")
@@ -154,7 +154,7 @@ def _saved(out: str | None) -> dict[str, Any]:
             f"{out} holds no run to resume (expected {CONFIG_FILE} and a checkpoint there); "
             "name the run's folder with --out, or start it without --resume."
         )
-    return read_settings(saved)
+    return as_it_ran(read_settings(saved))
 
 
 def check_installed(*, tensorboard: bool) -> None:

@@ -113,7 +113,7 @@ class Target:
     def logits(self, hidden: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Logits as the model itself would report them, for all tokens or only these."""
         hidden = self._as_lm_head_takes(hidden)
-        if tokens is not None and self._lm_head_is_plain():
+        if tokens is not None and self.lm_head_is_plain:
             return self.finish_logits(F.linear(hidden, *self._lm_head_rows(tokens)))
         logits = self.finish_logits(self.lm_head(hidden))
         return logits if tokens is None else logits[..., tokens]
@@ -121,7 +121,7 @@ class Target:
     def lm_head_rows(self, tokens: Tensor) -> Tensor:
         """The lm_head's weights for these tokens, where they alone make the logits."""
         extras = {
-            "a quantised, adapted or off-loaded lm_head": not self._lm_head_is_plain(),
+            "a quantised, adapted or off-loaded lm_head": not self.lm_head_is_plain,
             "an lm_head with a bias": getattr(self.lm_head, "bias", None) is not None,
             f"logits multiplied by {self.logit_scale:g}": self.logit_scale != 1.0,
             f"logits capped at {self.logit_softcap}": self.logit_softcap is not None,
@@ -154,7 +154,9 @@ class Target:
             self._reduced = (tokens, state, rows)
         return self._reduced[2]
 
-    def _lm_head_is_plain(self) -> bool:
+    @property
+    def lm_head_is_plain(self) -> bool:
+        """Whether logits of a few tokens are the product with their rows alone."""
         # A subclass may be quantised, adapted or off-loaded: those go through their own forward.
         return type(self.lm_head) is nn.Linear and not hasattr(self.lm_head, "_hf_hook")
 

@@ -6,6 +6,7 @@ more slowly than the GPU runs them. A graph is launched at once.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from domino_spec.engine.kernels.runtime import on_device
+from domino_spec.errors import Notice
 from domino_spec.targets import Target, read
 from domino_spec.training.blocks import Blocks
 from domino_spec.training.loss import Mixture
@@ -21,6 +24,10 @@ from domino_spec.training.optimiser import Masters
 
 _EAGER_STEPS = 2
 """Steps that compile everything, before a graph is captured."""
+
+
+class CaptureNotice(Notice):
+    """A step is launched kernel by kernel."""
 
 
 class Learning:
@@ -41,18 +48,17 @@ class Learning:
         self.recorder = recorder
         """None: kernels are launched one by one."""
         self._captured: _CapturedLearning | None = None
-        self._can_record: bool | None = None
         self._steps = self._labels = 0
 
     def __call__(self, blocks: Blocks, mixture: Mixture, divisor: float) -> StepTerms:
         """The loss of these blocks by this total weight, and what was right."""
-        captured = self._graph(blocks, mixture) if self.recorder is not None else None
-        if captured is None:
-            self._steps += 1
-            self._labels = max(self._labels, len(blocks.labels))
-            return self._learn(blocks.to(self._device), mixture, divisor)
-        captured.inputs.fill(blocks, mixture, divisor)
-        captured.graph.replay()
+        with on_device(self._device):
+            captured = self._graph(blocks, mixture)
+            if captured is None:
+                self._steps += 1
+                return self._learn(blocks.to(self._device), mixture, divisor)
+            captured.inputs.fill(blocks, mixture, divisor)
+            captured.graph.replay()
         self._masters.gradients = captured.gradients
         return captured.terms
 
@@ -78,16 +84,16 @@ class Learning:
         return terms._replace(loss=terms.loss.detach())
 
     def _graph(self, blocks: Blocks, mixture: Mixture) -> _CapturedLearning | None:
-        """The graph that these blocks fit, captured once all is compiled; None: without one."""
-        if self._captured is not None and not self._captured.inputs.mixed_as(mixture):
-            self.release()
-        if self._captured is None and self._steps >= _EAGER_STEPS:
-            room = max(self._labels, len(blocks.labels)) + self._objective.chunk
-            self._capture(_Inputs.like(blocks, mixture, self._device, labels=room))
-        captured = self._captured
-        if captured is None or len(blocks.labels) > len(captured.inputs.blocks.labels):
+        """A graph that these blocks fit, captured once all is compiled; None: without one."""
+        self._labels = max(self._labels, len(blocks.labels))
+        if self.recorder is None or self._steps < _EAGER_STEPS:
             return None
-        return captured
+        if self._captured is not None and not self._captured.inputs.fit(blocks, mixture):
+            self.release()
+        if self._captured is None:
+            room = self._labels + self._objective.chunk
+            self._capture(_Inputs.like(blocks, mixture, self._device, labels=room))
+        return self._captured
 
     def _capture(self, inputs: _Inputs) -> None:
         def work() -> tuple[StepTerms, list[Tensor | None]]:
@@ -96,13 +102,19 @@ class Learning:
             terms = self._learn(inputs.blocks, inputs.mixture, inputs.divisor)
             return terms, self._masters.gradients
 
-        if self._can_record is None:
-            self._can_record = self.recorder.can_record(work)
-        if not self._can_record:
-            self.recorder = None  # the target waits for the device: launch by launch, then
+        try:
+            recorded = (
+                self.recorder.record(work, large=True) if self.recorder.can_record(work) else None
+            )
+        except RuntimeError as error:  # what a target does, or memory for both ways at once
+            warnings.warn(CaptureNotice(f"steps are not captured: {error}"), stacklevel=2)
+            recorded = None
+        if recorded is None:
+            self.recorder = None  # launch by launch, then
             self._masters.clear()
+            self.target.forget_lm_head_rows()
             return
-        graph, (terms, gradients) = self.recorder.record(work, large=True)
+        graph, (terms, gradients) = recorded
         self._captured = _CapturedLearning(graph, inputs, terms, gradients)
 
 
@@ -133,9 +145,10 @@ class _Inputs:
         inputs.fill(blocks, mixture, max(blocks.total_weight, 1e-9))
         return inputs
 
-    def mixed_as(self, mixture: Mixture) -> bool:
-        """Whether the loss has the same terms."""
-        return (self.mixture.variation is None) == (mixture.variation is None)
+    def fit(self, blocks: Blocks, mixture: Mixture) -> bool:
+        """Whether there is room for the labels, and the loss has the same terms."""
+        same = (self.mixture.variation is None) == (mixture.variation is None)
+        return same and len(blocks.labels) <= len(self.blocks.labels)
 
     def fill(self, blocks: Blocks, mixture: Mixture, divisor: float) -> None:
         """Take a step's values; labels that are left over weigh nothing."""

@@ -92,7 +92,8 @@ def derive(
     }
     loss_vocab = config.loss_vocab
     if loss_vocab is None:
-        loss_vocab = 0 if config.draft_vocab else max(_LEAST_LOSS_VOCAB, target.vocab_size // 4)
+        pays = config.draft_vocab is None and target.lm_head_is_plain
+        loss_vocab = max(_LEAST_LOSS_VOCAB, target.vocab_size // 4) if pays else 0
     filled["loss_vocab"] = loss_vocab if loss_vocab < target.vocab_size else 0
     # Muon needs whole matrices, and was measured on block drafters alone.
     muon = alone and config.variant not in BASELINES

@@ -102,9 +102,14 @@ _FREE = {"out", "device", "compile", "log_every", "eval_every", "eval_prompts", 
          "save_every", "keep", "chunk_bytes", "diverge_factor", "target", "data"}  # fmt: skip
 
 
+def as_it_ran(saved: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings, with what was left open when that meant something else."""
+    return {**saved, "loss_vocab": saved.get("loss_vocab") or 0}  # unset: all tokens
+
+
 def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to resume a run under other settings; older runs lack newer settings."""
-    saved = {**TrainConfig.model_construct().to_dict(), **renamed(saved)}
+    saved = as_it_ran({**TrainConfig.model_construct().to_dict(), **renamed(saved)})
     changed = [
         f"{name} was {saved.get(name)!r} and is {now.get(name)!r}"
         for name in sorted(set(saved) | set(now))
