@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,18 +52,18 @@ class Written:
     stats: AcceptanceStats
 
 
-class Way:
+class Way(ABC):
     """A way of decoding with drafts."""
 
     name: str
     batch_size: int
     """Sequences decoded together."""
 
+    @abstractmethod
     def write(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams, *, eos: Collection[int]
     ) -> list[Written]:
         """Decode all prompts; sequence i draws from the parameters' seed + i."""
-        raise NotImplementedError
 
     def own_logits(self, ids: Sequence[int], passes: Sequence[Pass]) -> Iterator[Tensor]:  # noqa: ARG002
         """Logits after known text by a forward of its own, nothing if it runs the model's.
