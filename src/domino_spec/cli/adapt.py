@@ -116,8 +116,8 @@ def adapt(
         before = measure(run) if before is None else before
         own = described.provenance.tokens_per_cycle
         known: dict[str, Any] = {"before": before, "own_target": own}
-        beside = "" if own is None else f" ({own:.2f} on its own target)"
-        measured = f"acceptance length, held out: {before:.2f}{beside}"
+        original = "" if own is None else f" ({own:.2f} on its own target)"
+        measured = f"acceptance length, held out: {before:.2f}{original}"
         voice.status(measured)
         if not resumed:
             result = Adaptation(drafter=settings.drafter, **known)

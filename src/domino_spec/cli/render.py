@@ -24,7 +24,7 @@ STYLES = {
     **dict.fromkeys(("problem", "mismatch", "bug", "no"), "red"),
     **dict.fromkeys(("unknown", "tie"), "dim"),
 }
-"""How a verdict looks, whoever gives it."""
+"""How a verdict looks in every command."""
 _BARS = "▁▂▃▄▅▆▇█"
 # A model may write escape sequences; a terminal must not obey them.
 _CONTROLS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}, "\ufffd")

@@ -208,14 +208,14 @@ class Bench:
         plan = Plan(depth, forced=True, alone=depth == 0)
         engine.runner.start_cycle(slots, plan)()  # captured
         self.reset()
-        flights = []
+        launched = []
         start = time.perf_counter()
         for _ in range(cycles):
-            flights.append(engine.runner.start_cycle(slots, plan))
-            if len(flights) > int(engine.ahead):
-                tokens += int(flights.pop(0)()[:, 0].sum()) + batch
-        for flight in flights:
-            tokens += int(flight()[:, 0].sum()) + batch
+            launched.append(engine.runner.start_cycle(slots, plan))
+            if len(launched) > int(engine.ahead):
+                tokens += int(launched.pop(0)()[:, 0].sum()) + batch
+        for report in launched:
+            tokens += int(report()[:, 0].sum()) + batch
         return tokens / (time.perf_counter() - start)
 
 
