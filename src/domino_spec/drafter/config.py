@@ -68,13 +68,10 @@ class MarkovHeadConfig(HeadConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrafterConfig:
-    """Shape and meaning of a drafter. Frozen: use `dataclasses.replace` to vary one."""
+class LayerShape:
+    """What a drafter's layers are like: attention with rotary positions, and an MLP."""
 
-    # The backbone's own shape.
-    hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -83,6 +80,15 @@ class DrafterConfig:
         default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
     )
     max_position_embeddings: int = 40960
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterConfig(LayerShape):
+    """Shape and meaning of a drafter. Frozen: use `dataclasses.replace` to vary one."""
+
+    # The backbone's own shape.
+    hidden_size: int
+    num_layers: int
     layer_types: tuple[str, ...] = ()
     """`full_attention` or `sliding_attention` per layer; empty means all full."""
     sliding_window: int | None = None
@@ -339,7 +345,7 @@ class MedusaConfig(ModuleConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(ModuleConfig):
+class Eagle3Config(LayerShape, ModuleConfig):
     """One autoregressive layer over fused hidden states (EAGLE-3), drafting a chain.
 
     It shares the target's lm_head and by default its whole vocabulary: a reduced one is faster
@@ -348,15 +354,6 @@ class Eagle3Config(ModuleConfig):
     """
 
     kind: ClassVar[str] = "eagle3"
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float = 1e-6
-    rope_parameters: Mapping[str, Any] = field(
-        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
-    )
-    max_position_embeddings: int = 40960
     tapped_layers: tuple[int, ...]
     """0-based target layers, low to high, whose outputs are fused; the key in its config.json."""
     unrolled: int = 7
