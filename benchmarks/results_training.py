@@ -28,9 +28,9 @@ _MISSING = """## Not measured yet
 
 Hard labels, late total variation, the curriculum and the other runs of
 `benchmarks/plans/recipe.yaml` under the present recipe; what a CUDA graph saves of a step. Muon
-once failed at about step 500 of 623 with an unexplained CUDA launch failure while two processes shared
-the card; alone it has not failed in any run since, nor in the CPU drafter's 2,957 steps, which
-shared the card with another run by Muon. The full sets on the real decoder: above they are
+once failed at about step 500 of 623 with an unexplained CUDA launch failure while two processes
+shared the card; alone it has not failed in any run since, nor in the CPU drafter's 2,957 steps,
+which shared the card with another run by Muon. The full sets on the real decoder: above they are
 simulated, which a test holds equal to decoding."""
 
 
