@@ -3,9 +3,10 @@
     python -m benchmarks.sweep PLAN.yaml --target TARGET --data SHARDS... --sets FILES...
 
 A plan holds `seconds`, `base` settings and `runs`, each a `name` and its own `settings` (and
-`seconds`). Seconds are those of training alone: the compiler, evaluations and files are not
-counted. Acceptance lengths are simulated on the target's own greedy answers: what greedy decoding
-would give. A run that fails is on record too, and the next one follows.
+`seconds`, and an idea of `benchmarks.tried`). Seconds are those of training alone: the compiler,
+evaluations and files are not counted. Acceptance lengths are simulated on the target's own greedy
+answers: what greedy decoding would give. A run that fails is on record too, and the next one
+follows.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 import yaml
 
 from benchmarks.sweep_sets import Sets, held_out_set, load_sets
+from benchmarks.tried import tried
 from domino_spec.api import DominoDecoder
 from domino_spec.data import Corpus, load_corpus
 from domino_spec.drafter import DraftModel, DraftModule
@@ -121,6 +123,7 @@ class Sweep:
         record = {
             "plan": self.arguments.plan.name, "target": Path(self.arguments.target).name,
             "name": run["name"], "settings": own, "base": base, "seconds": seconds,
+            **({"tried": run["tried"]} if "tried" in run else {}),
         }  # fmt: skip
         settings = {
             "target": self.arguments.target, "data": self.arguments.data, "eval_every": 0,
@@ -128,7 +131,8 @@ class Sweep:
         }  # fmt: skip
         print(f"{run['name']}: {own}", flush=True)
         try:
-            record |= self._trained(run["name"], settings)
+            with tried(run.get("tried")):
+                record |= self._trained(run["name"], settings)
         except Exception:
             record["failed"] = traceback.format_exc()[-2000:]
             traceback.print_exc()

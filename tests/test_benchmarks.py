@@ -20,6 +20,7 @@ from benchmarks import (
     sweep,
     sweep_sets,
     training_speed,
+    tried,
 )
 from benchmarks.results_training import adapted
 
@@ -54,6 +55,7 @@ def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
         {"name": "a"},
         {"name": "b", "settings": {"variant": "dflash", "rank": None}, "seconds": 0.02},
         {"name": "c", "settings": {"gamma": -1.0}},
+        *({"name": idea, "tried": idea} for idea in tried._IDEAS),
         {"name": "d"},
     ]
     plan = {"base": base, "seconds": 0.01, "runs": runs}
@@ -62,16 +64,52 @@ def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
         "sweep", str(tmp_path / "plan.yaml"), "--target", str(tiny), "--data",
         str(tiny / "s.npz"), "--continuations", str(tmp_path / "answers"), "--out",
         str(tmp_path / "r.jsonl"), "--keep", str(tmp_path / "kept"), "--only", "a", "b", "c",
+        *tried._IDEAS,
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
     sweep.main()
-    first, second, failed = read_records(tmp_path / "r.jsonl")
+    first, second, failed, *ideas = read_records(tmp_path / "r.jsonl")
+    assert [record["tried"] for record in ideas] == list(tried._IDEAS)
+    assert all(record["acceptance_length"]["held-out"]["on"] >= 1 for record in ideas)
+    parameters = {record["name"]: record["parameters"] for record in (first, *ideas)}
+    assert parameters["convolution"] > parameters["a"] == parameters["lk"]
     assert (first["name"], first["seconds"], second["seconds"]) == ("a", 0.01, 0.02)
     assert set(first["acceptance_length"]["held-out"]) == {"on", "candidates", "off"}
     assert set(second["acceptance_length"]["held-out"]) == {"on"}
     assert first["steps"] > 0
     assert "gamma" in failed["failed"], "and the runs go on"
     assert (tmp_path / "kept" / "b" / "drafter" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("idea", ["lk", "auf"])
+def test_gradients_of_losses_that_were_tried(idea):
+    draw = torch.Generator().manual_seed(0)
+    base, added, teacher = torch.randn(3, 12, 7, generator=draw, dtype=torch.float64).unbind()
+    best, weights = teacher.argmax(-1), torch.rand(12, generator=draw, dtype=torch.float64)
+    drafts, lam = torch.arange(12) % 4, torch.tensor(0.3, dtype=torch.float64)
+    corrected = (drafts >= 1).unsqueeze(1)
+    base, added = base.requires_grad_(), added.requires_grad_()
+    truth = teacher.softmax(-1)
+    log_base, log_final = base.log_softmax(-1), (base + added * corrected).log_softmax(-1)
+    loss_base, loss_final = -(truth * log_base).sum(-1), -(truth * log_final).sum(-1)
+    if idea == "lk":
+        distance = 0.5 * (log_final.exp() - truth).abs().sum(-1)
+        share = 1 - torch.exp(-tried._DECAY * (1 - distance.detach()))
+        loss = lam * loss_base + (1 - lam) * ((1 - share) * loss_final + share * distance)
+        found = tried._likelihood(
+            base.detach(), added.detach(), teacher, best, drafts >= 1, weights, lam, None, 1.0, None
+        )
+    else:
+        right = (base.argmax(-1) == best).view(-1, 4).long()
+        before = torch.cat((torch.ones(3, 1), right[:, :-1].cumprod(1)), dim=1).flatten()
+        loss = lam * before * loss_base + (1 - lam) * loss_final
+        found = tried._until_first_error(
+            base.detach(), added.detach(), teacher, best, drafts, weights, lam, None, 1.0, None
+        )
+    wanted = torch.autograd.grad((weights * loss).sum(), (base, added))
+    torch.testing.assert_close(found[0].double(), weights * loss, rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(found[3:], wanted, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
 def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypatch):
