@@ -221,6 +221,14 @@ def test_what_does_not_fit_is_refused_at_once(prompt, tokens, words):
     serving(check, max_prompt_tokens=60, max_new_tokens=100)
 
 
+def test_more_messages_than_tokens_are_refused_before_the_template_sees_them():
+    async def check(service):
+        with pytest.raises(ContextLengthError, match="61 messages.*takes 60 tokens"):
+            await service.encode_chat([{"role": "user", "content": ""}] * 61, {})
+
+    serving(check, max_prompt_tokens=60)
+
+
 @pytest.mark.parametrize("prompt", [[], [97], [-1]])
 def test_wrong_tokens_are_refused_at_once(prompt):
     async def check(service):

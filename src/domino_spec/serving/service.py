@@ -188,6 +188,12 @@ class Service:
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> list[int]:
         """Messages through the target's chat template; a request's options override ours."""
+        most = self.limits.max_prompt_tokens
+        if len(messages) > most:  # refused before the template is rendered, which takes seconds
+            raise ContextLengthError(
+                f"the prompt has {len(messages)} messages, each of a token or more; this server "
+                f"takes {most} tokens. Shorten it."
+            )
         given = {**self.decoder.chat_options, **options}
         return await self._prompts.encode_chat(messages, given)
 
