@@ -26,6 +26,15 @@ _EAGER_STEPS = 2
 """Steps that compile everything, before a graph is captured."""
 
 
+_EXPECTED = (
+    "mkldnn_matmul failed",  # Muon on a CPU without bfloat16 instructions
+    "RNN module weights are not part of single contiguous chunk",  # a GRU in bfloat16
+    "Attempting to run cuBLAS, but there was no current CUDA context",  # the first backward pass
+    "Synchronization debug mode is a prototype feature",  # how a capture is tried
+)
+"""Warnings of PyTorch's that a user can do nothing about."""
+
+
 class CaptureNotice(Notice):
     """A step is launched kernel by kernel."""
 
@@ -49,6 +58,8 @@ class Learning:
         """None: kernels are launched one by one."""
         self._captured: _CapturedLearning | None = None
         self._steps = self._labels = 0
+        for message in _EXPECTED:
+            warnings.filterwarnings("ignore", message=message)
 
     def __call__(self, blocks: Blocks, mixture: Mixture, divisor: float) -> StepTerms:
         """The loss of these blocks by this total weight, and what was right."""
