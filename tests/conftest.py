@@ -47,6 +47,19 @@ def _own_cache(tmp_path_factory):
         os.environ["DOMINO_CACHE"] = before
 
 
+@pytest.fixture(autouse=True)
+def _fast_products():
+    """PyTorch gives up oneDNN for good where a bfloat16 product fails: the next test has it again.
+
+    Without it float32 products round otherwise.
+    """
+    import torch
+
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = before
+
+
 @pytest.fixture
 def packing_small_weights(monkeypatch):
     """Weights of tiny models are packed too, as those of real ones are."""

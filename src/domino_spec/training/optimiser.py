@@ -170,7 +170,10 @@ class Muon(torch.optim.Optimizer):
         """[n, rows, columns]: the same singular vectors, singular values of about one."""
         first, second, third = self._COEFFICIENTS
         tall = stack.shape[1] > stack.shape[2]
-        x = (stack.mT if tall else stack).bfloat16()
+        x = stack.mT if tall else stack
+        # A CPU without bfloat16 instructions takes 500 times as long for such a product, and
+        # PyTorch gives up its fast float32 products for the whole process.
+        x = x.bfloat16() if x.is_cuda else x.float()
         x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
         for _ in range(self._ITERATIONS):
             gram = x @ x.mT
