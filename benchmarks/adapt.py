@@ -7,7 +7,8 @@
    people, in another register than a chat model's.
 2. Adapter and merged model are compared: weights, and greedy texts from the engine.
 3. `domino adapt` adapts the drafter to the adapter, with prompts that the fine-tune makes up.
-4. `domino train` trains a drafter from random weights on the same answers.
+4. `domino train` trains a drafter from random weights, as for a model without any: on more answers
+   of the fine-tune's, to prompts that it makes up (`domino data`).
 
 Each stage leaves a record. The drafters are measured on held-out prompts of step 3, on those of
 conversations that were kept from the fine-tune, and on --sets. The same command, repeated, begins
@@ -43,6 +44,7 @@ from domino_spec.data import Corpus, load_corpus
 from domino_spec.evaluation import PromptSet, Protocol, corpus_prompts
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
+from domino_spec.training.adapt import TEMPERATURES
 from domino_spec.training.config import CONFIG_FILE, read_settings
 from domino_spec.training.evaluate import split_held_out
 from domino_spec.training.observers import LOG_FILE, read_log
@@ -240,9 +242,11 @@ class Demonstration:
         arguments = self.arguments
         words: list[Any] = [
             "adapt", arguments.drafter, "--target", self.adapter, "--out", self.adapted,
-            "--seconds", arguments.seconds, "--limit", arguments.answers, "--force", "--resume",
+            "--seconds", arguments.seconds, "--force", "--resume",
             "--max-new-tokens", arguments.answer_tokens,
         ]  # fmt: skip
+        if arguments.answers:
+            words += ["--limit", arguments.answers]
         for file in arguments.prompts or ():
             words += ["--prompts", file]
         code = domino(*words, *self._changes())
@@ -256,13 +260,20 @@ class Demonstration:
         }
 
     def train(self) -> dict[str, Any]:
-        """From random weights with the default recipe, on the answers that `adapt` had made."""
-        code = domino(
-            "train", self.merged, "--data", self.adapted / "answers", "--out", self.full,
-            "--max-seconds", self.arguments.full_seconds, "--no-tensorboard", *self._changes(),
+        """From random weights with the default recipe."""
+        arguments = self.arguments
+        prompts, answers = arguments.prompts, arguments.run / "answers"
+        if prompts is None:
+            prompts = [arguments.run / "prompts"]
+            self._do("data", "synth", self.merged, "-o", *prompts, "-n", arguments.full_answers,
+                     "--seed", 1, "--quiet")  # fmt: skip
+        temperatures = [word for t in TEMPERATURES for word in ("-t", t)]
+        self._do("data", "answer", self.merged, *prompts, "-o", answers, "--quiet",
+                 "-n", arguments.answer_tokens, *temperatures)  # fmt: skip
+        self._do(
+            "train", self.merged, "--data", answers, "--out", self.full, "--max-seconds",
+            arguments.full_seconds, "--no-tensorboard", *self._changes(),
         )  # fmt: skip
-        if code:
-            raise SystemExit(f"domino train failed with exit code {code}")
         last = {k: v for report in read_log(self.full / LOG_FILE) for k, v in report.items()}
         return {
             "after": last.get("tokens_per_cycle"),
@@ -290,6 +301,10 @@ class Demonstration:
         }
 
     # Inside -----------------------------------------------------------------------------------
+
+    def _do(self, *words: Any) -> None:
+        if code := domino(*words):
+            raise SystemExit(f"domino {words[0]} failed with exit code {code}")
 
     def _load(self, source: str | Path) -> LoadedTarget:
         """In the type of training, so that merging rounds the same everywhere."""
@@ -349,7 +364,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=512, help="tokens of a conversation")
     parser.add_argument("--texts", type=int, default=32, help="to compare")
     parser.add_argument("--text-tokens", type=int, default=128)
-    parser.add_argument("--answers", type=int, default=2000, help="prompts to make up and answer")
+    parser.add_argument("--answers", type=int, help="prompts to adapt with; unset: the command's")
+    parser.add_argument("--full-answers", type=int, default=24000, help="prompts to train with")
     parser.add_argument("--answer-tokens", type=int, default=512)
     parser.add_argument("--prompts", nargs="+", help="prompts instead of made-up ones")
     parser.add_argument("--seconds", type=float, default=60.0, help="of adapting")

@@ -37,6 +37,9 @@ def test_a_run_over_seconds_tells_its_steps(train, tmp_path):
     lines = train("--max-seconds", 0.05, "--log-every", 1, *FAST, out="again").stderr
     assert "0.05 s of steps" in lines
     assert "step 1:" in lines
-    both = train("--max-seconds", 1, "--steps", 3, *FAST, out="both")
-    assert both.exit_code == 1
-    assert "contradict" in both.stderr
+    both = train("--max-seconds", 100, "--steps", 3, *FAST, out="both")
+    assert both.exit_code == 0, both.output
+    assert "3 steps, at most 100 s of steps, of " in both.stderr
+    many = train("--steps", 400, "--max-seconds", 0.05, *FAST, out="many")
+    assert "overfits" in many.stderr
+    assert "overfits" not in both.stderr

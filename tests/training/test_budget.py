@@ -66,6 +66,21 @@ def test_a_budget_of_steps_is_at_the_step():
     assert budget.over(8)
 
 
+@pytest.mark.parametrize(("most", "seconds"), [(10, 100.0), (100, 10.0)])
+def test_of_steps_and_seconds_the_first_to_pass_ends_the_run(most, seconds):
+    clock = Clock()
+    budget = Budget(steps=most, seconds=seconds, clock=clock)
+    budget.begin()
+    steps(budget, clock, *[1.0] * 6)
+    assert (budget.places, budget.place(6)) == (PLACES, int(0.6 * PLACES))
+    assert (budget.expected_steps(6), budget.seconds_left(6)) == (10, pytest.approx(4.0))
+    assert not budget.over(6)
+    assert budget.last_step(6) == most
+    steps(budget, clock, *[1.0] * 4)
+    assert budget.over(10)
+    assert budget.last_step(10) == 10
+
+
 @pytest.mark.parametrize("limit", [{"steps": 100}, {"seconds": 200.0}])
 def test_the_time_left_is_known_once_steps_were_timed(limit):
     clock = Clock()
@@ -126,6 +141,15 @@ def test_a_run_over_seconds_ends_where_its_schedule_ends(tmp_path, corpus, loade
     left = [values.get("seconds_left") for _, values in reports.trained]
     assert left == [None] * 5 + [6, 5, 4, 3, 2, 1, 0]
     assert reports.trained[-1][1]["training_seconds"] == pytest.approx(12.0)
+
+
+def test_a_run_over_epochs_and_seconds(tmp_path, corpus, loaded, clocked):
+    short = {"steps": None, "epochs": 1, "save_every": 0, "eval_every": 0}
+    epoch = ready(tmp_path / "one", corpus, loaded, **short).config.steps
+    for name, seconds, made in (("steps", 10 * epoch, epoch), ("seconds", epoch // 2, epoch // 2)):
+        run = ready(tmp_path / name, corpus, loaded, max_seconds=float(seconds), **short)
+        outcome, _ = train(run)
+        assert (outcome.finished, outcome.step) == (True, made)
 
 
 @pytest.mark.parametrize("over", [{"max_seconds": 40.0, "steps": None}, {"steps": 40}])

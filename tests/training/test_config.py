@@ -122,7 +122,6 @@ def test_what_cannot_be_meant_is_refused_by_name(name, value):
         ({"variant": "eagle3", "layers": 2}, "no layers"),
         ({"variant": "eagle3", "mask_token_id": 3}, "no mask_token_id"),
         ({"variant": "domino", "draft_steps": 3}, "domino drafters have no draft_steps"),
-        ({"max_seconds": 3.0, "steps": 3}, "steps and max_seconds contradict"),
     ],
 )
 def test_contradictions_are_errors(values, words):

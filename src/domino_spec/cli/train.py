@@ -209,7 +209,9 @@ def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
         voice.status(line)
     for line in report.bad.lines():
         voice.warn(line)
-    length = f"{config.steps:,} steps" if config.steps else f"{config.max_seconds:g} s of steps"
+    steps = f"{config.steps:,} steps" if config.steps else None
+    seconds = f"{config.max_seconds:g} s of steps" if config.max_seconds else None
+    length = f"{steps}, at most {seconds}," if steps and seconds else steps or seconds
     voice.status(
         f"{length} of {config.batch_size} sequences × {config.length} tokens, {config.anchors} "
         f"blocks a sequence, {config.labels} labels, learning rate {config.learning_rate:.3g}"

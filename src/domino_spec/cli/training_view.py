@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from domino_spec.cli.command import Voice
     from domino_spec.training import TrainConfig
 
+_MANY_EPOCHS = 16
+"""On 1,900 conversations the held-out acceptance length fell from 12 epochs on."""
+
 
 class TrainingView:
     """An observer of a run that shows each report."""
@@ -91,6 +94,8 @@ def report_lines(values: dict[str, Any]) -> list[tuple[str, str]]:
 def plan_line(plan: dict[str, Any]) -> str:
     """How long a run is, and what runs like it reached."""
     line = f"{plan['steps']:,} steps, {plan['tokens']:,} tokens, {plan['epochs']:g} epochs"
+    if plan["epochs"] > _MANY_EPOCHS:
+        line += " (so many that a drafter overfits: give more data, or train for less)"
     if plan["expected_tokens_per_cycle"]:
         expected = _range(plan["expected_tokens_per_cycle"])
         line += f"; acceptance length to expect: {expected} ({plan['expected_from']})"

@@ -32,9 +32,12 @@ from domino_spec.training.start import derive
 
 ENOUGH = 0.95
 """A drafter that keeps this share of its acceptance length is used as it is."""
-_TEMPERATURES = (0.0, 0.7, 1.0)
+TEMPERATURES = (0.0, 0.7, 1.0)
+"""Of the answers that are learnt from."""
 _WARMUP = 0.02
 _RATE_SHARE = 1 / 3  # of a fresh drafter's: much is known already
+_EPOCHS = 8.0  # more, and what it learns is the answers themselves
+_PROMPTS, _PROMPTS_ON_A_CPU = 8192, 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,7 @@ def train_config(
             "has options of its own."
         )
     at_the_end = {"eval_every": 10**9, "save_every": 0}  # evaluations would outlast the training
-    length = {"max_seconds": settings.seconds, **at_the_end}
+    length = {"max_seconds": settings.seconds, "epochs": _EPOCHS, **at_the_end}
     if changes.keys() & {"steps", "epochs"}:
         length = {}
     return TrainConfig.from_dict({**fixed, **length, "warmup_ratio": _WARMUP, **changes})
@@ -141,13 +144,15 @@ def make_answers(
     facts = decoder.facts()
     identity = target_identity(fingerprint(decoder.target), facts)
     sources = settings.prompts
+    on_cpu = decoder.target.device.type == "cpu"
+    limit = settings.limit or (_PROMPTS_ON_A_CPU if on_cpu else _PROMPTS)
     if sources is None:
         sources = (str(out / "prompts"),)
         synthesise(
             decoder,
             out / "prompts",
             SynthSettings.model_validate({}),
-            count=settings.limit,
+            count=limit,
             identity=identity,
             on_progress=on_prompts,
         )
@@ -155,10 +160,10 @@ def make_answers(
     if facts.context_length is not None:
         room = min(room, max(1, facts.context_length // 2))
     done = answer_prompts(
-        read_prompts(sources, limit=settings.limit),
+        read_prompts(sources, limit=limit),
         LocalAnswerer(decoder),
         out / "answers",
-        AnswerSettings.model_validate({"max_new_tokens": room, "temperatures": _TEMPERATURES}),
+        AnswerSettings.model_validate({"max_new_tokens": room, "temperatures": TEMPERATURES}),
         vocab_size=facts.vocab_size,
         identity={**identity, "answered_by": "the target"},
         on_progress=on_answers,

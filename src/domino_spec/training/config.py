@@ -200,8 +200,9 @@ class TrainConfig(BaseModel):
     epochs: Positive | None = _optimisation(None, "passes over the data instead", unset="3")
     max_seconds: Positive | None = _optimisation(
         None,
-        "seconds of training instead: learning rate and λ go by the share that has passed; the "
-        "compiler, evaluations and checkpoints are not counted",
+        "seconds of training: instead of `steps` or `epochs`, or at most, beside them; learning "
+        "rate and λ go by the share that has passed; the compiler, evaluations and checkpoints are "
+        "not counted",
         unset="no limit",
     )
     learning_rate: Positive | None = _optimisation(
@@ -256,9 +257,8 @@ class TrainConfig(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> TrainConfig:
         """Refuse contradictions; `name` becomes the flag or the key that was given."""
-        given = [f"`{n}`" for n in ("steps", "epochs", "max_seconds") if getattr(self, n)]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} contradict each other; give one of them.")
+        if self.steps and self.epochs:
+            raise ValueError("`steps` and `epochs` contradict each other; give one of them.")
         foreign = [f"`{n}`" for n in _FOREIGN[self.variant] if getattr(self, n) is not None]
         if foreign:
             raise ValueError(
@@ -321,9 +321,13 @@ class AdaptSettings(Settings):
         unset="it makes them up",
         group="Data",
     )
-    limit: Count = setting(2000, "prompts to answer or to make up", group="Data")
+    limit: Count | None = setting(
+        None, "prompts to answer or to make up", unset="8,192, on a CPU 2,000", group="Data"
+    )
     max_new_tokens: Count = setting(512, "longer answers are cut", group="Data", flags=("-n",))
-    seconds: Positive = setting(60.0, "seconds of training", group="Training")
+    seconds: Positive = setting(
+        60.0, "seconds of training, at most: 8 passes over the answers end it too", group="Training"
+    )
     force: bool = setting(False, "train even where little is to be gained", group="Training")
     revision: Text | None = _target(None, "the target's revision on the hub", unset="the newest")
     trust_remote_code: bool = _target(False, "whether the target's own code may run")

@@ -313,7 +313,7 @@ def _planner(
 
 
 def _with_steps(config: TrainConfig, batches: PackedBatches) -> TrainConfig:
-    if config.steps is not None or config.max_seconds is not None:
+    if config.steps is not None or (config.max_seconds is not None and config.epochs is None):
         return config
     epochs = _DEFAULT_EPOCHS if config.epochs is None else config.epochs
     steps = max(1, math.ceil(epochs * batches.batches_per_epoch / config.accumulate))

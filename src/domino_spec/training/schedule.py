@@ -74,7 +74,8 @@ class Budget:
 
     A schedule over steps is at the step itself. A schedule over seconds is at the share of the
     seconds that has passed: learning rate and λ end where they should, however many steps that
-    takes. All processes go by their mean, so that they agree.
+    takes. With both, what comes first ends the run. All processes go by their mean, so that they
+    agree.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Budget:
         world: World | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        assert (steps is None) != (seconds is None), "one of the two"
+        assert steps is not None or seconds is not None
         self._steps, self._limit = steps, seconds
         self._world = world or World()
         self._clock = clock
@@ -110,41 +111,39 @@ class Budget:
     @property
     def places(self) -> int:
         """How many places the schedule has."""
-        return PLACES if self._steps is None else self._steps
+        if self._limit is None:
+            assert self._steps is not None
+            return self._steps
+        return PLACES
 
     def place(self, step: int) -> int:
         """Where the schedule is before this step."""
-        if self._limit is None:
-            return step
-        return min(PLACES, int(PLACES * self.seconds / self._limit))
+        return step if self._limit is None else int(PLACES * self.share(step))
 
     def over(self, step: int) -> bool:
         """Whether the run is over after this many steps."""
-        if self._limit is None:
-            assert self._steps is not None
-            return step >= self._steps
-        return self.seconds >= self._limit
+        return self.share(step) >= 1
 
     def last_step(self, step: int) -> int:
         """The most steps there can be, seen from this one."""
-        if self._steps is not None:
-            return self._steps
-        return step if self.over(step) else sys.maxsize
+        if self._limit is not None and self.over(step):
+            return step
+        return sys.maxsize if self._steps is None else self._steps
 
     def share(self, step: int) -> float:
         """The part of the run that is done after this many steps."""
-        if self._steps is not None:
-            return step / self._steps
-        assert self._limit is not None
-        return min(1.0, self.seconds / self._limit)
+        by_steps = 0.0 if self._steps is None else step / self._steps
+        by_seconds = 0.0 if self._limit is None else self.seconds / self._limit
+        return min(1.0, max(by_steps, by_seconds))
 
     def expected_steps(self, step: int) -> int | None:
         """How many steps the whole run will take, seen from this one; None until that is known."""
-        if self._steps is not None:
+        if self._limit is None:
             return self._steps
-        assert self._limit is not None
-        left = max(0.0, self._limit - self.seconds)
-        return None if self.pace is None else step + math.ceil(left / self.pace)
+        if self.pace is None:
+            return None
+        fitting = step + math.ceil(max(0.0, self._limit - self.seconds) / self.pace)
+        return fitting if self._steps is None else min(fitting, self._steps)
 
     def seconds_left(self, step: int) -> float | None:
         """To the end of the run, evaluations and checkpoints at the rate so far included."""
