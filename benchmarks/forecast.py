@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.results_training import recipe_target
-from benchmarks.tables import Record, table
+from benchmarks.tables import Record, recipe_target, table
 from domino_spec.records import read_records
 from domino_spec.training.config import BASELINES, renamed
 from domino_spec.training.forecast import FIT, REFERENCE, Fit, expected_at_end
 
 MARKS = (0.1, 0.2, 0.3, 0.5)
 """Shares of a run from which on its estimate is judged."""
-_USEFUL = 0.15  # estimates that are further off are not told
+_USEFUL = 0.1  # estimates that are further off are not told
 _STEP_TOKENS, _LENGTH = 16384, 1024  # a GPU's defaults
 
 
@@ -75,6 +74,7 @@ def recipe_runs(records: Path) -> list[Record]:
         run
         for run in read_records(records / "recipe.jsonl")
         if "acceptance_length" in run
+        and "tried" not in run
         and settings(run).get("variant") not in BASELINES
         and settings(run).get("size", "base") == "base"
         and not settings(run).get("init")

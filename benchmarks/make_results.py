@@ -13,6 +13,7 @@ from benchmarks.results_engine import engine, rollout, tried
 from benchmarks.results_exactness import audited, exactness, gpu_dtype, gpu_records
 from benchmarks.results_training import SETS, ablations, by_run, change, equal_seconds, training
 from benchmarks.tables import NONE, Record, field, measured, page, table
+from benchmarks.time_to_acceptance import PICTURE, draw
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tables import KINDS, plain_interval, times
 from domino_spec.load.summary import read_runs as read_loads
@@ -59,7 +60,8 @@ def headlines(records: Path) -> str:
         "answer measured does; in half precision near-ties may flip with the batch shape.\n"
         "- Real text is gsm8k, humaneval and mt-bench.",
         "## Real text",
-        "SmolLM2-135M-Instruct with a released drafter on the engine, all tasks. [All tasks and "
+        "SmolLM2-135M-Instruct with a released drafter on the engine, all tasks; on the H200 the "
+        "main drafter that was released before today's. [All tasks and "
         "settings](results/head-to-head.md).",
         _real_text(records),
         "## The server under load",
@@ -88,7 +90,8 @@ def headlines(records: Path) -> str:
         "Greedy tokens one by one, samples as a distribution. [All cases](results/exactness.md).",
         _exact(records),
         "## Training",
-        "Acceptance length of the released drafters, whole blocks drafted. "
+        "Acceptance length of the released drafters, whole blocks drafted; at T = 0.7 of the main "
+        "drafter that was released before today's. "
         "[How they were made, training speed](results/training.md).",
         _released(records),
         "Ablations at equal seconds, acceptance length on held-out conversations. "
@@ -286,6 +289,7 @@ def main() -> None:
     for path, text in made.items():
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path.relative_to(ROOT)}")
+    draw(RECORDS, DOCS / "results" / PICTURE)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,11 @@ from benchmarks.tables import (
     made,
     made_together,
     page,
+    recipe_target,
     remarks,
     table,
 )
+from benchmarks.time_to_acceptance import time_to_acceptance
 from domino_spec.records import read_records
 
 SETS = ("gsm8k", "humaneval", "mt-bench")
@@ -26,12 +27,12 @@ PROTOTYPE = {"soft": 233, "hard": 312}
 
 _MISSING = """## Not measured yet
 
-Hard labels, late total variation, the curriculum and the other runs of
-`benchmarks/plans/recipe.yaml` under the present recipe; what a CUDA graph saves of a step. Muon
-once failed at about step 500 of 623 with an unexplained CUDA launch failure while two processes
-shared the card; alone it has not failed in any run since, nor in the CPU drafter's 2,957 steps,
-which shared the card with another run by Muon. The full sets on the real decoder: above they are
-simulated, which a test holds equal to decoding."""
+Late total variation, the curriculum and the other runs of `benchmarks/plans/recipe.yaml` under the
+present recipe; the recipe before on the larger target, on its way. Muon once failed at about step
+500 of 623 with an unexplained CUDA launch failure while two processes shared the card; alone it has
+not failed in any run since, the main drafter's 12,500 steps among them, nor in the CPU drafter's
+2,957, which shared the card with another run by Muon. The full sets on the real decoder: above they
+are simulated, which a test holds equal to decoding."""
 
 
 def training(records: Path) -> str:
@@ -40,8 +41,9 @@ def training(records: Path) -> str:
         "# Training",
         _acceptance(read_records(records / "acceptance.jsonl")),
         _storage(read_records(records / "storage.jsonl")),
-        _candidates(read_records(records / "candidates.jsonl")),
+        _candidates(records),
         _release(records),
+        time_to_acceptance(records),
         recipe(records),
         adapted(records / "adapt.jsonl"),
         _steps(read_records(records / "trials.jsonl")),
@@ -63,8 +65,9 @@ _RATE = field("tokens_per_cycle", ".2f")
 
 
 _ACCEPTANCE_REMARKS = {
-    "151b5f2f3e96": "The CPU drafter of commits 151b5f2f3e96 and 1ccc1d69aa2b is the one released "
-    "before.",
+    "151b5f2f3e96": "Both drafters of commits 151b5f2f3e96 and 1ccc1d69aa2b, and the main one of "
+    "de50c7613bf3, are those released before; the changes to 03565b9108b3 and 4ee82c9dc938 are "
+    "today's main drafter.",
     "ca636f0d8341": "Commit ca636f0d8341 was rebased before it was merged, as 9342adcb398e; what "
     "lies between the two is of the server alone.",
     "1ccc1d69aa2b": "Commit 1ccc1d69aa2b was rebased before it was merged, as 9a259acf5588; what "
@@ -113,22 +116,42 @@ def _storage(records: list[dict[str, Any]]) -> str:
     )
 
 
-def _candidates(records: list[dict[str, Any]]) -> str:
-    found = {(r["drafter"], r["candidates"], r["head"]): _RATE(r) for r in records}
+def _candidates(records: Path) -> str:
+    before = read_records(records / "candidates.jsonl")
+    found = {(r["drafter"], r["candidates"], r["head"]): _RATE(r) for r in before}
     columns: dict[str, Any] = {
-        "main drafter": str,
+        "main drafter before": str,
         "whole vocabulary": lambda drafter: found[drafter, None, True],
         "best 32 of the base logits": lambda drafter: found[drafter, 32, True],
         "head off": lambda drafter: found[drafter, None, False],
     }
+    stages = {r["stage"]: r for r in read_records(records / "adapt.jsonl")}
+    today = stages["base, drafter before"]
+    by_set = today["acceptance_length"]
+
+    def reached(way: str) -> Callable[[str], str]:
+        return lambda name: f"{by_set[name][way]:.2f}"
+
     return page(
         "### With few candidates",
-        f"The first 16 prompts of gsm8k ({records[0]['used']} used), simulated. A rollout over the "
-        "best candidates of the base logits is cheaper; the warm start, whose λ was 0 for most of "
-        "its run, forgot how to rank them. So the released drafter is an average of the weights: "
-        "60% of the warm start and 40% of what it started from.",
-        *map(made_together, by_run(records)),
-        table(columns, dict.fromkeys(r["drafter"] for r in records)),
+        "A rollout over the best candidates of the base logits is cheaper. Today's recipe keeps λ "
+        "at 0.3, and the base logits keep their ranking: the main drafter, in bfloat16 before it "
+        "was packed, on the first 64 prompts of each set (those used), simulated:",
+        made_together([today]),
+        table(
+            {
+                "set": lambda name: f"{name} ({today['answers'][name]['used']})",
+                "whole vocabulary": reached("on"),
+                "best 32 of the base logits": reached("candidates"),
+                "head off": reached("off"),
+            },
+            SETS,
+        ),
+        f"In the main drafter before, on the first 16 prompts of gsm8k ({before[0]['used']} used), "
+        "λ was 0 for most of the warm start, which forgot how to rank them; an average of the "
+        "weights, 60% of the warm start and 40% of what it started from, was released then.",
+        *map(made_together, by_run(before)),
+        table(columns, dict.fromkeys(r["drafter"] for r in before)),
     )
 
 
@@ -140,17 +163,19 @@ def _release(records: Path) -> str:
         parts += [made_together(stage), table(_RELEASE, stage)]
     return page(
         "## The release runs",
-        "The main drafter had two runs: from random weights, then a warm start from the result, "
-        "without its optimiser state; so had the CPU drafter before. The present CPU drafter is of "
-        "one run by today's recipe, 170 s while another run shared the card, each step a CUDA "
-        "graph; its commit's code with the line that chose graphs mended (6001d10). Seconds of the "
-        "first tables include compilation, and in the warm starts both drafters shared the card "
-        "for the shorter run's time. *Right in a row* counts among the tokens that can be drafted, "
-        "which flatters the CPU drafter's 8192. Held out: 24 prompts × 96 tokens in the first "
-        "runs, 32 × 128 in the second, not evaluated during the last.",
+        "Both released drafters are of one run each, from random weights by today's recipe, each "
+        "step a CUDA graph: the last two tables. The CPU drafter's 170 s were shared with another "
+        "run, and its commit's code had the line that chose graphs mended (6001d10). Those "
+        "released before had two runs each, the first two tables: from random weights, then a warm "
+        "start from the result, without its optimiser state. Seconds of the first two tables "
+        "include compilation, and in the warm starts both drafters shared the card for the shorter "
+        "run's time. *Right in a row* counts among the tokens that can be drafted, which flatters "
+        "the CPU drafter's 8192. Held out: 24 prompts × 96 tokens in the first runs, 32 × 128 "
+        "later, not evaluated during the CPU drafter's last.",
         *parts,
-        "The first main run's head output matrix was lost in transfer and fitted again on a CPU by "
-        "`benchmarks.refit_output`, everything else frozen: that gave an acceptance length of "
+        "Of the main drafter before: its first run's head output matrix was lost in transfer and "
+        "fitted again on a CPU by `benchmarks.refit_output`, everything else frozen: that gave an "
+        "acceptance length of "
         f"{refit['tokens_per_cycle']:.2f} on the run's own {refit['prompts']} held-out prompts, "
         "and is what the warm start began from. In the warm starts λ was 0 for the last 70% of the "
         "run: the base logits alone (head off) fell while the whole drafter rose.",
@@ -259,8 +284,11 @@ _FOUND = {
         "runs' code was the commit's with these changes; since then the first logits are smaller "
         "still where the mask's own would exceed 1, and scales have a floor. The runs with a "
         "softmax over a part of the vocabulary are of the landed recipe, on the first 48 prompts "
-        "of each set. All runs here were bound by the host, not by the GPU: half the sequences "
-        "bring few more steps, and learn less. Steps are captured in a CUDA graph since."
+        "of each set. All of these runs were bound by the host, not by the GPU: half the sequences "
+        "bring few more steps, and learn less. In the runs since 03565b9 a step is one CUDA graph: "
+        "the same recipe makes 706 steps in the seconds of 484. Against it, in equal seconds, LK "
+        "loss, hard labels and layers that start from the target's own all lose "
+        "(`benchmarks/tried.py`)."
     ),
     "qwen2.5-coder-1.5b-instruct": (
         "A target that no part of the recipe was chosen on, with all defaults, trained on 36,270 "
@@ -287,12 +315,6 @@ def recipe(records: Path) -> str:
         "held-out conversations and the first prompts of each set.",
         *(_recipe_of(name, [r for r in runs if recipe_target(r) == name]) for name in targets),
     )
-
-
-def recipe_target(run: Record) -> str:
-    """The target of a run of the recipe; the first ones name it in their command alone."""
-    named = re.search(r"--target (\S+)", run["environment"]["command"])
-    return Path(run.get("target") or (named[1] if named else "")).name.removesuffix(".gguf")
 
 
 def _recipe_of(target: str, runs: list[Record]) -> str:
@@ -327,33 +349,6 @@ def _recipe_of(target: str, runs: list[Record]) -> str:
         _FOUND.get(target, ""),
         made(runs),
         table(columns, runs),
-        _time_to_acceptance(runs),
-    )
-
-
-def _time_to_acceptance(runs: list[Record]) -> str:
-    """Evaluations during the runs that made any, against the seconds of training before them."""
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        seconds = 0.0
-        for report in run["reports"]:
-            seconds = report.get("training_seconds", seconds)
-            if "tokens_per_cycle" in report:
-                rows.append({**report, "name": run["name"], "seconds": seconds})
-    if not rows:
-        return ""
-    columns: Columns = {
-        "run": field("name"),
-        "seconds of training": field("seconds", ".0f"),
-        "step": field("step"),
-        "acceptance length, held out": field("tokens_per_cycle", ".2f"),
-        "head off": lambda r: (
-            f"{r['tokens_per_cycle_head_off']:.2f}" if "tokens_per_cycle_head_off" in r else ""
-        ),
-    }
-    return page(
-        "Time to acceptance: the runs' own evaluations, on 32 held-out prompts × 128 tokens.",
-        table(columns, rows),
     )
 
 
@@ -408,11 +403,19 @@ def adapted(file: Path) -> str:
         f"{adapt['wall_seconds']:.0f} s, loading and compiling included. Acceptance lengths below "
         "are simulated with each target's own greedy answers; in brackets, how many of them count: "
         "loops and answers under 32 tokens do not.",
+        *remarks((record["environment"] for record in stages.values()), _ADAPT_REMARKS),
         made(stages.values()),
         table(columns, runs),
     )
 
 
+_ADAPT_REMARKS = {
+    "03565b9": "Both trainings overfit: 2,000 answers were seen 76 and 120 times. Adapting gains "
+    "on what the fine-tune was made for and loses on all else; the drafter from random weights "
+    "was at its best, 1.90 on its own held-out prompts, after a tenth of its run. Since then "
+    "`domino adapt` has four times as many answers made and ends after 8 passes over them, and "
+    "`domino train` warns of more than 16; neither has been measured yet."
+}
 _ASKED = {"held-out": "made-up prompts, held out", "fine-tune": "fine-tune's data, held out"}
 
 

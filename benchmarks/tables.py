@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -65,3 +67,13 @@ def field(name: str, form: str = "", unit: str = "", *, scale: float = 1) -> Cal
         return format(record if scale == 1 else record * scale, form) + unit
 
     return show
+
+
+_ALSO = {"SmolLM2-135M-Instruct.Q4_1": "smollm2"}
+
+
+def recipe_target(run: Record) -> str:
+    """The target of a run of the recipe; the first ones name it in their command alone."""
+    named = re.search(r"--target (\S+)", run["environment"]["command"])
+    name = Path(run.get("target") or (named[1] if named else "")).name.removesuffix(".gguf")
+    return _ALSO.get(name, name)

@@ -9,6 +9,7 @@ from benchmarks import make_results
 from benchmarks.results_decoding import TRAINED, head_to_head, serving
 from benchmarks.results_engine import changes_table, tilings
 from benchmarks.tables import made, made_together, remarks
+from benchmarks.time_to_acceptance import BEFORE, PICTURE, TODAY, courses, draw
 
 from domino_spec.checkpoints import describe, released_names
 from domino_spec.errors import InputError
@@ -31,9 +32,23 @@ def numbers(text):
 def test_every_number_in_a_table_comes_from_the_records(pages):
     for path, text in pages.items():
         assert numbers(path.read_text(encoding="utf-8")) == numbers(text), path.name
-    assert set((make_results.DOCS / "results").iterdir()) == set(pages) - {
-        make_results.DOCS / "results.md"
+    files = set(pages) - {make_results.DOCS / "results.md"} | {
+        make_results.DOCS / "results" / PICTURE
     }
+    assert set((make_results.DOCS / "results").iterdir()) == files
+
+
+def test_the_picture_shows_every_course_on_record(pages, tmp_path):
+    draw(make_results.RECORDS, tmp_path / PICTURE)
+    drawn = (tmp_path / PICTURE).read_text(encoding="utf-8")
+    found = courses(make_results.RECORDS)
+    assert {BEFORE, TODAY} <= {course.recipe for course in found}
+    shown = (make_results.DOCS / "results" / PICTURE).read_text(encoding="utf-8")
+    for course in found:
+        for text in (drawn, shown):
+            assert course.recipe in text
+            assert course.target in text
+    assert f"]({PICTURE})" in pages[make_results.DOCS / "results" / "training.md"]
 
 
 def test_headlines_are_said_again_at_length_and_their_links_lead_somewhere(pages):

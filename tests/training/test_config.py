@@ -228,9 +228,10 @@ def test_settings_of_older_runs_are_read(path):
     saved = read_settings(path)
     config = TrainConfig.from_dict(saved)
     assert config.batch_size == saved.get("rows", saved.get("batch_size"))
-    ran = {"loss_vocab": saved.get("loss_vocab") or 0, "drafter": {}}  # unset was: all tokens
+    before = saved.get("loss_vocab") or 0  # unset was: all tokens
+    ran = {"loss_vocab": before, "drafter": {}}
     check_same_run({**saved, "drafter": {}}, {**config.to_dict(), **ran})
-    with pytest.raises(TrainingError, match="loss_vocab was 0 and is 8192"):
+    with pytest.raises(TrainingError, match=f"loss_vocab was {before} and is 8192"):
         check_same_run({**saved, "drafter": {}}, {**config.to_dict(), **ran, "loss_vocab": 8192})
 
 
