@@ -8,7 +8,8 @@
 2. Adapter and merged model are compared: weights, and greedy texts from the engine.
 3. `domino adapt` adapts the drafter to the adapter, with prompts that the fine-tune makes up.
 4. `domino train` trains a drafter from random weights, as for a model without any: on more answers
-   of the fine-tune's, to prompts that it makes up (`domino data`).
+   of the fine-tune's, to prompts that it makes up by another seed (`domino data`). Prompts that
+   were given are answered once, for both.
 
 Each stage leaves a record. The drafters are measured on held-out prompts of step 3, on those of
 conversations that were kept from the fine-tune, and on --sets. The same command, repeated, begins
@@ -124,6 +125,15 @@ def domino(*words: Any) -> int:
     """A command of `domino`, in this process: its exit code."""
     print("domino", *words, flush=True)
     return int(app([str(word) for word in words], standalone_mode=False) or 0)
+
+
+def course(log: list[dict[str, Any]]) -> dict[str, Any]:
+    """How often a run saw its data, and what it measured on its way."""
+    measured = [report for report in log if "tokens_per_cycle" in report]
+    return {
+        "epochs": max(report.get("epoch", 0) for report in log),
+        "curve": [{n: report[n] for n in ("step", "tokens_per_cycle")} for report in measured],
+    }
 
 
 class Demonstration:
@@ -262,14 +272,14 @@ class Demonstration:
     def train(self) -> dict[str, Any]:
         """From random weights with the default recipe."""
         arguments = self.arguments
-        prompts, answers = arguments.prompts, arguments.run / "answers"
-        if prompts is None:
-            prompts = [arguments.run / "prompts"]
-            self._do("data", "synth", self.merged, "-o", *prompts, "-n", arguments.full_answers,
+        answers = self.adapted / "answers"
+        if arguments.prompts is None:
+            prompts, answers = arguments.run / "prompts", arguments.run / "answers"
+            self._do("data", "synth", self.merged, "-o", prompts, "-n", arguments.full_answers,
                      "--seed", 1, "--quiet")  # fmt: skip
-        temperatures = [word for t in TEMPERATURES for word in ("-t", t)]
-        self._do("data", "answer", self.merged, *prompts, "-o", answers, "--quiet",
-                 "-n", arguments.answer_tokens, *temperatures)  # fmt: skip
+            temperatures = [word for t in TEMPERATURES for word in ("-t", t)]
+            self._do("data", "answer", self.merged, prompts, "-o", answers, "--quiet",
+                     "-n", arguments.answer_tokens, *temperatures)  # fmt: skip
         self._do(
             "train", self.merged, "--data", answers, "--out", self.full, "--max-seconds",
             arguments.full_seconds, "--no-tensorboard", *self._changes(),
@@ -347,7 +357,10 @@ class Demonstration:
 
     def _trained(self, folder: Path) -> dict[str, Any]:
         settings = read_settings(folder / CONFIG_FILE)
-        return {"settings": {n: v for n, v in settings.items() if n not in _PLACES}}
+        return {
+            "settings": {n: v for n, v in settings.items() if n not in _PLACES},
+            **course(read_log(folder / LOG_FILE)),
+        }
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

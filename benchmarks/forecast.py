@@ -20,7 +20,7 @@ from domino_spec.training.forecast import FIT, REFERENCE, Fit, expected_at_end
 
 MARKS = (0.1, 0.2, 0.3, 0.5)
 """Shares of a run from which on its estimate is judged."""
-_USEFUL = 0.1  # estimates that are further off are not told
+_USEFUL = 0.1  # estimates are told from where nine in ten are within
 _STEP_TOKENS, _LENGTH = 16384, 1024  # a GPU's defaults
 
 

@@ -61,12 +61,12 @@ def headlines(records: Path) -> str:
         "- Real text is gsm8k, humaneval and mt-bench.",
         "## Real text",
         "SmolLM2-135M-Instruct with a released drafter on the engine, all tasks; on the H200 the "
-        "main drafter that was released before today's. [All tasks and "
+        "main drafter of 2026-11-15. [All tasks and "
         "settings](results/head-to-head.md).",
         _real_text(records),
         "## The server under load",
         "The same target and drafters behind `domino serve`, a closed loop of streamed chat "
-        "requests at T = 0. [Latencies](results/serving.md).",
+        "requests at T = 0, without prefix reuse. [Latencies](results/serving.md).",
         _server(records),
         "## The engine",
         "Known shapes with random weights, one sequence, bfloat16, and a **forced** acceptance "
@@ -91,7 +91,7 @@ def headlines(records: Path) -> str:
         _exact(records),
         "## Training",
         "Acceptance length of the released drafters, whole blocks drafted; at T = 0.7 of the main "
-        "drafter that was released before today's. "
+        "drafter of 2026-11-15. "
         "[How they were made, training speed](results/training.md).",
         _released(records),
         "Ablations at equal seconds, acceptance length on held-out conversations. "

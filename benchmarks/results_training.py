@@ -28,11 +28,11 @@ PROTOTYPE = {"soft": 233, "hard": 312}
 _MISSING = """## Not measured yet
 
 Late total variation, the curriculum and the other runs of `benchmarks/plans/recipe.yaml` under the
-present recipe; the recipe before on the larger target, on its way. Muon once failed at about step
-500 of 623 with an unexplained CUDA launch failure while two processes shared the card; alone it has
-not failed in any run since, the main drafter's 12,500 steps among them, nor in the CPU drafter's
-2,957, which shared the card with another run by Muon. The full sets on the real decoder: above they
-are simulated, which a test holds equal to decoding."""
+present recipe; evaluations of the AdamW recipe during a run on the larger target; what a CUDA graph
+alone saves of a step. Muon once failed at about step 500 of 623 with an unexplained CUDA launch
+failure while two processes shared the card; alone it has not failed in any run since, the main
+drafter's 12,500 steps among them, nor in the CPU drafter's 2,957, which shared the card with a run
+by Muon. The full sets on the real decoder: above they are simulated, which a test holds equal."""
 
 
 def training(records: Path) -> str:
@@ -66,8 +66,8 @@ _RATE = field("tokens_per_cycle", ".2f")
 
 _ACCEPTANCE_REMARKS = {
     "151b5f2f3e96": "Both drafters of commits 151b5f2f3e96 and 1ccc1d69aa2b, and the main one of "
-    "de50c7613bf3, are those released before; the changes to 03565b9108b3 and 4ee82c9dc938 are "
-    "today's main drafter.",
+    "de50c7613bf3, are those of 2026-11-15; the changes to 03565b9108b3 and 4ee82c9dc938 are the "
+    "present main drafter.",
     "ca636f0d8341": "Commit ca636f0d8341 was rebased before it was merged, as 9342adcb398e; what "
     "lies between the two is of the server alone.",
     "1ccc1d69aa2b": "Commit 1ccc1d69aa2b was rebased before it was merged, as 9a259acf5588; what "
@@ -285,10 +285,10 @@ _FOUND = {
         "still where the mask's own would exceed 1, and scales have a floor. The runs with a "
         "softmax over a part of the vocabulary are of the landed recipe, on the first 48 prompts "
         "of each set. All of these runs were bound by the host, not by the GPU: half the sequences "
-        "bring few more steps, and learn less. In the runs since 03565b9 a step is one CUDA graph: "
-        "the same recipe makes 706 steps in the seconds of 484. Against it, in equal seconds, LK "
-        "loss, hard labels and layers that start from the target's own all lose "
-        "(`benchmarks/tried.py`)."
+        "bring few more steps, and learn less. In the runs since 03565b9 a step is one CUDA graph, "
+        "and the softmax has the default 12,288 tokens: 706 steps in the seconds of 484. Against "
+        "it, in equal seconds, LK loss, hard labels and layers that start from the target's own "
+        "all lose (`benchmarks/tried.py`)."
     ),
     "qwen2.5-coder-1.5b-instruct": (
         "A target that no part of the recipe was chosen on, with all defaults, trained on 36,270 "
@@ -386,6 +386,7 @@ def adapted(file: Path) -> str:
         "drafter": lambda stage: runs[stage][0],
         "training seconds": trained("seconds", ".0f"),
         "steps": trained("steps", ","),
+        "epochs": trained("epochs", ","),
         **{_ASKED.get(name, name): reached(name) for name in names},
     }
     learnt, how = made_by["conversations"]["trained"], made_by["settings"]
@@ -403,18 +404,30 @@ def adapted(file: Path) -> str:
         f"{adapt['wall_seconds']:.0f} s, loading and compiling included. Acceptance lengths below "
         "are simulated with each target's own greedy answers; in brackets, how many of them count: "
         "loops and answers under 32 tokens do not.",
+        _best(train),
         *remarks((record["environment"] for record in stages.values()), _ADAPT_REMARKS),
         made(stages.values()),
         table(columns, runs),
     )
 
 
+def _best(train: Record) -> str:
+    """Where a run was at its best before its end."""
+    best = max(train["curve"], key=lambda point: point["tokens_per_cycle"])
+    if best["step"] == train["steps"]:
+        return ""
+    return (
+        f"On its own held-out prompts the drafter from random weights was at its best, "
+        f"{best['tokens_per_cycle']:.2f}, at step {best['step']:,}; it ended at "
+        f"{train['after']:.2f}."
+    )
+
+
 _ADAPT_REMARKS = {
-    "03565b9": "Both trainings overfit: 2,000 answers were seen 76 and 120 times. Adapting gains "
-    "on what the fine-tune was made for and loses on all else; the drafter from random weights "
-    "was at its best, 1.90 on its own held-out prompts, after a tenth of its run. Since then "
-    "`domino adapt` has four times as many answers made and ends after 8 passes over them, and "
-    "`domino train` warns of more than 16; neither has been measured yet."
+    "03565b9": "Both had 2,000 answers, which is few: adapting gains on the fine-tune's prompts "
+    "and forgets others, and the drafter from random weights overfits. Since then `domino adapt` "
+    "has 8,192 answers made on a GPU and ends after 8 epochs, and `domino train` warns of more "
+    "than 16; what that brings is not measured yet."
 }
 _ASKED = {"held-out": "made-up prompts, held out", "fine-tune": "fine-tune's data, held out"}
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.drafter import DraftModel, backbone
-from domino_spec.training import acceleration, objective, start
+from domino_spec.training import acceleration, objective, run, start
 from domino_spec.training.loss import chunk_gradients
 
 _DECAY = 3.0
@@ -33,7 +33,7 @@ def _gradients(function: Callable[..., Any]) -> Iterator[None]:
     """Another loss of a chunk's labels, compiled or not."""
     with (
         mock.patch.object(acceleration, "chunk_gradients", function),
-        mock.patch.dict(objective.Objective.__init__.__kwdefaults__, gradients=function),
+        mock.patch.object(run, "chunk_gradients", function),
     ):
         yield
 
@@ -52,16 +52,18 @@ def _likelihood(*inputs: Any) -> tuple[Any, ...]:
 def _until_first_error(*inputs: Any) -> tuple[Any, ...]:
     """AUF (2607.01893): base logits learn nothing behind their block's first error.
 
-    The places that `_places` gave for the corrected labels say where a block begins.
+    `_places` gives each label's place in its block for whether it is corrected. Where a block's
+    labels are not all there, or in the chunk before, they pass for right.
     """
     base, correction, teacher, best, drafts, weights, lam, variation, sharpness, offsets = inputs
     corrected = drafts >= 1
     chunk = (base, correction, teacher, best, corrected)
     right = base.gather(1, best.unsqueeze(1)).squeeze(1) >= base.amax(-1)
     reached = torch.ones_like(right)
+    index = torch.arange(len(drafts), device=drafts.device)
     for back in range(1, 16):  # blocks are of 16 drafts at most
-        before = torch.roll(right, back)
-        reached &= before | (drafts < back)
+        own = (torch.roll(drafts, back) == drafts - back) & (index >= back)
+        reached &= torch.roll(right, back) | ~own
     one, zero = torch.ones_like(lam), torch.zeros_like(lam)
     first = chunk_gradients(*chunk, lam * weights * reached, one, None, sharpness, offsets)
     final = chunk_gradients(*chunk, (1 - lam) * weights, zero, variation, sharpness, offsets)

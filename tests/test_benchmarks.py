@@ -6,6 +6,7 @@ import tarfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -46,6 +47,9 @@ def tiny(tmp_path_factory) -> Path:
     return folder
 
 
+LOSSES = ("_likelihood", "_until_first_error")
+
+
 def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
     base = {
         "batch_size": 2, "length": 64, "anchors": 4, "layers": 1, "rank": 4, "held_out": 2,
@@ -67,7 +71,11 @@ def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
         *tried._IDEAS,
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
+    losses = {name: mock.Mock(wraps=getattr(tried, name)) for name in LOSSES}
+    for name, spied in losses.items():
+        monkeypatch.setattr(tried, name, spied)
     sweep.main()
+    assert all(spied.called for spied in losses.values())
     first, second, failed, *ideas = read_records(tmp_path / "r.jsonl")
     assert [record["tried"] for record in ideas] == list(tried._IDEAS)
     assert all(record["acceptance_length"]["held-out"]["on"] >= 1 for record in ideas)

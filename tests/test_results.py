@@ -9,7 +9,7 @@ from benchmarks import make_results
 from benchmarks.results_decoding import TRAINED, head_to_head, serving
 from benchmarks.results_engine import changes_table, tilings
 from benchmarks.tables import made, made_together, remarks
-from benchmarks.time_to_acceptance import BEFORE, PICTURE, TODAY, courses, draw
+from benchmarks.time_to_acceptance import NEW, OLD, PICTURE, courses, draw
 
 from domino_spec.checkpoints import describe, released_names
 from domino_spec.errors import InputError
@@ -42,8 +42,9 @@ def test_the_picture_shows_every_course_on_record(pages, tmp_path):
     draw(make_results.RECORDS, tmp_path / PICTURE)
     drawn = (tmp_path / PICTURE).read_text(encoding="utf-8")
     found = courses(make_results.RECORDS)
-    assert {BEFORE, TODAY} <= {course.recipe for course in found}
+    assert {OLD, NEW} <= {course.recipe for course in found}
     shown = (make_results.DOCS / "results" / PICTURE).read_text(encoding="utf-8")
+    assert shown.count("<use ") == drawn.count("<use "), "as many points and ticks"
     for course in found:
         for text in (drawn, shown):
             assert course.recipe in text

@@ -210,7 +210,9 @@ def test_the_drafters_own_shape_is_trained(shape):
         return {k: v for k, v in described.to_dict().items() if k not in _ITS_OWN}
 
     assert trained(described) == trained(shape)
-    assert config.max_seconds == 60
+    assert (config.max_seconds, config.epochs) == (60, 8)
+    own = train_config(settings, shape, {"epochs": 2.0})
+    assert (own.max_seconds, own.epochs, own.save_every) == (60, 2, 0)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,11 @@ def test_a_run_over_seconds_tells_its_steps(train, tmp_path):
     both = train("--max-seconds", 100, "--steps", 3, *FAST, out="both")
     assert both.exit_code == 0, both.output
     assert "3 steps, at most 100 s of steps, of " in both.stderr
-    many = train("--steps", 400, "--max-seconds", 0.05, *FAST, out="many")
-    assert "overfits" in many.stderr
     assert "overfits" not in both.stderr
+
+
+def test_too_many_epochs_are_said_beforehand_where_they_will_be_made(train):
+    stopped = train("--steps", 400, "--max-seconds", 0.02, *FAST, out="seconds")
+    assert stopped.exit_code == 0, stopped.output
+    assert "overfits" not in stopped.stderr, "it ends long before"
+    assert "overfits" in train("--epochs", 17, *FAST, out="epochs").stderr

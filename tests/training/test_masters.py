@@ -176,7 +176,7 @@ def test_scaled_masters_are_restored_exactly():
 
 
 def test_muon_is_pytorchs_matrix_by_matrix(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)  # as ours is on a CPU
+    """In float32, on a CPU, where PyTorch's own is in bfloat16."""
     torch.manual_seed(0)
     shapes = ((16, 32), (16, 32), (32, 16), (24, 24))
     own = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -187,8 +187,11 @@ def test_muon_is_pytorchs_matrix_by_matrix(monkeypatch):
         for mine, other in zip(own, theirs, strict=True):
             mine.grad = torch.randn_like(mine)
             other.grad = mine.grad.clone()
-        ours.step()
-        reference.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "bfloat16", None)
+            ours.step()
+            patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.float)
+            reference.step()
     for mine, other in zip(own, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-6, rtol=0)
 

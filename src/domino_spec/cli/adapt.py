@@ -48,8 +48,8 @@ def adapt(
 ) -> None:
     """Adapt a drafter to a fine-tune of its target, if that pays; it needs no data.
 
-    The drafter is measured on held-out prompts, trained for --seconds on what the fine-tune itself
-    answers, and measured again. Exit code 3: the old drafter is better and is kept.
+    The drafter is measured on held-out prompts, trained for at most --seconds on what the fine-tune
+    itself answers, and measured again. Exit code 3: the old drafter is better and is kept.
     """
     check_installed(tensorboard=False)
     require_places(

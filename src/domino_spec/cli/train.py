@@ -34,9 +34,8 @@ _LITTLE = 1.1  # acceptance length; 1 is what an untrained drafter gives
 _A_MOMENT = 3.0  # torchrun ends all at the first failure: the one that speaks must come first
 # A setting leaves no room for what an earlier source said of these.
 _REPLACES = {
-    "epochs": ("steps", "max_seconds"),
-    "steps": ("epochs", "max_seconds"),
-    "max_seconds": ("steps", "epochs"),
+    "epochs": ("steps",),
+    "steps": ("epochs",),
     "captured_layers": ("target_layer_ids",),
 }
 
@@ -216,7 +215,9 @@ def introduce(voice: Voice, run: Run, *, alone: bool) -> None:
         f"{length} of {config.batch_size} sequences × {config.length} tokens, {config.anchors} "
         f"blocks a sequence, {config.labels} labels, learning rate {config.learning_rate:.3g}"
     )
-    plan = run.trainer.forecast.plan(config.steps) if config.steps else None
+    # How many steps fit into seconds is known, and told, once some were made.
+    known = config.steps if config.max_seconds is None else None
+    plan = run.trainer.forecast.plan(known) if known else None
     if plan:
         voice.status(plan_line(plan))
     if run.evaluate is None and config.eval_every != 0:

@@ -36,7 +36,7 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 """Of the answers that are learnt from."""
 _WARMUP = 0.02
 _RATE_SHARE = 1 / 3  # of a fresh drafter's: much is known already
-_EPOCHS = 8.0  # more, and what it learns is the answers themselves
+_EPOCHS = 8.0  # of few answers more would teach it those answers
 _PROMPTS, _PROMPTS_ON_A_CPU = 8192, 2000
 
 
@@ -92,9 +92,9 @@ def train_config(
             "has options of its own."
         )
     at_the_end = {"eval_every": 10**9, "save_every": 0}  # evaluations would outlast the training
-    length = {"max_seconds": settings.seconds, "epochs": _EPOCHS, **at_the_end}
-    if changes.keys() & {"steps", "epochs"}:
-        length = {}
+    length = {"max_seconds": settings.seconds, **at_the_end}
+    if not changes.keys() & {"steps", "epochs"}:
+        length["epochs"] = _EPOCHS
     return TrainConfig.from_dict({**fixed, **length, "warmup_ratio": _WARMUP, **changes})
 
 

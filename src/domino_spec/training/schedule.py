@@ -109,6 +109,11 @@ class Budget:
         return self._timed / timed if timed >= _SETTLING else None
 
     @property
+    def timed(self) -> bool:
+        """Whether seconds may end the run, so that its steps follow from the pace."""
+        return self._limit is not None
+
+    @property
     def places(self) -> int:
         """How many places the schedule has."""
         if self._limit is None:

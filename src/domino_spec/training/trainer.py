@@ -304,7 +304,7 @@ class Trainer:
         """As soon as the pace is known, from which follow the steps of a run over seconds."""
         values: dict[str, Any] = {"seconds_per_step": seconds_per_step, **self._time_left()}
         steps = self.budget.expected_steps(self.step)
-        if steps is not None and steps != self.budget.last_step(self.step):
+        if steps is not None and self.budget.timed:
             values["plan"] = self.forecast.plan(steps)
         self._tell(self.step, values)
 
