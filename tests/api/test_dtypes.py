@@ -46,6 +46,23 @@ def test_it_is_measured_once(monkeypatch, cache):
     assert dtypes.product_seconds() == first
 
 
+def test_measuring_leaves_pytorchs_fast_products_on(monkeypatch):
+    """PyTorch turns them off where it has none for bfloat16."""
+
+    def turning_them_off(calls, **_):
+        torch.backends.mkldnn.enabled = False
+        return dict.fromkeys(calls, 1.0)
+
+    monkeypatch.setattr(dtypes, "least_seconds", turning_them_off)
+    before = torch.backends.mkldnn.enabled
+    try:
+        torch.backends.mkldnn.enabled = True
+        dtypes.measure_products()
+        assert torch.backends.mkldnn.enabled
+    finally:
+        torch.backends.mkldnn.enabled = before
+
+
 @pytest.mark.parametrize("spoiled", ["", "[]", "{}", '{"torch.float32": 0, "torch.bfloat16": 1}'])
 def test_a_spoiled_file_is_measured_again(monkeypatch, cache, spoiled):
     taking(monkeypatch, float32=1.0, bfloat16=2.0)

@@ -7,6 +7,9 @@ import json
 import pytest
 import yaml
 
+from domino_spec.cli.training_view import plan_line
+from domino_spec.training.forecast import Forecast
+
 FAST = (
     "--length", 64, "--batch-size", 2, "--anchors", 4, "--size", "small", "--eval-every", 0,
     "--no-tensorboard",
@@ -41,10 +44,14 @@ def test_a_run_over_seconds_tells_its_steps(train, tmp_path):
     assert both.exit_code == 0, both.output
     assert "3 steps, at most 100 s of steps, of " in both.stderr
     assert "overfits" not in both.stderr
+    many = train("--max-seconds", 0.02, "--epochs", 17, *FAST, out="many")
+    assert many.exit_code == 0, many.output
+    assert "overfits" not in many.stderr, "it ends long before"
 
 
-def test_too_many_epochs_are_said_beforehand_where_they_will_be_made(train):
-    stopped = train("--steps", 400, "--max-seconds", 0.02, *FAST, out="seconds")
-    assert stopped.exit_code == 0, stopped.output
-    assert "overfits" not in stopped.stderr, "it ends long before"
-    assert "overfits" in train("--epochs", 17, *FAST, out="epochs").stderr
+@pytest.mark.parametrize(("epochs", "said"), [(16, False), (17, True)])
+def test_too_many_epochs_are_said_beforehand(epochs, said):
+    plan = Forecast(
+        tokens_per_step=1, steps_per_epoch=10.0, recorded_shape=False, from_scratch=False
+    ).plan(epochs * 10)
+    assert ("overfits" in plan_line(plan)) is said
