@@ -27,7 +27,7 @@ from domino_spec.records import read_records
 ENGINE_TEXT = "head-to-head-engine*.jsonl"
 """Runs of `domino bench` with a released drafter alone."""
 TRAINED = "head_to_head_train.jsonl"
-"""What `benchmarks.head_to_head_train` writes."""
+"""Drafters of every kind for SmolLM2, trained by a script that `benchmarks.sweep` replaced."""
 
 _HEAD_TO_HEAD_REMARKS = {
     "9f7a339": (

@@ -4,9 +4,9 @@
 
 A plan holds `seconds`, `base` settings and `runs`, each a `name` and its own `settings` (and
 `seconds`, and an idea of `benchmarks.tried`). Seconds are those of training alone: the compiler,
-evaluations and files are not counted. Acceptance lengths are simulated on the target's own greedy
-answers: what greedy decoding would give. A run that fails is on record too, and the next one
-follows.
+evaluations and files are not counted. Acceptance lengths of block drafters are simulated on the
+target's own greedy answers, which is what greedy decoding would give; other drafters decode. A run
+that fails is on record too, and the next one follows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from benchmarks.tried import tried
 from domino_spec.api import DominoDecoder
 from domino_spec.data import Corpus, load_corpus
 from domino_spec.drafter import DraftModel, DraftModule
-from domino_spec.evaluation import Protocol, measure_simulated
+from domino_spec.drafters import drafter_of
+from domino_spec.evaluation import Protocol, measure_decoded, measure_simulated
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
 from domino_spec.training import TrainConfig, World, prepare, train
@@ -89,8 +90,15 @@ def train_one(settings: dict[str, Any], loaded: LoadedTarget, corpus: Corpus, ou
 
 def measure(drafter: DraftModule, loaded: LoadedTarget, sets: Sets) -> dict[str, Any]:
     """Acceptance lengths by set: with all tokens, with the best candidates, with the head off."""
+    if not isinstance(drafter, DraftModel):
+        decoder = DominoDecoder(loaded.target, drafter_of(drafter), tokenizer=loaded.tokenizer)
+        decoded = [
+            measure_decoded(decoder, prompts, Protocol(max_new_tokens=answers.max_new_tokens))
+            for prompts, answers in sets
+        ]
+        return {one.prompts.name: {"on": round(one.total.tokens_per_cycle, 4)} for one in decoded}
     ways: dict[str, tuple[int | None, bool]] = {"on": (None, True)}
-    if isinstance(drafter, DraftModel) and drafter.head is not None:
+    if drafter.head is not None:
         ways |= {"candidates": (CANDIDATES, True), "off": (None, False)}
     found: dict[str, Any] = {prompts.name: {} for prompts, _ in sets}
     for way, (candidates, head) in ways.items():

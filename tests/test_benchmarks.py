@@ -2,7 +2,6 @@
 
 import json
 import sys
-import tarfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from benchmarks import (
     adapt,
     average,
     engine_crowd,
-    head_to_head_train,
     refit_output,
     sweep,
     sweep_sets,
@@ -33,6 +31,7 @@ from domino_spec.engine.cache import SlotCache
 from domino_spec.evaluation import Protocol
 from domino_spec.records import read_records
 from domino_spec.targets import load_target
+from domino_spec.training.config import BASELINES
 from tests.cli.tiny import LINES, MASK, VOCAB, drafter_config, make_tokenizer, save_target
 from tests.support.families import random_prompts
 
@@ -48,6 +47,7 @@ def tiny(tmp_path_factory) -> Path:
 
 
 LOSSES = ("_likelihood", "_until_first_error")
+NO_BLOCK = {"layers": None, "rank": None, "mask_token_id": None}
 
 
 def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
@@ -59,6 +59,7 @@ def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
         {"name": "a"},
         {"name": "b", "settings": {"variant": "dflash", "rank": None}, "seconds": 0.02},
         {"name": "c", "settings": {"gamma": -1.0}},
+        *({"name": kind, "settings": {**NO_BLOCK, "variant": kind}} for kind in BASELINES),
         *({"name": idea, "tried": idea} for idea in tried._IDEAS),
         {"name": "d"},
     ]
@@ -68,7 +69,7 @@ def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
         "sweep", str(tmp_path / "plan.yaml"), "--target", str(tiny), "--data",
         str(tiny / "s.npz"), "--continuations", str(tmp_path / "answers"), "--out",
         str(tmp_path / "r.jsonl"), "--keep", str(tmp_path / "kept"), "--only", "a", "b", "c",
-        *tried._IDEAS,
+        *BASELINES, *tried._IDEAS,
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
     losses = {name: mock.Mock(wraps=getattr(tried, name)) for name in LOSSES}
@@ -76,7 +77,14 @@ def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
         monkeypatch.setattr(tried, name, spied)
     sweep.main()
     assert all(spied.called for spied in losses.values())
-    first, second, failed, *ideas = read_records(tmp_path / "r.jsonl")
+    first, second, failed, *others = read_records(tmp_path / "r.jsonl")
+    kinds, ideas = others[: len(BASELINES)], others[len(BASELINES) :]
+    assert [record["name"] for record in kinds] == list(BASELINES)
+    for record in kinds:  # they decode, as nothing simulates them
+        assert record["acceptance_length"]["held-out"]["on"] >= 1
+        kept = tmp_path / "kept" / record["name"] / "drafter"
+        opened = open_drafter(kept, load_target(tiny, device="cpu").target)
+        assert (opened.kind, opened.parameters) == (record["name"], record["parameters"])
     assert [record["tried"] for record in ideas] == list(tried._IDEAS)
     assert all(record["acceptance_length"]["held-out"]["on"] >= 1 for record in ideas)
     parameters = {record["name"]: record["parameters"] for record in (first, *ideas)}
@@ -230,68 +238,6 @@ def test_weights_are_averaged_and_shapes_must_agree(tmp_path, monkeypatch):
     save_drafter(DraftModel.fresh(replace(config, block_size=5), seed=0), tmp_path / "b")
     with pytest.raises(SystemExit, match="different shapes"):
         average.main()
-
-
-@pytest.mark.slow
-def test_every_kind_is_trained_for_the_same_time_packed_and_measured(tiny, tmp_path, monkeypatch):
-    arguments = [
-        "head_to_head_train", "--target", str(tiny), "--data", str(tiny / "s.npz"), "--seconds",
-        "0.5", "--search-seconds", "0.02", "--prompts", "2", "--tokens", "12", "--keep",
-        str(tmp_path / "kept"), "--records", str(tmp_path / "r.jsonl"), "--part-bytes", "40000",
-        "--rates", "domino=1e-3", "dflash=1e-3", "markov=1e-3", "eagle3=1e-3", "medusa=1e-2,1e-3",
-        "--set", "rows=2", "length=64", "held_out=4", f"mask_token_id={MASK}", "log_every=50",
-        "domino:layers=1", "dflash:layers=1", "markov:layers=1", "medusa:draft_steps=3",
-    ]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", arguments)
-    head_to_head_train.main()
-    records = read_records(tmp_path / "r.jsonl")
-    searched = [r for r in records if r["stage"] == "search"]
-    assert [(r["kind"], r["learning_rate"]) for r in searched] == [
-        ("medusa", 1e-2),
-        ("medusa", 1e-3),
-    ]
-    full = {r["kind"]: r for r in records if r["stage"] == "full"}
-    assert list(full) == list(head_to_head_train.KINDS)
-    best = max(searched, key=lambda r: r["held_out"]["tokens_per_cycle"])
-    assert full["medusa"]["learning_rate"] == best["learning_rate"]
-    assert full["medusa"]["settings"]["draft_steps"] == full["medusa"]["drafts"] == 3
-    for kind, record in full.items():
-        assert record["held_out"]["tokens_per_cycle"] >= 1.0
-        if kind == "lookup":
-            continue
-        assert record["training_seconds"] >= 0.5
-        assert record["steps"] > 3
-        assert record["parameters"] > 0
-        assert "/" not in json.dumps(record["settings"])
-        parts = sorted((tmp_path / "kept").glob(f"{kind}.tar*"))
-        assert all(part.stat().st_size <= 40_000 for part in parts)
-        (tmp_path / "whole.tar").write_bytes(b"".join(part.read_bytes() for part in parts))
-        with tarfile.open(tmp_path / "whole.tar") as tar:
-            tar.extractall(tmp_path / "home", filter="data")
-        opened = open_drafter(tmp_path / "home" / kind, load_target(tiny, device="cpu").target)
-        assert opened.kind == kind
-        assert opened.parameters == record["parameters"]
-    assert any(part.suffix == ".1" for part in (tmp_path / "kept").iterdir()), "cut in parts"
-
-
-def test_a_kind_that_fails_costs_the_others_nothing(tiny, tmp_path, monkeypatch):
-    run = head_to_head_train.Contest.run
-
-    def fails(contest, kind, rates):
-        if kind == "medusa":
-            raise RuntimeError("a launch failed")
-        run(contest, kind, rates)
-
-    monkeypatch.setattr(head_to_head_train.Contest, "run", fails)
-    arguments = [
-        "head_to_head_train", "--target", str(tiny), "--data", str(tiny / "s.npz"), "--kinds",
-        "medusa", "lookup", "--prompts", "2", "--tokens", "12", "--keep", str(tmp_path / "kept"),
-        "--records", str(tmp_path / "r.jsonl"), "--set", "held_out=4",
-    ]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", arguments)
-    with pytest.raises(SystemExit, match="not trained: medusa"):
-        head_to_head_train.main()
-    assert [record["kind"] for record in read_records(tmp_path / "r.jsonl")] == ["lookup"]
 
 
 @pytest.fixture
