@@ -214,7 +214,7 @@ class TrainConfig(BaseModel):
     optimizer: Literal["adamw", "muon"] | None = _optimisation(
         None,
         "Muon is for the inner matrices, with AdamW for the rest; one process only",
-        unset="`muon`; in several processes, and for `medusa` and `eagle3`, `adamw`",
+        unset="`muon`; in several processes `adamw`",
     )
     betas: tuple[Beta, Beta] = _optimisation((0.9, 0.95), "AdamW's two betas")
     weight_decay: Annotated[Number, Ge(0)] = _optimisation(0.0, "AdamW's and Muon's")

@@ -95,9 +95,7 @@ def derive(
         pays = config.draft_vocab is None and target.lm_head_is_plain
         loss_vocab = max(_LEAST_LOSS_VOCAB, target.vocab_size // 4) if pays else 0
     filled["loss_vocab"] = loss_vocab if loss_vocab < target.vocab_size else 0
-    # Muon needs whole matrices, and was measured on block drafters alone.
-    muon = alone and config.variant not in BASELINES
-    filled["optimizer"] = config.optimizer or ("muon" if muon else "adamw")
+    filled["optimizer"] = config.optimizer or ("muon" if alone else "adamw")  # needs whole matrices
     rate = _ADAMW_RATE * min(1.0, (576 / hidden) ** 0.5)
     rate = _MUON_RATE if filled["optimizer"] == "muon" else rate
     filled["learning_rate"] = config.learning_rate or rate
