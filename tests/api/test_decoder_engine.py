@@ -77,17 +77,19 @@ def test_a_seed_gives_the_reference_loops_coupled_text(fast, reference, params):
     assert [row.tokens for row in fast.generate(PROMPTS, **params | {"seed": 6})] != found
 
 
-def test_the_reference_loop_draws_by_rejection_unless_it_is_told(reference):
+def test_a_seed_keeps_its_text_unless_another_rule_is_asked_for(fast, reference):
     params = {"seed": 5, "temperature": 0.8, **LONG}
     unsaid = reference.generate(TEXT, **params).tokens
-    assert reference.generate(TEXT, **params, accept="rejection").tokens == unsaid
-    assert reference.generate(TEXT, **params, accept="coupled").tokens != unsaid
+    for decoder in (fast, reference):
+        assert decoder.generate(TEXT, **params).tokens == unsaid
+        assert decoder.generate(TEXT, **params, accept="match").tokens == unsaid
+        assert decoder.generate(TEXT, **params, accept="block").tokens != unsaid
 
 
 def test_without_a_seed_torchs_own_counts(fast):
     def drawn():
         torch.manual_seed(3)
-        return fast.generate(TEXT, temperature=1.0, **LONG).tokens
+        return fast.generate(TEXT, temperature=1.0, accept="coupled", **LONG).tokens
 
     assert drawn() == drawn()
 
@@ -227,9 +229,10 @@ def test_processors_and_hooks_give_one_text(fast, reference, params):
 
 # What the engine cannot do ------------------------------------------------------------------------
 
+HOOKED = {"temperature": 0.8, "seed": 1, "hooks": (lambda prompt, output, logits: logits,)}
 REFUSED = {
-    "rejection": ({"temperature": 0.8, "accept": "rejection", "seed": 1}, "accept='rejection'"),
-    "match": ({"temperature": 0.8, "accept": "match", "seed": 1}, "accept='match'"),
+    "rejection": ({**HOOKED, "accept": "rejection"}, "accept='rejection'"),
+    "match": ({**HOOKED, "accept": "match"}, "accept='match'"),
 }
 
 
@@ -259,7 +262,7 @@ def test_who_asks_for_the_engine_alone_is_told_why_not(kind, fast):
 
 
 def test_greedy_rows_have_one_way_to_accept(fast):
-    for rule in ("rejection", "match", "coupled"):
+    for rule in ("block", "rejection", "match", "coupled"):
         assert fast.generate(TEXT, accept=rule, **LONG).run.engine == "fast"
 
 

@@ -73,7 +73,7 @@ def test_what_is_given_up_for_some_rows_only_is_said_of_them(monkeypatch):
         warnings.simplefilter("error")
         assert decoder.generate([4, 9], max_new_tokens=161).stats.cycles == 20
     with pytest.warns(NoGainNotice, match=r"one sequence \(sampled\) a plain step takes 12\.0 ms"):
-        result = decoder.generate([4, 9], max_new_tokens=80, temperature=0.01)
+        result = decoder.generate([4, 9], max_new_tokens=80, temperature=0.01, seed=1)
     assert result.stats.drafted <= 1
 
 

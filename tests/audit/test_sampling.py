@@ -7,7 +7,7 @@ import torch
 from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_sampling
 from domino_spec.audit.chance import after_many_texts, after_one_text, holm, run_test
 from domino_spec.decoding import SamplingParams
-from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
+from domino_spec.decoding.sampling import Sampler
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from tests.engine.runs import make_engine
@@ -36,10 +36,10 @@ def sampled(small, way, *, samples=150, prompts=PROMPTS, **params):
 @pytest.mark.parametrize(
     "params",
     [
-        {},
+        {"accept": "block"},
         {"accept": "match"},
         {"accept": "coupled", "temperature": 0.8},
-        {"top_k": 5, "top_p": 0.9},
+        {"accept": "rejection", "top_k": 5, "top_p": 0.9},
     ],
 )
 def test_a_right_decoder_passes(small, params):
@@ -65,42 +65,46 @@ def test_the_engine_passes(small):
     assert sum(found.stats.accepted) > 100
 
 
-def accepts_always(self, p, q, draft):
-    return Choice(draft, True)
+def accepts_always(self, p, q, draft, position, start):
+    if draft is None:
+        return self.draw(p, position, start), False
+    return draft, True
 
 
-def resamples_from_p(self, p, q, draft):
-    if self._uniform(p.device) * float(q[draft]) < float(p[draft]):
-        return Choice(draft, True)
-    return Choice(self._draw(p), False)
+def resamples_from_p(self, p, q, draft, position, start):
+    if draft is not None and self.uniform(position, start) * float(q[draft]) < float(p[draft]):
+        return draft, True
+    return self.draw(p, position, start), False
 
 
-def accepts_too_easily(self, p, q, draft):
+def accepts_too_easily(self, p, q, draft, position, start):
     """Biased: twice the chance it should have."""
-    if self._uniform(p.device) * float(q[draft]) < 2 * float(p[draft]):
-        return Choice(draft, True)
-    return Choice(self._draw((p - q).clamp(min=0) + 1e-9), False)
+    if draft is None:
+        return self.draw(p, position, start), False
+    if self.uniform(position, start) * float(q[draft]) < 2 * float(p[draft]):
+        return draft, True
+    return self.draw((p - q).clamp(min=0) + 1e-9, position, start), False
 
 
-def drafts_greedily(self, logits, tokens):
+def drafts_greedily(self, start):
     """Greedy drafts, checked as if they had been drawn."""
-    return int(logits.argmax()), DraftDistribution(logits.float().softmax(-1), tokens)
+    return 0.0, 0
 
 
-def chooses_greedily(self, ids, logits, draft, drawn_from):
+def accepts_the_likeliest(self, p, q, draft, position, start):
     """Accepts a draft that is the likeliest token, whatever the temperature."""
-    if draft is not None and int(logits.argmax()) == draft:
-        return Choice(draft, True), logits
-    return REAL_CHOOSE(self, ids, logits, draft, drawn_from)
+    if draft is not None and int(p.argmax()) == draft:
+        return draft, True
+    return REAL(self, p, q, draft, position, start)
 
 
-REAL_CHOOSE = Sampler.choose
+REAL = Sampler.accept_or_resample
 BROKEN = {
-    "accepts always": ("_accept_or_resample", accepts_always),
-    "resamples from p": ("_accept_or_resample", resamples_from_p),
-    "accepts too easily": ("_accept_or_resample", accepts_too_easily),
-    "drafts greedily": ("draft", drafts_greedily),
-    "chooses greedily": ("choose", chooses_greedily),
+    "accepts always": ("accept_or_resample", accepts_always),
+    "resamples from p": ("accept_or_resample", resamples_from_p),
+    "accepts too easily": ("accept_or_resample", accepts_too_easily),
+    "drafts greedily": ("draft_noise", drafts_greedily),
+    "accepts the likeliest": ("accept_or_resample", accepts_the_likeliest),
 }
 
 
@@ -108,7 +112,7 @@ BROKEN = {
 def test_a_broken_decoder_is_called_so(small, kind, monkeypatch):
     name, broken = BROKEN[kind]
     monkeypatch.setattr(Sampler, name, broken)
-    found = sampled(small, way_of(small), samples=600, prompts=PROMPTS[:1])
+    found = sampled(small, way_of(small), samples=300, prompts=PROMPTS[:1], accept="rejection")
     assert found.wrong, [place.test.p for place in found.places]
     assert all(place.position > 0 for place in found.wrong)  # the prefill has no drafts
     audit = Audit(greedy=None, sampling=found)

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from domino_spec.api import DominoDecoder
 from domino_spec.audit import greedy, sampling
 from domino_spec.decoding import loop
 from domino_spec.records import read_records
@@ -25,7 +26,7 @@ def test_a_lossless_pair_exits_with_0_and_is_recorded(domino, target, draft, tmp
     assert record["answer"] == "lossless"
     assert record["engine"] == engine
     assert record["greedy"]["tokens"] > 0
-    assert record["sampling"]["accept"] == ("coupled" if engine == "fast" else "rejection")
+    assert record["sampling"]["accept"] == "block"
     assert record["environment"]["commit"]
     assert "/" not in record["target"]
 
@@ -80,8 +81,9 @@ def test_an_interrupted_audit_keeps_what_was_compared(
 def test_any_kind_of_drafter_is_audited(domino, target, medusa, tmp_path, kind):
     draft = medusa if kind == "medusa" else kind
     given = ("audit", target, "--draft", draft, *QUICK, "--tokens", 24, "--samples", 20)
-    for engine, accept in (("auto", "coupled"), ("reference", "rejection")):
-        run = domino(*given, "--engine", engine, "--json")
+    given += ("--positions", 6)  # long enough for a lookup to find something
+    for engine, accept in (("auto", "block"), ("reference", "rejection")):
+        run = domino(*given, "--engine", engine, "--accept", accept, "--json")
         assert run.exit_code == 0, run.output
         values = json.loads(run.stdout)
         ran = "fast" if engine == "auto" else engine
@@ -90,15 +92,18 @@ def test_any_kind_of_drafter_is_audited(domino, target, medusa, tmp_path, kind):
         assert sum(values["greedy"]["offered"]) > 0, "something was drafted"
 
 
-def test_auto_audits_the_loop_that_would_decode(domino, target, draft):
+def test_auto_audits_the_loop_that_would_decode(domino, target, draft, monkeypatch):
     given = ("audit", target, "--draft", draft, *QUICK)
     engine = json.loads(domino(*given, "--json").stdout)
-    assert (engine["engine"], engine["sampling"]["accept"]) == ("fast", "coupled")
+    assert (engine["engine"], engine["sampling"]["accept"]) == ("fast", "block")
     rule = json.loads(domino(*given, "--accept", "match", "--json").stdout)
-    assert (rule["engine"], rule["sampling"]["accept"]) == ("reference", "match")
-    refused = domino(*given, "--accept", "match", "--engine", "fast")
+    assert (rule["engine"], rule["sampling"]["accept"]) == ("fast", "match")
+    refusing = "it is of an unknown family"
+    monkeypatch.setattr(DominoDecoder, "unsupported_reason", lambda _: refusing)
+    assert json.loads(domino(*given, "--json").stdout)["engine"] == "reference"
+    refused = domino(*given, "--engine", "fast")
     assert refused.exit_code == 2
-    assert "draws are coupled" in " ".join(refused.output.split())
+    assert refusing in " ".join(refused.output.split())
 
 
 def test_built_in_prompts_and_those_from_a_file(domino, target, draft, tmp_path):

@@ -48,7 +48,7 @@ def test_stateful_processor_sees_each_committed_position_once(kind, rows):
     made = make_sequences(prompts, params)
     recorders = []
     for sequence in made:
-        sequence.sampler = make_sampler(sequence, target.device)
+        sequence.sampler = make_sampler(sequence)
         sequence.sampler.processors = for_sequence([Recorder()], sequence.index, rows)
         recorders.append(sequence.sampler.processors[0])
     for _ in decode(target, kind(answers, depth=DEPTH, vocab=VOCAB), made):

@@ -1,6 +1,5 @@
 """Sampling is exact: the distribution is the target's own, and the test notices when it is not."""
 
-import dataclasses
 import math
 from collections import Counter
 
@@ -9,12 +8,11 @@ import torch
 
 from domino_spec import DominoGenerate
 from domino_spec.decoding import SamplingParams, Sequence, decode, make_sampler
-from domino_spec.decoding.sampling import Choice, DraftDistribution, Sampler
+from domino_spec.decoding.sampling import Sampler
 from domino_spec.decoding.stopping import at_length
-from domino_spec.drafter import DraftModel
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
-from tests.support.families import make_target, random_drafter, random_prompts, randomise
+from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.runs import run
 from tests.support.small import small_pair
 
@@ -49,7 +47,7 @@ def exact_distribution(target, params: SamplingParams) -> dict[tuple[int, ...], 
     return dict(joint)
 
 
-def sample_pairs(target, drafter, params: SamplingParams, candidates=None):
+def sample_pairs(target, drafter, params: SamplingParams):
     """Second and third tokens of many rows, sampled in ragged batches."""
     pairs, accepted, offered = Counter(), 0, 0
     for number in range(RUNS):
@@ -57,7 +55,7 @@ def sample_pairs(target, drafter, params: SamplingParams, candidates=None):
             Sequence(PROMPT, params, index=number * ROWS + index, stop_rules=[at_length()])
             for index in range(ROWS)
         ]
-        proposer = BlockDrafter(drafter, candidates=candidates).with_depth(3)
+        proposer = BlockDrafter(drafter).with_depth(3)
         for _ in decode(target, proposer, rows):
             pass
         for row in rows:
@@ -89,10 +87,14 @@ def chi_square_z(pairs, exact) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
+REJECTION, BLOCK = {"accept": "rejection"}, {"accept": "block"}
+PENALTIES = {"temperature": 1.0, "repetition_penalty": 1.5, "presence_penalty": 0.6}
 PARAMS = {
-    "top-p": {"temperature": 0.9, "top_p": 0.8},
-    "top-k and min-p": {"temperature": 1.3, "top_k": 7, "min_p": 0.05},
-    "penalty": {"temperature": 1.0, "repetition_penalty": 1.5, "presence_penalty": 0.6},
+    "top-p": {"temperature": 0.9, "top_p": 0.8} | REJECTION,
+    "top-k and min-p": {"temperature": 1.3, "top_k": 7, "min_p": 0.05} | REJECTION,
+    "penalty": PENALTIES | REJECTION,
+    "block": {"temperature": 0.9, "top_p": 0.8} | BLOCK,
+    "block, penalty": PENALTIES | BLOCK,
     "match": {"temperature": 0.9, "top_p": 0.8, "accept": "match"},
     "coupled": {"temperature": 0.9, "top_p": 0.8, "accept": "coupled"},
     "coupled, penalty": {"temperature": 1.0, "repetition_penalty": 1.5, "accept": "coupled"},
@@ -100,8 +102,8 @@ PARAMS = {
 
 
 @pytest.mark.parametrize("case", [
-    "top-p", pytest.param("top-k and min-p", marks=pytest.mark.slow), "penalty", "match", "coupled",
-    pytest.param("coupled, penalty", marks=pytest.mark.slow),
+    pytest.param(case, marks=() if case in ("top-p", "block, penalty") else pytest.mark.slow)
+    for case in PARAMS
 ])  # fmt: skip
 def test_samples_follow_the_targets_distribution(small, case):
     target, drafter = small
@@ -110,26 +112,6 @@ def test_samples_follow_the_targets_distribution(small, case):
     assert sum(exact.values()) == pytest.approx(1, abs=1e-4)
     pairs, rate = sample_pairs(target, drafter, params)
     assert 0.02 < rate < 0.9, "drafts must be both accepted and rejected for the test to see"
-    assert chi_square_z(pairs, exact) < 4
-
-
-def test_candidate_restriction_stays_exact(small):
-    target, drafter = small
-    params = SamplingParams(max_new_tokens=NEW, seed=12, temperature=0.9, top_p=0.9)
-    pairs, _ = sample_pairs(target, drafter, params, candidates=3)
-    assert chi_square_z(pairs, exact_distribution(target, params)) < 4
-
-
-def test_reduced_vocabulary_stays_exact(small):
-    """Tokens the drafter cannot propose must still come out as often as the target wants."""
-    target, _ = small
-    config = dataclasses.replace(small[1].config, draft_vocab_size=5)
-    drafter = randomise(DraftModel(config, torch.tensor([7, 2, 9, 0, 4])).eval(), 0.4, seed=6)
-    params = SamplingParams(max_new_tokens=NEW, seed=13, temperature=0.9, top_p=0.9)
-    exact = exact_distribution(target, params)
-    assert any(pair[0] not in (7, 2, 9, 0, 4) for pair in exact)
-    pairs, rate = sample_pairs(target, drafter, params)
-    assert rate > 0.02
     assert chi_square_z(pairs, exact) < 4
 
 
@@ -149,44 +131,42 @@ def test_transformers_generate_samples_the_same_distribution(small):
     assert chi_square_z(pairs, exact_distribution(target, params)) < 4
 
 
-def always_accept(self, p, q, draft):
-    return Choice(draft, True)
+def always_accept(self, p, q, draft, position, start):
+    if draft is None:
+        return self.draw(p, position, start), False
+    return draft, True
 
 
-def resample_from_p(self, p, q, draft):
-    if self._uniform(p.device) * float(q[draft]) < float(p[draft]):
-        return Choice(draft, True)
-    return Choice(self._draw(p), False)
+def resample_from_p(self, p, q, draft, position, start):
+    if draft is not None and self.uniform(position, start) * float(q[draft]) < float(p[draft]):
+        return draft, True
+    return self.draw(p, position, start), False
 
 
-def accept_by_p_alone(self, p, q, draft):
-    if self._uniform(p.device) < float(p[draft]):
-        return Choice(draft, True)
-    return Choice(self._draw((p - q).clamp(min=0) + 1e-9), False)
+def accept_by_p_alone(self, p, q, draft, position, start):
+    if draft is None:
+        return self.draw(p, position, start), False
+    if self.uniform(position, start) < float(p[draft]):
+        return draft, True
+    return self.draw((p - q).clamp(min=0) + 1e-9, position, start), False
 
 
-@pytest.mark.parametrize("broken", [
-    pytest.param(always_accept, marks=pytest.mark.slow), resample_from_p,
-    pytest.param(accept_by_p_alone, marks=pytest.mark.slow),
+BROKEN = {
+    "always accept": ("accept_or_resample", always_accept, "top-p"),
+    "resample from p": ("accept_or_resample", resample_from_p, "top-p"),
+    "accept by p alone": ("accept_or_resample", accept_by_p_alone, "top-p"),
+}
+
+
+@pytest.mark.parametrize("kind", [
+    pytest.param("always accept", marks=pytest.mark.slow), "resample from p",
+    pytest.param("accept by p alone", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_a_wrong_accept_rule_is_noticed(small, monkeypatch, broken):
+def test_a_wrong_accept_rule_is_noticed(small, monkeypatch, kind):
     target, drafter = small
-    monkeypatch.setattr(Sampler, "_accept_or_resample", broken)
-    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS["top-p"])
-    pairs, _ = sample_pairs(target, drafter, params)
-    assert chi_square_z(pairs, exact_distribution(target, params)) > 6
-
-
-def test_a_draft_distribution_that_was_not_drawn_from_is_noticed(small, monkeypatch):
-    """Greedy drafts checked as if they were sampled: a known mistake."""
-    target, drafter = small
-
-    def greedy_draft(self, logits, tokens):
-        probabilities = logits.float().softmax(-1)
-        return int(logits.argmax()), DraftDistribution(probabilities, tokens)
-
-    monkeypatch.setattr(Sampler, "draft", greedy_draft)
-    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS["top-p"])
+    name, broken, case = BROKEN[kind]
+    monkeypatch.setattr(Sampler, name, broken)
+    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS[case])
     pairs, _ = sample_pairs(target, drafter, params)
     assert chi_square_z(pairs, exact_distribution(target, params)) > 6
 
@@ -204,31 +184,39 @@ def test_seeds_repeat_and_rows_differ():
     assert len({tuple(row) for row in once(1)}) == 3
 
 
-def test_sampled_drafts_are_accepted_more_often_when_the_drafter_agrees():
-    """With q = p every draft is accepted by rejection, but not by matching greedy drafts."""
+@pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
+def test_drafts_of_a_drafter_that_agrees_are_all_accepted(rule):
     p = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    sampler = make_sampler(
-        Sequence([1], SamplingParams(temperature=1.0, seed=0), index=0), p.device
-    )
-    for _ in range(200):
-        draft, q = sampler.draft(p.log(), None)
-        choice, _ = sampler.choose(torch.zeros(1, 1, dtype=torch.long), p.log(), draft, q)
-        assert choice == Choice(draft, True)
+    params = SamplingParams(temperature=0.7, seed=0, accept=rule)
+    sampler = make_sampler(Sequence([1], params, index=0))
+    scores = p.log() / 0.7
+    for start in range(1, 200):
+        heat, seed = sampler.draft_noise(start)
+        draft = int((p.log() / heat + sampler._noise(seed, start + 1, p)).argmax())
+        q = sampler.distribution(p.log(), None).dense(4)
+        if rule == "coupled":
+            assert sampler.choose(scores, start + 1) == draft
+        elif rule == "rejection":
+            found = sampler.accept_or_resample(scores.softmax(-1), q, draft, start + 1, start)
+            assert found == (draft, True)
+        else:
+            assert sampler.verify_block([scores.softmax(-1)] * 2, [q], [draft], start)[0] == 1
 
 
-def test_coupled_drafts_of_a_drafter_that_agrees_are_all_accepted():
-    p = torch.tensor([0.4, 0.3, 0.2, 0.1])
-    params = SamplingParams(temperature=0.7, seed=0, accept="coupled")
-    sampler = make_sampler(Sequence([1], params, index=0), p.device)
-    for position in range(1, 200):
-        draft = sampler.coupled_draft(p.log(), None, position)
-        seen = torch.zeros(1, position, dtype=torch.long)
-        assert sampler.choose(seen, p.log(), draft, None)[0] == Choice(draft, True)
+def test_without_a_seed_whole_blocks_are_verified_and_a_seed_keeps_its_text():
+    hot = {"temperature": 1.0}
+    assert SamplingParams(**hot).rule == "block"
+    assert SamplingParams(**hot, seed=1).rule == "coupled"
+    assert SamplingParams(**hot, hooks=(lambda prompt, output, logits: logits,)).rule == "coupled"
+    assert SamplingParams(**hot, seed=1, accept="rejection").rule == "rejection"
+    with pytest.raises(InputError, match="'block' with processors or hooks"):
+        SamplingParams(**hot, accept="block", hooks=(lambda prompt, output, logits: logits,))
 
 
-def test_coupled_draws_give_the_same_text_with_a_drafter_and_without(small):
+@pytest.mark.parametrize("rule", ["coupled", "match"])
+def test_a_seed_gives_the_same_text_with_a_drafter_and_without(small, rule):
     target, drafter = small
-    params = {"max_new_tokens": 20, "temperature": 0.9, "top_k": 9, "accept": "coupled"}
+    params = {"max_new_tokens": 20, "temperature": 0.9, "top_k": 9, "accept": rule}
     for seed in (1, 2**40):
         texts = [
             run(target, proposer, [[5, 9], [7]], seed=seed, **params)[0]

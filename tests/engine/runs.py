@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -67,6 +68,8 @@ def make_requests(prompts, *, eos=(), seeds=None, params=None, **common) -> list
     seeds = seeds or [None] * len(prompts)
     made = []
     for index, (prompt, own, seed) in enumerate(zip(prompts, params, seeds, strict=True)):
+        if seed is not None and own.accept is None:
+            own = replace(own, accept="coupled")  # a seed keeps its text
         made += make_sequences([prompt], own, eos=eos, seed=seed, first=index)
     return made
 

@@ -196,7 +196,7 @@ def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
         SamplingParams(presence_penalty=0.5, **short),
     ]
     run_engine(engine, PROMPTS, params=mixed)
-    assert policy.batches[0] == Batch(3, ("sampled", "filtered", "penalised"), 1 / 3)
+    assert policy.batches[0] == Batch(3, ("sampled", "uncoupled", "filtered", "penalised"), 1 / 3)
     assert policy.batches[-1] == Batch(1), "the expensive sequences have left"
     assert set(policy.shown) == {(3, False), (3, True)}
 

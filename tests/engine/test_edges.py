@@ -36,14 +36,12 @@ def cache(tmp_path, monkeypatch):
 # What the device cannot do is done wrongly, silently ----------------------------------------------
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"temperature": 0.8, "accept": "rejection"}, "asks for accept='rejection'"),
-    ({"temperature": 0.8, "accept": "match"}, "asks for accept='match'"),
-], ids=["rejection", "match"])  # fmt: skip
-def test_what_needs_the_reference_loop_is_refused(changes, words):
+@pytest.mark.parametrize("rule", ["rejection", "match"])
+def test_what_needs_the_reference_loop_is_refused(rule):
     engine = make_engine(make_target("qwen3"), None)
-    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=14, **changes)
-    with pytest.raises(InputError, match=f"{words}.*reference loop"):
+    hooked = {"temperature": 0.8, "hooks": (lambda prompt, output, logits: logits,)}
+    (sequence,) = make_requests(PROMPTS[:1], max_new_tokens=14, accept=rule, **hooked)
+    with pytest.raises(InputError, match=f"accept='{rule}' with processors.*reference loop"):
         engine.add_request(sequence)
     assert not engine.busy
 

@@ -1,6 +1,7 @@
 """What is timed for each kind of cycle, and what measuring leaves behind."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,15 +47,15 @@ def test_extras_are_differences_of_what_differs(bench, monkeypatch):
     """Filters come on top of sampling, ranks on top of scores; drafts are drawn too."""
     seconds = {
         "choice": {(): 1.0, ("sampled",): 3.0, ("sampled", "filtered"): 8.0, ("penalised",): 2.5,
-                   ("scored",): 0.5, ("scored", "ranked"): 1.75},
+                   ("scored",): 0.5, ("scored", "ranked"): 1.75, ("sampled", "uncoupled"): 3.5},
         "drafts": {(): 10.0, ("sampled",): 14.0},
     }  # fmt: skip
     monkeypatch.setattr(
         calibration, "_timed", lambda _, parts: {(n, p): seconds[n][p.kinds] for n, p in parts}
     )
     assert measure_extras(bench, 1, (7,)) == {
-        "sampled": {7: 6.0}, "filtered": {7: 5.0}, "penalised": {7: 1.5}, "scored": {7: 0.0},
-        "ranked": {7: 1.25},
+        "sampled": {7: 6.0}, "uncoupled": {7: 0.5}, "filtered": {7: 5.0}, "penalised": {7: 1.5},
+        "scored": {7: 0.0}, "ranked": {7: 1.25},
     }  # fmt: skip
     assert measure_extras(bench, 1, (0,))["sampled"] == {0: 2.0}, "nothing is drafted"
 
@@ -108,11 +109,12 @@ def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
     seen, drawn = {}, set()
     choose, roll_out = ModelRunner.choose, BlockDrafter._roll_out
 
-    def chosen(cycle, logits, block, rows, draws, plan):
+    def chosen(cycle, logits, block, rows, draws, plan, drawn_from):
+        assert bool(drawn_from) == (plan.uncoupled and plan.depth > 0)
         seen[plan] = (draws, tuple(logits.shape[:2]))
         if plan.penalised:
             assert bool((cycle.slots.penalties.presence[rows.slots] != 0).all())
-        return choose(cycle, logits, block, rows, draws, plan)
+        return choose(cycle, logits, block, rows, draws, plan, drawn_from)
 
     def rolled(drafter, hidden, anchors, rows, draws):
         drawn.add((hidden.shape[1], draws.temperature is not None))
@@ -169,4 +171,8 @@ def test_penalties_that_were_there_stay_where_they_are():
 def test_a_plan_knows_its_kinds():
     assert Plan(7).kinds == ()
     params = [SamplingParams(), SamplingParams(temperature=0.7, top_p=0.9, logprobs=2)]
-    assert Plan.of(params, 7, alone=False).kinds == ("sampled", "filtered", "scored", "ranked")
+    kinds = ("sampled", "uncoupled", "filtered", "scored", "ranked")
+    assert Plan.of(params, 7, alone=False).kinds == kinds
+    assert Plan.of(params, 7, alone=False).mixed, "the greedy one draws nothing"
+    coupled = [replace(each, accept="coupled") for each in params]
+    assert Plan.of(coupled, 7, alone=False).kinds == ("sampled", *kinds[2:])

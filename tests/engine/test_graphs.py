@@ -36,7 +36,7 @@ def test_every_size_that_rows_may_shrink_to_is_recorded_once():
     engine.capture(3, SamplingParams())
     assert len(found) == 4
     engine.capture(1, SamplingParams(temperature=0.7, top_p=0.9))
-    assert found[4:] == [(1, Plan(7, sampled=True, filtered=True))]
+    assert found[4:] == [(1, Plan(7, sampled=True, uncoupled=True, filtered=True))]
 
 
 def test_a_policy_may_choose_any_depth():

@@ -199,7 +199,7 @@ def test_drawn_answers_give_the_match_rule():
         accept="match",
     )  # fmt: skip
     params = SamplingParams(max_new_tokens=NEW, temperature=0.4, seed=5, accept="match")
-    decoder = DominoDecoder(target, drafter, depth=7)
+    decoder = DominoDecoder(target, drafter, depth=7, engine="reference")
     answers = decode_prompts(decoder, prompts, params, eos=(), batch_size=4)
     assert drawn.answers == tuple(tuple(answer.output) for answer in answers)
     assert simulate(drafter, target, drawn, batch_size=4).sequences == [a.stats for a in answers]

@@ -41,10 +41,11 @@ def test_what_is_asked_for_reaches_the_engine(client):
         n=3, seed=7, temperature=0.5, top_p=0.9, top_k=40, min_p=0.05, max_completion_tokens=9,
         presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.1, stop="fox",
         ignore_eos=True, logprobs=True, top_logprobs=2, user="me", metadata={"a": "b"},
-        store=False, domino={"speculate": False, "reuse": False},
+        store=False, domino={"speculate": False, "reuse": False, "accept": "rejection"},
     )  # fmt: skip
     assert [sequence.params.seed for sequence in client.service.sequences] == [7, 8, 9]
     assert not any(sequence.speculate or sequence.reuse for sequence in client.service.sequences)
+    assert {sequence.params.rule for sequence in client.service.sequences} == {"rejection"}
     params = client.service.sequences[0].params
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 40, 0.05)
     assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
@@ -62,6 +63,7 @@ def test_defaults_are_openais(client):
     assert sequence.reuse
     client.chat()
     assert client.service.sequences[0].params.seed != client.service.sequences[1].params.seed
+    assert client.service.sequences[0].params.rule == "block", "the seed is the server's own"
 
 
 @pytest.mark.parametrize("usage", [False, True])
@@ -89,6 +91,7 @@ def test_no_temperature_is_greedy(client, temperature):
 @pytest.mark.parametrize(("seed", "drawn"), [(-1, 2**62 - 1), (2**62 - 1, 2**62 - 1), (0, 0)])
 def test_every_seed_of_openais_is_one(client, seed, drawn):
     client.chat(seed=seed, n=2)
+    assert {sequence.params.rule for sequence in client.service.sequences} == {"coupled"}
     seeds = [sequence.params.seed for sequence in client.service.sequences]
     assert seeds == [drawn, (drawn + 1) % 2**62]
 

@@ -176,10 +176,11 @@ def test_a_client_may_leave_in_the_midst_of_its_prefill(monkeypatch):
 
 
 def test_what_the_engine_refuses_fails_alone():
-    """Accept rules cannot come over HTTP, but a caller of the service may try."""
+    """Hooks cannot come over HTTP, but a caller of the service may try."""
 
     async def check(service):
-        bad = {"temperature": 0.8, "accept": "rejection"}
+        hooks = (lambda prompt, output, logits: logits,)
+        bad = {"temperature": 0.8, "accept": "rejection", "hooks": hooks}
         stream = submit(service, (PROMPTS[1],), (PROMPTS[0], 12, bad))
         errors = {output.sequence.index: output.error async for output in each_of(stream)}
         assert errors[0] is None

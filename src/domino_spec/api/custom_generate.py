@@ -236,7 +236,8 @@ def _sequences(
         own, sampling = list(for_sequence(processors, index, count)), {}
         if config.do_sample:
             own, found = split_warpers(own)
-            sampling = {"temperature": 1.0, **found}
+            # Torch's generator is the seed, and calls that share it must agree.
+            sampling = {"temperature": 1.0, "accept": "coupled", **found}
         sequence = Decoded(
             prompt,
             SamplingParams(max_new_tokens=max_new_tokens, processors=tuple(own), **sampling),
@@ -246,7 +247,7 @@ def _sequences(
             seen_prompt=seen,
         )
         if config.output_scores or config.output_logits:
-            sequence.sampler = make_sampler(sequence, decoder.target.device, keep_scores=True)
+            sequence.sampler = make_sampler(sequence, keep_scores=True)
         sequences.append(sequence)
     return sequences
 

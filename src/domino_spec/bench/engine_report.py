@@ -154,7 +154,7 @@ def reference_seconds(target: Target, drafter: Drafter, context: int) -> dict[st
         output.captured.flatten(0, 1), prompt.to(target.device), slots=slots, starts=starts
     )
     sequence = Decoded(prompt[0].tolist(), SamplingParams(max_new_tokens=4), index=0)
-    sequence.sampler = make_sampler(sequence, target.device)
+    sequence.sampler = make_sampler(sequence)
     sequence.take([1])
     anchors = torch.ones(1, dtype=torch.long, device=target.device)
 

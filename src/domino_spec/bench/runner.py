@@ -178,8 +178,6 @@ def choose_loop(
         return "reference"
     reasons = (unsupported_by_engine(target, method) for method in methods)
     reason = next(filter(None, reasons), None)
-    if reason is None and settings.accept != "coupled":
-        reason = f"the engine does not know the {settings.accept} rule"
     if reason is None:
         say("all on the engine")
         return "fast"

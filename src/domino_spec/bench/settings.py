@@ -86,7 +86,7 @@ class BenchSettings(Settings):
     repeats: Count = _how(3, "of each prompt; the median counts")
     warm_up: CountOrZero = _how(1, "batches before a cell is timed")
     seed: CountOrZero = _how(0, "prompt i draws from it + i")
-    accept: Literal["rejection", "match", "coupled"] = _how(
+    accept: Literal["coupled", "match", "rejection", "block"] = _how(
         "coupled", "how sampled drafts are accepted; coupled gives plain decoding's own text"
     )
 
@@ -107,12 +107,6 @@ class BenchSettings(Settings):
         if self.engine == "reference" and self.adaptive:
             raise InputError(
                 "only the engine adapts its depth; take the engine, or leave adaptive out."
-            )
-        if (self.engine == "fast" or self.adaptive) and self.accept != "coupled":
-            raise InputError(
-                f"accept is {self.accept!r}, which the engine does not know: it draws drafts and "
-                "target with the same noise (coupled). Leave accept out, or take the reference "
-                "loop."
             )
         return self
 
@@ -144,7 +138,7 @@ class BenchSettings(Settings):
 
     def same_text(self, temperature: float) -> bool:
         """Whether a seed gives the same text with drafts and without, so that texts compare."""
-        return temperature == 0 or self.accept != "rejection"
+        return temperature == 0 or self.accept in ("coupled", "match")
 
     def recorded(self) -> dict[str, Any]:
         """What the key of a run holds; tasks, temperatures and batch sizes join the same file."""

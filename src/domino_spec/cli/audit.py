@@ -13,7 +13,6 @@ from annotated_types import Ge, Le
 
 from domino_spec.cli.command import Voice, command
 from domino_spec.cli.loading import (
-    ACCEPT_UNSET,
     Accept,
     ChatOptions,
     EngineName,
@@ -30,13 +29,11 @@ if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
     from domino_spec.audit import GreedyAudit, SamplingAudit, Way
     from domino_spec.decoding import SamplingParams
-    from domino_spec.decoding.params import AcceptRule
     from domino_spec.evaluation import PromptSet
 
 _what = partial(setting, group="Audit")
 _greedy = partial(setting, group="Greedy part")
 _sampling = partial(setting, group="Sampling part")
-_USUAL: dict[str, AcceptRule] = {"fast": "coupled", "reference": "rejection"}
 _LISTED = 20
 _ANSWERS = {
     "lossless": "lossless: nothing speaks against it",
@@ -68,14 +65,14 @@ class AuditSettings(Settings):
     top_k: int = _sampling(0, "0 is off")
     top_p: float = _sampling(1.0, "1 is off")
     min_p: float = _sampling(0.0, "0 is off")
-    accept: Accept | None = _sampling(None, "how drafts are accepted", unset=ACCEPT_UNSET)
+    accept: Accept = _sampling("block", "how drafts are accepted")
     seed: Annotated[int, Ge(0)] = _sampling(0, "the same one, the same answer")
     alpha: Annotated[float, Ge(1e-4), Le(0.2)] = _sampling(
         0.01, "what would look so wrong by chance so rarely is sampled again; twice is a bug"
     )
 
     def params(self) -> SamplingParams:
-        """The checked parameters; the accept rule may be left to the loop."""
+        """The checked parameters."""
         from domino_spec.decoding import SamplingParams
 
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "accept")
@@ -125,7 +122,7 @@ def audit(
             f"no prompt leaves room for {settings.tokens} tokens in a context of {context}; ask "
             "for fewer with --tokens."
         )
-    way = _way(voice, decoder, settings, found, params)
+    way = _way(voice, decoder, settings, found)
     audited = Audit(greedy=None, sampling=None)
 
     def keep(greedy: GreedyAudit) -> None:
@@ -148,7 +145,7 @@ def audit(
                 decoder.target,
                 way,
                 found.prompts[: settings.sampled_prompts],
-                params=replace(params, accept=params.accept or _USUAL[way.name]),
+                params=params,
                 samples=settings.samples,
                 positions=settings.positions,
                 alpha=settings.alpha,
@@ -195,17 +192,13 @@ def _way(
     decoder: DominoDecoder,
     settings: AuditSettings,
     prompts: PromptSet,
-    params: SamplingParams,
 ) -> Way:
     from domino_spec.audit import EngineWay, ReferenceWay
     from domino_spec.engine.engine import Engine
-    from domino_spec.engine.sampling import unsupported_reason
 
     reason: str | None = "it was asked for"
     if settings.engine != "reference":
         reason = decoder.unsupported_reason()
-        if reason is None and settings.samples:
-            reason = unsupported_reason(params)
     if reason is None:
         voice.status("the engine is audited")
         capacity = max(map(len, prompts.prompts)) + settings.tokens

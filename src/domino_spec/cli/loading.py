@@ -39,9 +39,9 @@ NoSpeculateOption = Annotated[
     bool, typer.Option("--no-speculate", help="Decode plainly, to compare with.")
 ]
 QUIET = "The text alone: no progress, no statistics."
-Accept = Literal["rejection", "match", "coupled"]
+Accept = Literal["coupled", "match", "rejection", "block"]
 EngineName = Literal["auto", "fast", "reference"]
-ACCEPT_UNSET = "coupled on the engine, rejection in the reference loop"
+ACCEPT_UNSET = "coupled with a seed, which then keeps its text, else block"
 
 _sampling = partial(setting, group="Sampling")
 _engine = partial(setting, group="Engine")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.checkpoints.provenance import Provenance
+from domino_spec.decoding.noise import noised
 from domino_spec.decoding.sampling import DraftDistribution, Sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
 from domino_spec.drafter.names import PLAIN
@@ -239,9 +240,9 @@ class PlainDecoding(Drafter):
 
 
 class SequenceSampler:
-    """Chooses drafts as the reference loop's sequences want: greedily, drawn, or coupled.
+    """Chooses drafts as the reference loop's sequences want: greedily or drawn.
 
-    Keeps the distributions that drawn drafts came from, for rejection sampling.
+    Keeps the distributions that drawn drafts came from, where the accept rule asks for them.
     """
 
     def __init__(self, sequences: Sequence[Decoded]) -> None:
@@ -266,19 +267,25 @@ class SequenceSampler:
 
     def column(self, index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
         """Columns [batch] of draft `index`'s logits [batch, k], whose target ids are `tokens`."""
-        columns = logits.argmax(dim=-1)
-        for place, kept in enumerate(self.distributions):
-            sequence = self.sequences[place]
-            sampler = _sampler(sequence)
-            ids = None if tokens is None else tokens[place]
-            if kept is not None:
-                columns[place], distribution = sampler.draft(logits[place], ids)
-                kept.append(distribution)
-            elif sampler.couples:
-                position = len(sequence.seen_prompt) + len(sequence.output) + index
-                columns[place] = sampler.coupled_draft(logits[place], ids, position)
         self._chosen = index + 1
-        return columns
+        samplers = [_sampler(sequence) for sequence in self.sequences]
+        if not any(sampler.samples for sampler in samplers):
+            return logits.argmax(dim=-1)
+        starts = [sequence.anchor_position for sequence in self.sequences]
+        heat, seeds = zip(*map(Sampler.draft_noise, samplers, starts), strict=True)
+        ids = torch.arange(logits.shape[1]).unsqueeze(0) if tokens is None else tokens
+        for sampler, kept, own, names in zip(
+            samplers, self.distributions, logits, ids.expand(len(logits), -1), strict=True
+        ):
+            if kept is not None:
+                kept.append(sampler.distribution(own, None if tokens is None else names))
+        return noised(
+            logits,
+            ids.to(logits.device),
+            temperature=torch.tensor(heat, device=logits.device),
+            seeds=torch.tensor(seeds, device=logits.device),
+            positions=torch.tensor(starts, device=logits.device) + index + 1,
+        ).argmax(dim=-1)
 
 
 def _sampler(sequence: Decoded) -> Sampler:

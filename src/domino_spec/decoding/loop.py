@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding.drafter import Drafter, SequenceSampler
-from domino_spec.decoding.sampling import Choice, DraftDistribution, make_sampler
+from domino_spec.decoding.sampling import DraftDistribution, make_sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
 from domino_spec.decoding.sequence import SequenceOutput, token_scores
 from domino_spec.decoding.stats import RunStats, Stopwatch
@@ -32,7 +32,7 @@ def decode(
     sequences = list(sequences)
     for sequence in sequences:
         if sequence.sampler is None:
-            sequence.sampler = make_sampler(sequence, target.device)
+            sequence.sampler = make_sampler(sequence)
     drafting = _Drafting(target, drafter, sequences)
     cache = target.new_cache(len(sequences))
 
@@ -185,21 +185,57 @@ def _walk(
     """Walk the verified block as plain decoding would; how many drafts were accepted.
 
     Each position is processed once, in order, seeing only committed tokens, and the walk ends at
-    the first token that is not the draft or that stops the sequence.
+    the first token that is not an accepted draft or that stops the sequence.
     """
     sampler, accepted = sequence.sampler, 0
     assert sampler is not None
-    for position in range(len(drafts) + 1):
-        draft = drafts[position] if position < len(drafts) else None
+    if drawn_from and sampler.rule == "block":
+        return _walk_block(sequence, logits, drafts, drawn_from)
+    start = sequence.anchor_position
+    for place in range(len(drafts) + 1):
+        draft = drafts[place] if place < len(drafts) else None
         if argmax is not None:
-            choice = Choice(argmax[position], argmax[position] == draft)
+            token = argmax[place]
+            agrees = token == draft
         else:
-            q = drawn_from[position] if drawn_from and draft is not None else None
-            ids = sequence.ids(logits.device)
-            choice, scores = sampler.choose(ids, logits[position], draft, q)
-            sampler.keep(scores, logits[position])
-        sequence.append(choice.token)
-        accepted += choice.accepted
-        if sequence.finish_reason or not choice.accepted:
+            scores = sampler.processed(sequence.ids(logits.device), logits[place])
+            position = start + place + 1
+            if drawn_from:
+                p = scores.softmax(dim=-1)
+                q = None if draft is None else drawn_from[place].dense(len(p)).to(p.device)
+                token, agrees = sampler.accept_or_resample(p, q, draft, position, start)
+            else:
+                token = sampler.choose(scores, position)
+                agrees = token == draft
+            sampler.keep(scores, logits[place])
+        sequence.append(token)
+        accepted += agrees
+        if sequence.finish_reason or not agrees:
             break
+    return accepted
+
+
+def _walk_block(
+    sequence: Decoded,
+    logits: Tensor,
+    drafts: Sequence[int],
+    drawn_from: Sequence[DraftDistribution],
+) -> int:
+    """Block verification: decide about the whole block, then commit up to the sequence's end."""
+    sampler, start = sequence.sampler, sequence.anchor_position
+    assert sampler is not None
+    before = sequence.ids(logits.device)
+    ids = torch.cat((before, torch.tensor([drafts]).to(before)), dim=1)
+    scores = [
+        sampler.processed(ids[:, : before.shape[1] + place], logits[place])
+        for place in range(len(drafts) + 1)
+    ]
+    p = [each.softmax(dim=-1) for each in scores]
+    q = [each.dense(len(p[0])).to(logits.device) for each in drawn_from]
+    accepted, token = sampler.verify_block(p, q, drafts, start)
+    for place, each in enumerate([*drafts[:accepted], token]):
+        sampler.keep(scores[place], logits[place])
+        sequence.append(each)
+        if sequence.finish_reason:
+            return min(accepted, place + 1)
     return accepted

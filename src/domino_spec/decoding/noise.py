@@ -21,11 +21,31 @@ STARTS: Final = (0x9E3779B9, 0x7F4A7C15)
 """Where the two words of a key begin: digits of the golden ratio."""
 MIXERS: Final = (0x85EBCA6B, 0xC2B2AE35)
 """Odd factors after which every bit of a word depends on all of them (MurmurHash3's)."""
+DRAFTS: Final = 0x243F6A8885A308D3
+ACCEPTS: Final = 0x13198A2E03707344
+RESAMPLES: Final = 0x1082EFA98EC4E6C8
+"""What a seed is salted with for each use of draws apart from the target's own: digits of pi."""
 
 
 def hashed(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     """32 bits for each (seed, position, token), all int64 and broadcast; int64 in 0 … 2^32 - 1."""
     return hashed_words(keys(seeds, positions), tokens.to(torch.int32)).long() & WORD
+
+
+def salted(seeds: Tensor, starts: Tensor, salt: int | Tensor) -> Tensor:
+    """Seeds [batch] of one cycle's own draws, which no other cycle or use has.
+
+    A cycle is told by where its anchor stands, `starts` [batch]. Under rejection and block
+    verification what was drawn for drafts that were not accepted has decided about others: drawn
+    once more with the same noise, they would not be independent of it.
+    """
+    first, second = keys(seeds ^ salt, starts)
+    return (first.long() << 32) | (second.long() & WORD)
+
+
+def uniform(bits: Tensor) -> Tensor:
+    """Numbers between 0 and 1 in float32."""
+    return (bits.float() + 0.5) * 2.0**-32
 
 
 def keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +68,7 @@ def gumbel(bits: Tensor) -> Tensor:
 
     There lies the noise that wins, and float32 cannot tell 1 - u from 1: hence the series.
     """
-    u = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24)
+    u = uniform(bits).clamp(max=1 - 2.0**-24)
     series = u * (1 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4))))
     return -torch.where(u < 2.0**-6, series, -torch.log(1 - u)).log()
 

@@ -28,7 +28,7 @@ from domino_spec.errors import InputError
 
 MOST_LOGPROBS = 20
 
-AcceptRule = Literal["rejection", "match", "coupled"]
+AcceptRule = Literal["coupled", "match", "rejection", "block"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,12 @@ class SamplingParams:
     hooks: tuple[LogitsHook, ...] = ()
     """Run after the processors: pure functions of prompt and output so far (`LogitsHook`)."""
     accept: AcceptRule | None = None
-    """All are exact. `rejection` draws drafts from q and accepts with min(1, p/q); `match` drafts
-    greedily and accepts while the target's own draw agrees; `coupled` draws drafts and target with
-    the same noise, so that a seed gives the same text with a drafter and without. None takes what
-    is fastest where it runs: `coupled` on the engine, `rejection` in the reference loop. A seed's
-    text is another under each rule."""
+    """How sampled drafts are accepted; all rules are exact. `coupled` draws drafts and target with
+    the same noise, `match` drafts greedily: a draft is accepted while it is what the target draws,
+    so that a seed gives plain decoding's text. `rejection` draws drafts from q and accepts each
+    with min(1, p/q), `block` (block verification) decides about all drafts of a cycle together:
+    both accept more, and a seed's text is another with another drafter or depth. None takes
+    `coupled` where there is a seed, processors or hooks, else `block`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
@@ -93,11 +94,28 @@ class SamplingParams:
         if self.accept is not None and self.accept not in get_args(AcceptRule):
             rules = ", ".join(map(repr, get_args(AcceptRule)))
             raise InputError(f"accept is {self.accept!r}; expected None or one of {rules}.")
+        if self.accept == "block" and self.hooked:
+            raise InputError(
+                "accept is 'block' with processors or hooks: block verification looks at a whole "
+                "block before it commits a token of it, and they see committed tokens alone. Take "
+                "'coupled' or 'rejection'."
+            )
 
     @property
     def samples(self) -> bool:
         """Whether tokens are drawn rather than taken greedily."""
         return self.temperature > 0
+
+    @property
+    def rule(self) -> AcceptRule:
+        """The accept rule that holds."""
+        keeps_text = self.seed is not None or self.hooked
+        return self.accept or ("coupled" if keeps_text else "block")
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn from the drafter's own distribution."""
+        return self.samples and self.rule in ("rejection", "block")
 
     @property
     def penalises(self) -> bool:

@@ -1,17 +1,29 @@
-"""How the reference loop chooses a token from the target's logits."""
+"""How the reference loop chooses a token from the target's logits, and accepts drawn drafts."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Drafts
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
-from domino_spec.decoding.noise import gumbel, hashed
+from domino_spec.decoding.noise import (
+    ACCEPTS,
+    DRAFTS,
+    RESAMPLES,
+    gumbel,
+    hashed,
+    salted,
+    uniform,
+)
 from domino_spec.decoding.params import AcceptRule
 from domino_spec.decoding.processors import no_token_left
 from domino_spec.decoding.sequence import Sequence
+
+MOST_DRAFTS = 256
+"""Drafts of a cycle that can be drawn."""
 
 
 @dataclass(frozen=True)
@@ -29,46 +41,43 @@ class DraftDistribution:
         return full.scatter(0, self.tokens, self.probabilities)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A token, and whether it is the draft."""
-
-    token: int
-    accepted: bool
-
-
 class Sampler:
-    """How one sequence chooses tokens: processors, greedy or drawn, its own generator."""
+    """How one sequence chooses tokens: processors, greedy or drawn, and its accept rule.
+
+    `start` stands for the cycle: the position of its anchor (`noise.salted`).
+    """
 
     def __init__(
         self,
         *,
         processors: LogitsProcessorList,
-        warpers: LogitsProcessorList,
+        bans: bool,
         samples: bool,
-        accept: AcceptRule = "rejection",
-        generator: torch.Generator | None = None,
+        rule: AcceptRule = "coupled",
         seed: int = 0,
         temperature: float = 1.0,
         keep_scores: bool = False,
     ) -> None:
         self.processors = processors
-        self.warpers = warpers
         self.samples = samples
-        self.draws_drafts = samples and accept == "rejection"
-        self.couples = samples and accept == "coupled"
-        self.generator = generator
+        self.rule = rule
         self.seed = seed
         self.scores: list[Tensor] | None = [] if keep_scores else None
         """Processed scores of every committed token, where the caller wants them."""
         self.logits: list[Tensor] | None = [] if keep_scores else None
         self._temperature = temperature
-        self._bans = len(processors) > len(warpers)
+        self._bans = bans
+        self._start = -1
 
     @property
     def plain(self) -> bool:
         """Greedy on the raw logits, so that an argmax over the whole block is enough."""
         return not self.samples and not self.processors and self.scores is None
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn from the drafter's own distribution, which is then needed."""
+        return self.samples and self.rule in ("rejection", "block")
 
     def keep(self, scores: Tensor, logits: Tensor) -> None:
         """Remember the scores of a committed token, where they are wanted."""
@@ -76,83 +85,115 @@ class Sampler:
             self.scores.append(scores.clone())
             self.logits.append(logits.float().clone())
 
-    def choose(
-        self,
-        ids: Tensor,  # [1, length]: everything committed so far
-        logits: Tensor,  # [vocabulary]
-        draft: int | None,
-        drawn_from: DraftDistribution | None,
-    ) -> tuple[Choice, Tensor]:
-        """Choose the next token exactly as plain decoding would; also gives the scores."""
-        scores = _processed(self.processors, ids, logits)
+    def processed(self, ids: Tensor, logits: Tensor) -> Tensor:
+        """Scores [vocabulary] of the token after `ids` [1, length] from its logits."""
+        scores = logits.float().unsqueeze(0)
+        for processor in self.processors:  # the list's own call inspects every signature each time
+            scores = processor(ids, scores)
         if self._bans and not bool((scores > -torch.inf).any()):
             raise no_token_left(ids.shape[1])
+        return scores[0]
+
+    def choose(self, scores: Tensor, position: int) -> int:
+        """The token that plain decoding chooses at a position from its scores."""
         if not self.samples:
-            token = int(scores.argmax())
-            return Choice(token, token == draft), scores
-        if self.couples:
-            token = int((scores + self._noise(ids.shape[1], _all_tokens(scores))).argmax())
-            return Choice(token, token == draft), scores
-        probabilities = scores.softmax(dim=-1)
-        if draft is None or drawn_from is None:
-            token = self._draw(probabilities)
-            return Choice(token, token == draft), scores
-        q = drawn_from.dense(probabilities.shape[-1]).to(probabilities.device)
-        return self._accept_or_resample(probabilities, q, draft), scores
+            return int(scores.argmax())
+        return int((scores + self._noise(self.seed, position, scores)).argmax())
 
-    def draft(self, logits: Tensor, tokens: Tensor | None) -> tuple[int, DraftDistribution]:
-        """Draw a draft's column from the drafter's logits [k], and keep what it was drawn from."""
-        scores = _processed(self.warpers, None, logits)
-        probabilities = scores.softmax(dim=-1)
-        return self._draw(probabilities), DraftDistribution(probabilities, tokens)
+    def draft_noise(self, start: int) -> tuple[float, int]:
+        """What drafts are chosen with: a temperature, 0 for the best ones, and a seed."""
+        if not self.samples or self.rule == "match":
+            return 0.0, 0
+        seed = self.seed if self.rule == "coupled" else self._cycle(start)[DRAFTS]
+        return self._temperature, seed
 
-    def coupled_draft(self, logits: Tensor, tokens: Tensor | None, position: int) -> int:
-        """The column that a draft's logits [k] give with the noise the target will meet there."""
-        ids = _all_tokens(logits) if tokens is None else tokens
-        return int((logits.float() / self._temperature + self._noise(position, ids)).argmax())
+    def distribution(self, logits: Tensor, tokens: Tensor | None) -> DraftDistribution:
+        """What drafts are drawn from: neither cut off nor penalised as the target's scores are."""
+        return DraftDistribution(self._scaled(logits).softmax(dim=-1), tokens)
 
-    def _noise(self, position: int, tokens: Tensor) -> Tensor:
-        place = tokens.new_tensor(position)
-        return gumbel(hashed(tokens.new_tensor(self.seed), place, tokens))
+    # Accepting drawn drafts: `p` and `q` are the target's and the drafter's probabilities ---------
 
-    def _accept_or_resample(self, p: Tensor, q: Tensor, draft: int) -> Choice:
-        if self._uniform(p.device) * float(q[draft]) < float(p[draft]):
-            return Choice(draft, True)
-        residual = (p - q).clamp(min=0)
-        # p <= q everywhere means p = q up to rounding: then p itself is the residual's limit.
-        return Choice(self._draw(residual if float(residual.sum()) > 0 else p), False)
+    def accept_or_resample(
+        self, p: Tensor, q: Tensor | None, draft: int | None, position: int, start: int
+    ) -> tuple[int, bool]:
+        """Token rejection at one position: the token, and whether it is the accepted draft."""
+        if draft is None or q is None:
+            return self.draw(p, position, start), False
+        if self.uniform(position, start) * float(q[draft]) < float(p[draft]):
+            return draft, True
+        return self.resample(p, q, position, start), False
 
-    def _draw(self, weights: Tensor) -> int:
-        return int(torch.multinomial(weights, 1, generator=self.generator))
+    def verify_block(
+        self, p: Drafts[Tensor], q: Drafts[Tensor], drafts: Drafts[int], start: int
+    ) -> tuple[int, int]:
+        """Block verification (arXiv 2403.10444): how many drafts stay, and the token after them.
 
-    def _uniform(self, device: torch.device) -> float:
-        return float(torch.rand((), generator=self.generator, device=device))
+        `p` has one distribution more than there are drafts. There is no early exit: the last
+        success counts.
+        """
+        count, accepted = len(drafts), 0
+        joint = [1.0]
+        for i, draft in enumerate(drafts):
+            ratio = float(p[i][draft]) / max(float(q[i][draft]), torch.finfo(torch.float32).tiny)
+            joint.append(min(joint[-1] * ratio, 1.0))
+        for i in range(1, count + 1):
+            chance = joint[i]
+            if i < count:
+                left = float((joint[i] * p[i] - q[i]).clamp(min=0).sum())
+                chance = left / (left + 1 - joint[i]) if left > 0 else 0.0
+            if self.uniform(start + i, start) < chance:
+                accepted = i
+        position = start + accepted + 1
+        if accepted == count:
+            return accepted, self.draw(p[count], position, start)
+        scaled = joint[accepted] * p[accepted]
+        return accepted, self.resample(scaled, q[accepted], position, start)
+
+    def resample(self, p: Tensor, q: Tensor, position: int, start: int) -> int:
+        """A token by max(p - q, 0); where rounding leaves nothing of that, by p itself."""
+        left = (p - q).clamp(min=0)
+        return self.draw(left if float(left.sum()) > 0 else p, position, start)
+
+    def draw(self, weights: Tensor, position: int, start: int) -> int:
+        """A token by its weight."""
+        noise = self._noise(self._cycle(start)[RESAMPLES], position, weights)
+        return int((weights.log() + noise).argmax())
+
+    def uniform(self, position: int, start: int) -> float:
+        """A number between 0 and 1."""
+        self._cycle(start)
+        return self._uniforms[position - start]
+
+    def _cycle(self, start: int) -> dict[int, int]:
+        """The seeds of a cycle's own draws, by their salts."""
+        if start != self._start:
+            salts = (DRAFTS, ACCEPTS, RESAMPLES)
+            place = torch.tensor(start)
+            seeds = salted(torch.tensor(self.seed), place, torch.tensor(salts))
+            self._start, self._seeds = start, dict(zip(salts, seeds.tolist(), strict=True))
+            places = place + torch.arange(MOST_DRAFTS + 1)
+            words = hashed(seeds[1], places, torch.zeros_like(places))
+            self._uniforms: list[float] = uniform(words).tolist()
+        return self._seeds
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        return logits.float() / self._temperature
+
+    @staticmethod
+    def _noise(seed: int, position: int, like: Tensor) -> Tensor:
+        ids = torch.arange(len(like), device=like.device)
+        return gumbel(hashed(ids.new_tensor(seed), ids.new_tensor(position), ids))
 
 
-def _processed(chain: LogitsProcessorList, ids: Tensor | None, logits: Tensor) -> Tensor:
-    """What a chain makes of logits [k]; its own call inspects every signature at every token."""
-    scores = logits.float().unsqueeze(0)
-    for processor in chain:
-        scores = processor(ids, scores)
-    return scores[0]
-
-
-def _all_tokens(scores: Tensor) -> Tensor:
-    return torch.arange(scores.shape[-1], device=scores.device)
-
-
-def make_sampler(sequence: Sequence, device: torch.device, *, keep_scores: bool = False) -> Sampler:
+def make_sampler(sequence: Sequence, *, keep_scores: bool = False) -> Sampler:
     """The sampler of a sequence, by its parameters and its seed."""
     params = sequence.params
-    generator = None
-    if params.samples:
-        generator = torch.Generator(device=device).manual_seed(sequence.seed)
+    processors = params.all_processors(len(sequence.seen_prompt))
     return Sampler(
-        processors=params.all_processors(len(sequence.seen_prompt)),
-        warpers=params.warpers(),
+        processors=processors,
+        bans=len(processors) > len(params.warpers()),
         samples=params.samples,
-        accept=params.accept or "rejection",
-        generator=generator,
+        rule=params.rule,
         seed=sequence.seed,
         temperature=float(params.temperature),
         keep_scores=keep_scores,

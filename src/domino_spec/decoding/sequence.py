@@ -125,6 +125,11 @@ class Sequence:
         return self.max_length - 1
 
     @property
+    def anchor_position(self) -> int:
+        """Where its last token stands."""
+        return len(self.prompt) + len(self.output) - 1
+
+    @property
     def remaining(self) -> int:
         """How many tokens may still be generated."""
         return self.params.max_new_tokens - len(self.output)

@@ -165,7 +165,19 @@ class BlockDrafter(ModelDrafter):
         if sampler.temperature is not None:
             assert sampler.seeds is not None
             noise = Noise(sampler.temperature, sampler.seeds, starts + 1)
-        return roll_out(self._head, embedding=vocabulary.embedding, noise=noise, **common)
+        drafts, kept = roll_out(
+            self._head,
+            embedding=vocabulary.embedding,
+            noise=noise,
+            keep=sampler.kept is not None,
+            **common,
+        )
+        if kept is not None:
+            tokens = vocabulary.tokens
+            if columns is not None:
+                tokens = columns if tokens is None else tokens[columns]
+            sampler.keep(kept, tokens)
+        return drafts
 
     # Measured -------------------------------------------------------------------------------
 

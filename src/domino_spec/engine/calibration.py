@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ _ENOUGH_SECONDS = 1.0
 Extras = dict[str, dict[int, float]]
 """Seconds by kind and depth."""
 
-_NEEDS = {"filtered": "sampled", "ranked": "scored"}
+_NEEDS = {"uncoupled": "sampled", "filtered": "sampled", "ranked": "scored"}
 """Kinds that come on top of another one."""
 _CHOOSING = SamplingParams(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01, presence_penalty=0.5)
 """Of measured sequences. A plan says what of it a cycle evaluates; the values change no work."""
@@ -241,25 +242,25 @@ def _parts(
         states, _ = target.forward(block, metadata, ())
         logits = target.logits(states).view(batch, depth + 1, -1).clone()
 
-    def draws(plan: Plan) -> Any:
-        return engine.slots.draws(metadata.slots, sampled=plan.sampled, filtered=plan.filtered)
+    places: dict[str, Any] = {"slots": metadata.slots, "starts": metadata.starts, "depth": depth}
 
     def drafts(plan: Plan) -> Callable[[], Any]:
         with on_device(bench.device):  # the last part is the one that chooses
-            parts = drafter.parts(
-                anchors,
-                slots=metadata.slots,
-                starts=metadata.starts,
-                depth=depth,
-                sampler=draws(plan),
-                cached=0,
-            )
+            sampler = runner.draws(metadata.slots, plan)
+            parts = drafter.parts(anchors, **places, sampler=sampler, cached=0)
         return parts[-1][1]
 
     def choice(plan: Plan) -> Callable[[], Any]:
+        sampler = runner.draws(metadata.slots, plan).for_drafts(metadata.starts)
+        if depth and sampler.kept is not None:
+            with on_device(bench.device):
+                drafter.propose(anchors, **places, sampler=sampler)
+        drawn_from = [replace(each, logits=each.logits.clone()) for each in sampler.kept or []]
+
         def choose() -> Any:
-            chosen = runner.choose(logits, block, metadata, draws(plan), plan)
-            return runner.report(chosen, logits, block, metadata.slots, plan)
+            draws = runner.draws(metadata.slots, plan)
+            chosen, accepted = runner.choose(logits, block, metadata, draws, plan, drawn_from)
+            return runner.report(chosen, logits, block, metadata.slots, plan, accepted)
 
         return choose
 

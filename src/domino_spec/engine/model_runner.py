@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding import Drafter, SamplingParams
+from domino_spec.engine.accept import accept
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
@@ -28,7 +29,7 @@ from domino_spec.engine.kernels.linear import Normed, normed
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.scratch import apart
 from domino_spec.engine.models.base import InferenceModel
-from domino_spec.engine.sampling import Draws, needs_filter
+from domino_spec.engine.sampling import DraftLogits, Draws, needs_filter
 from domino_spec.engine.scores import score_columns
 from domino_spec.engine.slots import Slots
 from domino_spec.errors import InputError
@@ -54,7 +55,7 @@ _LONGEST_SHARED = 512
 _SIMILAR = 0.7
 """Prompts share a forward if each is at least so long, compared with the longest of them."""
 LONGEST_PATTERN = 1024
-KINDS = ("sampled", "filtered", "penalised", "scored", "ranked")
+KINDS = ("sampled", "uncoupled", "filtered", "penalised", "scored", "ranked")
 """What of a plan adds work for every token that a cycle verifies."""
 
 _T = TypeVar("_T")
@@ -68,6 +69,10 @@ class Plan:
     """Drafts verified; 0 is plain decoding."""
     sampled: bool = False
     """Whether some sequence draws its tokens."""
+    uncoupled: bool = False
+    """Whether some sequence has another accept rule than the coupled one ..."""
+    mixed: bool = False
+    """... and some does not draw its drafts from the drafter's own distribution."""
     filtered: bool = False
     """Whether some sequence cuts tokens off before it draws."""
     penalised: bool = False
@@ -88,9 +93,12 @@ class Plan:
         """What sequences with these parameters need."""
         sampled = any(each.samples for each in params)
         filtered = any(needs_filter(each) for each in params)
+        uncoupled = depth > 0 and any(each.samples and each.rule != "coupled" for each in params)
         return cls(
             depth,
             sampled=sampled,
+            uncoupled=uncoupled,
+            mixed=uncoupled and not all(each.draws_drafts for each in params),
             filtered=filtered,
             penalised=any(each.penalises for each in params),
             scored=any(each.logprobs is not None for each in params),
@@ -289,7 +297,7 @@ class ModelRunner:
             block = verified.block[: len(slots)]
             logits = self.logits(verified.states[: block.numel()]).view(*block.shape, -1)
             starts = self.slots.lengths[places]
-            draws = self.slots.draws(places, sampled=plan.sampled, filtered=plan.filtered)
+            draws = self.draws(places, plan)
             judged = self._judged(logits, block, places, plan)
             chosen = walk.choose(judged, block[:, 1:].tolist(), draws, starts)
             return self.report(chosen, logits, block, places, plan).cpu
@@ -352,44 +360,54 @@ class ModelRunner:
         are scored, columns of `score_columns` follow.
         """
         metadata = AttentionMetadata(slots, self.slots.lengths[slots], plan.depth + 1)
-        draws = self.slots.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
+        draws = self.draws(slots, plan)
         try:
-            block, states = self._draft_and_verify(metadata, draws, plan)
+            block, states, drawn_from = self._draft_and_verify(metadata, draws, plan)
             with self._timed("verify"):
                 logits = self.model.logits(states).view(*block.shape, -1)
-                chosen = self.choose(logits, block, metadata, draws, plan)
+                chosen, accepted = self.choose(logits, block, metadata, draws, plan, drawn_from)
         finally:
             self._side_stream.join()
-        return self.report(chosen, logits, block, slots, plan)
+        return self.report(chosen, logits, block, slots, plan, accepted)
+
+    def draws(self, slots: Tensor, plan: Plan) -> Draws:
+        """How these slots' sequences choose in such a cycle."""
+        return self.slots.draws(
+            slots, sampled=plan.sampled, filtered=plan.filtered, uncoupled=plan.uncoupled
+        )
 
     @torch.no_grad()
     def verify(self, slots: Tensor, plan: Plan) -> Verified:
         """A cycle up to where tokens are chosen."""
         metadata = AttentionMetadata(slots, self.slots.lengths[slots], plan.depth + 1)
-        draws = self.slots.draws(slots, sampled=plan.sampled, filtered=plan.filtered)
+        draws = self.draws(slots, plan)
         try:
-            block, states = self._draft_and_verify(metadata, draws, plan)
+            block, states, _ = self._draft_and_verify(metadata, draws, plan)
         finally:
             self._side_stream.join()
         return Verified(block, states.rows)
 
     def _draft_and_verify(
         self, metadata: AttentionMetadata, draws: Draws, plan: Plan
-    ) -> tuple[Tensor, Normed]:
+    ) -> tuple[Tensor, Normed, list[DraftLogits]]:
         """Each anchor and its drafts [sequences, n], and the states after each of them.
 
-        The caller joins the side stream.
+        And what the drafts were drawn from, where some accept rule asks for it. The caller joins
+        the side stream.
         """
         slots, starts = metadata.slots, metadata.starts
         anchors = self.slots.anchors[slots]
         block = anchors.unsqueeze(1)
+        drawn_from: list[DraftLogits] = []
         if plan.depth:
             assert self.drafter is not None
+            sampler = draws.for_drafts(starts)
             with self._timed("draft"):
                 drafts = self.drafter.propose(
-                    anchors, slots=slots, starts=starts, depth=plan.depth, sampler=draws
+                    anchors, slots=slots, starts=starts, depth=plan.depth, sampler=sampler
                 )
             block = torch.cat((block, drafts), dim=1)
+            drawn_from = sampler.kept or []
         drafter = None if plan.alone else self.drafter
         layers = () if drafter is None else drafter.capture_layers
         with self._timed("verify"):
@@ -397,7 +415,7 @@ class ModelRunner:
         if drafter is not None:
             with self._timed("draft"), self._side_stream.work():
                 drafter.update_cache(captured, block, slots=slots, starts=starts)
-        return block, states
+        return block, states, drawn_from
 
     def choose(
         self,
@@ -406,10 +424,16 @@ class ModelRunner:
         metadata: AttentionMetadata,
         draws: Draws,
         plan: Plan,
-    ) -> Tensor:
-        """The token that each sequence chooses after each token of its block, [sequences, n]."""
+        drawn_from: Sequence[DraftLogits] = (),
+    ) -> tuple[Tensor, Tensor | None]:
+        """The token that each sequence chooses after each token of its block, [sequences, n].
+
+        And how many drafts that accepts [sequences], where comparing does not tell.
+        """
         judged = self._judged(logits, block, metadata.slots, plan)
-        return draws.choose(judged, metadata.starts)
+        if drawn_from:
+            return accept(judged, block, draws, metadata.starts, drawn_from, mixed=plan.mixed)
+        return draws.choose(judged, metadata.starts), None
 
     def _judged(self, logits: Tensor, block: Tensor | None, slots: Tensor, plan: Plan) -> Tensor:
         """The logits less penalties; where processors may write to them a float32 copy."""
@@ -418,12 +442,18 @@ class ModelRunner:
         return logits.to(torch.float32, copy=True) if plan.hooked else logits
 
     def report(
-        self, chosen: Tensor, logits: Tensor, block: Tensor, slots: Tensor, plan: Plan
+        self,
+        chosen: Tensor,
+        logits: Tensor,
+        block: Tensor,
+        slots: Tensor,
+        plan: Plan,
+        accepted: Tensor | None = None,
     ) -> Tensor:
         """Accept and commit what was chosen after a block; what `run_cycle` gives."""
         state = self.slots
-        pretended = self._pretended(block) if plan.forced else None
-        report, accepted = commit(chosen, block, slots, state.lengths, state.anchors, pretended)
+        told = self._pretended(block) if plan.forced else accepted
+        report, accepted = commit(chosen, block, slots, state.lengths, state.anchors, told)
         self.model.cache.commit(slots, accepted)
         if plan.penalised:
             state.penalties.count(slots, block, accepted)
@@ -463,7 +493,7 @@ class ModelRunner:
         """
         state = self.slots
         places = state.open(slots, prompts=prompts, params=params, seeds=seeds)
-        draws = state.draws(places, sampled=plan.sampled, filtered=plan.filtered)
+        draws = self.draws(places, plan)
         logits = self.logits(states).unsqueeze(1)
         judged, starts = self._judged(logits, None, places, plan), state.lengths[places] - 1
         if walk is None:

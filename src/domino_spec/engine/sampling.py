@@ -3,19 +3,35 @@
 Sampling is arg max of logits / temperature + Gumbel noise, which draws from the softmax. The noise
 of a token is a hash of the sequence's seed, the position and the token, so that a position's draw
 is the same in every loop and however many tokens a forward verifies: a seed gives the same text
-with a drafter and without. Drafts are drawn with the same noise, which makes them agree with the
-target far more often than independent draws would.
+with a drafter and without. Under the coupled rule drafts are drawn with the same noise, which makes
+them agree with the target far more often than independent draws would. Rejection and block
+verification draw them with noise of their own and look at what they were drawn from.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.decoding.noise import DRAFTS, salted
+from domino_spec.decoding.params import AcceptRule
 from domino_spec.engine.kernels.choose import choose, restrict
+
+RULES: tuple[AcceptRule, ...] = get_args(AcceptRule)
+"""A slot's rule is its place in here."""
+MATCH, REJECTION, BLOCK = map(RULES.index, ("match", "rejection", "block"))
+
+
+@dataclass(frozen=True)
+class DraftLogits:
+    """What some drafts were drawn from: logits [batch, n, k] of these tokens (None = all)."""
+
+    logits: Tensor
+    tokens: Tensor | None  # [k], or [batch, n, k]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +43,43 @@ class Draws:
     top_k: Tensor | None = None  # [batch]; 0 is off
     top_p: Tensor | None = None  # [batch]; 1 is off
     min_p: Tensor | None = None  # [batch]; 0 is off
+    rules: Tensor | None = None  # [batch]: places in `RULES`; None where all are coupled
+    kept: list[DraftLogits] | None = field(default=None, compare=False)
+    """Where drafts that are drawn leave what they were drawn from, one lot after the other."""
+
+    def for_drafts(self, starts: Tensor) -> Draws:
+        """How the drafts of a cycle from `starts` [batch] on are chosen."""
+        if self.rules is None:
+            return self
+        assert self.temperature is not None
+        assert self.seeds is not None
+        return replace(
+            self,
+            temperature=torch.where(self.rules == MATCH, 0.0, self.temperature),
+            seeds=torch.where(
+                self.rules >= REJECTION, salted(self.seeds, starts, DRAFTS), self.seeds
+            ),
+            kept=[],
+        )
+
+    def keep(self, logits: Tensor, tokens: Tensor | None) -> None:
+        """Logits [batch, n, k] that drafts were drawn from, where that is asked for."""
+        if self.kept is not None:
+            self.kept.append(DraftLogits(logits, tokens))
+
+    def cut(self, logits: Tensor, count: int) -> Tensor:
+        """Logits [batch * count, k] without the tokens that are cut off."""
+        if self.top_k is None:
+            return logits
+        each = _each(self, count)
+        assert each.temperature is not None
+        return restrict(
+            logits,
+            temperature=each.temperature,
+            top_k=each.top_k,
+            top_p=each.top_p,
+            min_p=each.min_p,
+        )
 
     def choose(
         self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None, *, cut: bool = True
@@ -41,17 +94,7 @@ class Draws:
         if self.temperature is None:
             return _named(choose(flat), tokens).view(batch, count)
         each = _each(self, count)
-        assert each.temperature is not None
-        if cut and each.top_k is not None:
-            assert each.top_p is not None
-            assert each.min_p is not None
-            flat = restrict(
-                flat,
-                temperature=each.temperature,
-                top_k=each.top_k,
-                top_p=each.top_p,
-                min_p=each.min_p,
-            )
+        flat = self.cut(flat, count) if cut else flat
         places = starts.unsqueeze(1) + torch.arange(1, count + 1, device=starts.device)
         columns = choose(
             flat,
@@ -64,6 +107,7 @@ class Draws:
 
     def choose_drafts(self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None) -> Tensor:
         """Drafts: what the target would cut off is not cut off here, but simply refused."""
+        self.keep(logits, tokens)
         return self.choose(logits, starts, tokens, cut=False)
 
 
@@ -73,20 +117,21 @@ def _named(columns: Tensor, tokens: Tensor | None) -> Tensor:
 
 def _each(draws: Draws, count: int) -> Draws:
     """The same for `count` tokens a sequence."""
-    return replace(
-        draws,
-        **{
-            name: value.repeat_interleave(count)
-            for name, value in vars(draws).items()
-            if value is not None
-        },
-    )
+    each: dict[str, Any] = {
+        name: value.repeat_interleave(count)
+        for name, value in vars(draws).items()
+        if isinstance(value, Tensor)
+    }
+    return replace(draws, **each)
 
 
 def unsupported_reason(params: SamplingParams) -> str | None:
     """What in a request needs the reference loop, in words; None if nothing does."""
-    if params.samples and params.accept not in (None, "coupled"):
-        return f"it asks for accept={params.accept!r}, and the engine's draws are coupled"
+    if params.samples and params.hooked and params.rule != "coupled":
+        return (
+            f"it asks for accept={params.accept!r} with processors or hooks, with which the "
+            "engine's draws are coupled"
+        )
     return None
 
 

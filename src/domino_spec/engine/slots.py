@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding.processors import less_repeated
-from domino_spec.engine.sampling import Draws
+from domino_spec.engine.sampling import RULES, Draws
 
 
 class Slots:
@@ -35,6 +36,7 @@ class Slots:
         self.top_k = column(torch.long)
         self.top_p = column(torch.float64)  # 1 - top_p is rounded once, as Transformers does
         self.min_p = column(torch.float32)
+        self.rules = column(torch.long)  # places in `RULES`
 
     @property
     def spare(self) -> int:
@@ -61,15 +63,16 @@ class Slots:
         Gives the slots as a tensor [n]. Nothing waits for the device.
         """
         whole = [
-            [slot, len(prompt), seed, each.top_k]
+            [slot, len(prompt), seed, each.top_k, RULES.index(each.rule) if each.samples else 0]
             for slot, prompt, each, seed in zip(slots, prompts, params, seeds, strict=True)
         ]
         parts = [[float(p.temperature), float(p.top_p), float(p.min_p)] for p in params]
-        places, lengths, seed, top_k = self.send(torch.tensor(whole)).unbind(1)
+        places, lengths, seed, top_k, rules = self.send(torch.tensor(whole)).unbind(1)
         temperature, top_p, min_p = self.send(torch.tensor(parts, dtype=torch.float64)).unbind(1)
         self.lengths[places] = lengths
         self.seeds[places] = seed
         self.top_k[places] = top_k
+        self.rules[places] = rules
         self.temperature[places] = temperature.to(torch.float32)
         self.top_p[places] = top_p
         self.min_p[places] = min_p.to(torch.float32)
@@ -100,16 +103,19 @@ class Slots:
             for column, values in zip(columns, before, strict=True):
                 column.copy_(values)
 
-    def draws(self, slots: Tensor, *, sampled: bool, filtered: bool) -> Draws:
+    def draws(
+        self, slots: Tensor, *, sampled: bool, filtered: bool, uncoupled: bool = False
+    ) -> Draws:
         """How these slots' sequences choose, with no more work than some of them needs."""
         if not sampled:
             return Draws()
-        cut = (
-            {"top_k": self.top_k[slots], "top_p": self.top_p[slots], "min_p": self.min_p[slots]}
-            if filtered
-            else {}
+        rules = self.rules[slots] if uncoupled else None
+        draws = Draws(temperature=self.temperature[slots], seeds=self.seeds[slots], rules=rules)
+        if not filtered:
+            return draws
+        return replace(
+            draws, top_k=self.top_k[slots], top_p=self.top_p[slots], min_p=self.min_p[slots]
         )
-        return Draws(temperature=self.temperature[slots], seeds=self.seeds[slots], **cut)
 
 
 class Penalties:

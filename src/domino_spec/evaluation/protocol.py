@@ -208,7 +208,7 @@ def measure_decoded(
     """Decode for real with a drafter of any kind, on the engine where it can run the pair.
 
     Every cycle drafts `decoder.depth` tokens: acceptance at a depth that adapts to the machine
-    would not compare. `accept` unset is coupled on the engine and rejection in the reference loop.
+    would not compare. `accept` unset is coupled, as the protocol has a seed.
     """
     start, stats = time.perf_counter(), RunStats()
     drafter: Drafter | None = decoder.drafter
@@ -231,12 +231,11 @@ def measure_decoded(
         stats=stats,
         on_progress=on_progress,
     )
-    used = accept or ("coupled" if stats.engine == "fast" else "rejection")
     return Measurement(
         prompts=prompts,
         protocol=protocol,
         way="decoded",
-        accept=used if protocol.temperature else None,
+        accept=params.rule if protocol.temperature else None,
         depth=fixed.depth,
         candidates=decoder.candidates,
         head=head if isinstance(decoder.drafter, BlockDrafter) else None,

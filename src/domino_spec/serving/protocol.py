@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.decoding.params import AcceptRule
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -87,7 +88,12 @@ class DominoOptions(StrictModel):
         "probable each was.",
     )
     speculate: bool = Field(
-        default=True, description="Without drafts the text is the same; it takes longer."
+        default=True, description="Without drafts a seed gives the same text; it takes longer."
+    )
+    accept: AcceptRule | None = Field(
+        default=None,
+        description="How sampled drafts are accepted: coupled where the request has a seed, which "
+        "then keeps its text with and without drafts, else block.",
     )
     reuse: bool = Field(
         default=True,
@@ -194,6 +200,8 @@ class BaseRequest(StrictModel):
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
+            # The seed is the server's own where the request has none.
+            accept=self.domino.accept or ("block" if self.seed is None else "coupled"),
         )
 
     @model_validator(mode="after")

@@ -154,6 +154,7 @@ class Service:
             kinds += [(0, True), (0, False)]
         for scores, drafts in kinds:
             for temperature in (0.0, 1.0):
+                # Without a seed, as most requests come.
                 params = SamplingParams(temperature=temperature, logprobs=scores)
                 count = min(size.slots, _CAPTURED) if scores is None else 1
                 engine.capture(count, params, speculate=drafts)

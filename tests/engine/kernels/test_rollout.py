@@ -50,7 +50,7 @@ class Drafter:
         base, columns = self.base_logits(None, given["hidden"]), None
         if candidates is not None:
             base, columns = base.topk(candidates, dim=-1)
-        return kernels.roll_out(
+        drafts, self.logits = kernels.roll_out(
             self.head,
             embedding=self.embedding,
             base=base,
@@ -58,7 +58,9 @@ class Drafter:
             draft_tokens=self.draft_tokens,
             **given,
             noise=Noise(**noise) if noise else None,
+            keep=True,
         )
+        return drafts
 
 
 @pytest.fixture(params=["kernel", "reference"])
@@ -120,10 +122,13 @@ def test_drawn_drafts_equal_the_references(device, candidates, reduced, monkeypa
         "seeds": torch.tensor([2**40 + 3, 2**33 + 11], device=device),
         "positions": torch.tensor([9, 30], device=device),
     }
-    drafts = drafter.rolled(given, candidates, **noise)
     greedy = drafter.rolled(given, candidates)
+    drafts = drafter.rolled(given, candidates, **noise)
+    logits = drafter.logits
     monkeypatch.setenv("DOMINO_KERNELS", "off")
     assert torch.equal(drafts, drafter.rolled(given, candidates, **noise))
+    assert logits.shape == (ROWS, DEPTH, candidates or drafter.lm_head.shape[0])
+    torch.testing.assert_close(logits, drafter.logits)  # what rejection holds drafts against
     assert torch.equal(drafts[0], greedy[0])
     assert not torch.equal(drafts[1], greedy[1])
 
@@ -140,7 +145,7 @@ def test_a_draw_is_of_its_position_and_token_alone(device):
     )
     everything = drafter.rolled(given, None, **noise._asdict())
     shuffled = torch.randperm(VOCABULARY, device=device)
-    drafts = kernels.rollout_reference(
+    drafts, _ = kernels.rollout_reference(
         None,
         drafter.embedding,
         **given,

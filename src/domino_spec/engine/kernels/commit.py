@@ -17,14 +17,14 @@ def commit(
     slots: Tensor,  # [rows]
     lengths: Tensor,  # [slots + 1]; the last one, the spare slot's, stays 0
     anchors: Tensor,  # [slots + 1]
-    pretended: Tensor | None = None,  # [rows]: accepted drafts, if they are not to be counted
+    told: Tensor | None = None,  # [rows]: accepted drafts, if they are not to be counted
 ) -> tuple[Tensor, Tensor]:  # [rows, n + 1], [rows]
     """For each row how many drafts were accepted, then what was chosen; and the former alone.
 
     Slots advance by the accepted drafts and the anchor before them.
     """
     if not usable(chosen):
-        return commit_reference(chosen, block, slots, lengths, anchors, pretended)
+        return commit_reference(chosen, block, slots, lengths, anchors, told)
     rows, n = chosen.shape
     report = chosen.new_empty(rows, n + 1)
     _commit[(rows,)](
@@ -33,11 +33,11 @@ def commit(
         slots,
         lengths,
         anchors,
-        chosen if pretended is None else pretended,
+        chosen if told is None else told,
         report,
         n,
         len(lengths) - 1,
-        PRETENDED=pretended is not None,
+        TOLD=told is not None,
         PADDED=max(_WARP, triton.next_power_of_2(n)),
         num_warps=1,
         **overlap(chosen),
@@ -51,10 +51,10 @@ def commit_reference(
     slots: Tensor,
     lengths: Tensor,
     anchors: Tensor,
-    pretended: Tensor | None = None,
+    told: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `commit` does."""
-    accepted = pretended
+    accepted = told
     if accepted is None:
         accepted = (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
     lengths[slots] += accepted + 1
@@ -78,11 +78,11 @@ if triton_available():
         slots,
         lengths,
         anchors,
-        pretended,
+        told,
         report,
         n,
         spare,
-        PRETENDED: tl.constexpr,
+        TOLD: tl.constexpr,
         PADDED: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
@@ -92,8 +92,8 @@ if triton_available():
         row = tl.program_id(0)
         place = tl.arange(0, PADDED)
         tokens = tl.load(chosen + row * n + place, mask=place < n, other=0)
-        if PRETENDED:
-            accepted = tl.load(pretended + row)
+        if TOLD:
+            accepted = tl.load(told + row)
         else:
             drafts = tl.load(block + row * n + place + 1, mask=place < n - 1, other=0)
             # The first place that does not agree; the last one has no draft.

@@ -7,6 +7,7 @@ large batches too, goes through PyTorch's own operations; these can be captured 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,24 +29,26 @@ def roll_out(
     columns: Tensor | None = None,  # [rows, depth, k]: which output tokens may be drafted
     draft_tokens: Tensor | None = None,  # [output vocabulary]: target ids of a reduced vocabulary
     noise: Noise | None = None,
-) -> Tensor:
-    """Drafted tokens [rows, depth], as target ids.
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Drafted tokens [rows, depth], as target ids, and the logits behind them, if these are kept.
 
     With noise, draft j of a row is the argmax of logits / temperature plus the noise of
-    (seed, position + j, token): the noise that the target's own choice will meet there.
+    (seed, position + j, token): under the coupled rule the noise that the target's own choice will
+    meet there. Logits [rows, depth, k] are without noise.
     """
     if isinstance(head, DominoHead) and usable(hidden):
         rows = hidden.shape[0]
         if columns is not None and rows <= rollout_candidates.MAX_ROWS:
             return rollout_candidates.launch(
-                head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise
+                head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise, keep
             )
         if columns is None and rows <= rollout_vocabulary.MAX_ROWS:
             return rollout_vocabulary.launch(
-                head, embedding, hidden, anchor_tokens, base, draft_tokens, noise
+                head, embedding, hidden, anchor_tokens, base, draft_tokens, noise, keep
             )
     return rollout_reference(
-        head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise
+        head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise, keep
     )
 
 
@@ -58,11 +61,15 @@ def rollout_reference(
     columns: Tensor | None,
     draft_tokens: Tensor | None,
     noise: Noise | None,
-) -> Tensor:
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """`drafter.rollout` itself, choosing with the noise."""
+    kept: list[Tensor] = []
 
     def drawn(index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
-        assert noise is not None
+        kept.append(logits)
+        if noise is None:
+            return greedy(index, logits, tokens)
         return choose(
             logits,
             temperature=noise.temperature,
@@ -71,7 +78,7 @@ def rollout_reference(
             tokens=tokens,
         )
 
-    return roll(
+    drafts = roll(
         head,
         lambda read: F.embedding(read, embedding),
         hidden=hidden,
@@ -79,5 +86,6 @@ def rollout_reference(
         base=base,
         columns=columns,
         draft_tokens=draft_tokens,
-        choose=greedy if noise is None else drawn,
+        choose=drawn,
     )
+    return drafts, torch.stack(kept, dim=1) if keep else None

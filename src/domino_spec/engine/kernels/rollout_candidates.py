@@ -41,8 +41,9 @@ def launch(
     columns: Tensor,  # [rows, depth, candidates]
     draft_tokens: Tensor | None,
     noise: Noise | None,
-) -> Tensor:
-    """Drafted tokens [rows, depth]."""
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Drafted tokens [rows, depth], and the candidates' logits [rows, depth, candidates]."""
     rows, depth, count = columns.shape
     size, rank, prefix = head.state_size, head.output_weight.shape[1], head.prefix_len
     columns = columns.contiguous()
@@ -98,7 +99,11 @@ def launch(
             **together,
         )
     _last[(rows,)](*choice, depth, num_warps=1, **shapes, **together)
-    return drafts
+    if not keep:
+        return drafts, None
+    logits = base.to(torch.float32, copy=True)
+    logits[:, prefix:] += scores[:, prefix:].sum(dim=2)  # a draft of the prefix has no scores
+    return drafts, logits
 
 
 if triton_available():

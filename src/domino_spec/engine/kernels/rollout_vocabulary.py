@@ -40,8 +40,9 @@ def launch(
     base: Tensor,  # [rows, depth, output vocabulary]
     draft_tokens: Tensor | None,
     noise: Noise | None,
-) -> Tensor:
-    """Drafted tokens [rows, depth]."""
+    keep: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Drafted tokens [rows, depth], and all tokens' logits [rows, depth, output vocabulary]."""
     rows, depth, vocabulary = base.shape
     size, rank = head.state_size, head.output_weight.shape[1]
     weight_input, weight_state = head.prefix_gru.all_weights[0]
@@ -56,6 +57,7 @@ def launch(
     values = hidden.new_empty(rows, depth, programs, dtype=torch.float32)
     columns = torch.empty_like(values, dtype=torch.int32)
     drafts = anchor_tokens.new_empty(rows, depth)
+    logits = torch.empty_like(base, dtype=torch.float32) if keep else None
     drawn = (None, None, None) if noise is None else noise
     choice = (values, columns, draft_tokens, drafts)
     shapes = {"PROGRAMS": programs, "PROGRAMS_PADDED": triton.next_power_of_2(programs)}
@@ -97,6 +99,7 @@ def launch(
             columns,
             draft_tokens,
             *drawn,
+            logits,
             step,
             depth,
             vocabulary,
@@ -110,7 +113,7 @@ def launch(
             **together,
         )
     _last[(rows,)](*choice, depth, vocabulary, num_warps=1, **shapes, **together)
-    return drafts
+    return drafts, logits
 
 
 if triton_available():
@@ -245,6 +248,7 @@ if triton_available():
         temperature,
         seeds,
         positions,
+        kept,  # [rows, depth, vocabulary] float32, where logits are kept
         step,
         depth,
         vocabulary,
@@ -287,6 +291,8 @@ if triton_available():
             )
             logits = tl.load(base + slot * vocabulary + column, mask=there, other=float("-inf"))
             score = logits.to(tl.float32) + tl.sum(weight.to(tl.float32) * active[None, :], axis=1)
+            if kept is not None:
+                tl.store(kept + slot * vocabulary + column, score, mask=there)
             if NOISE:
                 tokens = column
                 if draft_tokens is not None:
