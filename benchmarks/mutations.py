@@ -67,8 +67,8 @@ MUTATIONS = (
     Mutation(
         "a block goes on after a token that stops the sequence",
         "decoding",
-        "if sequence.finish_reason or not choice.accepted:",
-        "if not choice.accepted:",
+        "if sequence.finish_reason or not agrees:",
+        "if not agrees:",
         "tests/decoding",
     ),
     Mutation(
@@ -81,9 +81,23 @@ MUTATIONS = (
     Mutation(
         "a rejected draft is drawn again from the target and not from the residual",
         "decoding",
-        "residual = (p - q).clamp(min=0)",
-        "residual = p",
+        "left = (p - q).clamp(min=0)\n",
+        "left = p\n",
         "tests/decoding/test_sampling.py",
+    ),
+    Mutation(
+        "block verification forgets what the drafts before are worth",
+        "engine",
+        "scale = torch.where(by_block.unsqueeze(1), joint, 1.0)",
+        "scale = torch.ones_like(joint)",
+        "tests/engine/test_accept.py",
+    ),
+    Mutation(
+        "drafts that are rejected and resampled share the target's noise",
+        "engine",
+        "self.rules >= REJECTION, salted(self.seeds, starts, DRAFTS), self.seeds",
+        "self.rules < 0, salted(self.seeds, starts, DRAFTS), self.seeds",
+        "tests/engine/test_accept.py",
     ),
     Mutation(
         "one draft too many is counted as accepted",
