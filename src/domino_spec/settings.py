@@ -15,6 +15,9 @@ from pydantic.fields import FieldInfo
 
 from domino_spec.errors import InputError
 
+AcceptRule = Literal["coupled", "match", "rejection", "block"]
+"""How sampled drafts are accepted (`decoding.SamplingParams.accept`)."""
+
 
 def setting(
     default: Any,

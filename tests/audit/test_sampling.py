@@ -11,6 +11,12 @@ from domino_spec.decoding.sampling import Sampler
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from tests.engine.runs import make_engine
+from tests.support.broken_rules import (
+    accept_the_likeliest,
+    accept_too_easily,
+    always_accept,
+    resample_from_p,
+)
 from tests.support.small import VOCAB, small_pair
 
 PROMPTS = [[3, 7, 1], [5, 2, 8, 4, 9]]
@@ -65,46 +71,17 @@ def test_the_engine_passes(small):
     assert sum(found.stats.accepted) > 100
 
 
-def accepts_always(self, p, q, draft, position, start):
-    if draft is None:
-        return self.draw(p, position, start), False
-    return draft, True
-
-
-def resamples_from_p(self, p, q, draft, position, start):
-    if draft is not None and self.uniform(position, start) * float(q[draft]) < float(p[draft]):
-        return draft, True
-    return self.draw(p, position, start), False
-
-
-def accepts_too_easily(self, p, q, draft, position, start):
-    """Biased: twice the chance it should have."""
-    if draft is None:
-        return self.draw(p, position, start), False
-    if self.uniform(position, start) * float(q[draft]) < 2 * float(p[draft]):
-        return draft, True
-    return self.draw((p - q).clamp(min=0) + 1e-9, position, start), False
-
-
 def drafts_greedily(self, start):
     """Greedy drafts, checked as if they had been drawn."""
     return 0.0, 0
 
 
-def accepts_the_likeliest(self, p, q, draft, position, start):
-    """Accepts a draft that is the likeliest token, whatever the temperature."""
-    if draft is not None and int(p.argmax()) == draft:
-        return draft, True
-    return REAL(self, p, q, draft, position, start)
-
-
-REAL = Sampler.accept_or_resample
 BROKEN = {
-    "accepts always": ("accept_or_resample", accepts_always),
-    "resamples from p": ("accept_or_resample", resamples_from_p),
-    "accepts too easily": ("accept_or_resample", accepts_too_easily),
+    "accepts always": ("accept_or_resample", always_accept),
+    "resamples from p": ("accept_or_resample", resample_from_p),
+    "accepts too easily": ("accept_or_resample", accept_too_easily),
     "drafts greedily": ("draft_noise", drafts_greedily),
-    "accepts the likeliest": ("accept_or_resample", accepts_the_likeliest),
+    "accepts the likeliest": ("accept_or_resample", accept_the_likeliest),
 }
 
 

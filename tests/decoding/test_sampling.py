@@ -12,6 +12,8 @@ from domino_spec.decoding.sampling import Sampler
 from domino_spec.decoding.stopping import at_length
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
+from tests.support.broken_rules import accept_by_p_alone, always_accept, resample_from_p
+from tests.support.distribution import deviations, enumerated
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.runs import run
 from tests.support.small import small_pair
@@ -23,28 +25,6 @@ PROMPT = [3, 7, 1]
 @pytest.fixture(scope="module")
 def small():
     return small_pair()
-
-
-def exact_distribution(target, params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """Probability of each pair of second and third tokens, by enumeration."""
-    chain = params.all_processors(prompt_length=len(PROMPT))
-
-    def step(ids):
-        logits = target.model(torch.tensor([ids])).logits[0, -1]
-        return chain(torch.tensor([ids]), logits.unsqueeze(0))[0].softmax(-1)
-
-    joint: Counter[tuple[int, ...]] = Counter()
-    with torch.no_grad():
-        for a, p_a in enumerate(step(PROMPT).tolist()):
-            if p_a == 0:
-                continue
-            for b, p_b in enumerate(step([*PROMPT, a]).tolist()):
-                if p_b == 0:
-                    continue
-                for c, p_c in enumerate(step([*PROMPT, a, b]).tolist()):
-                    if p_c:
-                        joint[b, c] += p_a * p_b * p_c
-    return dict(joint)
 
 
 def sample_pairs(target, drafter, params: SamplingParams):
@@ -63,28 +43,6 @@ def sample_pairs(target, drafter, params: SamplingParams):
             accepted += sum(row.stats.accepted)
             offered += sum(row.stats.offered)
     return pairs, accepted / offered
-
-
-def chi_square_z(pairs, exact) -> float:
-    """How far counts are from the distribution, in standard deviations of chi-square."""
-    total = sum(pairs.values())
-    impossible = [pair for pair in pairs if pair not in exact]
-    if impossible:
-        return math.inf
-    statistic, cells, rest_expected, rest_found = 0.0, 0, 0.0, 0
-    for pair, probability in exact.items():
-        expected = probability * total
-        if expected < 5:
-            rest_expected += expected
-            rest_found += pairs[pair]
-            continue
-        statistic += (pairs[pair] - expected) ** 2 / expected
-        cells += 1
-    if rest_expected >= 1:
-        statistic += (rest_found - rest_expected) ** 2 / rest_expected
-        cells += 1
-    freedom = cells - 1
-    return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
 REJECTION, BLOCK = {"accept": "rejection"}, {"accept": "block"}
@@ -108,11 +66,11 @@ PARAMS = {
 def test_samples_follow_the_targets_distribution(small, case):
     target, drafter = small
     params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS[case])
-    exact = exact_distribution(target, params)
+    exact = enumerated(target, params, PROMPT, 3)
     assert sum(exact.values()) == pytest.approx(1, abs=1e-4)
     pairs, rate = sample_pairs(target, drafter, params)
     assert 0.02 < rate < 0.9, "drafts must be both accepted and rejected for the test to see"
-    assert chi_square_z(pairs, exact) < 4
+    assert deviations(pairs, exact) < 4
 
 
 def test_transformers_generate_samples_the_same_distribution(small):
@@ -128,33 +86,13 @@ def test_transformers_generate_samples_the_same_distribution(small):
             custom_generate=domino,
         )  # fmt: skip
         pairs.update((int(row[4]), int(row[5])) for row in found)
-    assert chi_square_z(pairs, exact_distribution(target, params)) < 4
-
-
-def always_accept(self, p, q, draft, position, start):
-    if draft is None:
-        return self.draw(p, position, start), False
-    return draft, True
-
-
-def resample_from_p(self, p, q, draft, position, start):
-    if draft is not None and self.uniform(position, start) * float(q[draft]) < float(p[draft]):
-        return draft, True
-    return self.draw(p, position, start), False
-
-
-def accept_by_p_alone(self, p, q, draft, position, start):
-    if draft is None:
-        return self.draw(p, position, start), False
-    if self.uniform(position, start) < float(p[draft]):
-        return draft, True
-    return self.draw((p - q).clamp(min=0) + 1e-9, position, start), False
+    assert deviations(pairs, enumerated(target, params, PROMPT, 3)) < 4
 
 
 BROKEN = {
-    "always accept": ("accept_or_resample", always_accept, "top-p"),
-    "resample from p": ("accept_or_resample", resample_from_p, "top-p"),
-    "accept by p alone": ("accept_or_resample", accept_by_p_alone, "top-p"),
+    "always accept": always_accept,
+    "resample from p": resample_from_p,
+    "accept by p alone": accept_by_p_alone,
 }
 
 
@@ -164,11 +102,10 @@ BROKEN = {
 ])  # fmt: skip
 def test_a_wrong_accept_rule_is_noticed(small, monkeypatch, kind):
     target, drafter = small
-    name, broken, case = BROKEN[kind]
-    monkeypatch.setattr(Sampler, name, broken)
-    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS[case])
+    monkeypatch.setattr(Sampler, "accept_or_resample", BROKEN[kind])
+    params = SamplingParams(max_new_tokens=NEW, seed=11, **PARAMS["top-p"])
     pairs, _ = sample_pairs(target, drafter, params)
-    assert chi_square_z(pairs, exact_distribution(target, params)) > 6
+    assert deviations(pairs, enumerated(target, params, PROMPT, 3)) > 6
 
 
 def test_seeds_repeat_and_rows_differ():

@@ -1,7 +1,6 @@
 """Accept rules on the engine: the reference loop's tokens, and the target's distribution."""
 
 import itertools
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from domino_spec.engine.sampling import RULES, DraftLogits, Draws
 from tests.engine.runs import make_engine, run_engine, run_reference
 from tests.golden.pairs import KINDS, model_of, target_of
 from tests.golden.pairs import prompts as few_tokens
+from tests.support.distribution import deviations, enumerated
 from tests.support.families import (
     drafter_config,
     make_target,
@@ -104,40 +104,6 @@ HOT = {
 }
 
 
-def enumerated(target, params: SamplingParams) -> dict[tuple[int, ...], float]:
-    """The probability of every text of three tokens after the first, summed over that one."""
-    chain = params.all_processors(prompt_length=len(PROMPT))
-    joint: Counter[tuple[int, ...]] = Counter()
-    texts = {(): 1.0}
-    with torch.no_grad():
-        for _ in range(4):
-            ids = torch.tensor([[*PROMPT, *text] for text in texts])
-            chances = chain(ids, target.model(ids).logits[:, -1]).softmax(-1)
-            texts = {
-                (*text, token): before * float(chance)
-                for (text, before), row in zip(texts.items(), chances, strict=True)
-                for token, chance in enumerate(row)
-                if chance > 0
-            }
-    for text, chance in texts.items():
-        joint[text[1:]] += chance
-    return dict(joint)
-
-
-def deviations(found: Counter, exact: dict[tuple[int, ...], float]) -> float:
-    """How far counts are from the distribution, in standard deviations of chi-square."""
-    if any(text not in exact for text in found):
-        return math.inf
-    total = sum(found.values())
-    cells = [(found[text], chance * total) for text, chance in exact.items()]
-    rare = [cell for cell in cells if cell[1] < 5]
-    cells = [cell for cell in cells if cell[1] >= 5]
-    cells.append((sum(count for count, _ in rare), sum(wanted for _, wanted in rare) or 1e-9))
-    statistic = sum((count - wanted) ** 2 / wanted for count, wanted in cells if wanted >= 1)
-    freedom = len(cells) - 1
-    return (statistic - freedom) / math.sqrt(2 * freedom)
-
-
 def sampled(pair, *, samples=SAMPLES, **params) -> tuple[float, float]:
     """Deviations of many samples' three tokens, and the drafts accepted in a cycle.
 
@@ -164,7 +130,9 @@ def sampled(pair, *, samples=SAMPLES, **params) -> tuple[float, float]:
                 texts.scatter_(1, (lengths + place).unsqueeze(1), report[:, place + 1 : place + 2])
             lengths += report[:, 0] + 1
         found.update(map(tuple, texts[:, :3].tolist()))
-    return deviations(found, enumerated(target, own)), float(torch.stack(accepted).mean())
+    return deviations(found, enumerated(target, own, PROMPT, 4)), float(
+        torch.stack(accepted).mean()
+    )
 
 
 @pytest.fixture(scope="module")

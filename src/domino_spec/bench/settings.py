@@ -15,7 +15,7 @@ from annotated_types import Ge
 from pydantic import model_validator
 
 from domino_spec.errors import InputError
-from domino_spec.settings import Candidates, Depth, Settings, ShiftLabel, setting
+from domino_spec.settings import AcceptRule, Candidates, Depth, Settings, ShiftLabel, setting
 
 if TYPE_CHECKING:
     from domino_spec.decoding import SamplingParams
@@ -86,7 +86,7 @@ class BenchSettings(Settings):
     repeats: Count = _how(3, "of each prompt; the median counts")
     warm_up: CountOrZero = _how(1, "batches before a cell is timed")
     seed: CountOrZero = _how(0, "prompt i draws from it + i")
-    accept: Literal["coupled", "match", "rejection", "block"] = _how(
+    accept: AcceptRule = _how(
         "coupled", "how sampled drafts are accepted; coupled gives plain decoding's own text"
     )
 

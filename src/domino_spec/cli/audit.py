@@ -13,7 +13,6 @@ from annotated_types import Ge, Le
 
 from domino_spec.cli.command import Voice, command
 from domino_spec.cli.loading import (
-    Accept,
     ChatOptions,
     EngineName,
     OneDraftOptions,
@@ -23,7 +22,7 @@ from domino_spec.cli.loading import (
 )
 from domino_spec.cli.render import STYLES, table
 from domino_spec.errors import InputError
-from domino_spec.settings import Settings, TargetOptions, setting
+from domino_spec.settings import AcceptRule, Settings, TargetOptions, setting
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
@@ -65,7 +64,7 @@ class AuditSettings(Settings):
     top_k: int = _sampling(0, "0 is off")
     top_p: float = _sampling(1.0, "1 is off")
     min_p: float = _sampling(0.0, "0 is off")
-    accept: Accept = _sampling("block", "how drafts are accepted")
+    accept: AcceptRule = _sampling("block", "how drafts are accepted")
     seed: Annotated[int, Ge(0)] = _sampling(0, "the same one, the same answer")
     alpha: Annotated[float, Ge(1e-4), Le(0.2)] = _sampling(
         0.01, "what would look so wrong by chance so rarely is sampled again; twice is a bug"

@@ -12,7 +12,6 @@ import typer
 from domino_spec.cli.command import Voice, command
 from domino_spec.cli.loading import (
     ACCEPT_UNSET,
-    Accept,
     ChatOptions,
     EngineName,
     LoopOptions,
@@ -24,6 +23,7 @@ from domino_spec.cli.loading import (
 from domino_spec.cli.render import bar_line, table
 from domino_spec.errors import InputError
 from domino_spec.settings import (
+    AcceptRule,
     Candidates,
     Depth,
     DraftOptions,
@@ -79,7 +79,9 @@ class EvalSettings(Settings):
         "`fast` is the engine, reference the loop through Transformers; auto: the engine where it "
         "can run the pair",
     )
-    accept: Accept | None = _how(None, "how --decode accepts sampled drafts", unset=ACCEPT_UNSET)
+    accept: AcceptRule | None = _how(
+        None, "how --decode accepts sampled drafts", unset=ACCEPT_UNSET
+    )
     batch_size: int = _how(16, "prompts decoded together in the reference loop")
     continuations: Path | None = _how(
         None, "a folder that keeps the target's answers for the next simulation"

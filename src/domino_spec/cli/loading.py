@@ -13,6 +13,7 @@ import typer
 from domino_spec.cli.command import Voice
 from domino_spec.errors import InputError, TargetError
 from domino_spec.settings import (
+    AcceptRule,
     DraftOptions,
     Dtype,
     Settings,
@@ -39,7 +40,6 @@ NoSpeculateOption = Annotated[
     bool, typer.Option("--no-speculate", help="Decode plainly, to compare with.")
 ]
 QUIET = "The text alone: no progress, no statistics."
-Accept = Literal["coupled", "match", "rejection", "block"]
 EngineName = Literal["auto", "fast", "reference"]
 ACCEPT_UNSET = "coupled with a seed, which then keeps its text, else block"
 
@@ -83,7 +83,7 @@ class SamplingOptions(Settings):
     seed: int | None = _sampling(None, "makes sampling repeatable")
     stop: tuple[str, ...] = _sampling((), "end before this text; repeatable")
     ignore_eos: bool = _sampling(False, "go on past the end of the sequence")
-    accept: Accept | None = _sampling(
+    accept: AcceptRule | None = _sampling(
         None, "how drafts are accepted when sampling", unset=ACCEPT_UNSET
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from transformers import (
@@ -25,10 +25,9 @@ from domino_spec.decoding.processors import (
     for_sequence,
 )
 from domino_spec.errors import InputError
+from domino_spec.settings import AcceptRule
 
 MOST_LOGPROBS = 20
-
-AcceptRule = Literal["coupled", "match", "rejection", "block"]
 
 
 @dataclass(frozen=True, kw_only=True)

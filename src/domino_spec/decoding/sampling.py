@@ -18,12 +18,9 @@ from domino_spec.decoding.noise import (
     salted,
     uniform,
 )
-from domino_spec.decoding.params import AcceptRule
 from domino_spec.decoding.processors import no_token_left
 from domino_spec.decoding.sequence import Sequence
-
-MOST_DRAFTS = 256
-"""Drafts of a cycle that can be drawn."""
+from domino_spec.settings import AcceptRule
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,8 @@ class Sampler:
         self._temperature = temperature
         self._bans = bans
         self._start = -1
+        self._seeds: dict[int, int] = {}
+        self._uniforms: list[float] = []
 
     @property
     def plain(self) -> bool:
@@ -161,19 +160,20 @@ class Sampler:
 
     def uniform(self, position: int, start: int) -> float:
         """A number between 0 and 1."""
-        self._cycle(start)
-        return self._uniforms[position - start]
+        seed, place = self._cycle(start)[ACCEPTS], position - start
+        if place >= len(self._uniforms):  # many at once: a hash of one costs as much
+            offsets = torch.arange(2 * place + 16)
+            words = hashed(torch.tensor(seed), start + offsets, torch.zeros_like(offsets))
+            self._uniforms = uniform(words).tolist()
+        return self._uniforms[place]
 
     def _cycle(self, start: int) -> dict[int, int]:
         """The seeds of a cycle's own draws, by their salts."""
         if start != self._start:
             salts = (DRAFTS, ACCEPTS, RESAMPLES)
-            place = torch.tensor(start)
-            seeds = salted(torch.tensor(self.seed), place, torch.tensor(salts))
+            seeds = salted(torch.tensor(self.seed), torch.tensor(start), torch.tensor(salts))
             self._start, self._seeds = start, dict(zip(salts, seeds.tolist(), strict=True))
-            places = place + torch.arange(MOST_DRAFTS + 1)
-            words = hashed(seeds[1], places, torch.zeros_like(places))
-            self._uniforms: list[float] = uniform(words).tolist()
+            self._uniforms = []
         return self._seeds
 
     def _scaled(self, logits: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding.noise import DRAFTS, salted
-from domino_spec.decoding.params import AcceptRule
 from domino_spec.engine.kernels.choose import choose, restrict
+from domino_spec.settings import AcceptRule
 
 RULES: tuple[AcceptRule, ...] = get_args(AcceptRule)
 """A slot's rule is its place in here."""

@@ -16,9 +16,9 @@ from torch import nn
 
 from domino_spec.api import DominoDecoder
 from domino_spec.decoding import SamplingParams
-from domino_spec.decoding.params import AcceptRule
 from domino_spec.errors import InputError
 from domino_spec.evaluation.runs import Progress, decode_prompts
+from domino_spec.settings import AcceptRule
 from domino_spec.targets import Target
 
 _VALUES_A_WEIGHT = 16

@@ -11,13 +11,13 @@ from typing import Any, Literal
 from domino_spec.api import DominoDecoder
 from domino_spec.data import Corpus, is_loop
 from domino_spec.decoding import AcceptanceStats, Drafter, RunStats, SamplingParams
-from domino_spec.decoding.params import AcceptRule
 from domino_spec.drafter import DraftModel
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations, continue_prompts
 from domino_spec.evaluation.runs import Progress, decode_prompts
 from domino_spec.evaluation.simulate import simulate, without_head
+from domino_spec.settings import AcceptRule
 from domino_spec.targets import Target
 
 Outcome = Literal["used", "short", "loop"]

@@ -17,7 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.decoding.params import AcceptRule
+from domino_spec.settings import AcceptRule
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
