@@ -2,7 +2,8 @@
 
     python -m benchmarks.release RUN NAME --bits 'embed_proj.2*=4' --bits '*=6' --made MADE.json
 
-RUN is the folder of `domino train`; MADE.json says where it ran, as records do (`environment`).
+RUN is the folder of `domino train`; MADE.json says where it ran, as records do (`environment`), how
+many `conversations` there were, and by which commands (`data`) those beyond the shared ones were made.
 The run goes on record. Nothing is trained here, and nothing measured: `benchmarks.acceptance
 --data ... --state` makes the release state its acceptance length.
 """
@@ -38,8 +39,8 @@ A Domino drafter for SmolLM2-135M-Instruct, Apache-2.0 (the target's own licence
   (shifted labels), {head}; {vocabulary}
 - stored as {bits}: {size:.1f} MB; `domino export released:{name} OUT` writes the public bfloat16
   layout
-- trained on 76,461 conversations that the target answered itself (no benchmark's test set among
-  them), {steps:,} steps in {seconds:.0f} s of one H200
+- trained on {conversations:,} conversations that the target answered itself (no benchmark's test
+  set among them), {steps:,} steps in {seconds:.0f} s of one H200
 
 | file | what |
 |---|---|
@@ -47,7 +48,7 @@ A Domino drafter for SmolLM2-135M-Instruct, Apache-2.0 (the target's own licence
 | `log.jsonl`, `curves.png` | how it went |
 
 The command: `{command}`
-Figures: `docs/results.md`.
+{data}Figures: `docs/results.md`.
 """
 
 
@@ -85,6 +86,7 @@ def main() -> None:
     arguments = parser.parse_args()
     bits = {p: int(b) for p, _, b in (entry.rpartition("=") for entry in arguments.bits)} or 8
     made = json.loads(arguments.made.read_text(encoding="utf-8"))
+    conversations, commands = made.pop("conversations"), made.get("data", [])
     drafter = load_drafter(arguments.run / DRAFTER_FOLDER, dtype=torch.bfloat16).drafter
     loaded = load_target(smollm2(), device="cpu")
     facts = target_facts(loaded.target, loaded.tokenizer)
@@ -103,7 +105,8 @@ def main() -> None:
     save_packed(drafter, folder, bits=bits, provenance=provenance)
     shutil.copyfile(arguments.run / LOG_FILE, folder / LOG_FILE)
     settings |= {
-        "target": "SmolLM2-135M-Instruct.Q4_1.gguf", "data": ["train"], "out": arguments.name,
+        "target": "SmolLM2-135M-Instruct.Q4_1.gguf", 
+        "data": [Path(path).name for path in settings["data"]], "out": arguments.name,
     }  # fmt: skip
     text = yaml.safe_dump(settings, sort_keys=False)
     (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
@@ -129,6 +132,8 @@ def main() -> None:
         steps=run["steps"],
         seconds=run["training_seconds"],
         command=made["command"],
+        conversations=conversations,
+        data="".join(f"Data: `{each}`\n" for each in commands),
     )
     (folder / "README.md").write_text(card, encoding="utf-8")
     print(f"{folder.name}: {size / 1e6:.2f} MB of weights")

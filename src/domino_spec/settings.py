@@ -43,6 +43,9 @@ ShiftLabel = Annotated[bool | None, setting(
 Depth = Annotated[int | None, setting(
     None, "drafts a cycle", unset="block size - 1, or what the engine finds to pay",
     group="Drafter")]  # fmt: skip
+Tree = Annotated[int | None, setting(
+    None, "drafts a cycle in a tree instead of a chain; 0: chains alone",
+    unset="whatever the engine finds to pay", group="Drafter")]  # fmt: skip
 Candidates = Annotated[int | None, setting(
     None, "let the head choose among this many base candidates", unset="all",
     group="Drafter")]  # fmt: skip
@@ -101,6 +104,7 @@ class DraftOptions(Settings):
     draft_revision: str | None = _drafter(None, "the drafter's hub revision")
     shift_label: ShiftLabel = None
     depth: Depth = None
+    tree: Tree = None
     candidates: Candidates = None
 
 

@@ -12,6 +12,7 @@ from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine, check_settings
 from domino_spec.engine.measure import Bench
 from domino_spec.engine.model_runner import Plan
+from domino_spec.engine.policy import Drafts
 from domino_spec.engine.sampling import Draws
 from domino_spec.errors import ConfigError, InputError, MismatchError
 from tests.engine.runs import finish, own, run_engine, run_reference
@@ -148,7 +149,7 @@ class Turns:
         self._next = itertools.cycle(depths)
 
     def choose(self, _batch):
-        return next(self._next)
+        return Drafts(next(self._next))
 
     def record(self, accepted, depth, *, sampled):
         assert accepted == depth, "a draft was refused"

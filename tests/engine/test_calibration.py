@@ -1,5 +1,6 @@
 """Costs are measured once a machine and kept; depth follows them; results do not change."""
 
+import itertools
 import json
 import math
 
@@ -9,7 +10,7 @@ from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration
 from domino_spec.engine.calibration import adapt_depth, measured_sizes
 from domino_spec.engine.model_runner import KINDS, filled_size
-from domino_spec.engine.policy import Batch, Costs, DepthPolicy, depths
+from domino_spec.engine.policy import Batch, Costs, DepthPolicy, Drafts, depths
 from tests.engine.runs import make_engine, make_requests, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter
@@ -174,7 +175,7 @@ class Asked(DepthPolicy):
 
     def choose(self, batch):
         self.batches.append(batch)
-        return self.depth
+        return Drafts(self.depth)
 
     def record(self, accepted, depth, *, sampled):
         self.shown.append((depth, sampled))
@@ -232,14 +233,15 @@ def test_rows_that_sample_are_decoded_plainly_where_only_greedy_ones_pay():
 def test_changing_depths_change_no_token(ahead):
     target = make_target("qwen3")
     expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=30)
-    engine = make_engine(target, random_drafter(), slots=2, ahead=ahead)
-    turns = iter([7, 0, 3, 0, 0, 1, 7, 2] * 50)
+    engine = make_engine(target, random_drafter(), slots=2, ahead=ahead, tree=31)
+    chosen = [(7,), (0,), (5, 5), (3,), (7, 31), (0,), (0,), (1,), (7,), (1, 1), (2,)]
+    turns = itertools.cycle(itertools.starmap(Drafts, chosen))
 
     class Restless(DepthPolicy):
         def choose(self, batch):
             return next(turns)
 
-    engine.policy = Restless(Costs({1: {0: 1.0}}), 7)
+    engine.policy = Restless(Costs({1: {0: 1.0}}), 7, 31)
     found, _, _ = run_engine(engine, PROMPTS, max_new_tokens=30)
     assert found == expected
 

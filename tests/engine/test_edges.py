@@ -11,6 +11,7 @@ from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.measure import Bench, accepted_pattern
+from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.policy import depths
 from domino_spec.errors import InputError, MismatchError
 from domino_spec.targets import Target
@@ -130,7 +131,7 @@ def test_measuring_plain_steps_does_no_drafter_work(monkeypatch):
     monkeypatch.setattr(engine.drafter, "propose", troubled)
     Bench(engine, context=8).plain_seconds(1)
     with pytest.raises(AssertionError, match="asked"):
-        Bench(engine, context=8).cycle_seconds(1, 0)
+        Bench(engine, context=8).cycle_seconds(1, Plan(0))
 
 
 # Depth 0 with a policy ----------------------------------------------------------------------------

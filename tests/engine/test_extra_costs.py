@@ -109,12 +109,13 @@ def test_measured_rows_do_the_work_of_their_kind(bench, monkeypatch):
     seen, drawn = {}, set()
     choose, roll_out = ModelRunner.choose, BlockDrafter._roll_out
 
-    def chosen(cycle, logits, block, rows, draws, plan, drawn_from):
-        assert bool(drawn_from) == (plan.uncoupled and plan.depth > 0)
+    def chosen(cycle, logits, drafted, draws, plan):
+        rows = drafted.metadata
+        assert bool(drafted.drawn_from) == (plan.uncoupled and plan.depth > 0)
         seen[plan] = (draws, tuple(logits.shape[:2]))
         if plan.penalised:
             assert bool((cycle.slots.penalties.presence[rows.slots] != 0).all())
-        return choose(cycle, logits, block, rows, draws, plan, drawn_from)
+        return choose(cycle, logits, drafted, draws, plan)
 
     def rolled(drafter, hidden, anchors, rows, draws):
         drawn.add((hidden.shape[1], draws.temperature is not None))

@@ -116,7 +116,7 @@ def test_everything_is_launched_on_the_engines_own_gpu(bench, monkeypatch):
     for part, name in ((InferenceModel, "forward"), (BlockDrafter, "_hidden")):
         monkeypatch.setattr(part, name, watched(getattr(part, name)))
     for measured in (
-        lambda: bench.cycle_seconds(1, 3),
+        lambda: bench.cycle_seconds(1, Plan(3)),
         lambda: bench.stages(1, 3),
         lambda: bench.paced(1, 3, [1], cycles=2),
     ):

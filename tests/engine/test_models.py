@@ -79,7 +79,8 @@ def test_a_tree_of_tokens_gives_what_each_branch_gives_alone(family):
         for depth, node in enumerate(branch):
             mask[node, branch[:depth]] = True
     positions = starts.unsqueeze(1) + torch.tensor([0, 1, 1, 2, 2])
-    metadata = AttentionMetadata(slots, starts, 5, positions=positions, mask=mask.expand(2, -1, -1))
+    bits = (mask.long() << torch.arange(5)).sum(dim=-1).expand(2, -1)
+    metadata = AttentionMetadata(slots, starts, 5, positions=positions, ancestors=bits)
     found = model.logits(model.forward(nodes, metadata)[0]).view(2, 5, -1)
     for branch in branches:
         states, _ = model.forward(nodes[:, branch], AttentionMetadata(slots, starts, 3))

@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from domino_spec.engine.policy import Acceptance, Batch, Costs, DepthPolicy, depths
+from domino_spec.engine.policy import (
+    Acceptance,
+    Batch,
+    Costs,
+    DepthPolicy,
+    Drafts,
+    best_path,
+    depths,
+    trees,
+)
 
 FLAT = {d: 1.0 + 0.001 * d for d in depths(15)}  # a GPU with one row: verifying is free
 STEEP = {d: 1.0 + 0.9 * d for d in depths(15)}  # a busy one: every token costs
@@ -17,23 +26,23 @@ def taught(policy: DepthPolicy, accepted: int, depth: int = 15, times: int = 200
 
 
 def test_free_drafts_are_all_verified():
-    assert taught(DepthPolicy(Costs({1: FLAT}), 15), accepted=4).choose(Batch(1)) >= 5
+    assert taught(DepthPolicy(Costs({1: FLAT}), 15), accepted=4).choose(Batch(1)).depth >= 5
 
 
 def test_dear_drafts_that_fail_are_not_verified():
     policy = taught(DepthPolicy(Costs({1: STEEP}), 15), accepted=0)
-    assert policy.choose(Batch(1)) == 0
+    assert policy.choose(Batch(1)).depth == 0
     assert policy.gain(Batch(1)) == 1.0
 
 
 def test_dear_drafts_are_verified_as_far_as_they_hold():
     costs = {d: 1.0 + 0.1 * d for d in depths(15)}
-    assert taught(DepthPolicy(Costs({1: costs}), 15), accepted=3).choose(Batch(1)) == 3
+    assert taught(DepthPolicy(Costs({1: costs}), 15), accepted=3).choose(Batch(1)).depth == 3
 
 
 def test_plain_decoding_is_left_now_and_then_to_look_again():
     policy = taught(DepthPolicy(Costs({1: STEEP}), 15), accepted=0)
-    tried = [policy.choose(Batch(1)) for _ in range(200)]
+    tried = [policy.choose(Batch(1)).depth for _ in range(200)]
     assert sorted(set(tried)) == [0, 1]
     assert tried.count(1) == 3
 
@@ -44,17 +53,17 @@ def test_a_few_cycles_are_tried_before_drafts_are_given_up():
     expensive = {0: 1.0, 7: 4.5}
     knowing, useless = DepthPolicy(Costs({1: expensive}), 7), DepthPolicy(Costs({1: expensive}), 7)
     for _ in range(60):
-        assert knowing.choose(Batch(1)) == 7
+        assert knowing.choose(Batch(1)).depth == 7
         knowing.acceptance.record(7, 7)
     tried = 0
     for _ in range(60):
-        if useless.choose(Batch(1)):
+        if useless.choose(Batch(1)).depth:
             tried += 1
             useless.acceptance.record(0, 7)
     assert tried == 4
     assert (knowing.disabled is None, useless.disabled is None) == (True, False)
     hopeless = DepthPolicy(Costs({1: {d: 1.0 + 1.5 * d for d in depths(7)}}), 7)
-    assert {hopeless.choose(Batch(1)) for _ in range(200)} == {0}
+    assert {hopeless.choose(Batch(1)).depth for _ in range(200)} == {0}
 
 
 def test_giving_up_is_explained_by_what_was_measured():
@@ -81,22 +90,24 @@ def both_taught(policy: DepthPolicy, accepted: int) -> DepthPolicy:
 def test_drafts_pay_for_greedy_rows_and_not_for_those_that_sample():
     expensive = {"sampled": {1: {0: 0.0, 15: 30.0}}}
     policy = both_taught(DepthPolicy(Costs({1: FLAT}, expensive), 15), accepted=1)
-    assert policy.choose(Batch(1)) > 0
+    assert policy.choose(Batch(1)).depth > 0
     assert policy.gain(Batch(1)) > 1.5
-    assert policy.choose(SAMPLED) == 0
+    assert policy.choose(SAMPLED).depth == 0
     assert policy.gain(SAMPLED) == 1.0
-    assert policy.choose(Batch(1, ("sampled",), 0.5)) == 0, "one that samples makes all cycles slow"
+    assert policy.choose(Batch(1, ("sampled",), 0.5)).depth == 0, (
+        "one that samples makes all cycles slow"
+    )
     cheap = both_taught(DepthPolicy(Costs({1: FLAT}), 15), accepted=1)
-    assert cheap.choose(SAMPLED) > 0, "the costs made the difference"
+    assert cheap.choose(SAMPLED).depth > 0, "the costs made the difference"
 
 
 def test_dear_choices_make_cycles_shallow_before_they_make_them_plain():
     extras = {"sampled": {1: {0: 0.0, 15: 4.5}}}  # 0.3 a draft
     policy = both_taught(DepthPolicy(Costs({1: FLAT}, extras), 15), accepted=5)
-    assert policy.choose(Batch(1)) >= policy.choose(SAMPLED) == 5
+    assert policy.choose(Batch(1)).depth >= policy.choose(SAMPLED).depth == 5
     extras = {"sampled": {1: {0: 0.0, 15: 4.5}}, "filtered": {1: {0: 0.0, 15: 15.0}}}
     policy = both_taught(DepthPolicy(Costs({1: FLAT}, extras), 15), accepted=5)
-    assert policy.choose(Batch(1, ("sampled", "filtered"), 1.0)) == 0
+    assert policy.choose(Batch(1, ("sampled", "filtered"), 1.0)).depth == 0
 
 
 def test_rows_that_sample_and_greedy_rows_are_not_judged_by_one_another():
@@ -105,8 +116,8 @@ def test_rows_that_sample_and_greedy_rows_are_not_judged_by_one_another():
     for _ in range(200):
         policy.record(7, 15, sampled=False)
         policy.record(0, 15, sampled=True)
-    assert policy.choose(Batch(1)) == 7
-    assert policy.choose(SAMPLED) == 0
+    assert policy.choose(Batch(1)).depth == 7
+    assert policy.choose(SAMPLED).depth == 0
     assert policy.tokens(7, Batch(4, ("sampled",), 0.25)) == pytest.approx(0.75 * 8 + 0.25, abs=0.1)
 
 
@@ -116,7 +127,7 @@ def test_kinds_are_given_up_and_tried_again_each_on_its_own():
     for _ in range(200):
         policy.record(1, 1, sampled=False)
         policy.record(0, 1, sampled=True)
-    tried = [(policy.choose(Batch(1)), policy.choose(SAMPLED)) for _ in range(130)]
+    tried = [(policy.choose(Batch(1)).depth, policy.choose(SAMPLED).depth) for _ in range(130)]
     assert {greedy for greedy, _ in tried} == {1}
     assert [sampled for _, sampled in tried].count(1) == 2
     assert policy.disabled.kinds == ("sampled",)
@@ -127,8 +138,8 @@ def test_kinds_are_given_up_and_tried_again_each_on_its_own():
 def test_the_first_sampled_cycles_are_tried_though_greedy_ones_are_known():
     policy = DepthPolicy(Costs({1: {0: 1.0, 7: 4.5}}), 7)
     taught(policy, accepted=0, depth=7)
-    assert policy.choose(Batch(1)) == 0
-    assert policy.choose(SAMPLED) == policy.choose(Batch(2, ("sampled",), 0.5)) == 7
+    assert policy.choose(Batch(1)).depth == 0
+    assert policy.choose(SAMPLED).depth == policy.choose(Batch(2, ("sampled",), 0.5)).depth == 7
 
 
 # Acceptance ---------------------------------------------------------------------------------------
@@ -140,8 +151,8 @@ def test_a_depth_that_does_not_fit_is_never_chosen():
     for sampled in (False, True):
         for _ in range(50):
             policy.record(7, 7, sampled=sampled)
-    assert policy.choose(Batch(1)) == 7
-    assert policy.choose(Batch(1, ("filtered",), 1.0)) == 3
+    assert policy.choose(Batch(1)).depth == 7
+    assert policy.choose(Batch(1, ("filtered",), 1.0)).depth == 3
     assert policy.costs(1, ("filtered",)).keys() == {0, 3}
 
 
@@ -166,3 +177,77 @@ def test_drafts_that_had_no_chance_do_not_count():
 def test_the_ladder_ends_with_the_drafters_depth(limit):
     assert depths(limit)[0] == 0
     assert depths(limit)[-1] == limit
+
+
+# Trees --------------------------------------------------------------------------------------------
+
+BRANCHED = Batch(1, trees=True)
+FORK = [0, 0, 0, 1, 2, 2, 3, 6]  # the anchor has two children; best children: 1, 3, 6, 7
+
+
+def with_trees(cost: float, *, chain: float = 1.0) -> DepthPolicy:
+    """Chains and trees of 7 drafts, at these costs."""
+    costs = Costs({1: {0: 0.8, 7: chain}}, trees={1: {3: 0.9 * cost, 7: cost}})
+    return DepthPolicy(costs, 7, 7)
+
+
+def test_a_tree_is_chosen_while_it_commits_more_a_second():
+    policy = with_trees(1.1)
+    assert policy.choose(Batch(1)) == Drafts(7)
+    assert policy.choose(BRANCHED) == Drafts(7, 7), "it is tried first"
+    for _ in range(50):  # the second child every time: a chain would have got nothing
+        policy.record_tree([2, 4], FORK, sampled=False)
+    assert policy.choose(BRANCHED).nodes == 7
+    assert policy.tokens(7, BRANCHED) < 1.3
+    assert policy.acceptance.tree_tokens(7) == pytest.approx(3.0, abs=0.01)
+    assert policy.acceptance.tree_tokens(3) == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_tree_that_gains_nothing_is_left_and_tried_again_now_and_then():
+    policy = with_trees(1.15)
+    chosen = []
+    for _ in range(200):
+        drafts = policy.choose(BRANCHED)
+        chosen.append(drafts.nodes)
+        if drafts.nodes:
+            policy.record_tree(
+                [1, 3, 6, 7][: drafts.nodes], FORK[: drafts.nodes + 1], sampled=False
+            )
+        else:
+            policy.record(4, 7, sampled=False)
+    assert sum(map(bool, chosen[:16])) >= 4
+    assert 1 <= sum(map(bool, chosen[16:])) <= 4
+
+
+def test_a_tree_too_expensive_to_pay_is_never_tried():
+    policy = with_trees(2.5)
+    for _ in range(200):
+        assert policy.choose(BRANCHED) == Drafts(7)
+        policy.record(3, 7, sampled=False)
+
+
+def test_trees_tell_what_chains_would_have_got():
+    """As far as they hold them: the rest of the chain is not known to have failed."""
+    acceptance = Acceptance(7, 7)
+    for _ in range(300):
+        acceptance.record_tree([1, 3, 6, 7], FORK)
+    assert best_path(FORK) == [1, 3, 6, 7]
+    assert acceptance.tokens(4) == pytest.approx(5.0, abs=0.05)
+    assert acceptance.offered[4:] == Acceptance(7).offered[4:]
+    for _ in range(300):
+        acceptance.record_tree([1, 3], FORK)
+    assert acceptance.tokens(3) == pytest.approx(3.0, abs=0.05)
+
+
+def test_what_trees_sample_is_paid_for_by_the_token():
+    extras = {"sampled": {1: {0: 0.0, 7: 0.7}}}
+    costs = Costs({1: {0: 1.0, 7: 1.0}}, extras, {1: {7: 1.0, 15: 1.0}})
+    assert costs.of_trees(1, ("sampled",)) == {7: 1.7, 15: pytest.approx(2.4)}
+    assert costs.of_trees(1) == {7: 1.0, 15: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("limit", "found"), [(0, ()), (2, (2,)), (7, (3, 7)), (20, (3, 7, 15, 20))]
+)
+def test_the_sizes_of_trees_end_with_the_largest(limit, found):
+    assert trees(limit) == found

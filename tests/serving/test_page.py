@@ -192,6 +192,7 @@ def test_a_tile_tells_what_it_is(tab, server, how):
         ["Token", str(token_id(" falls"))],
         ["Probability", "90.0 %"],
         ["Cycle", "1"],
+        ["Lost branches", '" lazy" " slow dog"'],
     ]
     assert tab.ask(f"document.querySelector('{tile}').getAttribute('aria-describedby')") == "tip"
     box = "(({left, top, right, bottom}) => left >= 0 && top >= 0 && right <= innerWidth && "

@@ -101,7 +101,8 @@ class ChatServer:
             await asyncio.sleep(scene.pace)
             tokens = [
                 {"id": token_id(text), "text": text, "accepted": was_draft,
-                 "position": position + i, "probability": p}
+                 "position": position + i, "probability": p,
+                 "lost": [" lazy", " slow dog"] if was_draft else []}
                 for i, (text, was_draft, p) in enumerate(block)
             ]  # fmt: skip
             position += len(block)

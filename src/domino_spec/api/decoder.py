@@ -59,6 +59,7 @@ class DominoDecoder:
         draft_revision: str | None = None,
         shift_label: bool | None = None,
         depth: int | None = None,
+        tree: int | None = None,
         candidates: int | None = None,
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
@@ -67,10 +68,11 @@ class DominoDecoder:
         """Combine loaded parts; `from_pretrained` loads a target by its name too.
 
         `drafter` is whatever `drafters.open_drafter` takes; None decodes plainly. `depth` is the
-        number of drafts a cycle; by default the engine chooses it by cost, up to the drafter's
-        own. `candidates` limits a head to each draft's best base candidates. `chat_options` go to
-        the chat template. `engine` is `fast`, `reference` or `auto`, which takes the engine where
-        it can; on a CPU it keeps a packed copy of the weights unless `pack` is False.
+        number of drafts a cycle, `tree` that of a tree up to `depth` deep; by default the engine
+        chooses chains or trees by cost, up to the drafter's own depth, and `tree=0` leaves it
+        chains. `candidates` limits a head to each draft's best base candidates. `chat_options` go
+        to the chat template. `engine` is `fast`, `reference` or `auto`, which takes the engine
+        where it can; on a CPU it keeps a packed copy of the weights unless `pack` is False.
         """
         loaded = LoadedTarget.of(target)
         self.target = loaded.target
@@ -83,6 +85,7 @@ class DominoDecoder:
                 drafter,
                 LoadedTarget(self.target, tokenizer, loaded.source, revision),
                 depth=depth,
+                tree=tree,
                 candidates=candidates,
                 shift_label=shift_label,
                 revision=draft_revision,
@@ -97,14 +100,14 @@ class DominoDecoder:
         self.provenance = provenance or Provenance()
         self.depth = 0 if self.drafter is None else self.drafter.depth
         self.candidates = None if self.drafter is None else self.drafter.candidates
-        self.adapts = depth is None and self.speculates
+        self.adapts = depth is None and not tree and self.speculates
         """Whether the engine may draft less than `depth`."""
         if engine not in get_args(EngineChoice):
             choices = ", ".join(map(repr, get_args(EngineChoice)))
             raise InputError(f"engine is {engine!r}; expected one of {choices}.")
         self.choice: EngineChoice = engine
         self._drafting = self.drafter if self.depth else None
-        self._engine_options: dict[str, Any] = {"adaptive": self.adapts, "pack": pack}
+        self._engine_options: dict[str, Any] = {"adaptive": self.adapts, "pack": pack, "tree": tree}
         self._engine: Engine | None = None
         self._weights: Any = None
         """The weights that the engine has: another state of them makes it anew."""
@@ -130,6 +133,7 @@ class DominoDecoder:
         trust_remote_code: bool = False,
         shift_label: bool | None = None,
         depth: int | None = None,
+        tree: int | None = None,
         candidates: int | None = None,
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
@@ -172,6 +176,7 @@ class DominoDecoder:
             draft_revision=draft_revision,
             shift_label=shift_label,
             depth=depth,
+            tree=tree,
             candidates=candidates,
             chat_options=chat_options,
             engine=engine,

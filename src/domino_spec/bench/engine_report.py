@@ -92,16 +92,33 @@ def one_sequence(bench: Bench, speed: float) -> dict[str, Any]:
     depth = bench.engine.depth
     found: dict[str, Any] = {}
     for name, seconds in (
-        ("cycle", bench.cycle_seconds(1, depth)),
+        ("cycle", bench.cycle_seconds(1, Plan(depth))),
         ("plain", bench.plain_seconds(1)),
     ):
         size = bench.floor_bytes(1, drafts=name == "cycle")
         found[name] = _held(seconds, size, speed)
+    found["tree"] = tree_cost(bench)
     found["stages"] = [
         {"name": stage.name, **_held(stage.seconds, stage.bytes, speed)}
         for stage in bench.stages(1, depth)
     ]
     return found
+
+
+def tree_cost(bench: Bench) -> dict[str, Any]:
+    """A cycle with a tree of as many drafts as the chain has, and the making of the tree in it.
+
+    In turns with the chain's own, since what is compared differs by little.
+    """
+    depth = bench.engine.depth
+    nodes = bench.engine.drafter.tree_nodes(depth, depth) if bench.engine.drafter else depth
+    turns = [
+        (bench.cycle_seconds(1, Plan(depth)), bench.cycle_seconds(1, Plan(depth, nodes)))
+        for _ in range(3)
+    ]
+    chain, tree = (statistics.median(each) for each in zip(*turns, strict=True))
+    stages = {stage.name: stage.seconds for stage in bench.tree_stages(1, depth, nodes)}
+    return {"nodes": nodes, "chain": chain, "seconds": tree, "stages": stages}
 
 
 def _held(seconds: float, size: int, speed: float) -> dict[str, float]:
@@ -116,7 +133,7 @@ def batch_gains(bench: Bench, batch: int, wanted: Sequence[float]) -> dict[str, 
     """
     limit = bench.engine.depth
     spent = {0: bench.plain_seconds(batch)}
-    spent |= {depth: bench.cycle_seconds(batch, depth) for depth in depths(limit) if depth}
+    spent |= {depth: bench.cycle_seconds(batch, Plan(depth)) for depth in depths(limit) if depth}
     gains = []
     for tokens in wanted:
         chance = geometric(tokens, limit)

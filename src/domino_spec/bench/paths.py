@@ -19,6 +19,7 @@ from domino_spec.decoding.stats import now
 from domino_spec.engine.calibration import adapt_depth
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import Bench
+from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.sizes import graph_bytes
 from domino_spec.evaluation.runs import make_sequence
 from domino_spec.targets import Target
@@ -105,7 +106,7 @@ class EnginePath(ReferencePath):
     ) -> None:
         super().__init__(target, eos=eos)
         self.engines = {
-            method.name: Engine(target, method, slots=slots, capacity=capacity)
+            method.name: Engine(target, method, slots=slots, capacity=capacity, tree=method.nodes)
             for method in methods
         }
         self._adaptive = adaptive
@@ -148,13 +149,13 @@ class EnginePath(ReferencePath):
         engine.capture(batch, params)
 
     def stages(self, method: Drafter, batch: int, context: int) -> Stages | None:
-        """Greedy, at the drafter's whole depth; None where depth changes cycle by cycle."""
+        """Greedy, at the drafter's whole depth; None for trees, or if drafts change each cycle."""
         engine = self.engines[method.name]
-        if self._inside or engine.policy is not None:
+        if self._inside or engine.policy is not None or engine.nodes:
             return None
         bench = Bench(engine, context=min(context, engine.capacity))
         if engine.drafter is None or not engine.depth:
-            return {"draft": 0.0, "verify": bench.cycle_seconds(batch, 0)}
+            return {"draft": 0.0, "verify": bench.cycle_seconds(batch, Plan(0))}
         parts = {stage.name: stage.seconds for stage in bench.stages(batch, engine.depth)}
         verify = sum(parts.pop(name) for name in ("verify", "logits and choice"))
         return {"draft": sum(parts.values()), "verify": verify}

@@ -72,6 +72,7 @@ def run_bench(
         settings.draft,
         loaded,
         depth=settings.depth,
+        tree=settings.tree,
         candidates=settings.candidates,
         shift_label=settings.shift_label,
         chat_options=chat_options,
@@ -112,11 +113,15 @@ def open_drafters(
     loaded: LoadedTarget,
     *,
     depth: int | None = None,
+    tree: int = 0,
     candidates: int | None = None,
     shift_label: bool | None = None,
     chat_options: Mapping[str, Any] | None = None,
 ) -> list[Drafter]:
-    """Plain decoding and the drafter of each source, in order, each with a name of its own."""
+    """Plain decoding and the drafter of each source, in order, each with a name of its own.
+
+    Those that can draft trees come a second time, with trees of so many drafts.
+    """
     found: list[Drafter] = [PlainDecoding()]
     names = names_of(sources)
     blocks = [is_block_drafter(source) for source in sources]
@@ -134,6 +139,10 @@ def open_drafters(
         drafter = copy.copy(drafter)
         drafter.name = name
         found.append(drafter)
+        if tree and drafter.can_branch:
+            branching = drafter.with_tree(tree)
+            branching.name = f"{name}, tree of {tree}"
+            found.append(branching)
     return found
 
 
@@ -143,6 +152,7 @@ def recorded(drafter: Drafter) -> dict[str, Any]:
     if drafter.model is not None:
         facts.append(weight_values(drafter.model))
     settings = {"depth": drafter.depth, "candidates": drafter.candidates}
+    settings |= {"tree": drafter.nodes} if drafter.nodes else {}
     return {
         "name": drafter.name,
         "kind": drafter.kind,

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from domino_spec.errors import InputError
@@ -64,9 +64,13 @@ class BenchSettings(Settings):
     )
     shift_label: ShiftLabel
     depth: Depth
+    tree: Annotated[int, Ge(0), Le(63)] = _drafters(
+        0, "measure each drafter that can also with trees of so many drafts; 0: chains alone"
+    )
     candidates: Candidates
     adaptive: bool = _drafters(
-        False, "let the engine choose each cycle's depth from what cycles cost here"
+        False,
+        "let the engine choose each cycle's depth, and chain or tree, from what cycles cost here",
     )
 
     prompts: tuple[str, ...] = _what((), PROMPTS_HELP)

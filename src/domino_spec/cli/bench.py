@@ -152,6 +152,9 @@ def engine_tables(record: dict[str, Any]) -> list[Table]:
         (name, _ms(held["seconds"]), _ms(held["floor"]), f"{held['over_floor']:.2f}")
         for name, held in [*whole, *((f"  {s['name']}", s) for s in record["stages"])]
     ]
+    if (tree := record.get("tree")) is not None:
+        rows.append((f"cycle of a tree of {tree['nodes']}", _ms(tree["seconds"]), "", ""))
+        rows.append(("  tree", _ms(tree["stages"]["tree"]), "", ""))
     for name, seconds in record.get("reference", {}).items():
         rows.append((f"Transformers loop, {name}", _ms(seconds), "", ""))
     title = f"{record['shape']}, {record['dtype']}, {record['context']} tokens, 1 row"

@@ -15,6 +15,7 @@ from domino_spec.decoding.noise import noised
 from domino_spec.decoding.sampling import DraftDistribution, Sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
 from domino_spec.drafter.names import PLAIN
+from domino_spec.drafter.tree import MAX_NODES, DraftTree
 from domino_spec.errors import InputError
 
 DraftPart = tuple[str, Callable[[], Any], int]
@@ -30,6 +31,11 @@ class DraftSampler(Protocol):
         `starts` [batch] are the positions of the tokens that the first logits follow. `tokens` [k]
         are the columns' ids, where these are not the whole vocabulary's.
         """
+
+    def tree_scores(
+        self, index: int, logits: Tensor, starts: Tensor, tokens: Tensor | None
+    ) -> Tensor:
+        """What children of a draft tree are ranked by: `drafter.tree.Scores` from `starts` on."""
 
 
 class Drafter(ABC):
@@ -59,6 +65,10 @@ class Drafter(ABC):
     """Positions from the anchor on that drafting writes to, besides those of its drafts."""
     depth: int
     """Drafts in a cycle."""
+    can_branch: bool = False
+    """Whether it can draft trees."""
+    nodes: int = 0
+    """Drafts of a cycle's tree, which is up to `depth` deep; 0 drafts a chain."""
     provenance: Provenance
     caches: Sequence[Any] = ()
     """What it keeps in slots once it is bound: `SlotCache`s and `SlotStates`."""
@@ -91,6 +101,19 @@ class Drafter(ABC):
         other.depth = check_depth(depth, self.default_depth, self.max_depth, what=self.described)
         return other
 
+    def with_tree(self, nodes: int | None) -> Self:
+        """The same with trees of so many drafts; None or 0 leaves chains."""
+        if nodes and not self.can_branch:
+            raise InputError(
+                f"a tree of {nodes} drafts is asked for; {self.described} drafts chains. Leave the "
+                "tree out, or use a Domino, DFlash or Markov drafter."
+            )
+        if nodes is not None and not 0 <= nodes <= MAX_NODES:
+            raise InputError(f"tree is {nodes}; expected 1 to {MAX_NODES} drafts, or 0 for chains.")
+        other = copy.copy(self)
+        other.nodes = nodes or 0
+        return other
+
     @property
     def described(self) -> str:
         """What it is, for messages."""
@@ -102,6 +125,7 @@ class Drafter(ABC):
             "name": self.name,
             "kind": self.kind,
             "depth": self.depth,
+            "tree": self.nodes,
             "parameters": self.parameters,
             "config": None if self.config is None else self.config.to_dict(),
         }
@@ -164,10 +188,12 @@ class Drafter(ABC):
         *,
         slots: Tensor,  # [batch]
         starts: Tensor,  # [batch]
+        positions: Tensor | None = None,  # [batch, count]
     ) -> None:
         """Take in what the target read from each start on, and its captured hidden states.
 
         Of a verified block all go in; what was not accepted is written over by the next one.
+        `positions` are those of a tree's nodes, whose places are not their positions.
         """
 
     @abstractmethod
@@ -182,6 +208,23 @@ class Drafter(ABC):
     ) -> Tensor:
         """Drafts [batch, depth] after each anchor; in the reference loop perhaps fewer columns."""
 
+    def propose_tree(
+        self,
+        anchors: Tensor,  # [batch]
+        *,
+        slots: Tensor,  # [batch]
+        starts: Tensor,  # [batch]
+        depth: int,
+        nodes: int,
+        sampler: DraftSampler,
+    ) -> DraftTree:
+        """Trees of so many drafts after each anchor, up to `depth` deep, if it `can_branch`."""
+        raise NotImplementedError
+
+    def tree_nodes(self, nodes: int, depth: int) -> int:
+        """Drafts that such a tree has: fewer than asked for where there are not as many paths."""
+        return min(nodes, depth) if not self.can_branch else nodes
+
     # Measured -------------------------------------------------------------------------------
 
     def parts(
@@ -193,8 +236,12 @@ class Drafter(ABC):
         depth: int,
         sampler: DraftSampler,
         cached: int,  # noqa: ARG002
+        nodes: int = 0,  # noqa: ARG002
     ) -> list[DraftPart]:
-        """Drafting in parts that can be timed alone, over `cached` tokens of all slots together."""
+        """Drafting in parts that can be timed alone, over `cached` tokens of all slots together.
+
+        With `nodes` those of drafting a tree, if it `can_branch`.
+        """
 
         def draft() -> Tensor:
             return self.propose(anchors, slots=slots, starts=starts, depth=depth, sampler=sampler)
@@ -222,7 +269,13 @@ class PlainDecoding(Drafter):
         """Nothing."""
 
     def update_cache(
-        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
+        self,
+        captured: Tensor,
+        tokens: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        positions: Tensor | None = None,
     ) -> None:
         """Nothing."""
 
@@ -252,6 +305,11 @@ class SequenceSampler:
         ]
         self._chosen = 0
 
+    @property
+    def can_branch(self) -> bool:
+        """Whether all accept drafts by comparing them, so that these may be trees."""
+        return all(kept is None for kept in self.distributions)
+
     def choose_drafts(
         self,
         logits: Tensor,
@@ -268,24 +326,41 @@ class SequenceSampler:
     def column(self, index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
         """Columns [batch] of draft `index`'s logits [batch, k], whose target ids are `tokens`."""
         self._chosen = index + 1
+        for place, (sequence, kept) in enumerate(
+            zip(self.sequences, self.distributions, strict=True)
+        ):
+            if kept is not None:
+                own = None if tokens is None else tokens.expand(len(logits), -1)[place]
+                kept.append(_sampler(sequence).distribution(logits[place], own))
+        return self._noised(index, logits, tokens).argmax(dim=-1)
+
+    def tree_scores(
+        self,
+        index: int,
+        logits: Tensor,
+        starts: Tensor,  # noqa: ARG002
+        tokens: Tensor | None,
+    ) -> Tensor:
+        """The noise is the token's own, whatever the path to it."""
+        noise = self._noised(index, torch.zeros_like(logits[:, 0]), tokens)
+        heat = [_sampler(s).draft_noise(s.anchor_position)[0] or 1.0 for s in self.sequences]
+        return logits.float() / logits.new_tensor(heat).view(-1, 1, 1) + noise.unsqueeze(1)
+
+    def _noised(self, index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+        """What draft `index` is the argmax of, [batch, k]."""
         samplers = [_sampler(sequence) for sequence in self.sequences]
         if not any(sampler.samples for sampler in samplers):
-            return logits.argmax(dim=-1)
+            return logits
         starts = [sequence.anchor_position for sequence in self.sequences]
         heat, seeds = zip(*map(Sampler.draft_noise, samplers, starts), strict=True)
         ids = torch.arange(logits.shape[1]).unsqueeze(0) if tokens is None else tokens
-        for sampler, kept, own, names in zip(
-            samplers, self.distributions, logits, ids.expand(len(logits), -1), strict=True
-        ):
-            if kept is not None:
-                kept.append(sampler.distribution(own, None if tokens is None else names))
         return noised(
             logits,
             ids.to(logits.device),
             temperature=torch.tensor(heat, device=logits.device),
             seeds=torch.tensor(seeds, device=logits.device),
             positions=torch.tensor(starts, device=logits.device) + index + 1,
-        ).argmax(dim=-1)
+        )
 
 
 def _sampler(sequence: Decoded) -> Sampler:

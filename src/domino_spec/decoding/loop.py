@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from domino_spec.decoding.branches import Branches, VerifiedTree, batch_branches
 from domino_spec.decoding.drafter import Drafter, SequenceSampler
 from domino_spec.decoding.sampling import DraftDistribution, make_sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
 from domino_spec.decoding.sequence import SequenceOutput, token_scores
 from domino_spec.decoding.stats import RunStats, Stopwatch
+from domino_spec.drafter.tree import DraftTree, chain
 from domino_spec.targets import Target, TargetCache
 
 
@@ -55,22 +58,31 @@ def decode(
         with watch.stage("draft"):
             sampler = SequenceSampler(sequences)
             anchors = torch.tensor([[sequence.anchor] for sequence in sequences])
-            block = drafting.block(anchors, depth, sampler)
+            trees, owners, block = batch_branches(drafting.tree(anchors, depth, sampler))
+            branched = len(owners) > len(sequences)
+            if branched:
+                cache.select(owners)
         with watch.stage("verify"):
-            lasts = [sequence.last_position for sequence in sequences]
+            lasts = [sequences[owner].last_position for owner in owners]
             output = target.forward(
                 block, cache, capture_layers=drafting.capture_layers, last_positions=lasts
             )
         with watch.stage("other"):
-            outputs = _commit(sequences, output.logits, block[:, 1:], sampler.distributions, cycle)
-            for each in outputs:
-                if each.sequence.run is not stats:
-                    counts = {"accepted": each.accepted, "committed": len(each.tokens)}
-                    stats.acceptance.record(drafts=each.drafts, **counts)
+            outputs, ends = _commit(
+                sequences, output.logits, trees, sampler.distributions, cycle, stats
+            )
             kept = [each.accepted + 1 for each in outputs]  # the anchor and accepted drafts
-            cache.commit(kept)
+            rows = [tree.place(end)[0] for tree, end in zip(trees, ends, strict=True)]
+            counts = [1] * len(owners)
+            for row, count in zip(rows, kept, strict=True):
+                counts[row] = count
+            cache.commit(counts)
+            captured = output.captured
+            if branched:
+                cache.select(rows)
+                captured = None if captured is None else captured[rows]
         with watch.stage("draft"):
-            drafting.update(output.captured, block, kept)
+            drafting.update(captured, block[rows], kept)
 
 
 class _Drafting:
@@ -96,14 +108,16 @@ class _Drafting:
         self._slots = [self._slots[index] for index in going]
         self._lengths = [self._lengths[index] for index in going]
 
-    def block(self, anchors: Tensor, depth: int, sampler: SequenceSampler) -> Tensor:
-        """Each anchor and its drafts, [batch, 1 + drafts]."""
+    def tree(self, anchors: Tensor, depth: int, sampler: SequenceSampler) -> DraftTree:
+        """Each anchor and its drafts; a chain where the drafter drafts chains."""
         if self._drafter is None or not depth:
-            return anchors
-        drafts = self._drafter.propose(
-            anchors[:, 0].to(self._drafter.device), **self._places(), depth=depth, sampler=sampler
-        )
-        return torch.cat((anchors, drafts.to(anchors.device)), dim=1)
+            return chain(anchors)
+        drafter, first = self._drafter, anchors[:, 0].to(self._drafter.device)
+        common: dict[str, Any] = {**self._places(), "depth": depth, "sampler": sampler}
+        if drafter.nodes and sampler.can_branch:
+            return drafter.propose_tree(first, nodes=drafter.nodes, **common)
+        drafts = drafter.propose(first, **common)
+        return chain(torch.cat((anchors, drafts.to(anchors.device)), dim=1))
 
     def update(self, captured: Tensor | None, tokens: Tensor, kept: Sequence[int]) -> None:
         """Tell the drafter what the target read; the first `kept[i]` tokens of i stay."""
@@ -132,7 +146,9 @@ def _prefill(
     output = target.forward(prompts, cache, capture_layers=drafting.capture_layers, keep=lasts)
     columns = [sorted(set(lasts)).index(last) for last in lasts]
     logits = output.logits[torch.arange(len(sequences)), columns].unsqueeze(1)
-    outputs = _commit(sequences, logits, prompts[:, :0], [None] * len(sequences), cycle=0)
+    count = len(sequences)
+    nothing = [Branches([sequence.prompt[-1]], [0], i) for i, sequence in enumerate(sequences)]
+    outputs, _ = _commit(sequences, logits, nothing, [None] * count, 0, RunStats())
     cache.commit(lengths)
     drafting.update(output.captured, prompts, lengths)
     return outputs
@@ -140,79 +156,97 @@ def _prefill(
 
 def _commit(
     sequences: Sequence[Decoded],
-    logits: Tensor,
-    drafts: Tensor,
+    logits: Tensor,  # [rows, n, vocabulary]
+    trees: Sequence[Branches],
     distributions: Sequence[Sequence[DraftDistribution] | None],
     cycle: int,
-) -> list[SequenceOutput]:
-    """Let each sequence walk its verified block and keep what plain decoding would have chosen."""
+    stats: RunStats,
+) -> tuple[list[SequenceOutput], list[int]]:
+    """Let each sequence walk its verified tree and keep what plain decoding would have chosen.
+
+    Gives the last accepted node of each tree too.
+    """
     # One transfer serves every sequence that needs no more than an argmax.
     samplers = [sequence.sampler for sequence in sequences]
     plain = [sampler is not None and sampler.plain for sampler in samplers]
     argmax = logits.argmax(dim=-1).tolist() if any(plain) else None
-    outputs = []
-    for index, (sequence, own) in enumerate(zip(sequences, drafts.tolist(), strict=True)):
+    outputs, ends = [], []
+    for index, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
         before, wanted = len(sequence.output), sequence.params.logprobs
         # Before the walk: a processor may write into the logits it is given.
-        raw = None if wanted is None else logits[index].float().log_softmax(dim=-1)
-        accepted = _walk(
-            sequence,
-            logits[index],
-            own,
-            distributions[index],
-            argmax[index] if argmax is not None and plain[index] else None,
-        )
+        raw = None
+        if wanted is not None:
+            rows = slice(tree.first_row, tree.first_row + len(tree.paths))
+            raw = logits[rows].float().log_softmax(dim=-1)
+        own = argmax if plain[index] else None
+        path = _walk(sequence, logits, tree, distributions[index], own)
+        verified = VerifiedTree(tree.tokens, tree.parents, path)
         tokens = tuple(sequence.output[before:])
-        scores = None
+        scores, accepted, end = None, len(path), path[-1] if path else 0
         if raw is not None and wanted is not None:
-            scores = token_scores(raw, tokens, wanted)
+            scores = token_scores(raw[tree.place(end)[0] - tree.first_row], tokens, wanted)
         drafted = 0
         if cycle:
             sequence.cycles = cycle
-            drafted = sequence.end_cycle(len(tokens), accepted, len(own))
+            ranks = verified.ranks
+            drafted = sequence.end_cycle(len(tokens), accepted, verified.depth, ranks)
+            if sequence.run is not stats:
+                stats.acceptance.record(
+                    drafts=drafted, accepted=accepted, committed=len(tokens), ranks=ranks
+                )
         reason = sequence.finish_reason
-        outputs.append(SequenceOutput(sequence, tokens, accepted, cycle, reason, scores, drafted))
-    return outputs
+        shown = verified if len(tree.paths) > 1 else None
+        outputs.append(
+            SequenceOutput(sequence, tokens, accepted, cycle, reason, scores, drafted, tree=shown)
+        )
+        ends.append(end)
+    return outputs, ends
 
 
 def _walk(
     sequence: Decoded,
-    logits: Tensor,  # [len(drafts) + 1, vocabulary]
-    drafts: Sequence[int],
+    logits: Tensor,  # [rows, n, vocabulary]
+    tree: Branches,
     drawn_from: Sequence[DraftDistribution] | None,
-    argmax: Sequence[int] | None,
-) -> int:
-    """Walk the verified block as plain decoding would; how many drafts were accepted.
+    argmax: Sequence[Sequence[int]] | None,  # of the logits
+) -> list[int]:
+    """Walk the verified tree as plain decoding would; the accepted nodes, in order.
 
     Each position is processed once, in order, seeing only committed tokens, and the walk ends at
-    the first token that is not an accepted draft or that stops the sequence.
+    the first token that is not an accepted draft or that stops the sequence. Drafts that were drawn
+    are a chain.
     """
-    sampler, accepted = sequence.sampler, 0
+    sampler, path, node = sequence.sampler, list[int](), 0
     assert sampler is not None
     if drawn_from and sampler.rule == "block":
-        return _walk_block(sequence, logits, drafts, drawn_from)
+        drafts = tree.tokens[1:]
+        accepted = _walk_block(sequence, logits[tree.first_row], drafts, drawn_from)
+        return list(range(1, accepted + 1))
     start = sequence.anchor_position
-    for place in range(len(drafts) + 1):
-        draft = drafts[place] if place < len(drafts) else None
+    while True:
+        row, place = tree.place(node)
         if argmax is not None:
-            token = argmax[place]
-            agrees = token == draft
+            token = argmax[row][place]
+            child = tree.child(node, token)
         else:
-            scores = sampler.processed(sequence.ids(logits.device), logits[place])
+            own = logits[row, place]
+            scores = sampler.processed(sequence.ids(logits.device), own)
             position = start + place + 1
             if drawn_from:
-                p = scores.softmax(dim=-1)
+                p, draft = scores.softmax(dim=-1), tree.only_draft(node)
                 q = None if draft is None else drawn_from[place].dense(len(p)).to(p.device)
                 token, agrees = sampler.accept_or_resample(p, q, draft, position, start)
+                child = node + 1 if agrees else None
             else:
                 token = sampler.choose(scores, position)
-                agrees = token == draft
-            sampler.keep(scores, logits[place])
+                child = tree.child(node, token)
+            sampler.keep(scores, own)
         sequence.append(token)
-        accepted += agrees
-        if sequence.finish_reason or not agrees:
-            break
-    return accepted
+        if child is not None:
+            path.append(child)
+        if sequence.finish_reason or child is None:
+            return path
+        node = child
 
 
 def _walk_block(

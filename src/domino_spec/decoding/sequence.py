@@ -17,6 +17,7 @@ from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.stats import AcceptanceStats, RunStats
 
 if TYPE_CHECKING:
+    from domino_spec.decoding.branches import VerifiedTree
     from domino_spec.decoding.sampling import Sampler
 
 ABORTED = "abort"
@@ -177,17 +178,20 @@ class Sequence:
             self.append(token)
         return tuple(self.output[before:])
 
-    def end_cycle(self, tokens: int, accepted: int, depth: int) -> int:
-        """Count a cycle that verified `depth` drafts and committed so many tokens.
+    def end_cycle(
+        self, tokens: int, accepted: int, depth: int, ranks: Tokens[int] | None = None
+    ) -> int:
+        """Count a cycle that verified drafts `depth` deep and committed so many tokens.
 
-        Gives how many of the drafts had a chance: those after the sequence's end had none.
+        `ranks` are those of a tree's accepted drafts among their siblings. Gives how many positions
+        had a chance: those after the sequence's end had none.
         """
         drafts = min(depth, self.remaining + tokens)
         if self.finish_reason and accepted == tokens:
             drafts = accepted
-        self.stats.record(drafts=drafts, accepted=accepted, committed=tokens)
-        if self.run is not None:
-            self.run.acceptance.record(drafts=drafts, accepted=accepted, committed=tokens)
+        for stats in (self.stats, None if self.run is None else self.run.acceptance):
+            if stats is not None:
+                stats.record(drafts=drafts, accepted=accepted, committed=tokens, ranks=ranks)
         return drafts
 
 
@@ -229,3 +233,5 @@ class SequenceOutput:
     """Drafts that were verified and had a chance."""
     error: Exception | None = None
     """Why the sequence ends here without being complete."""
+    tree: VerifiedTree | None = None
+    """The drafts themselves, where they were a tree."""

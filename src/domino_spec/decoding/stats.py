@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -29,9 +29,13 @@ class AcceptanceStats:
     """How often a draft was verified at each position."""
     accepted: list[int] = field(default_factory=list)
     """How often it was accepted there."""
+    ranks: list[int] = field(default_factory=list)
+    """Accepted drafts by rank: the best child of the token before, the second best, ..."""
 
-    def record(self, *, drafts: int, accepted: int, committed: int) -> None:
-        """Count one cycle."""
+    def record(
+        self, *, drafts: int, accepted: int, committed: int, ranks: Sequence[int] | None = None
+    ) -> None:
+        """Count one cycle; `ranks` None says that all accepted drafts were the best."""
         self.cycles += 1
         self.committed += committed
         while len(self.offered) < drafts:
@@ -40,6 +44,9 @@ class AcceptanceStats:
         for position in range(drafts):
             self.offered[position] += 1
             self.accepted[position] += position < accepted
+        for rank in ranks or [0] * accepted:
+            self.ranks.extend([0] * (rank + 1 - len(self.ranks)))
+            self.ranks[rank] += 1
 
     @classmethod
     def sum(cls, each: Iterable[AcceptanceStats]) -> AcceptanceStats:
@@ -82,9 +89,9 @@ class AcceptanceStats:
         """Add the counts of another."""
         self.cycles += other.cycles
         self.committed += other.committed
-        width = max(len(self.offered), len(other.offered))
-        for mine, theirs in ((self.offered, other.offered), (self.accepted, other.accepted)):
-            mine.extend([0] * (width - len(mine)))
+        columns = ((self.offered, other.offered), (self.accepted, other.accepted))
+        for mine, theirs in (*columns, (self.ranks, other.ranks)):
+            mine.extend([0] * (len(theirs) - len(mine)))
             for position, count in enumerate(theirs):
                 mine[position] += count
 

@@ -189,11 +189,11 @@ def measure(
 ) -> AcceptanceStats:
     """Counts with the drafter as it is, or with fields of its configuration changed.
 
-    Block drafters are simulated, which counts the same; others decode.
+    Chains of block drafters are simulated, which counts the same; others decode.
     """
     drafts = decoder.drafter
     assert drafts is not None
-    if not isinstance(drafts.model, DraftModel):
+    if not isinstance(drafts.model, DraftModel) or (drafts.nodes and not changes):
         assert not changes, "only block drafters can be read differently"
         drafting = DominoDecoder(decoder.target, drafts, decoder.tokenizer, depth=drafts.depth)
         return greedy_counts(

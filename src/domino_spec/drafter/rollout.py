@@ -95,14 +95,14 @@ def roll(
             state = head.step(token, state, embed)
             if index >= head.prefix_len:
                 logits = logits + head.correction(projected[:, index], state, tried)
-        tokens = _target_tokens(tried, draft_tokens, logits)
+        tokens = target_tokens(tried, draft_tokens, logits)
         column = choose(index, logits, tokens)
         token = column if tokens is None else tokens.gather(1, column.unsqueeze(1)).squeeze(1)
         drafts.append(token)
     return torch.stack(drafts, dim=1)
 
 
-def _target_tokens(
+def target_tokens(
     columns: Tensor | None, draft_tokens: Tensor | None, logits: Tensor
 ) -> Tensor | None:
     """Target ids of each column of the logits; None where a column is its own id."""

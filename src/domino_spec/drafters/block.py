@@ -12,6 +12,7 @@ from domino_spec.decoding.drafter import DraftPart, DraftSampler, SequenceSample
 from domino_spec.drafter import DraftModel
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
 from domino_spec.drafter.rollout import roll
+from domino_spec.drafter.tree import DraftTree, grow, tree_nodes
 from domino_spec.drafters.base import ModelDrafter, WeightVocabulary
 from domino_spec.engine.attention import AttentionMetadata, store_context
 from domino_spec.engine.cache import SlotCache
@@ -21,12 +22,16 @@ from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.kernels.rollout import roll_out
 from domino_spec.engine.kernels.topk import top_candidates
+from domino_spec.engine.kernels.trees import grow_tree
 from domino_spec.engine.models.base import InferenceModel, Shape, draft_shape
 from domino_spec.engine.models.llama import run_layer
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
+
+TREE_CANDIDATES = 32
+"""Base candidates for each depth of a tree where the drafter says no number."""
 
 
 class BlockDrafter(ModelDrafter):
@@ -89,13 +94,19 @@ class BlockDrafter(ModelDrafter):
         self.caches = (self.cache,)
 
     def update_cache(
-        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
+        self,
+        captured: Tensor,
+        tokens: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        positions: Tensor | None = None,
     ) -> None:
         """Context keys and values of captured hidden states."""
         captured = captured.to(self.device, self._dtype)
         feature = linear_then_norm(captured, self._fc, self._hidden_norm, self._shape.eps)
         kv = linear(feature, self._kv)
-        metadata = AttentionMetadata(slots, starts, tokens.shape[1])
+        metadata = AttentionMetadata(slots, starts, tokens.shape[1], positions=positions)
         store_context(kv, self._k_norm, self.cache.layers, self._rotary, metadata, self._shape)
 
     def propose(
@@ -139,36 +150,20 @@ class BlockDrafter(ModelDrafter):
         self, hidden: Tensor, anchors: Tensor, starts: Tensor, sampler: DraftSampler
     ) -> Tensor:
         """Base logits of all drafts, then the head, one draft after the other."""
-        batch, depth, _ = hidden.shape
         vocabulary = self._vocabulary
-        flat = vocabulary.logits(hidden.flatten(0, 1))
         if self._head is None and self.candidates is None:
-            logits = flat.view(batch, depth, -1)
+            logits = vocabulary.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
             return sampler.choose_drafts(logits, starts, vocabulary.tokens)
-        fused = isinstance(sampler, Draws) and isinstance(vocabulary, WeightVocabulary)
-        columns = None
-        if self.candidates is not None and self.candidates < flat.shape[1]:
-            best = top_candidates(flat, self.candidates) if fused else flat.topk(self.candidates)
-            flat, columns = best[0], best[1].view(batch, depth, -1)
-        common: dict[str, Any] = {
-            "hidden": hidden,
-            "anchor_tokens": anchors,
-            "base": flat.view(batch, depth, -1),
-            "columns": columns,
-            "draft_tokens": vocabulary.tokens,
-        }
+        common = self._base_logits(hidden, anchors, self.candidates)
         if isinstance(sampler, SequenceSampler):
             return roll(self._head, vocabulary.embed, choose=sampler.column, **common)
         assert isinstance(sampler, Draws)
         assert isinstance(vocabulary, WeightVocabulary)
-        noise = None
-        if sampler.temperature is not None:
-            assert sampler.seeds is not None
-            noise = Noise(sampler.temperature, sampler.seeds, starts + 1)
+        columns = common["columns"]
         drafts, kept = roll_out(
             self._head,
             embedding=vocabulary.embedding,
-            noise=noise,
+            noise=self._noise(sampler, starts),
             keep=sampler.kept is not None,
             **common,
         )
@@ -178,6 +173,69 @@ class BlockDrafter(ModelDrafter):
                 tokens = columns if tokens is None else tokens[columns]
             sampler.keep(kept, tokens)
         return drafts
+
+    @staticmethod
+    def _noise(sampler: Draws, starts: Tensor) -> Noise | None:
+        if sampler.temperature is None:
+            return None
+        assert sampler.seeds is not None
+        return Noise(sampler.temperature, sampler.seeds, starts + 1)
+
+    def _base_logits(
+        self, hidden: Tensor, anchors: Tensor, candidates: int | None
+    ) -> dict[str, Any]:
+        """What rollouts and trees begin with: base logits, of the best candidates or of all."""
+        batch, depth, _ = hidden.shape
+        vocabulary = self._vocabulary
+        flat, columns = vocabulary.logits(hidden.flatten(0, 1)), None
+        if candidates is not None and candidates < flat.shape[1]:
+            fused = isinstance(vocabulary, WeightVocabulary)
+            best = top_candidates(flat, candidates) if fused else flat.topk(candidates)
+            flat, columns = best[0], best[1].view(batch, depth, -1)
+        return {
+            "hidden": hidden,
+            "anchor_tokens": anchors,
+            "base": flat.view(batch, depth, -1),
+            "columns": columns,
+            "draft_tokens": vocabulary.tokens,
+        }
+
+    # Trees ----------------------------------------------------------------------------------
+
+    can_branch = True
+
+    def propose_tree(
+        self,
+        anchors: Tensor,
+        *,
+        slots: Tensor,
+        starts: Tensor,
+        depth: int,
+        nodes: int,
+        sampler: DraftSampler,
+    ) -> DraftTree:
+        """One backbone forward, then the head's rollout along every branch."""
+        hidden = self._hidden(anchors, slots, starts)[:, : min(depth, nodes)]
+        base = self._base_logits(hidden, anchors, self.candidates or TREE_CANDIDATES)
+        return self._grow(base, starts, nodes, sampler)
+
+    def _grow(
+        self, base: dict[str, Any], starts: Tensor, nodes: int, sampler: DraftSampler
+    ) -> DraftTree:
+        """A tree over base logits."""
+        if isinstance(sampler, Draws) and isinstance(self._vocabulary, WeightVocabulary):
+            embedding, noise = self._vocabulary.embedding, self._noise(sampler, starts)
+            return grow_tree(self._head, embedding=embedding, **base, nodes=nodes, noise=noise)
+
+        def scores(index: int, logits: Tensor, tokens: Tensor | None) -> Tensor:
+            return sampler.tree_scores(index, logits, starts, tokens)
+
+        return grow(self._head, self._vocabulary.embed, **base, nodes=nodes, scores=scores)
+
+    def tree_nodes(self, nodes: int, depth: int) -> int:
+        """As many as there are paths over the candidates."""
+        width = min(self.candidates or TREE_CANDIDATES, self.config.output_vocab_size)
+        return tree_nodes(nodes, depth, width)
 
     # Measured -------------------------------------------------------------------------------
 
@@ -190,16 +248,30 @@ class BlockDrafter(ModelDrafter):
         depth: int,
         sampler: DraftSampler,
         cached: int,
+        nodes: int = 0,
     ) -> list[DraftPart]:
-        """The backbone, and the rollout over its states."""
+        """The backbone, and the rollout over its states; or its logits and a tree over these."""
         hidden = self._hidden(anchors, slots, starts)[:, :depth].clone()
         layers = sum(weights.nbytes for weights in self._layers)
+        backbone: DraftPart = (
+            "draft backbone",
+            lambda: self._hidden(anchors, slots, starts),
+            layers + self._read_cache(cached),
+        )
+        if not nodes:
+            return [
+                backbone,
+                ("draft logits and rollout",
+                 lambda: self._roll_out(hidden, anchors, starts, sampler),
+                 self._lm_head_bytes + self._head_bytes),
+            ]  # fmt: skip
+        candidates = self.candidates or TREE_CANDIDATES
+        base = self._base_logits(hidden, anchors, candidates)
         return [
-            ("draft backbone", lambda: self._hidden(anchors, slots, starts),
-             layers + self._read_cache(cached)),
-            ("draft logits and rollout",
-             lambda: self._roll_out(hidden, anchors, starts, sampler),
-             self._lm_head_bytes + self._head_bytes),
+            backbone,
+            ("draft logits", lambda: self._base_logits(hidden, anchors, candidates),
+             self._lm_head_bytes),
+            ("tree", lambda: self._grow(base, starts, nodes, sampler), self._head_bytes),
         ]  # fmt: skip
 
     def cycle_bytes(self, cached: int) -> int:

@@ -48,6 +48,7 @@ def open_drafter(
     tokenizer: Any | None = None,
     *,
     depth: int | None = None,
+    tree: int | None = None,
     candidates: int | None = None,
     shift_label: bool | None = None,
     revision: str | None = None,
@@ -83,7 +84,8 @@ def open_drafter(
         )
         for check in require_fit(drafter.config, drafter.provenance, facts):
             warnings.warn(str(check), MismatchWarning, stacklevel=3)
-    return drafter if depth is None else drafter.with_depth(depth)
+    drafter = drafter if depth is None else drafter.with_depth(depth)
+    return drafter if tree is None else drafter.with_tree(tree)
 
 
 def drafter_of(

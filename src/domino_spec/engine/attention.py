@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.kernels import runtime
 from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
@@ -33,7 +34,7 @@ class AttentionMetadata:
 
     New token i of a sequence goes to place starts + i of its slot. That is its position too, unless
     `positions` says another (at most its place); it sees the slot's old tokens, and of the new ones
-    those that the layer's causality says, or `mask`: a tree of drafts is one forward.
+    those that the layer's causality says, or `ancestors`: a tree of drafts is one forward.
     """
 
     slots: Tensor  # [sequences]
@@ -43,8 +44,7 @@ class AttentionMetadata:
     longest: int | None = None
     """A bound on starts + count, where the caller knows one."""
     positions: Tensor | None = None  # [sequences, count]
-    mask: Tensor | None = None  # [sequences, count, count] bool: who of the new tokens sees whom
-    mask_bits: Tensor | None = None  # [sequences, count] int64: the same, as kernels take it
+    ancestors: Tensor | None = None  # [sequences, count] int64: bit j says that it sees token j
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
@@ -92,7 +92,7 @@ def run_attention(
     return attend(
         query, keys, values, metadata.slots, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
-        positions=metadata.positions, mask=metadata.mask, mask_bits=metadata.mask_bits,
+        positions=metadata.positions, ancestors=metadata.ancestors,
     ).flatten(0, 1)  # fmt: skip
 
 
@@ -147,12 +147,12 @@ class Spans:
         starts: Tensor,
         count: int,
         positions: Tensor | None = None,  # [sequences, count]
-        mask: Tensor | None = None,  # [sequences, count, count]
+        ancestors: Tensor | None = None,  # [sequences, count]
     ) -> None:
         self.count = count
         self._slots, self._starts = slots, starts
-        self._given = (positions, mask)
-        self._plain = positions is None and mask is None
+        self._given = (positions, None if ancestors is None else ancestor_mask(ancestors))
+        self._plain = positions is None and ancestors is None
         self.spans = list(zip(slots.tolist(), starts.tolist(), strict=True))
         self._groups: dict[tuple[bool, int | None], list[Group]] = {}
 
@@ -239,7 +239,7 @@ class HostMetadata(Spans):
         self, metadata: AttentionMetadata, rotary: tuple[Tensor, Tensor], dtype: torch.dtype
     ) -> None:
         super().__init__(
-            metadata.slots, metadata.starts, metadata.count, metadata.positions, metadata.mask
+            metadata.slots, metadata.starts, metadata.count, metadata.positions, metadata.ancestors
         )
         cos, sin = rotary
         steps = torch.arange(metadata.count, device=metadata.starts.device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from domino_spec.engine.kernels.compact import compact
+
 
 class SlotCache:
     """For each layer keys and values [slots, kv heads, capacity, head_dim].
@@ -51,6 +53,13 @@ class SlotCache:
         writes over what is left. A cache of recurrent states would restore those of each slot's
         last accepted token.
         """
+
+    def compact(self, slots: Tensor, starts: Tensor, path: Tensor) -> None:
+        """Move a tree's accepted drafts to where a chain's would be: path[i, j] to j.
+
+        `path` [n, places] counts from each start on, the anchor first; what is not accepted stays.
+        """
+        compact(self._states, slots, starts, path)
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """One layer's keys and values."""

@@ -25,14 +25,16 @@ from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels import overlap, runtime
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.measure import Bench, least_seconds, seconds_of
-from domino_spec.engine.model_runner import KINDS, Plan
-from domino_spec.engine.policy import Costs, DepthPolicy, depths, rising
+from domino_spec.engine.model_runner import KINDS, Drafted, Plan
+from domino_spec.engine.policy import Costs, DepthPolicy, depths, rising, trees
 from domino_spec.errors import InputError
 
 Measured = dict[int, dict[str, dict[int, float]]]
-"""Seconds by batch size, kind and depth: of whole cycles under `_GREEDY`, else what is added."""
+"""Seconds by batch size, kind and depth: of whole cycles under `_GREEDY`, else what is added.
 
-_GREEDY = "greedy"
+Under `_TREES` of whole cycles too, by the number of nodes."""
+
+_GREEDY, _TREES = "greedy", "trees"
 _BATCH_SIZES = (1, 4, 16, 64)
 _CONTEXT = 256
 _MOST_ROUNDS = 5
@@ -59,7 +61,7 @@ def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> Dept
             "first."
         )
     batches = batches or measured_sizes(engine.slots.count)
-    policy = DepthPolicy(costs_of(engine, batches), engine.depth)
+    policy = DepthPolicy(costs_of(engine, batches), engine.depth, engine.nodes)
     if engine.policy is not None:  # what was learnt does not depend on costs
         policy.acceptance, policy.drawn = engine.policy.acceptance, engine.policy.drawn
     engine.policy = policy
@@ -90,11 +92,11 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
             kept[kind] = kept.get(kind, {}) | spent
     if missing:
         write_measurement(path, _finite(found))  # what did not fit today may fit tomorrow
-    greedy, *added = (
+    greedy, branched, *added = (
         {batch: {d: found[batch][kind][d] for d in wanted[kind]} for batch in batches}
-        for kind in (_GREEDY, *KINDS)
+        for kind in (_GREEDY, _TREES, *KINDS)
     )
-    return Costs(greedy, dict(zip(KINDS, added, strict=True)))
+    return Costs(greedy, dict(zip(KINDS, added, strict=True)), branched if wanted[_TREES] else {})
 
 
 def points(engine: Engine) -> dict[str, tuple[int, ...]]:
@@ -107,7 +109,8 @@ def points(engine: Engine) -> dict[str, tuple[int, ...]]:
     few = {0, engine.depth}
     if engine.target.device.type == "cuda":
         few.add(every[len(every) // 2])
-    return {_GREEDY: every} | dict.fromkeys(KINDS, tuple(sorted(few)))
+    own = {_GREEDY: every, _TREES: trees(engine.nodes)}
+    return own | dict.fromkeys(KINDS, tuple(sorted(few)))
 
 
 def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
@@ -115,23 +118,32 @@ def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
     bench = Bench(engine, context=min(_CONTEXT, engine.capacity))
     chosen = points(engine)
     return {
-        batch: {_GREEDY: _by_depth(bench, batch, chosen[_GREEDY])}
+        batch: _whole_cycles(bench, batch, chosen[_GREEDY], chosen[_TREES])
         | measure_extras(bench, batch, chosen[KINDS[0]])
         for batch in batches
     }
 
 
-def _by_depth(bench: Bench, batch: int, wanted: Sequence[int]) -> dict[int, float]:
+def _whole_cycles(
+    bench: Bench, batch: int, depths: Sequence[int], nodes: Sequence[int]
+) -> dict[str, dict[int, float]]:
+    plans = {(_GREEDY, depth): Plan(depth) for depth in depths}
+    plans |= {(_TREES, n): Plan(min(n, bench.engine.depth), n) for n in nodes}
     if bench.device.type == "cuda":
-        return {depth: bench.cycle_seconds(batch, depth) for depth in wanted}
-    slots, runner = torch.arange(batch), bench.engine.runner
-    return least_seconds(
-        {depth: partial(runner.run_cycle, slots, Plan(depth)) for depth in wanted},
-        most=_MOST_ROUNDS,
-        fewest=_FEWEST_ROUNDS,
-        enough=_ENOUGH_SECONDS,
-        before=bench.reset,
-    )
+        spent = {name: bench.cycle_seconds(batch, plan) for name, plan in plans.items()}
+    else:
+        slots, runner = torch.arange(batch), bench.engine.runner
+        spent = least_seconds(
+            {name: partial(runner.run_cycle, slots, plan) for name, plan in plans.items()},
+            most=_MOST_ROUNDS,
+            fewest=_FEWEST_ROUNDS,
+            enough=_ENOUGH_SECONDS,
+            before=bench.reset,
+        )
+    found: dict[str, dict[int, float]] = {}
+    for (kind, count), least in spent.items():
+        found.setdefault(kind, {})[count] = least
+    return found
 
 
 def _facts(engine: Engine) -> list[Any]:
@@ -162,7 +174,7 @@ def _read(path: Path) -> Measured:
             int(batch): {
                 kind: {int(depth): check(spent) for depth, spent in times.items()}
                 for kind, times in row.items()
-                for check in (seconds if kind == _GREEDY else _added,)
+                for check in (seconds if kind in (_GREEDY, _TREES) else _added,)
             }
             for batch, row in read_measurement(path).items()
         }
@@ -256,10 +268,11 @@ def _parts(
             with on_device(bench.device):
                 drafter.propose(anchors, **places, sampler=sampler)
         drawn_from = [replace(each, logits=each.logits.clone()) for each in sampler.kept or []]
+        drafted = Drafted(metadata, block, drawn_from=drawn_from)
 
         def choose() -> Any:
             draws = runner.draws(metadata.slots, plan)
-            chosen, accepted = runner.choose(logits, block, metadata, draws, plan, drawn_from)
+            chosen, accepted = runner.choose(logits, drafted, draws, plan)
             return runner.report(chosen, logits, block, metadata.slots, plan, accepted)
 
         return choose

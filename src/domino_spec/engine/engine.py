@@ -17,13 +17,14 @@ from torch import Tensor
 
 from domino_spec.decoding import Drafter, RunStats, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.branches import VerifiedTree
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.block_manager import BlockManager
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.model_runner import ModelRunner, Plan, PromptChunk
 from domino_spec.engine.models import load_model
-from domino_spec.engine.policy import Batch, DepthPolicy, depths
+from domino_spec.engine.policy import Batch, DepthPolicy, depths, trees
 from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import Chunk, Scheduler
 from domino_spec.engine.scores import ScoreTable
@@ -40,6 +41,8 @@ from domino_spec.targets import Target
 
 GPU_CHUNK, CPU_CHUNK = 2048, 128
 """Prompt tokens computed in a step while others decode: these wait no longer than that takes."""
+MOST_NODES_GPU, MOST_NODES_CPU = 31, 15
+"""Nodes of the largest tree that an adaptive engine may choose, where the caller says nothing."""
 _ALONE = 8192
 """Prompt tokens computed in a step where nothing decodes."""
 
@@ -68,6 +71,7 @@ class Engine:
         slots: int | None = None,
         capacity: int | None = None,
         depth: int | None = None,
+        tree: int | None = None,
         adaptive: bool = False,
         graphs: bool | None = None,
         ahead: bool | None = None,
@@ -79,7 +83,8 @@ class Engine:
 
         Both follow from the requests and the free memory where they are None: the caches then grow,
         between two sequences, to what is asked for. `depth` is drafts a cycle, by default the
-        drafter's own; `adaptive` lets each cycle choose fewer, by costs that are measured once.
+        drafter's own; `tree` is drafts of a tree instead, which is up to `depth` deep. `adaptive`
+        lets each cycle choose fewer, in a chain or a tree, by costs that are measured once.
         `graphs` captures work in CUDA graphs; `ahead` starts the next cycle before the last one's
         report is read. Both are on where there is a GPU. `pack` keeps a copy of the weights in the
         order in which a CPU multiplies fastest. `reuse` remembers what lies in the caches: a prompt
@@ -98,10 +103,21 @@ class Engine:
         on_gpu = target.device.type == "cuda"
         if drafter is not None:
             drafter = drafter.with_depth(drafter.depth if depth is None else depth)
+            drafter = drafter.with_tree(drafter.nodes if tree is None else tree)
             drafter = drafter if drafter.drafts else None
         self.depth = 0 if drafter is None else drafter.depth
+        self._adaptive = adaptive and self.depth > 0
+        self.nodes = 0
+        """Drafts of the largest tree; 0 where only chains are verified."""
+        if drafter is not None:
+            wanted = drafter.nodes
+            if self._adaptive and tree is None and drafter.can_branch:
+                wanted = wanted or (MOST_NODES_GPU if on_gpu else MOST_NODES_CPU)
+            self.nodes = drafter.tree_nodes(wanted, self.depth) if wanted else 0
         # A sequence may run a block past its end, and another one started ahead of its report.
-        self.margin = 2 * (self.depth + 1) + (0 if drafter is None else drafter.lookahead)
+        self.margin = 2 * (max(self.depth, self.nodes) + 1) + (
+            0 if drafter is None else drafter.lookahead
+        )
         self.packs = packs_by_default(target, drafter) if pack is None else pack
         self._source = target
         self._drafts = drafter
@@ -115,8 +131,7 @@ class Engine:
         self.capacity = size.capacity
         self.ahead = on_gpu if ahead is None else ahead
         self.policy: DepthPolicy | None = None
-        """Chooses the depth of each cycle; None always takes `depth`."""
-        self._adaptive = adaptive and self.depth > 0
+        """Chooses the drafts of each cycle; None always takes `depth` and `nodes`."""
         self._graphs = on_gpu if graphs is None else graphs
         self._reuse = reuse
         self._chunk = chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK)
@@ -403,11 +418,13 @@ class Engine:
             own = tuple(s for s in sequences if self.drafts_for(s) is drafts)
             if not own:
                 continue
-            plan = self._plan([s.params for s in own], self.depth, alone=not drafts)
+            plan = self._plan([s.params for s in own], self.depth, self.nodes, alone=not drafts)
             if self.policy is not None and drafts:
                 drawn = sum(s.params.samples for s in own) / len(own)
-                batch = Batch(self.runner.size_of(len(own)), plan.kinds, drawn)
-                plan = replace(plan, depth=self.policy.choose(batch))
+                size = self.runner.size_of(len(own))
+                batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0)
+                chosen = self.policy.choose(batch)
+                plan = replace(plan, depth=chosen.depth, nodes=chosen.nodes)
             slots = [_slot(s) for s in own]
             if plan.hooked:
                 walk = HookedWalk(own)
@@ -417,15 +434,19 @@ class Engine:
                 launches.append(Launch(own, plan, self.runner.start_cycle(slots, plan)))
         return launches
 
-    def _plan(self, params: Sequence[SamplingParams], depth: int, *, alone: bool) -> Plan:
+    def _plan(
+        self, params: Sequence[SamplingParams], depth: int, nodes: int = 0, *, alone: bool
+    ) -> Plan:
         alone = alone and self.drafter is not None
-        return Plan.of(params, 0 if alone else depth, alone=alone)
+        return Plan.of(params, 0 if alone else depth, 0 if alone else nodes, alone=alone)
 
     def _collect(self, launch: Launch) -> list[SequenceOutput]:
         """Wait for a report and commit what it says, up to each sequence's end."""
         report, places = launch.report(), launch.plan.depth + 1
-        table = ScoreTable(report[:, places + 1 :], places) if launch.plan.scored else None
-        rows = report[:, : places + 1].tolist()
+        nodes = launch.plan.nodes
+        width = places + 1 + (places - 1 + 2 * (nodes + 1) if nodes else 0)
+        table = ScoreTable(report[:, width:], places) if launch.plan.scored else None
+        rows = report[:, :width].tolist()
         outputs = []
         for index, (sequence, row) in enumerate(zip(launch.sequences, rows, strict=True)):
             if sequence.finished and launch.taken is None:
@@ -435,18 +456,29 @@ class Engine:
             scores = None
             if table is not None and top is not None:
                 scores = table.of(index, tokens=len(tokens), top=top)
+            tree = None
+            if nodes:
+                own = row[places + 1 :]
+                path, parents = own[:accepted], own[-nodes - 1 :]
+                tree = VerifiedTree(own[places - 1 : places + nodes], parents, path)
             if not launch.prefill:
                 sequence.cycles += 1
                 if self.policy is not None and launch.plan.depth:
                     sampled = sequence.params.samples
-                    self.policy.record(accepted, launch.plan.depth, sampled=sampled)
+                    if tree is None:
+                        self.policy.record(accepted, launch.plan.depth, sampled=sampled)
+                    else:
+                        self.policy.record_tree(tree.path, tree.parents, sampled=sampled)
             if launch.taken is not None:
                 taken = tuple(launch.taken[index])
             else:
                 taken = self._take(sequence, tokens)
             accepted, drafts = min(accepted, len(taken)), 0
             if not launch.prefill and sequence.error is None:
-                drafts = sequence.end_cycle(len(taken), accepted, launch.plan.depth)
+                deep, ranks = launch.plan.depth, None
+                if tree is not None:
+                    deep, ranks = tree.depth, tree.ranks[:accepted]
+                drafts = sequence.end_cycle(len(taken), accepted, deep, ranks)
             outputs.append(
                 SequenceOutput(
                     sequence,
@@ -457,6 +489,7 @@ class Engine:
                     None if scores is None else scores[: len(taken)],
                     drafts,
                     sequence.error,
+                    tree,
                 )
             )
             if sequence.finished:
@@ -574,9 +607,14 @@ class Engine:
         """
         drafts = speculate and self.drafter is not None
         self.runner.capture_prefill(sequences, drafts=drafts)
-        chosen = depths(self.depth) if self.policy is not None and drafts else (self.depth,)
-        for depth in chosen:
-            self.runner.capture_cycles(sequences, self._plan([params], depth, alone=not drafts))
+        chosen = [(self.depth, self.nodes)]
+        if self.policy is not None and drafts:
+            chosen = [(depth, 0) for depth in depths(self.depth)]
+            chosen += [(self.depth, nodes) for nodes in trees(self.nodes)]
+        for depth, nodes in chosen:
+            plan = self._plan([params], depth, nodes, alone=not drafts)
+            if plan.nodes == nodes or len(chosen) == 1:  # not a chain instead of a tree
+                self.runner.capture_cycles(sequences, plan)
 
 
 def check_settings(

@@ -137,15 +137,12 @@ class Bench:
         self.engine.slots.lengths.fill_(self.context)
         self.engine.slots.anchors.fill_(1)
 
-    def cycle_seconds(self, batch: int, depth: int) -> float:
-        """A whole cycle of so many drafts; at 0 the drafter still learns of the token."""
-        return self._seconds(batch, Plan(depth))
-
     def plain_seconds(self, batch: int) -> float:
         """A step of plain decoding, as an engine without a drafter takes it."""
-        return self._seconds(batch, Plan(0, alone=True))
+        return self.cycle_seconds(batch, Plan(0, alone=True))
 
-    def _seconds(self, batch: int, plan: Plan) -> float:
+    def cycle_seconds(self, batch: int, plan: Plan) -> float:
+        """A whole cycle; without drafts the drafter still learns of the token."""
         self.reset()
         slots = torch.arange(batch, device=self.device)
         return seconds_of(lambda: self.engine.runner.run_cycle(slots, plan), self.device)
@@ -160,7 +157,7 @@ class Bench:
         block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
         with on_device(self.device):
             states, captured = target.forward(block, metadata, drafter.capture_layers)
-        place = {"slots": metadata.slots, "starts": metadata.starts}
+        place: dict[str, Any] = {"slots": metadata.slots, "starts": metadata.starts}
         head = nbytes([target.lm_head])
         layers = sum(weights.nbytes for weights in target.layers)
 
@@ -184,6 +181,28 @@ class Bench:
             return [
                 Stage(name=name, seconds=seconds_of(call, self.device), bytes=size)
                 for name, call, size in timed
+            ]
+
+    def tree_stages(self, batch: int, depth: int, nodes: int) -> list[Stage]:
+        """The parts of drafting a tree, each timed alone."""
+        drafter = self.engine.drafter
+        assert drafter is not None
+        self.reset()
+        metadata = self.metadata(batch, 1)
+        anchors = torch.ones(batch, dtype=torch.long, device=self.device)
+        with on_device(self.device), torch.no_grad():
+            parts = drafter.parts(
+                anchors,
+                slots=metadata.slots,
+                starts=metadata.starts,
+                depth=depth,
+                sampler=Draws(),
+                cached=batch * self.context,
+                nodes=nodes,
+            )
+            return [
+                Stage(name=name, seconds=seconds_of(call, self.device), bytes=size)
+                for name, call, size in parts
             ]
 
     def kv_bytes(self, batch: int, part: Any) -> int:

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding import Drafter, SamplingParams
+from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.accept import accept
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
-from domino_spec.engine.kernels.commit import commit
+from domino_spec.engine.kernels.commit import commit, commit_tree
 from domino_spec.engine.kernels.linear import Normed, normed
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.scratch import apart
@@ -67,6 +68,8 @@ class Plan:
 
     depth: int
     """Drafts verified; 0 is plain decoding."""
+    nodes: int = 0
+    """Drafts of a tree that is up to `depth` deep; 0 verifies a chain."""
     sampled: bool = False
     """Whether some sequence draws its tokens."""
     uncoupled: bool = False
@@ -89,13 +92,18 @@ class Plan:
     """Whether acceptance is pretended (benchmarks only)."""
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams], depth: int, *, alone: bool) -> Plan:
-        """What sequences with these parameters need."""
+    def of(
+        cls, params: Sequence[SamplingParams], depth: int, nodes: int = 0, *, alone: bool
+    ) -> Plan:
+        """What sequences with these parameters need: a chain, where a tree cannot be verified."""
+        if any(each.draws_drafts or each.hooked for each in params):
+            nodes = 0
         sampled = any(each.samples for each in params)
         filtered = any(needs_filter(each) for each in params)
         uncoupled = depth > 0 and any(each.samples and each.rule != "coupled" for each in params)
         return cls(
-            depth,
+            min(depth, nodes) if nodes else depth,
+            nodes,
             sampled=sampled,
             uncoupled=uncoupled,
             mixed=uncoupled and not all(each.draws_drafts for each in params),
@@ -237,6 +245,18 @@ class Verified:
 
 
 @dataclass(frozen=True)
+class Drafted:
+    """What a cycle verifies."""
+
+    metadata: AttentionMetadata
+    block: Tensor  # [sequences, n]: anchors and drafts
+    tree: DraftTree | None = None
+    """Whose nodes the block holds; None where it is a chain."""
+    drawn_from: Sequence[DraftLogits] = ()
+    """What the drafts were drawn from, where some accept rule asks for it."""
+
+
+@dataclass(frozen=True)
 class Captured:
     """A graph with the tensors it reads and writes."""
 
@@ -356,19 +376,20 @@ class ModelRunner:
     def run_cycle(self, slots: Tensor, plan: Plan) -> Tensor:
         """One cycle: for each sequence the count of accepted drafts, then the tokens chosen.
 
-        Gives [sequences, depth + 2]. The first `accepted + 1` of the tokens are committed. If they
-        are scored, columns of `score_columns` follow.
+        Gives [sequences, depth + 2], or what `commit_tree` gives. The first `accepted + 1` of the
+        tokens are committed. If they are scored, columns of `score_columns` follow.
         """
-        metadata = AttentionMetadata(slots, self.slots.lengths[slots], plan.depth + 1)
-        draws = self.draws(slots, plan)
+        starts, draws = self.slots.lengths[slots], self.draws(slots, plan)
         try:
-            block, states, drawn_from = self._draft_and_verify(metadata, draws, plan)
+            drafted, states = self._draft_and_verify(slots, starts, draws, plan)
             with self._timed("verify"):
-                logits = self.model.logits(states).view(*block.shape, -1)
-                chosen, accepted = self.choose(logits, block, metadata, draws, plan, drawn_from)
+                logits = self.model.logits(states).view(*drafted.block.shape, -1)
+                chosen, accepted = self.choose(logits, drafted, draws, plan)
         finally:
             self._side_stream.join()
-        return self.report(chosen, logits, block, slots, plan, accepted)
+        if drafted.tree is not None:
+            return self._report_tree(chosen, logits, drafted, plan)
+        return self.report(chosen, logits, drafted.block, slots, plan, accepted)
 
     def draws(self, slots: Tensor, plan: Plan) -> Draws:
         """How these slots' sequences choose in such a cycle."""
@@ -379,66 +400,89 @@ class ModelRunner:
     @torch.no_grad()
     def verify(self, slots: Tensor, plan: Plan) -> Verified:
         """A cycle up to where tokens are chosen."""
-        metadata = AttentionMetadata(slots, self.slots.lengths[slots], plan.depth + 1)
-        draws = self.draws(slots, plan)
+        starts, draws = self.slots.lengths[slots], self.draws(slots, plan)
         try:
-            block, states, _ = self._draft_and_verify(metadata, draws, plan)
+            drafted, states = self._draft_and_verify(slots, starts, draws, plan)
         finally:
             self._side_stream.join()
-        return Verified(block, states.rows)
+        return Verified(drafted.block, states.rows)
 
     def _draft_and_verify(
-        self, metadata: AttentionMetadata, draws: Draws, plan: Plan
-    ) -> tuple[Tensor, Normed, list[DraftLogits]]:
-        """Each anchor and its drafts [sequences, n], and the states after each of them.
+        self, slots: Tensor, starts: Tensor, draws: Draws, plan: Plan
+    ) -> tuple[Drafted, Normed]:
+        """Each anchor and its drafts, and the states after each of them.
 
-        And what the drafts were drawn from, where some accept rule asks for it. The caller joins
-        the side stream.
+        The caller joins the side stream.
         """
-        slots, starts = metadata.slots, metadata.starts
-        anchors = self.slots.anchors[slots]
-        block = anchors.unsqueeze(1)
-        drawn_from: list[DraftLogits] = []
-        if plan.depth:
-            assert self.drafter is not None
-            sampler = draws.for_drafts(starts)
-            with self._timed("draft"):
-                drafts = self.drafter.propose(
-                    anchors, slots=slots, starts=starts, depth=plan.depth, sampler=sampler
-                )
-            block = torch.cat((block, drafts), dim=1)
-            drawn_from = sampler.kept or []
+        with self._timed("draft"):
+            drafted = self.draft(slots, starts, draws, plan)
+        block, metadata = drafted.block, drafted.metadata
         drafter = None if plan.alone else self.drafter
         layers = () if drafter is None else drafter.capture_layers
         with self._timed("verify"):
             states, captured = self.model.forward(block, metadata, layers)
         if drafter is not None:
             with self._timed("draft"), self._side_stream.work():
-                drafter.update_cache(captured, block, slots=slots, starts=starts)
-        return block, states, drawn_from
+                drafter.update_cache(
+                    captured, block, slots=slots, starts=starts, positions=metadata.positions
+                )
+        return drafted, states
+
+    def draft(self, slots: Tensor, starts: Tensor, draws: Draws, plan: Plan) -> Drafted:
+        """What a cycle of these slots, which hold `starts` tokens, is to verify."""
+        anchors = self.slots.anchors[slots]
+        if not plan.depth:
+            return Drafted(AttentionMetadata(slots, starts, 1), anchors.unsqueeze(1))
+        assert self.drafter is not None
+        sampler = draws.for_drafts(starts)
+        common: dict[str, Any] = {
+            "slots": slots, "starts": starts, "depth": plan.depth, "sampler": sampler
+        }  # fmt: skip
+        if not plan.nodes:
+            block = torch.cat(
+                (anchors.unsqueeze(1), self.drafter.propose(anchors, **common)), dim=1
+            )
+            metadata = AttentionMetadata(slots, starts, block.shape[1])
+            return Drafted(metadata, block, drawn_from=sampler.kept or [])
+        tree = self.drafter.propose_tree(anchors, nodes=plan.nodes, **common)
+        metadata = AttentionMetadata(
+            slots,
+            starts,
+            tree.tokens.shape[1],
+            positions=starts.unsqueeze(1) + tree.depths,
+            ancestors=tree.ancestors,
+        )
+        return Drafted(metadata, tree.tokens, tree)
 
     def choose(
         self,
         logits: Tensor,  # [sequences, n, vocabulary]
-        block: Tensor,  # [sequences, n]
-        metadata: AttentionMetadata,
+        drafted: Drafted,
         draws: Draws,
         plan: Plan,
-        drawn_from: Sequence[DraftLogits] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """The token that each sequence chooses after each token of its block, [sequences, n].
 
         And how many drafts that accepts [sequences], where comparing does not tell.
         """
-        judged = self._judged(logits, block, metadata.slots, plan)
-        if drawn_from:
-            return accept(judged, block, draws, metadata.starts, drawn_from, mixed=plan.mixed)
-        return draws.choose(judged, metadata.starts), None
+        block, metadata = drafted.block, drafted.metadata
+        judged = self._judged(logits, block, metadata.slots, plan, metadata.ancestors)
+        if drafted.drawn_from:
+            starts, drawn_from = metadata.starts, drafted.drawn_from
+            return accept(judged, block, draws, starts, drawn_from, mixed=plan.mixed)
+        return draws.choose(judged, metadata.starts, positions=metadata.positions), None
 
-    def _judged(self, logits: Tensor, block: Tensor | None, slots: Tensor, plan: Plan) -> Tensor:
+    def _judged(
+        self,
+        logits: Tensor,
+        block: Tensor | None,
+        slots: Tensor,
+        plan: Plan,
+        ancestors: Tensor | None = None,
+    ) -> Tensor:
         """The logits less penalties; where processors may write to them a float32 copy."""
         if plan.penalised:
-            return self.slots.penalties.apply(logits, slots, block)
+            return self.slots.penalties.apply(logits, slots, block, ancestors)
         return logits.to(torch.float32, copy=True) if plan.hooked else logits
 
     def report(
@@ -461,6 +505,25 @@ class ModelRunner:
             return report
         return torch.cat((report, score_columns(logits, chosen, ranked=plan.ranked)), dim=1)
 
+    def _report_tree(self, chosen: Tensor, logits: Tensor, drafted: Drafted, plan: Plan) -> Tensor:
+        """Walk the trees by what was chosen after their nodes and commit; `run_cycle`'s result."""
+        state, tree, metadata = self.slots, drafted.tree, drafted.metadata
+        assert tree is not None
+        slots, starts = metadata.slots, metadata.starts
+        told = self._pretended_path(tree) if plan.forced else None
+        where = (slots, state.lengths, state.anchors)
+        report, path = commit_tree(chosen, tree, *where, plan.depth, told)
+        for cache in (self.model.cache, *(() if self.drafter is None else self.drafter.caches)):
+            cache.compact(slots, starts, path)
+        if plan.penalised:
+            state.penalties.count(slots, tree.tokens.gather(1, path), report[:, 0])
+        if not plan.scored:
+            return report
+        along = path.unsqueeze(2).expand(-1, -1, logits.shape[2])
+        tokens = report[:, 1 : plan.depth + 2]
+        columns = score_columns(logits.gather(1, along), tokens, ranked=plan.ranked)
+        return torch.cat((report, columns), dim=1)
+
     @contextmanager
     def _timed(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
@@ -473,6 +536,13 @@ class ModelRunner:
         count = self._pattern.index_select(0, self._turn.remainder(self._period))
         self._turn.add_(1)
         return count.clamp(max=block.shape[1] - 1).repeat(len(block))
+
+    def _pretended_path(self, tree: DraftTree) -> Tensor:
+        """The same as nodes on the way to the deepest one, as bits [sequences]."""
+        deepest = tree.depths.argmax(dim=1, keepdim=True)
+        near = tree.depths <= self._pretended(tree.tokens).unsqueeze(1)
+        near = (near.long() << torch.arange(near.shape[1], device=near.device)).sum(dim=1)
+        return tree.ancestors.gather(1, deepest).squeeze(1) & near
 
     # Prefill --------------------------------------------------------------------------------------
 

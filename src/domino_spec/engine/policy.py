@@ -1,30 +1,42 @@
-"""How many drafts to verify: what a cycle costs against what it is likely to commit.
+"""How many drafts to verify, in a chain or a tree: a cycle's cost against what it may commit.
 
 A cycle costs more the more drafts it verifies, and the last of them are the least likely to be
 accepted. In a large batch, or on a processor that is busy with a small one, fewer drafts pay;
 sometimes none. The same holds where choosing a token is expensive: every verified draft is sampled
-or penalised.
+or penalised. A tree accepts more than a chain of as many drafts, which may be worth its making.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 LADDER = (0, 1, 2, 3, 5, 7, 11, 15)
 """Depths worth measuring; 0 is plain decoding."""
+TREES = (3, 7, 15, 31)
+"""Nodes of trees worth measuring."""
 _FORGETTING = 0.98
 _PRIOR_CHANCE = 0.8
 _PRIOR_WEIGHT = 4.0
 _TRIALS = 4
 _RETRY = 64
 _DISABLED_AFTER = 48
+_HOPED_GAIN = 1.2
+"""What a tree commits, compared with a chain as deep, while too few were seen to tell."""
 
 
 Seconds = Mapping[int, Mapping[int, float]]
-"""By batch size and by depth."""
+"""By batch size and by depth, or by a tree's nodes."""
+
+
+class Drafts(NamedTuple):
+    """What a cycle verifies: a chain of `depth` drafts, or a tree of `nodes` up to `depth` deep."""
+
+    depth: int
+    nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,8 @@ class Costs:
 
     Kinds add up: a cycle that samples and penalises pays for both.
     """
+    trees: Seconds = field(default_factory=dict)
+    """Of the same cycles with trees, by the number of nodes."""
 
     def __post_init__(self) -> None:
         if not self.cycles:
@@ -50,33 +64,69 @@ class Costs:
 
     def of(self, size: int, kinds: Collection[str] = ()) -> dict[int, float]:
         """Seconds by depth; beyond the batch sizes that were measured, those of the nearest."""
-        lower, upper = _around(self.cycles, size)
-        wanted = self.cycles[lower].keys() & self.cycles[upper].keys()
+        return self._with_extras(self.cycles, size, kinds)
+
+    def of_trees(self, size: int, kinds: Collection[str] = ()) -> dict[int, float]:
+        """Seconds by nodes."""
+        return self._with_extras(self.trees, size, kinds) if self.trees else {}
+
+    def _with_extras(self, cycles: Seconds, size: int, kinds: Collection[str]) -> dict[int, float]:
+        lower, upper = _around(cycles, size)
+        wanted = cycles[lower].keys() & cycles[upper].keys()
         extras = [self.extras[kind] for kind in kinds if kind in self.extras]
         return rising({
-            depth: _at({n: self.cycles[n][depth] for n in (lower, upper)}, size)
-            + sum(_at({n: _at(each[n], depth) for n in each}, size) for each in extras)
-            for depth in wanted
+            count: _at({n: cycles[n][count] for n in (lower, upper)}, size)
+            + sum(_at({n: _added(each[n], count) for n in each}, size) for each in extras)
+            for count in wanted
         })  # fmt: skip
 
 
 @dataclass
 class Acceptance:
-    """How often each draft was accepted, given that those before it were; old cycles fade."""
+    """How often each draft of a chain, and each node of a tree, was accepted; old cycles fade."""
 
     depth: int
+    nodes: int = 0
+    """Of the largest tree."""
     offered: list[float] = field(init=False)
     accepted: list[float] = field(init=False)
+    """Drafts of a chain, given that those before were accepted."""
+    nodes_offered: list[float] = field(init=False)
+    nodes_accepted: list[float] = field(init=False)
+    """Nodes of a tree, which come by their chances: the first n are the tree of n nodes."""
     cycles: int = field(init=False, default=0)
     """How many were recorded."""
 
     def __post_init__(self) -> None:
         self.offered = [_PRIOR_WEIGHT] * self.depth
         self.accepted = [_PRIOR_WEIGHT * _PRIOR_CHANCE] * self.depth
+        self.nodes_offered = [0.0] * self.nodes
+        self.nodes_accepted = [0.0] * self.nodes
 
     def record(self, accepted: int, depth: int) -> None:
         """One sequence's cycle: `accepted` of `depth` drafts."""
         self.cycles += 1
+        self._record_chain(accepted, depth)
+
+    def record_tree(self, path: Sequence[int], parents: Sequence[int]) -> None:
+        """One sequence's cycle: the accepted nodes of a tree in which each has such a parent.
+
+        Node 0 is the anchor. Best children alone are the chain that would have been drafted, as far
+        as the tree holds it.
+        """
+        self.cycles += 1
+        chosen = set(path)
+        for place in range(len(parents) - 1):
+            self.nodes_offered[place] = self.nodes_offered[place] * _FORGETTING + 1.0
+            self.nodes_accepted[place] *= _FORGETTING
+            self.nodes_accepted[place] += float(place + 1 in chosen)
+        best = best_path(parents)
+        agree = 0
+        while agree < min(len(best), len(path)) and best[agree] == path[agree]:
+            agree += 1
+        self._record_chain(agree, min(agree + 1, len(best)))
+
+    def _record_chain(self, accepted: int, depth: int) -> None:
         for position in range(min(depth, accepted + 1)):
             self.offered[position] = self.offered[position] * _FORGETTING + 1.0
             self.accepted[position] *= _FORGETTING
@@ -89,6 +139,13 @@ class Acceptance:
             chance *= self.accepted[position] / self.offered[position]
             total += chance
         return total
+
+    def tree_tokens(self, nodes: int) -> float:
+        """Expected tokens of a cycle that verifies such a tree."""
+        if self.nodes_offered[nodes - 1] < _TRIALS:
+            return _HOPED_GAIN * self.tokens(min(nodes, self.depth))
+        both = zip(self.nodes_accepted[:nodes], self.nodes_offered[:nodes], strict=True)
+        return 1.0 + sum(accepted / offered for accepted, offered in both)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,35 +173,71 @@ class Batch:
     """What some sequences ask for besides greedy tokens: names of `Costs.extras`."""
     drawn: float = 0.0
     """The share of the sequences that sample."""
+    trees: bool = False
+    """Whether all can verify trees."""
 
 
 class DepthPolicy:
-    """Chooses each cycle's depth from costs that were measured and acceptance as it is seen.
+    """Chooses each cycle's drafts from costs that were measured and acceptance as it is seen.
 
     Sequences that sample accept other drafts than greedy ones do, so they are counted separately.
     """
 
-    def __init__(self, costs: Costs, depth: int) -> None:
-        self.acceptance = Acceptance(depth)
+    def __init__(self, costs: Costs, depth: int, nodes: int = 0) -> None:
+        self.acceptance = Acceptance(depth, nodes)
         """Of greedy sequences."""
-        self.drawn = Acceptance(depth)
+        self.drawn = Acceptance(depth, nodes)
         """Of sequences that sample."""
-        self._depth = depth
+        self._depth, self._nodes = depth, nodes
         self._measured = costs
         self._costs: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
         self._plain_in_a_row: dict[tuple[str, ...], int] = {}
+        self._chains_in_a_row = 0
         self._last = Batch(1)
 
     def record(self, accepted: int, depth: int, *, sampled: bool) -> None:
         """One sequence's cycle: `accepted` of `depth` drafts."""
         (self.drawn if sampled else self.acceptance).record(accepted, depth)
 
-    def choose(self, batch: Batch) -> int:
+    def record_tree(self, path: Sequence[int], parents: Sequence[int], *, sampled: bool) -> None:
+        """One sequence's cycle: the accepted nodes of a tree."""
+        (self.drawn if sampled else self.acceptance).record_tree(path, parents)
+
+    def choose(self, batch: Batch) -> Drafts:
+        """The drafts that commit most tokens a second: a chain, a tree or none.
+
+        While chains are best, a tree has a try now and then, unless it is too expensive to pay.
+        """
+        costs = self.costs(batch.size, batch.kinds)
+        nodes = self._choose_tree(costs, batch) if batch.trees else 0
+        if not nodes:
+            return Drafts(self._choose_depth(costs, batch))
+        self._last, self._plain_in_a_row[batch.kinds] = batch, 0
+        return Drafts(min(nodes, self._depth), nodes)
+
+    def _choose_tree(self, costs: Mapping[int, float], batch: Batch) -> int:
+        """The nodes of the tree that commits most tokens a second; 0 where a chain commits more."""
+        depth = self._best(costs, batch)
+        pace = self.tokens(depth, batch) / costs[depth]
+        paces = {n: self._tree_tokens(n, batch) / s for n, s in self._tree_costs(batch).items()}
+        self._chains_in_a_row += 1
+        if self._chains_in_a_row % _RETRY == 0 and depth:
+            # What a tree might get, whatever the last ones got.
+            hoped = {
+                n: s for n, s in self._tree_costs(batch).items() if s < _HOPED_GAIN * costs[depth]
+            }
+            return max(hoped, key=lambda n: paces[n], default=0)
+        best = max(paces, key=lambda n: paces[n], default=0)
+        if not best or paces[best] <= pace:
+            return 0
+        self._chains_in_a_row = 0
+        return best
+
+    def _choose_depth(self, costs: Mapping[int, float], batch: Batch) -> int:
         """The depth that commits most tokens a second; if that is 0, now and then another.
 
         The first few cycles draft whatever is expected, unless no acceptance could make them pay.
         """
-        costs = self.costs(batch.size, batch.kinds)
         best = self._best(costs, batch)
         self._last = batch
         if best:
@@ -182,6 +275,17 @@ class DepthPolicy:
         drawn = self.drawn.tokens(depth) if batch.drawn > 0 else 0.0
         return (1 - batch.drawn) * greedy + batch.drawn * drawn
 
+    def _tree_tokens(self, nodes: int, batch: Batch) -> float:
+        greedy = self.acceptance.tree_tokens(nodes) if batch.drawn < 1 else 0.0
+        drawn = self.drawn.tree_tokens(nodes) if batch.drawn > 0 else 0.0
+        return (1 - batch.drawn) * greedy + batch.drawn * drawn
+
+    def _tree_costs(self, batch: Batch) -> dict[int, float]:
+        if not batch.trees:
+            return {}
+        found = self._measured.of_trees(batch.size, batch.kinds)
+        return {n: s for n, s in found.items() if n <= self._nodes and math.isfinite(s)}
+
     def _trials(self, batch: Batch) -> int:
         """Recorded cycles of the kind of sequence (greedy, sampling) that has fewer."""
         known = [
@@ -218,6 +322,21 @@ def depths(limit: int) -> tuple[int, ...]:
     return tuple(sorted({depth for depth in LADDER if depth < limit} | {limit}))
 
 
+def trees(limit: int) -> tuple[int, ...]:
+    """Sizes of trees worth measuring up to this one, which is part of them; none for 0."""
+    return tuple(sorted({nodes for nodes in TREES if nodes < limit} | {limit})) if limit else ()
+
+
+def best_path(parents: Sequence[int]) -> list[int]:
+    """The nodes reached by best children alone: the first of those that have the same parent."""
+    path, tip = [], 0
+    for node in range(1, len(parents)):
+        if parents[node] == tip:
+            path.append(node)
+            tip = node
+    return path
+
+
 def rising(costs: Mapping[int, float]) -> dict[int, float]:
     """A cycle costs no more than a deeper one, which does all its work and more.
 
@@ -229,6 +348,11 @@ def rising(costs: Mapping[int, float]) -> dict[int, float]:
         least = min(least, costs[depth])
         found[depth] = least
     return dict(sorted(found.items()))
+
+
+def _added(points: Mapping[int, float], count: int) -> float:
+    """What so many verified drafts add: beyond the last point by the token."""
+    return _at(points, count) * max(1.0, (count + 1) / (max(points) + 1))
 
 
 def _at(points: Mapping[int, float], place: int) -> float:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.decoding.noise import DRAFTS, salted
+from domino_spec.decoding.noise import DRAFTS, noised, salted
 from domino_spec.engine.kernels.choose import choose, restrict
 from domino_spec.settings import AcceptRule
 
@@ -82,12 +82,18 @@ class Draws:
         )
 
     def choose(
-        self, logits: Tensor, starts: Tensor, tokens: Tensor | None = None, *, cut: bool = True
+        self,
+        logits: Tensor,
+        starts: Tensor,
+        tokens: Tensor | None = None,
+        *,
+        cut: bool = True,
+        positions: Tensor | None = None,  # [batch, n]
     ) -> Tensor:
         """Tokens [batch, n] from logits [batch, n, k] of tokens from `starts` on.
 
-        A choice stands one position after the token it was made from. `tokens` [k] are the columns'
-        ids, where these are not the whole vocabulary's.
+        A choice stands one position after the token it was made from, whose own may be given.
+        `tokens` [k] are the columns' ids, where these are not the whole vocabulary's.
         """
         batch, count, width = logits.shape
         flat = logits.reshape(-1, width)
@@ -95,12 +101,13 @@ class Draws:
             return _named(choose(flat), tokens).view(batch, count)
         each = _each(self, count)
         flat = self.cut(flat, count) if cut else flat
-        places = starts.unsqueeze(1) + torch.arange(1, count + 1, device=starts.device)
+        if positions is None:
+            positions = starts.unsqueeze(1) + torch.arange(count, device=starts.device)
         columns = choose(
             flat,
             temperature=each.temperature,
             seeds=each.seeds,
-            positions=places.flatten(),
+            positions=(positions + 1).flatten(),
             tokens=None if tokens is None else tokens.expand(batch * count, -1),
         )
         return _named(columns, tokens).view(batch, count)
@@ -109,6 +116,20 @@ class Draws:
         """Drafts: what the target would cut off is not cut off here, but simply refused."""
         self.keep(logits, tokens)
         return self.choose(logits, starts, tokens, cut=False)
+
+    def tree_scores(
+        self, index: int, logits: Tensor, starts: Tensor, tokens: Tensor | None
+    ) -> Tensor:
+        """The noise is the token's own, whatever the path to it."""
+        if self.temperature is None:
+            return logits
+        assert self.seeds is not None
+        if tokens is None:
+            tokens = torch.arange(logits.shape[2], device=logits.device).unsqueeze(0)
+        places = starts + index + 1
+        noise = noised(torch.zeros_like(logits[:, 0]), tokens, self.temperature, self.seeds, places)
+        heat = torch.where(self.temperature > 0, self.temperature, 1.0).view(-1, 1, 1)
+        return logits.float() / heat + noise.unsqueeze(1)
 
 
 def _named(columns: Tensor, tokens: Tensor | None) -> Tensor:

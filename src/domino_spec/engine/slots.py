@@ -147,19 +147,30 @@ class Penalties:
             self.counts[slot].zero_()
             self.prompted[slot].zero_().index_fill_(0, ids, True)
 
-    def apply(self, logits: Tensor, slots: Tensor, block: Tensor | None) -> Tensor:
+    def apply(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        block: Tensor | None,
+        ancestors: Tensor | None = None,  # [batch, n] int64
+    ) -> Tensor:
         """Logits [batch, n, vocabulary] as float32, less the penalties of each token there.
 
-        Position i of a block [batch, n] follows its tokens up to i; with no block there is one
-        position, right after the prompt.
+        Position i of a block [batch, n] follows its tokens up to i, or those that are `ancestors`;
+        with no block there is one position, right after the prompt.
         """
         counts, prompted = self.counts[slots], self.prompted[slots]  # copies: [batch, vocabulary]
         each = (self.repetition, self.presence, self.frequency)
         repetition, presence, frequency = (column[slots].unsqueeze(1) for column in each)
         once = torch.ones_like(counts[:, :1])
         found = torch.empty_like(logits, dtype=torch.float32)
+        before = counts
         for place in range(logits.shape[1]):
-            if block is not None:
+            if block is not None and ancestors is not None:
+                steps = torch.arange(block.shape[1], device=block.device)
+                there = (ancestors[:, place : place + 1] >> steps) & 1
+                counts = before.scatter_add(1, block, there.to(before.dtype))
+            elif block is not None:
                 counts.scatter_add_(1, block[:, place : place + 1], once)
             scores = logits[:, place].float()
             penalised = torch.where(scores < 0, scores * repetition, scores / repetition)

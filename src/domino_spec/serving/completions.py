@@ -219,6 +219,8 @@ class Choice:
     def _add_tokens(self, output: SequenceOutput, in_text: int) -> dict[str, Any] | None:
         """Tokens one by one: their scores wait for their text, and make up the block."""
         tokens = []
+        tree = output.tree if self._blocks else None
+        lost = {} if tree is None else dict(enumerate(tree.lost()))
         for place, token in enumerate(output.tokens):
             score = output.scores[place] if output.scores is not None else None
             text = self._add_token(token, score if place < in_text else None, place < in_text)
@@ -229,6 +231,7 @@ class Choice:
                     "accepted": place < output.accepted,
                     "position": self.tokens + place,
                     "probability": None if score is None else math.exp(score.logprob),
+                    "lost": [self._texts.text_of(*branch) for branch in lost.get(place, ())],
                 })  # fmt: skip
         if not self._blocks:
             return None

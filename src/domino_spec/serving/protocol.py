@@ -403,6 +403,8 @@ class BlockToken(BaseModel):
     accepted: bool
     position: int
     probability: float | None
+    lost: list[str]
+    """Branches of a draft tree that competed here and were not accepted, the best first."""
 
 
 class DominoBlock(BaseModel):

@@ -194,9 +194,10 @@ class TokenTexts:
             self._bytes[token] = self._find_bytes(token)
         return self._bytes[token]
 
-    def text_of(self, token: int) -> str:
-        """Its text; bytes that are no text by themselves are written as \\xNN."""
-        return self.bytes_of(token).decode("utf-8", errors="backslashreplace")
+    def text_of(self, *tokens: int) -> str:
+        """Their text; bytes that are no text by themselves are written as \\xNN."""
+        whole = b"".join(map(self.bytes_of, tokens))
+        return whole.decode("utf-8", errors="backslashreplace")
 
     def _find_bytes(self, token: int) -> bytes:
         if token in self._added:

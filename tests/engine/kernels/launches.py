@@ -2,12 +2,21 @@
 
 import torch
 
-from domino_spec.drafter.heads import DominoHead, DominoHeadConfig
+from domino_spec.drafter.heads import (
+    DominoHead,
+    DominoHeadConfig,
+    MarkovHeadConfig,
+    build_head,
+)
+from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.kernels import (
+    commit,
+    compact,
     rollout_candidates,
     rollout_vocabulary,
     rotate,
     split_attention,
+    trees,
 )
 from domino_spec.engine.kernels.gumbel import Noise
 
@@ -92,6 +101,46 @@ def _rollout(*, candidates: int | None, drawn: bool, reduced: bool = False) -> N
     columns = _meta(1, depth, candidates, dtype=torch.long)
     base = _meta(1, depth, candidates)
     rollout_candidates.launch(*given, base, columns, draft_tokens, noise)
+
+
+def _tree(kind: str, *, drawn: bool) -> None:
+    hidden_size, vocabulary, depth, nodes, count = 4096, 151_936, 15, 15, 32
+    sizes = {"vocab_size": vocabulary, "output_vocab_size": vocabulary}
+    configs = {
+        "domino": DominoHeadConfig(emb_dim=256, gru_hidden_dim=1024, pure_draft_prefix_len=1),
+        "markov": MarkovHeadConfig(emb_dim=256, pure_draft_prefix_len=0),
+    }
+    with torch.device("meta"):
+        head = build_head(configs[kind], hidden_size=hidden_size, **sizes)
+    ids = _meta(1, dtype=torch.long)
+    search = trees._Search(
+        ids,
+        _meta(1, depth, count),
+        _meta(1, depth, count, dtype=torch.long),
+        None,
+        nodes,
+        Noise(_meta(1, dtype=torch.float32), ids, ids) if drawn else None,
+    )
+    head = head.to(torch.bfloat16)
+    if isinstance(head, DominoHead):
+        search.carry_states(head, _meta(vocabulary, hidden_size), _meta(1, depth, hidden_size))
+    else:
+        search.look_up(head)
+
+
+def tree() -> None:
+    """A tree of 15 over the best 32, and its end."""
+    _tree("domino", drawn=False)
+    nodes = _meta(1, 16, dtype=torch.long)
+    ids = _meta(1, dtype=torch.long)
+    commit.usable = compact.usable = lambda _: True
+    commit.commit_tree(nodes, DraftTree(nodes, nodes, nodes, nodes), ids, ids, ids, 15)
+    compact.compact(_meta(36, 2, 4, 8, CAPACITY, 128), ids, ids, nodes)
+
+
+def tree_drawn() -> None:
+    """Drawn, by a Markov head."""
+    _tree("markov", drawn=True)
 
 
 def best() -> None:

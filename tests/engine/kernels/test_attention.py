@@ -7,6 +7,7 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.masks import BlockLayout, dense_mask
+from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine import attention as host_attention
 from domino_spec.engine.attention import AttentionMetadata, Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
@@ -68,11 +69,21 @@ WAYS = {
     "four": partial(split_attention.launch, block=16, splits=4),
     "two": partial(split_attention.launch, block=16, splits=2),
     "one": partial(split_attention.launch, block=16, splits=1),
-    "rows": lambda query, keys, values, slots, starts, positions=None, mask=None, **rule: Spans(
-        slots, starts, query.shape[1], positions, mask
-    ).attend(query, keys, values, **rule),
-    "batch": lambda *given, causal, window, scale, positions=None, mask=None: (
-        attention.batch_reference(*given, causal, window, scale, CAPACITY, positions, mask)
+    "rows": lambda query, keys, values, slots, starts, positions=None, ancestors=None, **rule: (
+        Spans(slots, starts, query.shape[1], positions, ancestors).attend(
+            query, keys, values, **rule
+        )
+    ),
+    "batch": lambda *given, causal, window, scale, positions=None, ancestors=None: (
+        attention.batch_reference(
+            *given,
+            causal,
+            window,
+            scale,
+            CAPACITY,
+            positions,
+            None if ancestors is None else ancestor_mask(ancestors),
+        )
     ),
 }
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]  # each node's parent: the anchor has two children
@@ -85,6 +96,10 @@ def tree(starts):
         mask[node] |= mask[parent]
         depth[node] = depth[parent] + 1
     return starts.unsqueeze(1) + torch.tensor(depth), mask.expand(len(starts), -1, -1)
+
+
+def packed(mask):
+    return (mask.long() << torch.arange(mask.shape[-1])).sum(dim=-1)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +118,14 @@ def test_a_tree_of_tokens_sees_its_own_branches(device, way, window):
         positions, mask = tree(torch.tensor(starts))
         rule = {"causal": True, "window": window, "scale": 0.2}
         expected = by_hand(*given, **rule, positions=positions, mask=mask)
-        mask = mask.to(device)
-        if way in ("four", "two", "one"):
-            rule["ancestors"] = attention.packed_mask(mask)
-        else:
-            rule["mask"] = mask
+        rule["ancestors"] = packed(mask).to(device)
         mixed = WAYS[way](*given, **rule, positions=positions.to(device))
         torch.testing.assert_close(mixed.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_mask_of_64_tokens_fits_its_bits():
     mask = torch.rand(2, 64, 64, generator=torch.Generator().manual_seed(0)) < 0.5
-    bits = attention.packed_mask(mask)
-    assert torch.equal((bits.unsqueeze(-1) >> torch.arange(64)) & 1 == 1, mask)
+    assert torch.equal(ancestor_mask(packed(mask)), mask)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -6,11 +6,12 @@ from tests.engine.kernels import sm90
 
 CANDIDATES = ("best", "best_drawn")
 VOCABULARY = ("everything", "everything_drawn")
+TREES = ("tree", "tree_drawn")
 
 
 @pytest.fixture(scope="module")
 def found():
-    return sm90.launched("tests.engine.kernels.launches", "plain", *CANDIDATES, *VOCABULARY)
+    return sm90.launched("tests.engine.kernels.launches", "plain", *CANDIDATES, *VOCABULARY, *TREES)
 
 
 def test_attention(found):
@@ -38,6 +39,17 @@ def test_rollout_over_candidates_is_one_launch_a_draft(found, shapes):
     sm90.assert_fits(found[shapes])
     launches = {name: needs["launches"] for name, needs in found[shapes].items()}
     assert launches == {"_step": 15, "_last": 1}
+
+
+def test_trees_are_two_launches_a_depth_or_one(found):
+    for shapes in TREES:
+        sm90.assert_fits(found[shapes])
+    launches = {name: needs["launches"] for name, needs in found["tree"].items()}
+    ends = {"_commit_tree": 1, "_compact": 1}
+    assert launches == {"_advance": 15, "_multiply": 15, "_finish": 1, **ends}
+    assert {name: needs["launches"] for name, needs in found["tree_drawn"].items()} == {
+        "_search": 1
+    }
 
 
 @pytest.mark.parametrize("shapes", VOCABULARY)

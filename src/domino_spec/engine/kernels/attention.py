@@ -8,7 +8,7 @@ views of the slots.
 
 A new token's place in the cache is starts + index. Its position is the same, or what `positions`
 says (never more than its place); of the other new tokens it sees those up to itself, or those that
-`mask` says: so a tree of tokens is verified in one forward.
+`ancestors` says: so a tree of tokens is verified in one forward.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.kernels.runtime import usable
 from domino_spec.engine.kernels.split_attention import launch
 
@@ -41,8 +42,7 @@ def attend(
     scale: float,
     longest: int | None = None,
     positions: Tensor | None = None,  # [rows, n] int64
-    mask: Tensor | None = None,  # [rows, n, n] bool: which new tokens each new token sees
-    mask_bits: Tensor | None = None,  # [rows, n] int64: the same, for kernels
+    ancestors: Tensor | None = None,  # [rows, n] int64: bit j says that it sees new token j
 ) -> Tensor:
     """[rows, n, heads * head_dim].
 
@@ -52,14 +52,13 @@ def attend(
     further; n itself says that all rows are empty.
     """
     if usable(query) and query.shape[1] <= MAX_TOKENS:
-        bits = mask_bits if mask is None or mask_bits is not None else packed_mask(mask)
         return launch(
             query, keys, values, slots, starts,
-            causal=causal, window=window, scale=scale, positions=positions, ancestors=bits,
+            causal=causal, window=window, scale=scale, positions=positions, ancestors=ancestors,
         )  # fmt: skip
     return batch_reference(
         query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2],
-        positions, mask,
+        positions, None if ancestors is None else ancestor_mask(ancestors),
     )  # fmt: skip
 
 
@@ -124,12 +123,6 @@ def visible_to(
         positions = starts.unsqueeze(1) + torch.arange(n, device=starts.device)
     there = torch.where(new, positions.gather(1, index), places)  # [rows, end]
     return seen & ((positions.unsqueeze(2) - there.unsqueeze(1)).abs() < window)
-
-
-def packed_mask(mask: Tensor) -> Tensor:
-    """A mask [rows, n, n] among up to 64 new tokens as bits, [rows, n] int64."""
-    steps = torch.arange(mask.shape[-1], device=mask.device)
-    return (mask.long() << steps).sum(dim=-1)
 
 
 def mix(

@@ -99,7 +99,7 @@ class ServeArgs(DraftOptions, TargetOptions):
         if self.draft is None:
             idle = [
                 option(name)
-                for name in ("draft_revision", "shift_label", "depth", "candidates")
+                for name in ("draft_revision", "shift_label", "depth", "tree", "candidates")
                 if getattr(self, name) is not None
             ]
             if idle:

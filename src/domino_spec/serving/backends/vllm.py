@@ -41,9 +41,10 @@ class VLLMBackend(Backend):
     install = "pip install 'domino-spec[vllm]'"
     newest = ".".join(map(str, SUPPORTED[1]))
     form, architectures, plugin_reads = "vllm", ARCHITECTURES, True
-    lacking = MappingProxyType(
-        {"candidates": "the plugin's head always chooses among all tokens; drop it"}
-    )
+    lacking = MappingProxyType({
+        "candidates": "the plugin's head always chooses among all tokens; drop it",
+        "tree": "vLLM verifies chains of a drafter with states of its own; drop it",
+    })  # fmt: skip
     keys_in_config = 2
 
     def refuse(self, args: ServeArgs) -> None:

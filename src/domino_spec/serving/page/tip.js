@@ -20,6 +20,9 @@ function tell(token) {
     line("Probability", probability(token.probability)),
     line("Cycle", String(token.cycle)),
   );
+  if (token.lost?.length) {
+    list.append(line("Lost branches", token.lost.map((branch) => JSON.stringify(branch)).join(" ")));
+  }
   const text = make("code", "", token.text === "" ? "part of a character" : JSON.stringify(token.text));
   tip.replaceChildren(text, make("p", token.kind, KINDS[token.kind]), list);
 }
