@@ -9,6 +9,7 @@ from domino_spec.audit import EngineWay, Pass
 from domino_spec.audit.forwards import PlainReader
 from domino_spec.decoding import SamplingParams
 from domino_spec.drafters import LookupDrafter
+from domino_spec.engine.policy import Drafts
 from tests.engine.runs import make_engine
 from tests.support.families import make_target, plain_greedy, random_drafter, random_prompts
 
@@ -34,7 +35,7 @@ def test_forwards_of_rows_that_come_and_go_are_told_as_they_were(ahead, monkeypa
     engine = make_engine(make_target("llama"), LookupDrafter(depth=5), slots=2, ahead=ahead)
     depths, started = iter(range(10_000)), []
     engine.policy = SimpleNamespace(
-        choose=lambda batch: next(depths) % 6, record=lambda *_, **__: None
+        choose=lambda batch: Drafts(next(depths) % 6), record=lambda *_, **__: None
     )
     plain = engine._start_cycles
 

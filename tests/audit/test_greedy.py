@@ -74,6 +74,14 @@ def test_the_engine_is_lossless():
     assert found.stats.tokens_per_cycle > 5
 
 
+def test_trees_are_lossless():
+    target, drafter = bigram_target(), knowing_drafter(shift=True, prefix=1)
+    way = EngineWay(make_engine(target, drafter, slots=2, tree=15, candidates=40))
+    found = greedy(target, way, [[4, 9], [20], [1, 2, 3]])
+    assert found.differences == ()
+    assert found.stats.tokens_per_cycle > 5
+
+
 def keeps_what_was_rejected(self, counts):
     """The first rejected draft's states stand where the last accepted one's should."""
     start = self.slots
@@ -94,12 +102,12 @@ def keeps_the_place_of_longer_rows(self, counts):
     self.lengths = lengths
 
 
-def accepts_one_too_many(sequence, logits, drafts, drawn_from, argmax):
-    before = len(sequence.output)
-    accepted = REAL_WALK(sequence, logits, drafts, drawn_from, argmax)
-    if accepted < len(drafts) and sequence.finish_reason is None and accepted:
-        sequence.output[before + accepted] = drafts[accepted]
-    return accepted
+def accepts_one_too_many(sequence, logits, tree, drawn_from, argmax):
+    before, drafts = len(sequence.output), tree.tokens[1:]
+    path = REAL_WALK(sequence, logits, tree, drawn_from, argmax)
+    if 0 < len(path) < len(drafts) and sequence.finish_reason is None:
+        sequence.output[before + len(path)] = drafts[len(path)]
+    return path
 
 
 REAL_COMMIT, REAL_WALK = TargetCache.commit, loop._walk

@@ -32,11 +32,11 @@ def test_a_lossless_pair_exits_with_0_and_is_recorded(domino, target, draft, tmp
 
 
 def test_a_bug_exits_with_1_and_every_difference_is_listed(domino, target, draft, monkeypatch):
-    def wrong(sequence, logits, drafts, drawn_from, argmax):
-        accepted = accepts_one_too_many(sequence, logits, drafts, drawn_from, argmax)
-        if drafts and not accepted:
-            sequence.output[-1] = drafts[0]
-        return accepted
+    def wrong(sequence, logits, tree, drawn_from, argmax):
+        path = accepts_one_too_many(sequence, logits, tree, drawn_from, argmax)
+        if len(tree.tokens) > 1 and not path:
+            sequence.output[-1] = tree.tokens[1]
+        return path
 
     monkeypatch.setattr(loop, "_walk", wrong)
     given = ("audit", target, "--draft", draft, *QUICK, "--samples", 0, "--engine", "reference")

@@ -3,7 +3,7 @@
 import torch
 
 from domino_spec.decoding.branches import Branches, VerifiedTree, batch_branches
-from domino_spec.drafter.tree import DraftTree, ancestor_bits, chain
+from domino_spec.drafter.tree import chain, tree_of
 
 PARENTS = [0, 0, 0, 1, 1, 2, 3]
 TOKENS = [9, 10, 11, 12, 13, 14, 15]
@@ -20,7 +20,7 @@ def test_each_branch_is_a_row():
 def test_short_branches_are_filled_up():
     parents = torch.tensor([PARENTS, [0, 0, 1, 2, 3, 4, 5]])
     tokens = torch.tensor([TOKENS, TOKENS])
-    tree = DraftTree(tokens, parents, parents, ancestor_bits(parents, 6))
+    tree = tree_of(tokens, parents, torch.zeros_like(parents))
     each, owners, rows = batch_branches(tree)
     assert owners == [0, 0, 0, 1]
     assert rows[0].tolist() == [9, 10, 13, 13, 13, 13, 13]

@@ -9,7 +9,6 @@ from domino_spec.drafter.rollout import roll
 from domino_spec.drafter.tree import (
     CHILDREN,
     LANES,
-    ancestor_bits,
     ancestor_mask,
     chain,
     grow,
@@ -145,5 +144,5 @@ def test_a_chain_is_a_tree():
     tree = chain(torch.tensor([[4, 5, 6, 7]]))
     assert tree.parents.tolist() == [[0, 0, 1, 2]]
     assert tree.depths.tolist() == [[0, 1, 2, 3]]
-    assert torch.equal(tree.ancestors, ancestor_bits(tree.parents, 3))
+    assert tree.paths[0, 2].tolist()[:3] == [0, 1, 2]
     assert torch.equal(ancestor_mask(tree.ancestors)[0], torch.ones(4, 4).tril().bool())

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.drafter.tree import DraftTree, ancestor_bits
+from domino_spec.drafter.tree import tree_of
 from domino_spec.drafters.lookup import LookupDrafter
 from domino_spec.engine.model_runner import Plan
 from domino_spec.errors import InputError
@@ -141,7 +141,7 @@ def script_trees(engine, answers, *, spoil, seed=0):
         depths = torch.zeros_like(parents)
         for node in range(1, nodes + 1):
             depths[:, node] = depths.gather(1, parents[:, node : node + 1]).squeeze(1) + 1
-        return DraftTree(tokens, parents, depths, ancestor_bits(parents, depth))
+        return tree_of(tokens, parents, depths)
 
     engine.drafter.propose_tree = propose_tree
 

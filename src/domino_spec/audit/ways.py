@@ -220,7 +220,7 @@ def _started(engine: Engine) -> Iterator[dict[int, _Started]]:
 
     def start(slots: Sequence[int], plan: Plan) -> Callable[[], Tensor]:
         for _, cycles in forwards_of(slots):
-            cycles.append((runner.size_of(len(slots)), plan.depth + 1))
+            cycles.append((runner.size_of(len(slots)), (plan.nodes or plan.depth) + 1))
         return start_cycle(slots, plan)
 
     def prefill(parts: Sequence[PromptChunk], shape: PrefillShape) -> Tensor:

@@ -38,6 +38,7 @@ class DraftTree:
     parents: Tensor  # [batch, 1 + nodes]: places in here; the anchor's is 0
     depths: Tensor  # [batch, 1 + nodes]: 0 is the anchor's
     ancestors: Tensor  # [batch, 1 + nodes] int64: bit j says that node j is one, or the node itself
+    paths: Tensor  # [batch, 1 + nodes, 1 + nodes]: the nodes on the way, the anchor's, its own last
 
 
 def tree_nodes(nodes: int, depth: int, width: int) -> int:
@@ -101,32 +102,29 @@ def grow(
     places = torch.zeros_like(every, dtype=torch.long)
     places.scatter_(1, order, torch.arange(nodes + 1, device=order.device).expand_as(order))
     parent = places.gather(1, torch.cat(parents, dim=1).gather(1, order))
-    return DraftTree(
-        tokens=torch.cat(tokens, dim=1).gather(1, order),
-        parents=parent,
-        depths=torch.tensor(depths, device=order.device)[order],
-        ancestors=ancestor_bits(parent, min(depth, nodes)),
-    )
+    deep = torch.tensor(depths, device=order.device)[order]
+    return tree_of(torch.cat(tokens, dim=1).gather(1, order), parent, deep)
+
+
+def tree_of(tokens: Tensor, parents: Tensor, depths: Tensor) -> DraftTree:
+    """A tree of nodes [batch, n] with these parents and depths."""
+    n = tokens.shape[1]
+    places = torch.arange(n, device=tokens.device)
+    paths = torch.zeros(*tokens.shape, n, dtype=torch.long, device=tokens.device)
+    above, bits = places.expand_as(parents), torch.zeros_like(parents)
+    for _ in range(n):  # no tree is deeper
+        bits = bits | (1 << above)
+        paths.scatter_(2, depths.gather(1, above).unsqueeze(2), above.unsqueeze(2))
+        above = parents.gather(1, above)
+    return DraftTree(tokens, parents, depths, bits, paths)
 
 
 def chain(tokens: Tensor) -> DraftTree:
     """An anchor and drafts [batch, n], each the only child of the one before."""
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    parents = (places - 1).clamp(min=0)
-    return DraftTree(tokens, parents, places, (2 << places) - 1)
+    return tree_of(tokens, (places - 1).clamp(min=0), places)
 
 
 def ancestor_mask(bits: Tensor) -> Tensor:
     """Whom each node sees of the others, [batch, n] int64 -> [batch, n, n] bool."""
     return (bits.unsqueeze(2) >> torch.arange(bits.shape[1], device=bits.device)) & 1 == 1
-
-
-def ancestor_bits(parents: Tensor, depth: int) -> Tensor:
-    """A node's ancestors and itself as bits, in a tree so deep, [batch, n] int64."""
-    one = torch.ones_like(parents)
-    above = torch.arange(parents.shape[1], device=parents.device).expand_as(parents)
-    bits = one << above
-    for _ in range(depth):
-        above = parents.gather(1, above)
-        bits = bits | (one << above)
-    return bits

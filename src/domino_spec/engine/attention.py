@@ -45,6 +45,7 @@ class AttentionMetadata:
     """A bound on starts + count, where the caller knows one."""
     positions: Tensor | None = None  # [sequences, count]
     ancestors: Tensor | None = None  # [sequences, count] int64: bit j says that it sees token j
+    paths: Tensor | None = None  # [sequences, count, count]: the same tokens in order, for kernels
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
@@ -92,7 +93,7 @@ def run_attention(
     return attend(
         query, keys, values, metadata.slots, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
-        positions=metadata.positions, ancestors=metadata.ancestors,
+        positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
     ).flatten(0, 1)  # fmt: skip
 
 

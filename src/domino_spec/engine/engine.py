@@ -41,8 +41,11 @@ from domino_spec.targets import Target
 
 GPU_CHUNK, CPU_CHUNK = 2048, 128
 """Prompt tokens computed in a step while others decode: these wait no longer than that takes."""
-MOST_NODES_GPU, MOST_NODES_CPU = 31, 15
-"""Nodes of the largest tree that an adaptive engine may choose, where the caller says nothing."""
+MOST_NODES = 15
+"""Nodes of the largest tree that an adaptive engine may choose, where the caller says nothing.
+
+With the anchor they are as many rows as keep every bit of plain decoding on a GPU.
+"""
 _ALONE = 8192
 """Prompt tokens computed in a step where nothing decodes."""
 
@@ -112,7 +115,7 @@ class Engine:
         if drafter is not None:
             wanted = drafter.nodes
             if self._adaptive and tree is None and drafter.can_branch:
-                wanted = wanted or (MOST_NODES_GPU if on_gpu else MOST_NODES_CPU)
+                wanted = wanted or MOST_NODES
             self.nodes = drafter.tree_nodes(wanted, self.depth) if wanted else 0
         # A sequence may run a block past its end, and another one started ahead of its report.
         self.margin = 2 * (max(self.depth, self.nodes) + 1) + (

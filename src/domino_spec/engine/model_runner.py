@@ -451,6 +451,7 @@ class ModelRunner:
             tree.tokens.shape[1],
             positions=starts.unsqueeze(1) + tree.depths,
             ancestors=tree.ancestors,
+            paths=tree.paths,
         )
         return Drafted(metadata, tree.tokens, tree)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 LADDER = (0, 1, 2, 3, 5, 7, 11, 15)
 """Depths worth measuring; 0 is plain decoding."""
-TREES = (3, 7, 15, 31)
+TREES = (3, 7, 15)
 """Nodes of trees worth measuring."""
 _FORGETTING = 0.98
 _PRIOR_CHANCE = 0.8

@@ -35,6 +35,7 @@ def _attention(
     head_dim: int,
     window: int | None,
     dtype: torch.dtype = torch.bfloat16,
+    tree: bool = False,
 ) -> None:
     cache = _meta(4, kv_heads, CAPACITY, head_dim, dtype=dtype)
     ids = _meta(1, dtype=torch.long)
@@ -43,8 +44,10 @@ def _attention(
     qkv = _meta(1, n, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     query = rotate._launch(qkv, table, table, cache, cache, ids, ids, heads, norm, norm, 1e-6)
     split_attention.launch(
-        query, cache, cache, ids, ids, causal=True, window=window, scale=head_dim**-0.5
-    )
+        query, cache, cache, ids, ids, causal=True, window=window, scale=head_dim**-0.5,
+        positions=_meta(1, n, dtype=torch.long) if tree else None,
+        paths=_meta(1, n, n, dtype=torch.long) if tree else None,
+    )  # fmt: skip
 
 
 def plain() -> None:
@@ -55,6 +58,12 @@ def plain() -> None:
 def block() -> None:
     """A block of 16."""
     _attention(16, heads=32, kv_heads=8, head_dim=128, window=None)
+
+
+def branched() -> None:
+    """A tree of 16, with few queries a key and with many."""
+    for heads, head_dim in ((32, 128), (8, 128)):
+        _attention(16, heads=heads, kv_heads=8, head_dim=head_dim, window=None, tree=True)
 
 
 def windowed() -> None:
@@ -134,7 +143,7 @@ def tree() -> None:
     nodes = _meta(1, 16, dtype=torch.long)
     ids = _meta(1, dtype=torch.long)
     commit.usable = compact.usable = lambda _: True
-    commit.commit_tree(nodes, DraftTree(nodes, nodes, nodes, nodes), ids, ids, ids, 15)
+    commit.commit_tree(nodes, DraftTree(nodes, nodes, nodes, nodes, nodes), ids, ids, ids, 15)
     compact.compact(_meta(36, 2, 4, 8, CAPACITY, 128), ids, ids, nodes)
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.masks import BlockLayout, dense_mask
-from domino_spec.drafter.tree import ancestor_mask
+from domino_spec.drafter.tree import ancestor_mask, tree_of
 from domino_spec.engine import attention as host_attention
 from domino_spec.engine.attention import AttentionMetadata, Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
@@ -90,16 +90,12 @@ TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]  # each node's parent: the anchor has two ch
 
 
 def tree(starts):
-    """Positions and the mask of the same tree after each start."""
-    mask, depth = torch.eye(len(TREE), dtype=torch.bool), [0] * len(TREE)
+    """The same tree after each start, and its nodes' positions."""
+    parents = torch.tensor([0, *TREE[1:]]).expand(len(starts), -1)
+    depths = torch.zeros_like(parents)
     for node, parent in enumerate(TREE[1:], start=1):
-        mask[node] |= mask[parent]
-        depth[node] = depth[parent] + 1
-    return starts.unsqueeze(1) + torch.tensor(depth), mask.expand(len(starts), -1, -1)
-
-
-def packed(mask):
-    return (mask.long() << torch.arange(mask.shape[-1])).sum(dim=-1)
+        depths[:, node] = depths[:, parent] + 1
+    return tree_of(parents, parents, depths), starts.unsqueeze(1) + depths
 
 
 @pytest.mark.parametrize(
@@ -115,12 +111,42 @@ def test_a_tree_of_tokens_sees_its_own_branches(device, way, window):
     """A node sees what came before the tree and its ancestors, wherever these lie."""
     for starts in ([0, 15, 33], [16, 17, CAPACITY - len(TREE)]):
         given = inputs(len(TREE), torch.float32, device, starts=starts)
-        positions, mask = tree(torch.tensor(starts))
+        nodes, positions = tree(torch.tensor(starts))
         rule = {"causal": True, "window": window, "scale": 0.2}
+        mask = ancestor_mask(nodes.ancestors)
         expected = by_hand(*given, **rule, positions=positions, mask=mask)
-        rule["ancestors"] = packed(mask).to(device)
+        if way not in ("four", "two", "one"):
+            rule["ancestors"] = nodes.ancestors.to(device)
+        if way not in ("rows", "batch"):
+            rule["paths"] = nodes.paths.to(device)
         mixed = WAYS[way](*given, **rule, positions=positions.to(device))
         torch.testing.assert_close(mixed.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("way", ["one", "four"])
+def test_a_node_gets_what_its_branch_gives_as_a_chain_to_the_last_bit(device, way, window):
+    """Wherever its ancestors lie: near-ties fall the same way with a tree and without."""
+    starts = [0, 15, 37]
+    query, keys, values, slots, at = inputs(len(TREE), torch.float32, device, starts=starts)
+    nodes, positions = tree(torch.tensor(starts))
+    rule = {"causal": True, "window": window, "scale": 0.2}
+    found = WAYS[way](
+        query, keys, values, slots, at, **rule,
+        positions=positions.to(device), paths=nodes.paths.to(device),
+    )  # fmt: skip
+    for node in range(len(TREE)):
+        path = nodes.paths[0, node, : int(nodes.depths[0, node]) + 1].to(device)
+        chains = [keys.clone(), values.clone()]
+        for chain, states in zip(chains, (keys, values), strict=True):
+            for slot, start in zip(slots.tolist(), starts, strict=True):
+                chain[slot, :, start : start + len(path)] = states[slot][:, start + path]
+        alone = WAYS[way](query[:, path].contiguous(), *chains, slots, at, **rule)
+        assert torch.equal(found[:, node], alone[:, -1])
+
+
+def packed(mask):
+    return (mask.long() << torch.arange(mask.shape[-1])).sum(dim=-1)
 
 
 def test_a_mask_of_64_tokens_fits_its_bits():

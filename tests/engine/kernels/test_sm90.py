@@ -21,7 +21,7 @@ def test_attention(found):
 
 @pytest.mark.slow
 def test_attention_of_other_shapes():
-    shapes = ("block", "windowed", "widest", "narrow", "wide")
+    shapes = ("block", "branched", "windowed", "widest", "narrow", "wide")
     for found in sm90.launched("tests.engine.kernels.launches", *shapes).values():
         sm90.assert_fits(found)
 

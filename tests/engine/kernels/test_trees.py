@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from domino_spec.drafter.tree import DraftTree, ancestor_bits
+from domino_spec.drafter.tree import tree_of
 from domino_spec.drafters import drafter_of
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels import trees
@@ -68,21 +68,20 @@ SHAPES = {
 }
 
 
-def tree_of(shape, device, *, rows=3):
+def tree_like(shape, device, *, rows=3):
     parents = torch.tensor(SHAPES[shape]).expand(rows, -1).contiguous()
     depths = torch.zeros_like(parents)
     for node in range(1, parents.shape[1]):
         depths[:, node] = depths[:, parents[0, node]] + 1
     tokens = torch.arange(rows * parents.shape[1]).view(rows, -1) + 100
-    bits = ancestor_bits(parents, int(depths.max()))
-    return DraftTree(*(each.to(device) for each in (tokens, parents, depths, bits)))
+    return tree_of(*(each.to(device) for each in (tokens, parents, depths)))
 
 
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_walks_through_trees(device, shape, told):
     """All of one branch, a part of another, nothing; the spare slot keeps its length."""
-    tree = tree_of(shape, device)
+    tree = tree_like(shape, device)
     n, depth = tree.tokens.shape[1], int(tree.depths.max())
     chosen = torch.full_like(tree.tokens, 9)
     deepest = int(tree.depths[0].argmax())

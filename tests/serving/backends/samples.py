@@ -23,6 +23,7 @@ SAMPLES: dict[str, Any] = {
     "shift_label": True,
     "depth": 3,
     "candidates": 4,
+    "tree": 7,
     "speculate": False,
     "thinking": False,
     "pack": False,

@@ -13,12 +13,12 @@ FIELDS = list(ServeArgs.model_fields)
 BASE = ServeArgs(target="org/target", draft="drafter")
 REFUSED = {
     "vllm": {
-        "device_map", "attn_implementation", "candidates", "pack", "page", "max_prompt_tokens",
-        "max_body_bytes",
+        "device_map", "attn_implementation", "candidates", "tree", "pack", "page",
+        "max_prompt_tokens", "max_body_bytes",
     },
     "sglang": {
-        "device_map", "attn_implementation", "candidates", "pack", "page", "max_prompt_tokens",
-        "max_body_bytes", "max_new_tokens", "max_choices", "drain_seconds",
+        "device_map", "attn_implementation", "candidates", "tree", "pack", "page",
+        "max_prompt_tokens", "max_body_bytes", "max_new_tokens", "max_choices", "drain_seconds",
     },
 }  # fmt: skip
 

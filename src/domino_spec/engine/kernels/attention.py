@@ -43,6 +43,7 @@ def attend(
     longest: int | None = None,
     positions: Tensor | None = None,  # [rows, n] int64
     ancestors: Tensor | None = None,  # [rows, n] int64: bit j says that it sees new token j
+    paths: Tensor | None = None,  # [rows, n, n] int64: the same tokens, one a position
 ) -> Tensor:
     """[rows, n, heads * head_dim].
 
@@ -54,7 +55,7 @@ def attend(
     if usable(query) and query.shape[1] <= MAX_TOKENS:
         return launch(
             query, keys, values, slots, starts,
-            causal=causal, window=window, scale=scale, positions=positions, ancestors=ancestors,
+            causal=causal, window=window, scale=scale, positions=positions, paths=paths,
         )  # fmt: skip
     return batch_reference(
         query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2],

@@ -7,8 +7,9 @@ too. A second launch joins the stretches.
 
 What a query gets does not depend on how many others are asked with it, to the last bit: stretches
 are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
-a block gets what it would have got alone. With a mask among the new tokens (`ancestors`, bit j of a
-token's number says whether it sees new token j) a query's stretch reaches to the last new token.
+a block gets what it would have got alone. So does a node of a tree: stretches that reach new tokens
+have a program a node, which reads its own ancestors in the order of their positions (`paths`, for
+each node the new tokens on the way to it).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def launch(
     window: int | None,
     scale: float,
     positions: Tensor | None = None,  # [rows, n] int64
-    ancestors: Tensor | None = None,  # [rows, n] int64
+    paths: Tensor | None = None,  # [rows, n, n] int64
     block: int = BLOCK,
     splits: int | None = None,
 ) -> Tensor:
@@ -64,11 +65,9 @@ def launch(
     assert query.is_contiguous()
     assert keys.stride() == values.stride()
     assert keys.stride()[2:] == (head_dim, 1)
-    causal = causal and ancestors is None
-    if window is None:
-        positions = None  # only distances matter here
+    assert (positions is None) == (paths is None), "a tree's nodes have positions"
     assert positions is None or positions.is_contiguous()
-    assert ancestors is None or ancestors.is_contiguous()
+    assert paths is None or paths.is_contiguous()
     if splits is None:  # not by n: a token alone and one in a block are cut up alike
         splits = min(PROGRAMS // (rows * kv_heads), -(-capacity // block), MAX_SPLITS)
         splits = 1 << max(splits, 1).bit_length() - 1
@@ -91,14 +90,17 @@ def launch(
         **overlap(query),
     }
     # Those of the last stretches, which short contexts leave idle, come last: they would take room.
-    _attend[(triton.cdiv(n * group, TILE), kv_heads * rows, splits)](
+    tiles = triton.cdiv(n * group, TILE)
+    if paths is not None:
+        tiles += n * triton.cdiv(group, TILE)
+    _attend[(tiles, kv_heads * rows, splits)](
         query,
         keys,
         values,
         slots,
         starts,
         positions,
-        ancestors,
+        paths,
         mixed,
         parts,
         highest,
@@ -154,11 +156,11 @@ if triton_available():
     ):
         """For each query (position, end of what it sees, first block, blocks a split, splits)."""
         position = start + tl.minimum(query // GROUP, n - 1)
+        if positions is not None:
+            position = tl.load(positions + tl.minimum(query // GROUP, n - 1)).to(tl.int32)
         last = position
         if not CAUSAL:
             last = position * 0 + start + n - 1
-        if positions is not None:  # none comes after its token's place
-            position = tl.load(positions + tl.minimum(query // GROUP, n - 1)).to(tl.int32)
         end = tl.minimum(last + 1, capacity)
         stop = tl.cdiv(end, BLOCK)
         first = position * 0
@@ -172,6 +174,30 @@ if triton_available():
         """Which of [rows, n, heads] a head's queries are."""
         return ((row * n + query // GROUP) * KV_HEADS + head) * GROUP + query % GROUP
 
+    @triton.jit
+    def _over_tile(
+        asked, keys, values, places, inside, seen, scale, top, total, mix, HEAD_DIM: tl.constexpr
+    ):
+        """Queries over keys and values at some places: (highest score, sum of weights, mix)."""
+        lane = tl.arange(0, HEAD_DIM)
+        key = tl.load(
+            keys + places[None, :] * HEAD_DIM + lane[:, None], mask=inside[None, :], other=0.0
+        )
+        # In powers of two: log2(e) is part of the scale.
+        score = tl.dot(asked, key, input_precision="ieee") * (scale * 1.4426950408889634)
+        score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(top, tl.max(score, axis=1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(score - base[:, None])
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.sum(weight, axis=1)
+        value = tl.load(
+            values + places[:, None] * HEAD_DIM + lane[None, :], mask=inside[:, None], other=0.0
+        )
+        mix = mix * fade[:, None]
+        mix = tl.dot(weight.to(value.dtype), value, mix, input_precision="ieee")
+        return higher, total, mix
+
     # What a batch's size or a depth decides is asked for at run time: these numbers place a
     # program, once, and each value compiled in would be another kernel to compile.
     _PLACING = ["n", "capacity", "log_splits"]
@@ -184,7 +210,7 @@ if triton_available():
         slots,
         starts,
         positions,  # [rows, n], or None
-        ancestors,  # [rows, n], or None
+        paths,  # [rows, n, n], or None
         mixed,
         parts,
         highest,
@@ -212,6 +238,18 @@ if triton_available():
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
         index = tile * QUERIES + tl.arange(0, QUERIES)
+        live = index < count
+        token = tile * 0
+        shared_tiles = tl.cdiv(count, QUERIES)
+        if paths is not None:
+            # Programs after those that share what all nodes see: each for one node, whose own
+            # ancestors it reads.
+            alone_tiles: tl.constexpr = (GROUP + QUERIES - 1) // QUERIES
+            extra = tl.maximum(tile - shared_tiles, 0)
+            token = extra // alone_tiles
+            member = extra % alone_tiles * QUERIES + tl.arange(0, QUERIES)
+            index = tl.where(tile < shared_tiles, index, token * GROUP + member)
+            live = tl.where(tile < shared_tiles, live, member < GROUP)
         if positions is not None:
             positions += row * n
         position, end, first, each, used = _stretches(
@@ -221,12 +259,14 @@ if triton_available():
         takes = split < used
         low = (first + split * each) * BLOCK
         high = tl.minimum(low + each * BLOCK, end)
+        border = start // BLOCK * BLOCK  # from here on nodes see different tokens
+        if paths is not None:
+            takes = takes & live & ((high > border) == (tile >= shared_tiles))
         lowest = tl.min(tl.where(takes, low, capacity), axis=0)
         furthest = tl.max(tl.where(takes, high, 0), axis=0)
         if furthest <= lowest:
             return
         lane = tl.arange(0, HEAD_DIM)
-        live = index < count
         place = _places(row, head, index, n, KV_HEADS, GROUP)
         asked = tl.load(
             query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
@@ -235,44 +275,34 @@ if triton_available():
         keys += offset
         values += offset
 
-        if ancestors is not None:
-            bits = tl.load(ancestors + row * n + tl.minimum(index // GROUP, n - 1))
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mix = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
-        for at in range(lowest, furthest, BLOCK):
+        alike = furthest  # up to where all nodes look at the same keys
+        if paths is not None:
+            alike = tl.minimum(furthest, border)
+        for at in range(lowest, alike, BLOCK):
             spot = at + tl.arange(0, BLOCK)
-            inside = spot < furthest
-            key = tl.load(
-                keys + spot[None, :] * HEAD_DIM + lane[:, None], mask=inside[None, :], other=0.0
-            )
-            # In powers of two: log2(e) is part of the scale.
-            score = tl.dot(asked, key, input_precision="ieee") * (scale * 1.4426950408889634)
             # A query's own stretch ends where it stops to see. What lies outside adds zeros.
             seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
             if WINDOWED:
-                away = position[:, None] - spot[None, :]
-                if positions is not None:
-                    new = (spot >= start) & (spot < start + n)
-                    own = tl.load(positions + spot - start, mask=new, other=0).to(tl.int32)
-                    away = position[:, None] - tl.where(new, own, spot)[None, :]
-                seen = seen & (tl.abs(away) < window)
-            if ancestors is not None:
-                step = tl.minimum(tl.maximum(spot - start, 0), 63).to(tl.int64)
-                bit = (bits[:, None] >> step[None, :]) & 1
-                seen = seen & ((spot < start)[None, :] | (bit != 0))
-            score = tl.where(seen, score, float("-inf"))
-            higher = tl.maximum(top, tl.max(score, axis=1))
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            weight = tl.exp2(score - base[:, None])
-            fade = tl.exp2(top - base)
-            total = total * fade + tl.sum(weight, axis=1)
-            value = tl.load(
-                values + spot[:, None] * HEAD_DIM + lane[None, :], mask=inside[:, None], other=0.0
+                seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
+            top, total, mix = _over_tile(
+                asked, keys, values, spot, spot < furthest, seen, scale, top, total, mix, HEAD_DIM
             )
-            mix = mix * fade[:, None]
-            mix = tl.dot(weight.to(value.dtype), value, mix, input_precision="ieee")
-            top = higher
+        if paths is not None:
+            for at in range(tl.maximum(lowest, border), furthest, BLOCK):
+                spot = at + tl.arange(0, BLOCK)
+                seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
+                if WINDOWED:
+                    seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
+                new = (spot >= start) & (spot < furthest)
+                node = tl.load(paths + (row * n + token) * n + spot - start, mask=new, other=0)
+                places = tl.where(new, start + node.to(tl.int32), spot)
+                top, total, mix = _over_tile(
+                    asked, keys, values, places, spot < furthest, seen, scale, top, total, mix,
+                    HEAD_DIM,
+                )  # fmt: skip
 
         let_next_come(OVERLAP)
         alone = live & (used == 1) & takes

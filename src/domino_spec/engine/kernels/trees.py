@@ -134,8 +134,10 @@ class _Search:
             "NOISE": noise is not None,
         }
         places = torch.empty(4, self.rows, self.nodes + 1, dtype=torch.int64, device=base.device)
-        self.tree = DraftTree(*places.unbind(0))
-        own = (self.tree.tokens, self.tree.parents, self.tree.depths, self.tree.ancestors)
+        size = self.nodes + 1
+        paths = torch.empty(self.rows, size, size, dtype=torch.int64, device=base.device)
+        self.tree = DraftTree(*places.unbind(0), paths)
+        own = (*places.unbind(0), paths)
         self.out = (anchors.contiguous(), *own, self.depth, self.nodes)
         self.ends: dict[str, Any] = {
             "NODES_PADDED": triton.next_power_of_2(self.nodes + 1),
@@ -465,6 +467,7 @@ if triton_available():
         tree_parents,
         tree_depths,
         tree_ancestors,
+        tree_paths,
         depth,
         nodes,
         COUNT: tl.constexpr,
@@ -515,6 +518,12 @@ if triton_available():
             bits |= tl.gather(bits, up, axis=0)
             up = tl.gather(up, up, axis=0)
         tl.store(tree_ancestors + row * (nodes + 1) + node, bits, mask=inside)
+        # Each ancestor at its depth; what is deeper than the node is not read.
+        down = tl.load(tree_depths + row * (nodes + 1) + node, mask=inside, other=0)
+        place = (row * (nodes + 1) + node)[:, None] * (nodes + 1) + down[None, :]
+        there = ((bits[:, None] >> node[None, :].to(tl.int64)) & 1) != 0
+        there = there & inside[:, None] & inside[None, :]
+        tl.store(tree_paths + place, node[None, :].to(tl.int64) + place * 0, mask=there)
 
     @triton.jit(do_not_specialize=["depth", "nodes"])
     def _finish(
@@ -532,6 +541,7 @@ if triton_available():
         tree_parents,
         tree_depths,
         tree_ancestors,
+        tree_paths,
         depth,
         nodes,
         COUNT: tl.constexpr,
@@ -558,7 +568,8 @@ if triton_available():
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, depth, nodes, COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
+            tree_ancestors, tree_paths, depth, nodes,
+            COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
 
     @triton.jit(do_not_specialize=["depth", "nodes"])
@@ -577,6 +588,7 @@ if triton_available():
         tree_parents,
         tree_depths,
         tree_ancestors,
+        tree_paths,
         depth,
         nodes,
         COUNT: tl.constexpr,
@@ -614,5 +626,6 @@ if triton_available():
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, depth, nodes, COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
+            tree_ancestors, tree_paths, depth, nodes,
+            COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
