@@ -33,8 +33,10 @@ test-engines: engines
 	PYTHONPATH=. $(SGLANG)/bin/python -m pytest $(ENGINES)/sglang
 	PYTHONPATH=. $(VLLM)/bin/python -m pytest -n 2 --dist loadfile $(ENGINES)/vllm
 
-# The full matrix on the real model; rewrites its records and the results page.
-test-slow: $(VENV)/.dev
+# The full matrix on the real model and the full distribution audit inside vLLM; rewrites its records
+# and the results page.
+test-slow: $(VENV)/.dev $(VLLM)/.ready
+	PYTHONPATH=. $(VLLM)/bin/python -m pytest -m slow $(ENGINES)/vllm
 	DOMINO_RECORDS=records DOMINO_TEST_THREADS=2 $(BIN)/python -m pytest -m slow
 	$(MAKE) results
 

@@ -61,7 +61,7 @@ def run_v2(
         },
         "prompts": prompts,
         "max_tokens": max_tokens,
-        "temperature": temperature,
+        "sampling": {"temperature": temperature},
         "max_num_seqs": max_num_seqs,
     }
     result = FORKS.run(job)

@@ -1,10 +1,13 @@
 """A vLLM engine on the V2 runner for a test, in a process of its own.
 
 A job names the `target` folder, vLLM's `speculative` configuration, the `prompts` as token ids and
-how to answer them (`max_tokens`, `temperature`). The result has the answers, vLLM's own counts of
+how to answer them (`max_tokens`, `sampling`). Salts named in `without` are left out: "vllm" for
+that of vLLM from 0.29 on, "ours" for the plugin's. The result has the answers, vLLM's own counts of
 drafts and, for each block, what the speculator drafted and after which token.
 """
 
+from collections.abc import Collection
+from functools import wraps
 from typing import Any
 
 from tests.engines.vllm import v2_on_cpu
@@ -21,7 +24,9 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     """What the job wants, in this process."""
     from vllm import LLM, SamplingParams
 
+    v2_on_cpu.use_plain_top_p()
     blocks = record_blocks()
+    leave_out_salts(job.get("without", ()))
     llm = LLM(
         job["target"],
         speculative_config=job["speculative"],
@@ -37,11 +42,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     keep(llm)
     params = [
         SamplingParams(
-            temperature=job["temperature"],
+            **job["sampling"],
             max_tokens=job["max_tokens"],
             ignore_eos=True,
             detokenize=False,
-            seed=index,
+            seed=job.get("first_seed", 0) + index,
         )
         for index in range(len(job["prompts"]))
     ]
@@ -62,6 +67,7 @@ def record_blocks() -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     propose = DFlashSpeculator.propose
 
+    @wraps(propose)
     def recorded(self: Any, input_batch: Any, *args: Any, **kwargs: Any) -> Any:
         drafts = propose(self, input_batch, *args, **kwargs)
         for row, request in enumerate(input_batch.req_ids[: input_batch.num_reqs]):
@@ -79,6 +85,20 @@ def record_blocks() -> list[dict[str, Any]]:
 
     DFlashSpeculator.propose = recorded
     return blocks
+
+
+def leave_out_salts(names: Collection[str]) -> None:
+    """Without vLLM's own, drafts are drawn as up to 0.28: with the noise of what replaces them."""
+    import triton.language as tl
+    from vllm.v1.worker.gpu.sample import gumbel
+
+    from domino_spec.plugins.vllm import dflash
+
+    if "vllm" in names:
+        assert gumbel._DRAFT_NOISE_SALT.value, "vLLM keeps its salt elsewhere: mend this test"
+        gumbel._DRAFT_NOISE_SALT = tl.constexpr(0)
+    if "ours" in names:
+        dflash.salt_drafts = lambda _: None
 
 
 if __name__ == "__main__":

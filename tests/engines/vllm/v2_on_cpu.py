@@ -77,3 +77,14 @@ def _log1p() -> None:
         return tl.tensor(TensorHandle(result, value.handle.dtype), value.type)
 
     libdevice.log1p = log1p
+
+
+def use_plain_top_p() -> None:
+    """vLLM's own top-k and top-p in PyTorch, since the interpreter fails on the kernel's loops.
+
+    Call it once vLLM is imported.
+    """
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    assert topk_topp_sampler.HAS_TRITON
+    topk_topp_sampler.HAS_TRITON = False

@@ -1,9 +1,10 @@
 """The vLLM plugin: teaches an unmodified vLLM to serve Domino drafters.
 
-vLLM calls `register` in every process (entry point group `vllm.general_plugins`). Nothing of vLLM
-is changed: models are added to its registry, and two of its own names (`DFlashDraftModel`, which
-Domino checkpoints carry too, and `Qwen3DSparkModel`) are taken over by classes that hand every
-drafter without a Domino head straight to vLLM's own.
+vLLM calls `register` in every process (entry point group `vllm.general_plugins`). Models are added
+to its registry, and two of its own names (`DFlashDraftModel`, which Domino checkpoints carry too,
+and `Qwen3DSparkModel`) are taken over by classes that hand every drafter without a Domino head
+straight to vLLM's own. Nothing else of vLLM is changed but the seeds of our sampled drafts
+(`draft_seeds`).
 """
 
 from __future__ import annotations

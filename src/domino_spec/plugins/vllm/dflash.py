@@ -22,6 +22,7 @@ from vllm.platforms import current_platform
 
 from domino_spec.drafter.rollout import rollout
 from domino_spec.errors import ConfigError
+from domino_spec.plugins.vllm.draft_seeds import salt_drafts
 from domino_spec.plugins.vllm.served import ServedHead, Weights
 from domino_spec.plugins.vllm.settings import Settings, read_settings, refuse_unserved
 
@@ -64,6 +65,8 @@ class ServedDomino(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         assert speculative is not None
         assert settings is not None, "plain DFlash drafters are vLLM's own"
         refuse_unserved(vllm_config.model_config.hf_text_config, self.config)
+        if vllm_config.use_v2_model_runner:
+            salt_drafts(ServedDomino)
         self.settings: Settings = settings
         self.drafts = int(speculative.num_speculative_tokens)
         warning = settings.check_depth(self.drafts, anchor_predicts=self.anchor_predicts)
