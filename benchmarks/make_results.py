@@ -61,7 +61,7 @@ def headlines(records: Path) -> str:
         "- Real text is gsm8k, humaneval and mt-bench.",
         "## Real text",
         "SmolLM2-135M-Instruct with a released drafter on the engine, all tasks; on the H200 the "
-        "main drafter of 2026-11-15. [All tasks and "
+        "main drafter of 2026-11-15 up to commit 79ae83f04cc7. [All tasks and "
         "settings](results/head-to-head.md).",
         _real_text(records),
         "## The server under load",
@@ -113,9 +113,10 @@ def _real_text(records: Path) -> str:
             "measured": lambda e: measured(e[0].environments[0]),
         },
         [
-            (run, cell, cell.lines[1])
+            (run, cell, line)
             for run in read_runs(sorted(records.glob(ENGINE_TEXT)))
             for cell in run.overall
+            for line in cell.lines[1:]
         ],
     )
 

@@ -3,7 +3,7 @@
     python -m benchmarks.release RUN NAME --bits 'embed_proj.2*=4' --bits '*=6' --made MADE.json
 
 RUN is the folder of `domino train`; MADE.json says where it ran, as records do (`environment`), how
-many `conversations` there were, and by which commands (`data`) those beyond the shared ones were made.
+many `conversations` there were, and the commands (`data`) by which some of them were made.
 The run goes on record. Nothing is trained here, and nothing measured: `benchmarks.acceptance
 --data ... --state` makes the release state its acceptance length.
 """
@@ -105,7 +105,7 @@ def main() -> None:
     save_packed(drafter, folder, bits=bits, provenance=provenance)
     shutil.copyfile(arguments.run / LOG_FILE, folder / LOG_FILE)
     settings |= {
-        "target": "SmolLM2-135M-Instruct.Q4_1.gguf", 
+        "target": "SmolLM2-135M-Instruct.Q4_1.gguf",
         "data": [Path(path).name for path in settings["data"]], "out": arguments.name,
     }  # fmt: skip
     text = yaml.safe_dump(settings, sort_keys=False)

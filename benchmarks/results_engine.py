@@ -33,6 +33,7 @@ def engine(records: Path) -> str:
         "memory is the peak. A cycle's parts, each timed alone (in a cycle the drafter's context "
         "is computed concurrently with the logits):",
         _stages(shapes),
+        *_tree_cycles([record for record in shapes if "tree" in record]),
         *(_batches(record) for record in shapes if len(record["batches"]) > 1),
         stress(read_records(records / "engine-crowd.jsonl")),
         before_and_after(read_records(records / "redesign.jsonl")),
@@ -126,6 +127,26 @@ _FLOOR: Columns = _CASE | {
     "speedup": field("batches.0.gains.0.whole", ".2f", "×"),
     "speedup, whole loop": field("loop.0.gain", ".2f", "×"),
 }
+_TREE: Columns = _CASE | {
+    "nodes": field("tree.nodes"),
+    "chain's cycle": _ms("tree.chain"),
+    "tree's cycle": _ms("tree.seconds"),
+    "tree / chain": lambda r: f"{r['tree']['seconds'] / r['tree']['chain']:.3f}",
+    "making the tree": _ms("tree.stages.tree"),
+    "share of the cycle": lambda r: f"{r['tree']['stages']['tree'] / r['tree']['seconds']:.1%}",
+}
+
+
+def _tree_cycles(records: list[dict[str, Any]]) -> list[str]:
+    if not records:
+        return []
+    return [
+        "A tree of as many drafts as the chain has, in turns with the chain. Its making replaces "
+        "the chain's rollout:",
+        table(_TREE, records),
+    ]
+
+
 _START: Columns = _CASE | {
     "first cycle after": field("first_cycle_seconds", ".0f", " s"),
     "peak memory over weights + caches": _memory,

@@ -52,6 +52,8 @@ def test_statistics_are_a_few_lines():
         "time prefill 0.50 s · draft 0.25 s · verify 1.00 s · other 0.25 s",
     ]
     assert len(statistics_lines(RunStats(), 0)) == 2
+    stats.acceptance.record(drafts=4, accepted=4, committed=5, ranks=[0, 1, 0, 0])
+    assert statistics_lines(stats, 8)[2] == "accepted drafts by rank among their siblings 89% 11%"
 
 
 def test_bars_and_short_texts():

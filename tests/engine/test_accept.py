@@ -11,7 +11,7 @@ from domino_spec.decoding import SamplingParams
 from domino_spec.drafter import DraftModel
 from domino_spec.drafters import LookupDrafter, drafter_of
 from domino_spec.engine import accept as rules
-from domino_spec.engine import sampling
+from domino_spec.engine import attention, sampling
 from domino_spec.engine.model_runner import Plan, PromptChunk
 from domino_spec.engine.sampling import RULES, DraftLogits, Draws
 from tests.engine.runs import make_engine, run_engine, run_reference
@@ -104,16 +104,17 @@ HOT = {
 }
 
 
-def sampled(pair, *, samples=SAMPLES, **params) -> tuple[float, float]:
+def sampled(pair, *, samples=SAMPLES, tree=0, **params) -> tuple[float, float]:
     """Deviations of many samples' three tokens, and the drafts accepted in a cycle.
 
     The engine's runner alone: sequences of the host would take most of the time.
     """
     target, drafter = pair
-    engine = make_engine(target, drafter, slots=ROWS, capacity=24, candidates=params.pop("m", None))
+    few = params.pop("m", None)
+    engine = make_engine(target, drafter, slots=ROWS, capacity=24, candidates=few, tree=tree)
     runner, own = engine.runner, SamplingParams(max_new_tokens=4, **params)
     slots, first = list(range(ROWS)), Plan.of([own], 0, alone=False)
-    plan = Plan.of([own], engine.depth, alone=False)
+    plan = Plan.of([own], engine.depth, engine.nodes, alone=False)
     found, accepted = Counter(), []
     for lot in range(samples // ROWS):
         seeds = [lot * ROWS + slot for slot in slots]
@@ -147,6 +148,22 @@ def test_three_tokens_follow_the_target(small, rule):
     wrong, rate = sampled(small, accept=rule, **HOT["top-p"])
     assert wrong < 4
     assert 0.1 < rate < 2, "drafts must be both accepted and rejected for the test to see"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["coupled", "match"])
+def test_three_tokens_follow_the_target_with_trees(small, rule, monkeypatch):
+    """And do not, if a node sees more than its own branch."""
+    wrong, rate = sampled(small, accept=rule, tree=5, **HOT["top-p"])
+    assert wrong < 4
+    assert 0.1 < rate < 2
+    monkeypatch.setattr(attention, "ancestor_mask", sees_all_before)
+    assert sampled(small, accept=rule, tree=5, **HOT["top-p"])[0] > 8
+
+
+def sees_all_before(bits):
+    """Without the ancestor mask: all nodes up to its own."""
+    return torch.ones(*bits.shape, bits.shape[1], dtype=torch.bool).tril()
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from tests.support.runs import run
 
 PROMPTS = random_prompts([3, 1, 9, 5, 14, 2, 7])
 NEW = 14
+QUICK = ("shift", "no shift", "plain", "markov", "reduced", "sliding")
 FAMILIES = ("qwen3", "llama", "mistral", "olmo2", "granite", "qwen2")
 
 
@@ -41,7 +42,10 @@ def compare(target, drafter, *, tree, prompts=PROMPTS, new=NEW, options=(), **pa
     return own
 
 
-@pytest.mark.parametrize("kind", DRAFTERS)
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in DRAFTERS],
+)
 def test_both_loops_verify_the_same_trees(kind):
     drafter = random_drafter(drafter_config(**DRAFTERS[kind]))
     target = make_target("qwen3")
@@ -147,7 +151,10 @@ def script_trees(engine, answers, *, spoil, seed=0):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(("prompts", "tree"), [(PROMPTS[:1], 15), (PROMPTS, 7), (PROMPTS, 31)])
+@pytest.mark.parametrize(
+    ("prompts", "tree"),
+    [(PROMPTS[:1], 15), (PROMPTS, 7), pytest.param(PROMPTS, 31, marks=pytest.mark.slow)],
+)
 def test_any_tree_leaves_the_text_as_it_is(family, prompts, tree):
     """Random shapes, the right path anywhere among wrong branches, and adversarial ones."""
     target = make_target(family)

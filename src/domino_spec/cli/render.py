@@ -77,12 +77,16 @@ def speed_line(stats: RunStats, tokens: int) -> str:
 
 
 def statistics_lines(stats: RunStats, tokens: int) -> list[str]:
-    """What a run did, in two or three short lines."""
+    """What a run did, in two to four short lines."""
     lines = [speed_line(stats, tokens)]
     shares = stats.acceptance.acceptance_by_position
     if shares:
         percents = " ".join(f"{share:.0%}" for share in shares)
         lines.append(f"accepted by position |{bar_line(shares)}| {percents}")
+    ranks = stats.acceptance.ranks
+    if len(ranks) > 1:  # there were trees
+        percents = " ".join(f"{count / sum(ranks):.0%}" for count in ranks)
+        lines.append(f"accepted drafts by rank among their siblings {percents}")
     times = " · ".join(f"{name} {spent:.2f} s" for name, spent in stats.stages.items())
     lines.append(f"time {times}" + (" on the engine" if stats.engine == "fast" else ""))
     return lines

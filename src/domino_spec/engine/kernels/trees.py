@@ -136,9 +136,11 @@ class _Search:
         places = torch.empty(4, self.rows, self.nodes + 1, dtype=torch.int64, device=base.device)
         size = self.nodes + 1
         paths = torch.empty(self.rows, size, size, dtype=torch.int64, device=base.device)
-        self.tree = DraftTree(*places.unbind(0), paths)
-        own = (*places.unbind(0), paths)
-        self.out = (anchors.contiguous(), *own, self.depth, self.nodes)
+        tokens, parents, depths, ancestors = places.unbind(0)
+        self.tree = DraftTree(tokens, parents, depths, ancestors, paths)
+        self.anchors = anchors.contiguous()
+        own = (tokens, parents, depths, ancestors, paths)
+        self.out = (self.anchors, *own, self.depth, self.nodes)
         self.ends: dict[str, Any] = {
             "NODES_PADDED": triton.next_power_of_2(self.nodes + 1),
             "DEPTHS_PADDED": triton.next_power_of_2(self.depth),
@@ -152,7 +154,7 @@ class _Search:
         weight_input, weight_state = head.prefix_gru.all_weights[0]
         weight_first = head.state_weight  # [rank, size], strided
         # Nodes of the last depth are not read; the anchor comes first.
-        read = torch.cat((self.out[0].unsqueeze(1), self.tokens[:, :-1].flatten(1)), dim=1)
+        read = torch.cat((self.anchors.unsqueeze(1), self.tokens[:, :-1].flatten(1)), dim=1)
         inputs = F.linear(F.embedding(read, embedding), weight_input)  # [rows, read, 3 * size]
         projected = head.project_hidden(hidden).contiguous()  # [rows, depth, rank]
         tiles = -(-rank // TILE)
@@ -195,7 +197,7 @@ class _Search:
             prefix = head.prefix_len
             # For each depth what a candidate of the one before adds to each of its candidates.
             before = self.tokens.roll(1, dims=1)
-            before[:, 0] = self.out[0].unsqueeze(1)
+            before[:, 0] = self.anchors.unsqueeze(1)
             table = head.output_weight[self.columns] @ head.markov_w1(before).transpose(2, 3)
             table = table.transpose(2, 3).float().contiguous()  # [rows, depth, before, candidates]
         _search[(self.rows,)](

@@ -43,7 +43,7 @@ class VLLMBackend(Backend):
     form, architectures, plugin_reads = "vllm", ARCHITECTURES, True
     lacking = MappingProxyType({
         "candidates": "the plugin's head always chooses among all tokens; drop it",
-        "tree": "vLLM verifies chains of a drafter with states of its own; drop it",
+        "tree": "vLLM has no tree attention: its drafts are chains; drop it",
     })  # fmt: skip
     keys_in_config = 2
 
