@@ -50,6 +50,7 @@ LOSSES = ("_likelihood", "_until_first_error")
 NO_BLOCK = {"layers": None, "rank": None, "mask_token_id": None}
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_measures_and_keeps(tiny, tmp_path, monkeypatch):
     base = {
         "batch_size": 2, "length": 64, "anchors": 4, "layers": 1, "rank": 4, "held_out": 2,
@@ -128,6 +129,7 @@ def test_gradients_of_losses_that_were_tried(idea):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypatch):
     base = save_target(tmp_path / "base", tokenizer=make_tokenizer())
     model = tf.AutoModelForCausalLM.from_pretrained(base)

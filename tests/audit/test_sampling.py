@@ -83,9 +83,13 @@ BROKEN = {
     "drafts greedily": ("draft_noise", drafts_greedily),
     "accepts the likeliest": ("accept_or_resample", accept_the_likeliest),
 }
+QUICK = ("accepts always", "resamples from p")
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in BROKEN],
+)
 def test_a_broken_decoder_is_called_so(small, kind, monkeypatch):
     name, broken = BROKEN[kind]
     monkeypatch.setattr(Sampler, name, broken)

@@ -53,8 +53,17 @@ def test_coupled_sampling_gives_the_text_of_plain_decoding(kind):
     assert run(target, opened(kind, **reduced), prompts, **options)[0] == plain
 
 
-@pytest.mark.parametrize("accept", ["rejection", "match"])
-@pytest.mark.parametrize("kind", KINDS)
+QUICK = (("eagle3", "rejection"), ("lookup", "match"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "accept"),
+    [
+        pytest.param(kind, accept, marks=() if (kind, accept) in QUICK else pytest.mark.slow)
+        for kind in KINDS
+        for accept in ("rejection", "match")
+    ],
+)
 def test_drawn_tokens_follow_the_target(kind, accept):
     """The distribution of the third token, against the exact one of a bigram target."""
     target = bigram_target()

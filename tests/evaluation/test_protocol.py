@@ -116,6 +116,7 @@ def test_loops_and_short_answers_are_left_out_of_the_sums():
     assert measure_decoded(decoder, PROMPTS, brief).counts["short"] == 3
 
 
+@pytest.mark.slow
 def test_sampling_draws_drafts_and_depends_on_the_seed():
     decoder = DominoDecoder(make_target("llama"), random_drafter())
     prompts = PromptSet.of("some", random_prompts((5, 9, 3)), longest=40)

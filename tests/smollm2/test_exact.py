@@ -26,6 +26,7 @@ def test_adversarial_drafts(loaded, prompts, short_answers):
     assert 1 < stats.tokens_per_cycle < 6
 
 
+@pytest.mark.slow
 def test_random_drafter_over_real_hidden_states(loaded, prompts, short_answers):
     drafter = untrained_drafter(loaded.target)
     proposer = BlockDrafter(drafter).with_depth(DEPTH)

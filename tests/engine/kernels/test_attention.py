@@ -103,7 +103,9 @@ def tree(starts):
     [
         *(("rows", window) for window in (None, 3, 20)),
         *(("batch", window) for window in (None, 3, 20)),
-        ("kernel", 20), ("two", None), ("four", 3),
+        ("kernel", 20),
+        pytest.param("two", None, marks=pytest.mark.slow),
+        pytest.param("four", 3, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_tree_of_tokens_sees_its_own_branches(device, way, window):

@@ -16,7 +16,7 @@ from tests.engine.runs import finish, make_requests, own
 from tests.support.families import plain_greedy
 from tests.support.pair import bigram_target, knowing_drafter, successor
 
-SIZE, NEW = 64, 9  # heads of 16, which is as narrow as the kernels take
+SIZE, NEW = 64, 6  # heads of 16, which is as narrow as the kernels take
 NAMES = ("tokens", "parents", "depths", "ancestors")
 NOISES = {
     "greedy": None,
@@ -145,4 +145,4 @@ def test_trees_are_right_and_what_fills_up_a_batch_changes_nothing(device):
     engine.runner.run_cycle(torch.tensor([spare, spare], device=device), Plan(3, 5))
     finish(engine)
     assert sequence.output == answer
-    assert sequence.stats.tokens_per_cycle > 3
+    assert sequence.stats.tokens_per_cycle > 2
