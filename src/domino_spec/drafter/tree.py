@@ -103,16 +103,19 @@ def grow(
     places.scatter_(1, order, torch.arange(nodes + 1, device=order.device).expand_as(order))
     parent = places.gather(1, torch.cat(parents, dim=1).gather(1, order))
     deep = torch.tensor(depths, device=order.device)[order]
-    return tree_of(torch.cat(tokens, dim=1).gather(1, order), parent, deep)
+    whole = torch.cat(tokens, dim=1).gather(1, order)
+    return tree_of(whole, parent, deep, deepest=min(depth, nodes))
 
 
-def tree_of(tokens: Tensor, parents: Tensor, depths: Tensor) -> DraftTree:
-    """A tree of nodes [batch, n] with these parents and depths."""
+def tree_of(
+    tokens: Tensor, parents: Tensor, depths: Tensor, *, deepest: int | None = None
+) -> DraftTree:
+    """A tree of nodes [batch, n] with these parents and depths, none more than `deepest`."""
     n = tokens.shape[1]
     places = torch.arange(n, device=tokens.device)
     paths = torch.zeros(*tokens.shape, n, dtype=torch.long, device=tokens.device)
     above, bits = places.expand_as(parents), torch.zeros_like(parents)
-    for _ in range(n):  # no tree is deeper
+    for _ in range(n if deepest is None else deepest + 1):
         bits = bits | (1 << above)
         paths.scatter_(2, depths.gather(1, above).unsqueeze(2), above.unsqueeze(2))
         above = parents.gather(1, above)

@@ -191,6 +191,7 @@ class DepthPolicy:
         self._depth, self._nodes = depth, nodes
         self._measured = costs
         self._costs: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
+        self._trees: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
         self._plain_in_a_row: dict[tuple[str, ...], int] = {}
         self._chains_in_a_row = 0
         self._last = Batch(1)
@@ -281,10 +282,13 @@ class DepthPolicy:
         return (1 - batch.drawn) * greedy + batch.drawn * drawn
 
     def _tree_costs(self, batch: Batch) -> dict[int, float]:
-        if not batch.trees:
-            return {}
-        found = self._measured.of_trees(batch.size, batch.kinds)
-        return {n: s for n, s in found.items() if n <= self._nodes and math.isfinite(s)}
+        key = (batch.size, batch.kinds)
+        if key not in self._trees:
+            found = self._measured.of_trees(*key)
+            self._trees[key] = {
+                n: s for n, s in found.items() if n <= self._nodes and math.isfinite(s)
+            }
+        return self._trees[key]
 
     def _trials(self, batch: Batch) -> int:
         """Recorded cycles of the kind of sequence (greedy, sampling) that has fewer."""
