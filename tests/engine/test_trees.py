@@ -261,6 +261,27 @@ def test_trees_of_impossible_sizes_are_refused(tree, words):
         make_engine(make_target("llama"), random_drafter(), tree=tree)
 
 
+def test_nothing_in_a_tree_cycle_waits_for_the_host(monkeypatch):
+    """Numbers of the host, sent to the device, cannot be captured in a CUDA graph."""
+    engine = make_engine(make_target("llama"), random_drafter(), tree=15)
+    run_engine(engine, PROMPTS, max_new_tokens=3)
+
+    def sent(*_args, **_options):
+        raise AssertionError("a tensor of the host's numbers")
+
+    monkeypatch.setattr(torch, "tensor", sent)
+    monkeypatch.setattr(torch.Tensor, "new_tensor", sent)
+    engine.runner.draft(
+        torch.arange(7), engine.slots.lengths[:7], engine.runner.draws(torch.arange(7), Plan(7)),
+        Plan(7, 15),
+    )  # fmt: skip
+
+
+def test_a_tree_without_a_drafter_is_refused():
+    with pytest.raises(InputError, match="tree is 8 without a drafter"):
+        make_engine(make_target("llama"), None, tree=8)
+
+
 def test_drafters_of_chains_refuse_trees():
     with pytest.raises(InputError, match="drafts chains"):
         make_engine(make_target("llama"), LookupDrafter(), tree=7)

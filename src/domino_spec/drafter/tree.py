@@ -71,8 +71,9 @@ def grow(
         projected = head.project_hidden(hidden).unsqueeze(2)  # [batch, depth, 1, ...]
         states = head.initial_state(batch, hidden).unsqueeze(1)  # [batch, lanes, state]
     # All lanes of all depths, after the anchor: token, place of the parent, chance, depth.
-    tokens, parents, found, depths = [lanes], [torch.zeros_like(lanes)], [chances], [0]
-    first = 0  # place of the first lane
+    none = torch.zeros_like(lanes)
+    tokens, parents, found, depths = [lanes], [none], [chances], [none]
+    first, count = 0, 1  # place of the first lane, and how many there are in all
     for index in range(min(depth, nodes)):
         logits = base[:, index].unsqueeze(1)
         tried = None if columns is None else columns[:, index]
@@ -94,15 +95,15 @@ def grow(
         tokens.append(lanes)
         parents.append(first + parent)
         found.append(chances)
-        depths += [index + 1] * lanes.shape[1]
-        first = len(depths) - lanes.shape[1]
+        depths.append(torch.full_like(lanes, index + 1))
+        first, count = count, count + lanes.shape[1]
     every = torch.cat(found, dim=1)
     # The anchor's chance is 1 and it comes first; so do parents, should chances be equal.
     order = every.argsort(dim=1, descending=True, stable=True)[:, : nodes + 1]
     places = torch.zeros_like(every, dtype=torch.long)
     places.scatter_(1, order, torch.arange(nodes + 1, device=order.device).expand_as(order))
     parent = places.gather(1, torch.cat(parents, dim=1).gather(1, order))
-    deep = torch.tensor(depths, device=order.device)[order]
+    deep = torch.cat(depths, dim=1).gather(1, order)
     whole = torch.cat(tokens, dim=1).gather(1, order)
     return tree_of(whole, parent, deep, deepest=min(depth, nodes))
 

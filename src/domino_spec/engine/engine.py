@@ -100,6 +100,7 @@ class Engine:
             slots=slots,
             capacity=capacity,
             depth=depth,
+            tree=tree,
             graphs=graphs,
             chunk=chunk,
         )
@@ -627,6 +628,7 @@ def check_settings(
     slots: int | None,
     capacity: int | None,
     depth: int | None,
+    tree: int | None = None,
     graphs: bool | None,
     chunk: int | None,
 ) -> None:
@@ -637,8 +639,9 @@ def check_settings(
     if graphs and device.type != "cuda":
         raise InputError(f"graphs are CUDA's and the target is on {device}; leave graphs out.")
     if drafter is None or not drafter.drafts:
-        if depth:
-            raise InputError(f"depth is {depth} without a drafter; leave it out, or give one.")
+        for name, value in (("depth", depth), ("tree", tree)):
+            if value:
+                raise InputError(f"{name} is {value} without a drafter; leave it out, or give one.")
         return
     if (reason := drafter.unsupported_reason(device)) is not None:
         raise MismatchError(f"{reason}. Use the reference loop.")

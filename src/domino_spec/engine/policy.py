@@ -25,7 +25,7 @@ _TRIALS = 4
 _RETRY = 64
 _DISABLED_AFTER = 48
 _HOPED_GAIN = 1.2
-"""What a tree commits, compared with a chain as deep, while too few were seen to tell."""
+"""What a tree is hoped to commit, compared with a chain as deep, before it was seen."""
 
 
 Seconds = Mapping[int, Mapping[int, float]]
@@ -94,6 +94,8 @@ class Acceptance:
     nodes_offered: list[float] = field(init=False)
     nodes_accepted: list[float] = field(init=False)
     """Nodes of a tree, which come by their chances: the first n are the tree of n nodes."""
+    nodes_hoped: list[float] = field(init=False)
+    """What is hoped of trees so large counts as so many cycles; it fades as they are seen."""
     cycles: int = field(init=False, default=0)
     """How many were recorded."""
 
@@ -102,6 +104,7 @@ class Acceptance:
         self.accepted = [_PRIOR_WEIGHT * _PRIOR_CHANCE] * self.depth
         self.nodes_offered = [0.0] * self.nodes
         self.nodes_accepted = [0.0] * self.nodes
+        self.nodes_hoped = [_PRIOR_WEIGHT] * self.nodes
 
     def record(self, accepted: int, depth: int) -> None:
         """One sequence's cycle: `accepted` of `depth` drafts."""
@@ -118,6 +121,7 @@ class Acceptance:
         chosen = set(path)
         for place in range(len(parents) - 1):
             self.nodes_offered[place] = self.nodes_offered[place] * _FORGETTING + 1.0
+            self.nodes_hoped[place] *= _FORGETTING
             self.nodes_accepted[place] *= _FORGETTING
             self.nodes_accepted[place] += float(place + 1 in chosen)
         best = best_path(parents)
@@ -142,10 +146,13 @@ class Acceptance:
 
     def tree_tokens(self, nodes: int) -> float:
         """Expected tokens of a cycle that verifies such a tree."""
-        if self.nodes_offered[nodes - 1] < _TRIALS:
-            return _HOPED_GAIN * self.tokens(min(nodes, self.depth))
+        hoped = _HOPED_GAIN * self.tokens(min(nodes, self.depth))
+        seen, faith = self.nodes_offered[nodes - 1], self.nodes_hoped[nodes - 1]
+        if not seen:
+            return hoped
         both = zip(self.nodes_accepted[:nodes], self.nodes_offered[:nodes], strict=True)
-        return 1.0 + sum(accepted / offered for accepted, offered in both)
+        found = 1.0 + sum(accepted / offered for accepted, offered in both)
+        return (faith * hoped + seen * found) / (faith + seen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +200,7 @@ class DepthPolicy:
         self._costs: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
         self._trees: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
         self._plain_in_a_row: dict[tuple[str, ...], int] = {}
-        self._chains_in_a_row = 0
+        self._chains_in_a_row: dict[tuple[str, ...], int] = {}
         self._last = Batch(1)
 
     def record(self, accepted: int, depth: int, *, sampled: bool) -> None:
@@ -221,17 +228,16 @@ class DepthPolicy:
         depth = self._best(costs, batch)
         pace = self.tokens(depth, batch) / costs[depth]
         paces = {n: self._tree_tokens(n, batch) / s for n, s in self._tree_costs(batch).items()}
-        self._chains_in_a_row += 1
-        if self._chains_in_a_row % _RETRY == 0 and depth:
-            # What a tree might get, whatever the last ones got.
-            hoped = {
-                n: s for n, s in self._tree_costs(batch).items() if s < _HOPED_GAIN * costs[depth]
-            }
-            return max(hoped, key=lambda n: paces[n], default=0)
+        chains = self._chains_in_a_row.get(batch.kinds, 0) + 1
+        self._chains_in_a_row[batch.kinds] = chains
+        if chains % _RETRY == 0 and depth:
+            # What a tree might get, whatever the last ones got: a large one tells of all.
+            affordable = _HOPED_GAIN * costs[depth]
+            return max((n for n, s in self._tree_costs(batch).items() if s < affordable), default=0)
         best = max(paces, key=lambda n: paces[n], default=0)
         if not best or paces[best] <= pace:
             return 0
-        self._chains_in_a_row = 0
+        self._chains_in_a_row[batch.kinds] = 0
         return best
 
     def _choose_depth(self, costs: Mapping[int, float], batch: Batch) -> int:

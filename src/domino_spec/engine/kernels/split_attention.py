@@ -300,8 +300,8 @@ if triton_available():
                 node = tl.load(paths + (row * n + token) * n + spot - start, mask=new, other=0)
                 places = tl.where(new, start + node.to(tl.int32), spot)
                 top, total, mix = _over_tile(
-                    asked, keys, values, places, spot < furthest, seen, scale, top, total, mix,
-                    HEAD_DIM,
+                    asked, keys, values, places, (spot < furthest) & (places < capacity), seen,
+                    scale, top, total, mix, HEAD_DIM,
                 )  # fmt: skip
 
         let_next_come(OVERLAP)

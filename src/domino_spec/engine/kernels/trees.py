@@ -239,7 +239,9 @@ if triton_available():
             logits = tl.where(warm, logits / tl.where(warm, heat, 1.0) + noise[None, :], logits)
         logits = tl.where(inside[None, :], logits, float("-inf"))
         logits -= tl.max(logits, axis=1)[:, None]
-        paths = logits - tl.log(tl.sum(tl.exp(logits), axis=1))[:, None] + chances[:, None]
+        paths = logits - tl.log(tl.sum(tl.exp(logits), axis=1))[:, None]
+        # What is not a number has an order too, and never stands for a place that is not there.
+        paths = tl.where(paths == paths, paths, -1e30) + chances[:, None]
 
         # The best of each lane, one after the other; then the best of them all, by counting.
         child = tl.arange(0, CHILDREN)[None, :]
