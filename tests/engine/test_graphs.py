@@ -82,3 +82,14 @@ def test_of_too_many_kinds_the_least_used_goes(monkeypatch):
     assert [plan.depth for _, plan in runner._cycles] == [4, 3, 2]
     runner.capture_cycles(2, Plan(5))
     assert len(runner._cycles) == 3
+
+
+def test_trees_are_recorded_for_batches_that_may_choose_them():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=16, tree=7)
+    found = recorded_by(engine)
+    costs = dict.fromkeys(depths(7), 1.0)
+    engine.policy = DepthPolicy(Costs({1: costs}, trees={1: {3: 1.0, 7: 1.0}}), 7, 7)
+    engine.capture(16, SamplingParams())
+    assert {size for size, plan in found if plan.nodes} == {1, 2, 4, 8}
+    assert {size for size, plan in found if not plan.nodes} == {1, 2, 4, 8, 16}
+    assert {(plan.depth, plan.nodes) for _, plan in found if plan.nodes} == {(3, 3), (7, 7)}

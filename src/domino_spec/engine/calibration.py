@@ -24,6 +24,7 @@ from domino_spec.decoding import SamplingParams
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels import overlap, runtime
 from domino_spec.engine.kernels.runtime import on_device
+from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.measure import Bench, least_seconds, seconds_of
 from domino_spec.engine.model_runner import KINDS, Drafted, Plan
 from domino_spec.engine.policy import Costs, DepthPolicy, depths, rising, trees
@@ -77,13 +78,13 @@ def measured_sizes(slots: int) -> list[int]:
 def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
     """From the file, or measured now and written there."""
     path = measurement_file("costs", _facts(engine))
-    found, wanted = _read(path), points(engine)
+    found, wanted = _read(path), {batch: points(engine, batch) for batch in batches}
     missing = [
         batch
         for batch in batches
         if not all(
             found.get(batch, {}).get(kind, {}).keys() >= set(chosen)
-            for kind, chosen in wanted.items()
+            for kind, chosen in wanted[batch].items()
         )
     ]
     for batch, measured in (measure_costs(engine, missing) if missing else {}).items():
@@ -92,35 +93,43 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
             kept[kind] = kept.get(kind, {}) | spent
     if missing:
         write_measurement(path, _finite(found))  # what did not fit today may fit tomorrow
-    greedy, branched, *added = (
-        {batch: {d: found[batch][kind][d] for d in wanted[kind]} for batch in batches}
-        for kind in (_GREEDY, _TREES, *KINDS)
+    greedy, *added = (
+        {batch: {d: found[batch][kind][d] for d in wanted[batch][kind]} for batch in batches}
+        for kind in (_GREEDY, *KINDS)
     )
-    return Costs(greedy, dict(zip(KINDS, added, strict=True)), branched if wanted[_TREES] else {})
+    never = dict.fromkeys(trees(engine.nodes), math.inf)
+    branched = {
+        batch: never | {n: found[batch][_TREES][n] for n in wanted[batch][_TREES]}
+        for batch in batches
+        if never
+    }
+    return Costs(greedy, dict(zip(KINDS, added, strict=True)), branched)
 
 
-def points(engine: Engine) -> dict[str, tuple[int, ...]]:
-    """The depths at which each kind of cycle is timed.
+def points(engine: Engine, batch: int) -> dict[str, tuple[int, ...]]:
+    """The depths at which each kind of cycle is timed, and the sizes of trees.
 
     Greedy ones at all. What other kinds add goes token by token; but a GPU sorts few tokens in
     another way than many, and only its shallow cycles are about launching: one depth is between.
     """
     every = depths(engine.depth)
-    few = {0, engine.depth}
+    few, branched = {0, engine.depth}, trees(engine.nodes)
     if engine.target.device.type == "cuda":
         few.add(every[len(every) // 2])
-    own = {_GREEDY: every, _TREES: trees(engine.nodes)}
+        if batch > MAX_ROWS:  # no kernels make their trees
+            branched = ()
+    own = {_GREEDY: every, _TREES: branched}
     return own | dict.fromkeys(KINDS, tuple(sorted(few)))
 
 
 def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
     """Time one cycle of each depth and batch size, and what each kind adds."""
     bench = Bench(engine, context=min(_CONTEXT, engine.capacity))
-    chosen = points(engine)
+    chosen = {batch: points(engine, batch) for batch in batches}
     return {
-        batch: _whole_cycles(bench, batch, chosen[_GREEDY], chosen[_TREES])
-        | measure_extras(bench, batch, chosen[KINDS[0]])
-        for batch in batches
+        batch: _whole_cycles(bench, batch, own[_GREEDY], own[_TREES])
+        | measure_extras(bench, batch, own[KINDS[0]])
+        for batch, own in chosen.items()
     }
 
 

@@ -22,6 +22,7 @@ from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_eos, at_length
 from domino_spec.engine.block_manager import BlockManager
 from domino_spec.engine.hooks import HookedWalk
+from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.model_runner import ModelRunner, Plan, PromptChunk
 from domino_spec.engine.models import load_model
 from domino_spec.engine.policy import Batch, DepthPolicy, depths, trees
@@ -618,7 +619,8 @@ class Engine:
         for depth, nodes in chosen:
             plan = self._plan([params], depth, nodes, alone=not drafts)
             if plan.nodes == nodes or len(chosen) == 1:  # not a chain instead of a tree
-                self.runner.capture_cycles(sequences, plan)
+                most = MAX_ROWS if nodes and self.policy is not None else sequences
+                self.runner.capture_cycles(min(sequences, most), plan)
 
 
 def check_settings(
