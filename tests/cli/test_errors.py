@@ -38,6 +38,10 @@ CASES = {
     "no tokenizer": (["{mute}", PROMPT], "without a tokenizer"),
     "long prompt": (["{target}", "x " * tiny.CONTEXT, "-n", "5"], "context of 256"),
     "deep": (["{target}", PROMPT, "--draft", "{draft}", "--depth", "99"], "depth is 99"),
+    "tree of chains": (
+        ["{target}", PROMPT, "--draft", "lookup", "--tree", "7"],
+        "a tree of 7 drafts is asked for",
+    ),
     "contradicted alignment": (
         ["{target}", PROMPT, "--draft", "{draft}", "--no-shift-label"],
         "shift_label",

@@ -119,7 +119,9 @@ def scripted_tree(rng, answer, *, anchor, nodes, depth, spoil):
         if known is not None and known not in here and rng.random() > spoil:
             token, right[node] = known, deep + 1
         else:
-            token = rng.choice([t for t in range(VOCAB) if t not in here and t != known])
+            wrong = [t for t in range(VOCAB) if t not in here and t != known]
+            later = [t for t in answer if t in wrong]  # wrong here, right further on
+            token = rng.choice(later or wrong)
         here.add(token)
         tokens.append(token)
     return tokens, parents
@@ -173,6 +175,17 @@ def test_any_tree_leaves_the_text_as_it_is(family, prompts, tree):
         else:
             assert own.tokens_per_cycle > 1.4
             assert (len(own.ranks) > 1) is (spoil > 0)
+
+
+def test_penalties_follow_the_path():
+    """A token of a branch that lost is not repeated when it comes."""
+    target, params = make_target("llama"), {"presence_penalty": 1.5, "max_new_tokens": 40}
+    plain, _ = run(target, None, PROMPTS, **params)
+    engine = make_engine(target, random_drafter(), tree=15)
+    script_trees(engine, plain, spoil=0.3)
+    found, own, _ = run_engine(engine, PROMPTS, **params)
+    assert found == plain
+    assert len(own.ranks) > 1
 
 
 @pytest.mark.parametrize("fault", ["ancestors", "positions", "compact"])

@@ -201,7 +201,8 @@ def make_decoder(
 
 def _check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> None:
     """All that config files and headers tell, before a large target is loaded."""
-    from domino_spec.decoding.drafter import check_depth
+    from domino_spec.decoding.drafter import check_depth, check_tree
+    from domino_spec.drafter.config import DrafterConfig
     from domino_spec.drafter.names import PLAIN
     from domino_spec.drafters.block import check_candidates
     from domino_spec.drafters.registry import describe_fitting_drafter
@@ -218,6 +219,8 @@ def _check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> 
     )
     most = None if described.config is None else described.config.max_depth
     check_depth(draft.depth, described.drafts, most, what=described.words)
+    branches = isinstance(described.config, DrafterConfig)
+    check_tree(draft.tree, can_branch=branches, what=described.words)
     check_candidates(draft.candidates)
 
 

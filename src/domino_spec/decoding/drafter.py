@@ -15,7 +15,7 @@ from domino_spec.decoding.noise import noised
 from domino_spec.decoding.sampling import DraftDistribution, Sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
 from domino_spec.drafter.names import PLAIN
-from domino_spec.drafter.tree import MAX_NODES, DraftTree
+from domino_spec.drafter.tree import MAX_NODES, DraftTree, chain
 from domino_spec.errors import InputError
 
 DraftPart = tuple[str, Callable[[], Any], int]
@@ -103,15 +103,8 @@ class Drafter(ABC):
 
     def with_tree(self, nodes: int | None) -> Self:
         """The same with trees of so many drafts; None or 0 leaves chains."""
-        if nodes and not self.can_branch:
-            raise InputError(
-                f"a tree of {nodes} drafts is asked for; {self.described} drafts chains. Leave the "
-                "tree out, or use a Domino, DFlash or Markov drafter."
-            )
-        if nodes is not None and not 0 <= nodes <= MAX_NODES:
-            raise InputError(f"tree is {nodes}; expected 1 to {MAX_NODES} drafts, or 0 for chains.")
         other = copy.copy(self)
-        other.nodes = nodes or 0
+        other.nodes = check_tree(nodes, can_branch=self.can_branch, what=self.described)
         return other
 
     @property
@@ -188,13 +181,17 @@ class Drafter(ABC):
         *,
         slots: Tensor,  # [batch]
         starts: Tensor,  # [batch]
-        positions: Tensor | None = None,  # [batch, count]
     ) -> None:
         """Take in what the target read from each start on, and its captured hidden states.
 
         Of a verified block all go in; what was not accepted is written over by the next one.
-        `positions` are those of a tree's nodes, whose places are not their positions.
         """
+
+    def update_tree(
+        self, captured: Tensor, tree: DraftTree, *, slots: Tensor, starts: Tensor
+    ) -> None:
+        """The same for a verified tree, whose nodes' places are not their positions."""
+        self.update_cache(captured, tree.tokens, slots=slots, starts=starts)
 
     @abstractmethod
     def propose(
@@ -218,12 +215,17 @@ class Drafter(ABC):
         nodes: int,
         sampler: DraftSampler,
     ) -> DraftTree:
-        """Trees of so many drafts after each anchor, up to `depth` deep, if it `can_branch`."""
-        raise NotImplementedError
+        """Trees of so many drafts after each anchor, up to `depth` deep.
+
+        A chain is the tree of a drafter that cannot branch.
+        """
+        depth = min(nodes, depth)
+        drafts = self.propose(anchors, slots=slots, starts=starts, depth=depth, sampler=sampler)
+        return chain(torch.cat((anchors.unsqueeze(1), drafts), dim=1))
 
     def tree_nodes(self, nodes: int, depth: int) -> int:
         """Drafts that such a tree has: fewer than asked for where there are not as many paths."""
-        return min(nodes, depth) if not self.can_branch else nodes
+        return min(nodes, depth)
 
     # Measured -------------------------------------------------------------------------------
 
@@ -269,13 +271,7 @@ class PlainDecoding(Drafter):
         """Nothing."""
 
     def update_cache(
-        self,
-        captured: Tensor,
-        tokens: Tensor,
-        *,
-        slots: Tensor,
-        starts: Tensor,
-        positions: Tensor | None = None,
+        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
     ) -> None:
         """Nothing."""
 
@@ -376,3 +372,15 @@ def check_depth(depth: int | None, default: int, most: int | None, *, what: str)
         end = "or more" if most is None else f"to {most}"
         raise InputError(f"depth is {depth}; {what} gives 0 {end} drafts in a cycle.")
     return depth
+
+
+def check_tree(nodes: int | None, *, can_branch: bool, what: str) -> int:
+    """How many drafts a tree has: what was asked for, or 0 for chains."""
+    if nodes is not None and not 0 <= nodes <= MAX_NODES:
+        raise InputError(f"tree is {nodes}; expected 1 to {MAX_NODES} drafts, or 0 for chains.")
+    if nodes and not can_branch:
+        raise InputError(
+            f"a tree of {nodes} drafts is asked for; {what} drafts chains. Leave the tree out, or "
+            "use a Domino, DFlash or Markov drafter."
+        )
+    return nodes or 0

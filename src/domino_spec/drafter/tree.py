@@ -126,7 +126,8 @@ def tree_of(
 def chain(tokens: Tensor) -> DraftTree:
     """An anchor and drafts [batch, n], each the only child of the one before."""
     places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    return tree_of(tokens, (places - 1).clamp(min=0), places)
+    paths = places.unsqueeze(1).expand(-1, tokens.shape[1], -1)
+    return DraftTree(tokens, (places - 1).clamp(min=0), places, (2 << places) - 1, paths)
 
 
 def ancestor_mask(bits: Tensor) -> Tensor:

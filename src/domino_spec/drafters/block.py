@@ -94,19 +94,23 @@ class BlockDrafter(ModelDrafter):
         self.caches = (self.cache,)
 
     def update_cache(
-        self,
-        captured: Tensor,
-        tokens: Tensor,
-        *,
-        slots: Tensor,
-        starts: Tensor,
-        positions: Tensor | None = None,
+        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
     ) -> None:
         """Context keys and values of captured hidden states."""
+        self._store(captured, AttentionMetadata(slots, starts, tokens.shape[1]))
+
+    def update_tree(
+        self, captured: Tensor, tree: DraftTree, *, slots: Tensor, starts: Tensor
+    ) -> None:
+        """The same at the nodes' positions."""
+        positions = starts.unsqueeze(1) + tree.depths
+        count = tree.tokens.shape[1]
+        self._store(captured, AttentionMetadata(slots, starts, count, positions=positions))
+
+    def _store(self, captured: Tensor, metadata: AttentionMetadata) -> None:
         captured = captured.to(self.device, self._dtype)
         feature = linear_then_norm(captured, self._fc, self._hidden_norm, self._shape.eps)
         kv = linear(feature, self._kv)
-        metadata = AttentionMetadata(slots, starts, tokens.shape[1], positions=positions)
         store_context(kv, self._k_norm, self.cache.layers, self._rotary, metadata, self._shape)
 
     def propose(

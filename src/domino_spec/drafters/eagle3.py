@@ -69,13 +69,7 @@ class Eagle3Drafter(ModelDrafter):
         self.caches = (self._keys, self._features, self._tokens)
 
     def update_cache(
-        self,
-        captured: Tensor,
-        tokens: Tensor,
-        *,
-        slots: Tensor,
-        starts: Tensor,
-        positions: Tensor | None = None,  # noqa: ARG002
+        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
     ) -> None:
         """Features and tokens into slots, then the positions whose next token is known."""
         count = tokens.shape[1]

@@ -61,7 +61,6 @@ class LookupDrafter(Drafter):
         *,
         slots: Tensor,
         starts: Tensor,
-        positions: Tensor | None = None,  # noqa: ARG002
     ) -> None:
         """The tokens themselves are enough."""
         self.cache.write(tokens, slots, starts)

@@ -39,13 +39,7 @@ class MedusaDrafter(ModelDrafter):
         self.caches = (self.cache,)
 
     def update_cache(
-        self,
-        captured: Tensor,
-        tokens: Tensor,
-        *,
-        slots: Tensor,
-        starts: Tensor,
-        positions: Tensor | None = None,  # noqa: ARG002
+        self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
     ) -> None:
         """Keep what the lm_head read at every token."""
         captured = captured.to(self.device, self._dtype)

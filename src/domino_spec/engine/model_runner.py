@@ -423,9 +423,10 @@ class ModelRunner:
             states, captured = self.model.forward(block, metadata, layers)
         if drafter is not None:
             with self._timed("draft"), self._side_stream.work():
-                drafter.update_cache(
-                    captured, block, slots=slots, starts=starts, positions=metadata.positions
-                )
+                if drafted.tree is None:
+                    drafter.update_cache(captured, block, slots=slots, starts=starts)
+                else:
+                    drafter.update_tree(captured, drafted.tree, slots=slots, starts=starts)
         return drafted, states
 
     def draft(self, slots: Tensor, starts: Tensor, draws: Draws, plan: Plan) -> Drafted:
