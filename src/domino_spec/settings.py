@@ -47,7 +47,8 @@ Tree = Annotated[int | None, setting(
     None, "drafts a cycle in a tree instead of a chain; 0: chains alone",
     unset="whatever the engine finds to pay", group="Drafter")]  # fmt: skip
 Candidates = Annotated[int | None, setting(
-    None, "let the head choose among this many base candidates", unset="all",
+    None, "let the head choose among this many base candidates",
+    unset="all, or 32 for three sequences and more on a GPU",
     group="Drafter")]  # fmt: skip
 
 Thinking = Annotated[bool | None, setting(

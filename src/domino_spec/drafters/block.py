@@ -20,7 +20,7 @@ from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.kernels.rollout import roll_out
+from domino_spec.engine.kernels.rollout import CANDIDATES, default_candidates, roll_out
 from domino_spec.engine.kernels.topk import top_candidates
 from domino_spec.engine.kernels.trees import grow_tree
 from domino_spec.engine.models.base import InferenceModel, Shape, draft_shape
@@ -29,9 +29,6 @@ from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
-
-TREE_CANDIDATES = 32
-"""Base candidates for each depth of a tree where the drafter says no number."""
 
 
 class BlockDrafter(ModelDrafter):
@@ -158,7 +155,8 @@ class BlockDrafter(ModelDrafter):
         if self._head is None and self.candidates is None:
             logits = vocabulary.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
             return sampler.choose_drafts(logits, starts, vocabulary.tokens)
-        common = self._base_logits(hidden, anchors, self.candidates)
+        candidates = self.candidates or default_candidates(self._head, hidden)
+        common = self._base_logits(hidden, anchors, candidates)
         if isinstance(sampler, SequenceSampler):
             return roll(self._head, vocabulary.embed, choose=sampler.column, **common)
         assert isinstance(sampler, Draws)
@@ -220,7 +218,7 @@ class BlockDrafter(ModelDrafter):
     ) -> DraftTree:
         """One backbone forward, then the head's rollout along every branch."""
         hidden = self._hidden(anchors, slots, starts)[:, : min(depth, nodes)]
-        base = self._base_logits(hidden, anchors, self.candidates or TREE_CANDIDATES)
+        base = self._base_logits(hidden, anchors, self.candidates or CANDIDATES)
         return self._grow(base, starts, nodes, sampler)
 
     def _grow(
@@ -238,7 +236,7 @@ class BlockDrafter(ModelDrafter):
 
     def tree_nodes(self, nodes: int, depth: int) -> int:
         """As many as there are paths over the candidates."""
-        width = min(self.candidates or TREE_CANDIDATES, self.config.output_vocab_size)
+        width = min(self.candidates or CANDIDATES, self.config.output_vocab_size)
         return tree_nodes(nodes, depth, width)
 
     # Measured -------------------------------------------------------------------------------
@@ -269,7 +267,7 @@ class BlockDrafter(ModelDrafter):
                  lambda: self._roll_out(hidden, anchors, starts, sampler),
                  self._lm_head_bytes + self._head_bytes),
             ]  # fmt: skip
-        candidates = self.candidates or TREE_CANDIDATES
+        candidates = self.candidates or CANDIDATES
         base = self._base_logits(hidden, anchors, candidates)
         return [
             backbone,

@@ -165,3 +165,11 @@ def test_many_rows_go_through_pytorch(device, monkeypatch):
     with torch.no_grad():
         expected = rollout(drafter, None, candidates=8, **given)
         assert torch.equal(drafter.rolled(given, 8), expected)
+
+
+def test_three_rows_look_at_their_best_candidates_unless_told(device):
+    two, three = (torch.zeros(rows, DEPTH, HIDDEN, device=device) for rows in (2, 3))
+    domino, markov = (Drafter(kind, 0, False, device).head for kind in ("domino", "markov"))
+    assert kernels.default_candidates(domino, two) is None
+    assert kernels.default_candidates(domino, three) == kernels.CANDIDATES
+    assert kernels.default_candidates(markov, three) is None

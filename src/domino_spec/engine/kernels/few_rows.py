@@ -3,6 +3,12 @@
 Each program owns some columns of the result and streams its rows of the weight through a deep
 pipeline of copies; where columns are too few to keep the GPU busy, several programs share K.
 
+More rows than fill a tile are several tiles, each with programs of its own: every tile reads the
+weight again, from the second-level cache if it is small enough (`takes`). A row's result has the
+same bits however many rows there are: sums over K are cut up by the weight's shape alone, and sums
+of squares are exact but for their last rounding. So a token verified in a block gets what it would
+have got alone.
+
 Between two products the memory would be idle: the last programs of one add up and write, those of
 the next are launched and wait for their first numbers. So a product lets the next kernel come once
 its weights are read, no earlier (`overlap` says why), and asks for its own first weights before it
@@ -22,32 +28,55 @@ from domino_spec.engine.kernels.pointwise import shrink
 from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
 
-MOST_ROWS = 16
-"""Of x, and of a program's tile. Above this the vendor's library did better on an H200, before
-products were launched early."""
+_TILE_ROWS = (16, 32, 64)
+"""Of x in a program's tile: the least that holds all of them, else the last."""
+MOST_ROWS = 256
+"""Above this the vendor's library does better whatever the weight."""
+_MOST_READ = 32 << 20
+"""Bytes of a weight that several tiles of rows may read together: beyond, the vendor's library was
+faster on an H200."""
 
 
-def takes(rows: int) -> bool:
-    """Whether so many rows are few."""
-    return 1 <= rows <= MOST_ROWS
+def takes(rows: int, dtype: torch.dtype, weight: Tensor | None = None) -> bool:
+    """Whether so many rows are few, of a product with this weight."""
+    if not 1 <= rows <= MOST_ROWS:
+        return False
+    if rows <= _TILE_ROWS[0]:
+        return True
+    if dtype == torch.float32:  # no tensor cores: tall tiles leave no registers
+        return False
+    tiles = -(-rows // tile_rows(rows))
+    return tiles == 1 or weight is None or tiles * weight.nbytes <= _MOST_READ
+
+
+def tile_rows(rows: int) -> int:
+    """Rows of a program's tile."""
+    return next((height for height in _TILE_ROWS if rows <= height), _TILE_ROWS[-1])
+
+
+def padded(rows: int) -> int:
+    """Rows of whole tiles."""
+    return -(-rows // tile_rows(rows)) * tile_rows(rows)
 
 
 @dataclass(frozen=True)
 class Plan:
     """How one shape is cut up."""
 
+    rows: int  # of x in a program's tile
     columns: int  # of the result a program owns
     depth: int  # of K, a step of the pipeline
     stages: int  # steps on their way at a time
     split: int  # programs that share K
 
 
-def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
-    """A rule through what was fastest on an H200 (132 processors; 16 rows, bfloat16).
+def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int = 1) -> Plan:
+    """A rule through what was fastest on an H200 (132 processors, bfloat16).
 
     Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
     96 programs with six steps on their way, or several programs a processor with fewer steps each.
-    Narrow ones share K among up to four programs, about two a processor.
+    Narrow ones share K among up to four programs, about two a processor; how many does not depend
+    on the rows, or a row's result would.
     """
     wide = n >= 6144
     owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
@@ -60,7 +89,10 @@ def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype) -> Plan:
     while not wide and programs * split < 192 and split < 4 and k // (2 * split) >= 8 * depth:
         split *= 2
     stages = 3 if gated else 4 if split > 1 or programs >= 264 else 6
-    return Plan(columns, depth, stages, split)
+    if rows > _TILE_ROWS[1]:  # several tiles of rows make up for fewer, wider ones of columns
+        owned = 64 if n >= 3072 else 32
+        columns, stages = (owned // 2, 3) if gated else (owned, 4)
+    return Plan(tile_rows(rows), columns, depth, stages, split)
 
 
 def launch(
@@ -80,22 +112,24 @@ def launch(
     group = weight.shape[-2]
     n = group * (weight.shape[0] if weight.dim() == 3 else 1)
     width = n // 2 if gated else n
-    cut = plan(n, k, gated=gated, dtype=x.dtype)
+    cut = plan(n, k, gated=gated, dtype=x.dtype, rows=m)
     tiles = -(-width // cut.columns)
+    slabs = -(-m // cut.rows)
     if out is None:
         out = x.new_empty(m, width)
     weighted, sums = None, None
     if then is not None:
         weighted = x.new_empty(m, width)
-        sums = x.new_empty(tiles, MOST_ROWS, dtype=torch.float32)
+        sums = x.new_empty(tiles, padded(m), dtype=torch.float32)
     # A part is one or two tiles of sums.
-    part = MOST_ROWS * cut.columns * (2 if gated else 1)
+    part = cut.rows * cut.columns * (2 if gated else 1)
     parts, arrivals = (
-        scratch(x.device, parts=tiles * cut.split * part, counters=tiles)
+        scratch(x.device, parts=slabs * tiles * cut.split * part, counters=slabs * tiles)
         if cut.split > 1
         else (out, out)
     )
-    _few_rows[(tiles, cut.split)](
+    # Tiles of rows that read the same of the weight run at the same time.
+    _few_rows[(slabs, tiles, cut.split)](
         x,
         weight,
         x if squares is None else squares,
@@ -110,6 +144,8 @@ def launch(
         m,
         width,
         x.stride(0),
+        0 if squares is None else squares.stride(0),
+        0 if sums is None else sums.stride(0),
         weight.stride(-2),
         weight.stride(0) if weight.dim() == 3 else 0,
         0 if residual is None else residual.stride(0),
@@ -119,6 +155,7 @@ def launch(
             cut,
             x.dtype,
             k,
+            alone=slabs == 1,
             sources=0 if squares is None else len(squares),
             group=group if weight.dim() == 3 else 0,
             bias=bias is not None,
@@ -137,6 +174,7 @@ def constants(
     dtype: torch.dtype,
     k: int,
     *,
+    alone: bool = True,
     sources: int = 0,
     group: int = 0,
     bias: bool = False,
@@ -146,7 +184,8 @@ def constants(
 ) -> dict[str, Any]:
     """What the kernel is compiled for."""
     return {
-        "ROWS": MOST_ROWS,
+        "ROWS": cut.rows,
+        "ALONE": alone,
         "COLUMNS": cut.columns,
         "DEPTH": cut.depth,
         "STAGES": cut.stages,
@@ -175,6 +214,11 @@ if triton_available():
         return values.to(like.dtype.element_ty).to(tl.float32)
 
     @triton.jit
+    def _added_up(values, axis: tl.constexpr):
+        """Sums to float32, whatever the order: in float64 next to nothing is rounded."""
+        return tl.sum(values.to(tl.float64), axis=axis).to(tl.float32)
+
+    @triton.jit
     def _rows_of(weight, row, weight_stride, group_stride, GROUP: tl.constexpr):
         """Where rows of the weight begin; with groups, they lie apart."""
         if GROUP > 0:
@@ -194,24 +238,27 @@ if triton_available():
     def _few_rows(
         x,
         weight,
-        squares,  # [SOURCES, ROWS]
+        squares,  # [SOURCES, padded m]
         bias,
         residual,
         out,
         then,
         weighted,  # [m, width]
-        sums,  # [tiles, ROWS]
-        parts,  # [tiles, SPLIT, ROWS * (COLUMNS or 2 * COLUMNS)] float32
-        arrivals,  # [tiles]
+        sums,  # [tiles, padded m]
+        parts,  # [slabs, tiles, SPLIT, ROWS * (COLUMNS or 2 * COLUMNS)] float32
+        arrivals,  # [slabs, tiles]
         m,
         width,
         x_stride,
+        squares_stride,
+        sums_stride,
         weight_stride,
         group_stride,
         residual_stride,
         out_stride,
         eps,
         ROWS: tl.constexpr,
+        ALONE: tl.constexpr,
         COLUMNS: tl.constexpr,
         DEPTH: tl.constexpr,
         STAGES: tl.constexpr,
@@ -227,9 +274,11 @@ if triton_available():
         SHRINK: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
-        tile = tl.program_id(0)
-        share = tl.program_id(1)
-        row = tl.arange(0, ROWS)
+        """One program for one share of K of one tile of columns of one tile of rows."""
+        slab = tl.program_id(0)
+        tile = tl.program_id(1)
+        share = tl.program_id(2)
+        row = slab * ROWS + tl.arange(0, ROWS)
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
         depth = tl.arange(0, DEPTH)
         # Rows of x past the end are masked: to read the last one again would be sixteen reads of
@@ -262,31 +311,32 @@ if triton_available():
         if SOURCES > 0:
             source = tl.arange(0, SOURCES_PADDED)[:, None]
             pieces = tl.load(
-                squares + source * ROWS + row[None, :], mask=source < SOURCES, other=0.0
+                squares + source * squares_stride + row[None, :], mask=source < SOURCES, other=0.0
             )
         for step in tl.range(0, STEPS, num_stages=STAGES):
             at = ((share * STEPS + step) * DEPTH + depth)[None, :]
             fed = tl.load(
                 x_rows + at, mask=live & (at < K), other=0.0, eviction_policy="evict_last"
             )
-            streamed = _slab(first_rows, at, K, EVEN, "evict_first")
+            streamed = _slab(first_rows, at, K, EVEN, "evict_first" if ALONE else "")
             first = tl.dot(fed, streamed.T, first, input_precision="ieee")
             if GATED:
-                streamed = _slab(second_rows, at, K, EVEN, "evict_first")
+                streamed = _slab(second_rows, at, K, EVEN, "evict_first" if ALONE else "")
                 second = tl.dot(fed, streamed.T, second, input_precision="ieee")
         let_next_come(OVERLAP)
 
         if SPLIT > 1:
             SUMS: tl.constexpr = ROWS * COLUMNS
             PART: tl.constexpr = 2 * SUMS if GATED else SUMS
-            within = row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-            group = parts + tile.to(tl.int64) * SPLIT * PART
+            within = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+            own_tile = slab * tl.num_programs(1) + tile
+            group = parts + own_tile.to(tl.int64) * SPLIT * PART
             mine = group + share * PART
             tl.store(mine + within, first)
             if GATED:
                 tl.store(mine + SUMS + within, second)
             tl.debug_barrier()  # every thread has written before one of them says so
-            if tl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") < SPLIT - 1:
+            if tl.atomic_add(arrivals + own_tile, 1, sem="acq_rel", scope="gpu") < SPLIT - 1:
                 return
             first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
             second = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -295,10 +345,10 @@ if triton_available():
                 first += tl.load(part + within, cache_modifier=".cg")
                 if GATED:
                     second += tl.load(part + SUMS + within, cache_modifier=".cg")
-            tl.store(arrivals + tile, 0)
+            tl.store(arrivals + own_tile, 0)
 
         if SOURCES > 0:
-            total = tl.sum(pieces, axis=0)
+            total = _added_up(pieces, 0)
             scale = tl.rsqrt(tl.where(row < m, total / K, 1.0) + eps) / SHRINK
             first = first * scale[:, None]
             second = second * scale[:, None]
@@ -318,4 +368,4 @@ if triton_available():
             wide = tl.where(inside, kept.to(tl.float32), 0.0)
             onward = (wide * (ahead.to(tl.float32) * SHRINK)[None, :]).to(out.dtype.element_ty)
             tl.store(weighted + row[:, None] * width + column[None, :], onward, mask=inside)
-            tl.store(sums + tile * ROWS + row, tl.sum(wide * wide, axis=1))
+            tl.store(sums + tile * sums_stride + row, _added_up(wide * wide, 1))

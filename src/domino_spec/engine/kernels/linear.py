@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
-from domino_spec.engine.kernels.few_rows import MOST_ROWS, takes
+from domino_spec.engine.kernels.few_rows import padded, takes
 from domino_spec.engine.kernels.packing import Packed, Weight, product
 from domino_spec.engine.kernels.pointwise import (
     gate,
@@ -46,17 +46,18 @@ class Normed:
 
 def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
     """Rows that were made by something other than a product."""
-    if usable(rows) and takes(len(rows)):
-        return Normed(rows, norm, eps, *weigh(rows, norm, eps, padded=MOST_ROWS))
+    if usable(rows) and takes(len(rows), rows.dtype):
+        return Normed(rows, norm, eps, *weigh(rows, norm, eps, padded=padded(len(rows))))
     return Normed(rows, norm, eps)
 
 
 def embedded(tokens: Tensor, table: Tensor, norm: Tensor, eps: float) -> Normed:
     """The rows of an embedding [vocabulary, K] for tokens [m], whose first reader norms them."""
     whole = table.stride(1) == 1 and tokens.is_contiguous()
-    if usable(table) and takes(len(tokens)) and whole:
+    if usable(table) and takes(len(tokens), table.dtype) and whole:
         rows = table.new_empty(len(tokens), table.shape[1])
-        made = weigh(table, norm, eps, padded=MOST_ROWS, tokens=tokens, rows=rows)
+        size = padded(len(tokens))
+        made = weigh(table, norm, eps, padded=size, tokens=tokens, rows=rows)
         return Normed(rows, norm, eps, *made)
     return Normed(table[tokens], norm, eps)
 
@@ -128,7 +129,7 @@ def _for_few_rows(
 ) -> tuple[Tensor, Tensor | None, float, Tensor] | None:
     """What the kernel for few rows is launched with; None where it cannot be."""
     rows = x.rows if isinstance(x, Normed) else x
-    if isinstance(weight, Packed) or not usable(rows) or not takes(len(rows)):
+    if isinstance(weight, Packed) or not usable(rows) or not takes(len(rows), rows.dtype, weight):
         return None
     if weight.stride(-1) != 1:
         return None

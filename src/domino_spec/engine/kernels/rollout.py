@@ -18,6 +18,18 @@ from domino_spec.engine.kernels.choose import choose
 from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.runtime import usable
 
+CANDIDATES = 32
+"""Where a head is given each draft's best candidates without being told how many."""
+
+
+def default_candidates(head: Head | None, hidden: Tensor) -> int | None:
+    """How many candidates pay for states [rows, depth, hidden]; None for all tokens.
+
+    The whole vocabulary has kernels for few rows. More of them would take a dozen launches a draft.
+    """
+    few = hidden.shape[0] <= rollout_vocabulary.MAX_ROWS
+    return None if few or not isinstance(head, DominoHead) or not usable(hidden) else CANDIDATES
+
 
 def roll_out(
     head: Head | None,

@@ -27,7 +27,7 @@ if triton_available():
     from domino_spec.engine.kernels.gumbel import noised_logits
     from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
 
-MAX_ROWS = 8
+MAX_ROWS = 64
 TILE = 32
 """Rows of the weights that a program multiplies."""
 
