@@ -5,7 +5,14 @@ from domino_spec.decoding.loop import decode
 from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.processors import LogitsHook
 from domino_spec.decoding.sampling import Sampler, make_sampler
-from domino_spec.decoding.sequence import Sequence, SequenceOutput, Status, StopRule, TokenScore
+from domino_spec.decoding.sequence import (
+    Sequence,
+    SequenceOutput,
+    Status,
+    StopRule,
+    TokenScore,
+    merged,
+)
 from domino_spec.decoding.stats import AcceptanceStats, RunStats
 from domino_spec.decoding.text import TextStream
 
@@ -26,4 +33,5 @@ __all__ = [
     "TokenScore",
     "decode",
     "make_sampler",
+    "merged",
 ]

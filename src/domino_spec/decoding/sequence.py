@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -235,3 +235,21 @@ class SequenceOutput:
     """Why the sequence ends here without being complete."""
     tree: VerifiedTree | None = None
     """The drafts themselves, where they were a tree."""
+
+
+def merged(outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
+    """Of each sequence the outputs of several steps as one, for readers who need no cycles."""
+    found: dict[int, SequenceOutput] = {}
+    for output in outputs:
+        before = found.get(id(output.sequence))
+        if before is not None:
+            output = replace(
+                output,
+                tokens=before.tokens + output.tokens,
+                accepted=before.accepted + output.accepted,
+                scores=None if before.scores is None else before.scores + (output.scores or ()),
+                drafts=before.drafts + output.drafts,
+                tree=None,
+            )
+        found[id(output.sequence)] = output
+    return list(found.values())

@@ -158,6 +158,8 @@ class Engine:
         self.scheduler = scheduler or Scheduler(blocks, drafts=self.drafts_for)
         self.scheduler.blocks = blocks
         self._launches: deque[list[Launch]] = deque()
+        self._kinds: dict[bool, tuple[tuple[Decoded, ...], Plan, Batch]] = {}
+        """The last batch with drafts, and without, and what kind of cycle it is."""
 
     def drafts_for(self, sequence: Decoded) -> bool:
         """Whether drafts are made for a sequence; otherwise its draft cache stays empty."""
@@ -423,11 +425,8 @@ class Engine:
             own = tuple(s for s in sequences if self.drafts_for(s) is drafts)
             if not own:
                 continue
-            plan = self._plan([s.params for s in own], self.depth, self.nodes, alone=not drafts)
+            plan, batch = self._kind_of(own, drafts=drafts)
             if self.policy is not None and drafts:
-                drawn = sum(s.params.samples for s in own) / len(own)
-                size = self.runner.size_of(len(own))
-                batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0)
                 chosen = self.policy.choose(batch)
                 plan = replace(plan, depth=chosen.depth, nodes=chosen.nodes)
             slots = [_slot(s) for s in own]
@@ -438,6 +437,17 @@ class Engine:
             else:
                 launches.append(Launch(own, plan, self.runner.start_cycle(slots, plan)))
         return launches
+
+    def _kind_of(self, sequences: tuple[Decoded, ...], *, drafts: bool) -> tuple[Plan, Batch]:
+        """The deepest cycle of these sequences; found once for as long as they are the same."""
+        if (known := self._kinds.get(drafts)) is None or known[0] != sequences:
+            params = [sequence.params for sequence in sequences]
+            plan = self._plan(params, self.depth, self.nodes, alone=not drafts)
+            drawn = sum(each.samples for each in params) / len(params)
+            size = self.runner.size_of(len(params))
+            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0)
+            known = self._kinds[drafts] = (sequences, plan, batch)
+        return known[1:]
 
     def _plan(
         self, params: Sequence[SamplingParams], depth: int, nodes: int = 0, *, alone: bool
@@ -514,6 +524,7 @@ class Engine:
         if sequence.queued:
             sequence.queued = False
             self.scheduler.remove(sequence)
+            self._kinds.clear()
 
     # Sizes ------------------------------------------------------------------------------------
 

@@ -23,6 +23,9 @@ from domino_spec.serving.metrics import Metrics
 
 _log = logging.getLogger("domino_spec.serving")
 _MAX_RETRY_SECONDS = 120.0
+_REST = 2.0
+"""How long the event loop leaves the interpreter to the engine, by what a delivery took it."""
+_LONGEST_REST = 0.02
 _MEMORY = 0.9
 """How much the mean time of a sequence remembers of those before."""
 
@@ -52,12 +55,18 @@ class StepEngine(Protocol):
 
 
 class _Wakeup:
-    """Brings outputs into an event loop, all of a step by one call: each call is a system call."""
+    """Brings outputs into an event loop, all of a step by one call: each call is a system call.
+
+    Whatever the loop does, the engine's thread waits for: there is one interpreter lock. So the
+    loop rests after each delivery, in proportion to what that took. With few streams this is less
+    than a step; with many, outputs of several steps come together and are sent as one.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._outputs: deque[tuple[OutputStream, SequenceOutput]] = deque()
         self._scheduled = False
+        self._rests_until = 0.0
 
     def post(self, stream: OutputStream, output: SequenceOutput) -> None:
         """From any thread."""
@@ -65,15 +74,28 @@ class _Wakeup:
         if not self._scheduled:
             self._scheduled = True
             try:
-                self.loop.call_soon_threadsafe(self._run)
+                self.loop.call_soon_threadsafe(self._wake)
             except RuntimeError:  # the loop is closed
                 self._outputs.clear()
 
+    def _wake(self) -> None:
+        rest = self._rests_until - self.loop.time()
+        if rest > 0:
+            self.loop.call_later(rest, self._run)
+        else:
+            self._run()
+
     def _run(self) -> None:
+        began = time.thread_time()  # without what this thread waited for the interpreter
         self._scheduled = False  # before the first is taken: what is posted meanwhile comes again
         while self._outputs:
             stream, output = self._outputs.popleft()
             stream.receive(output)
+        self.loop.call_soon(self._rest, began)  # after all readers, which were woken before it
+
+    def _rest(self, began: float) -> None:
+        spent = time.thread_time() - began
+        self._rests_until = self.loop.time() + min(_REST * spent, _LONGEST_REST)
 
 
 class OutputStream:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding import SequenceOutput, TextStream, TokenScore
+from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
 from domino_spec.errors import InputError
 from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_param, to_api_error
 from domino_spec.serving.middleware import client_of
@@ -316,7 +316,7 @@ class SequencesResponse(ABC):
             events: list[bytes] = []
             failure: Exception | None = None
             try:
-                for output in outputs:
+                for output in outputs if self._request.domino.blocks else merged(outputs):
                     events += self._add(output)
             except Exception as error:
                 if not (started or events):
