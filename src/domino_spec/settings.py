@@ -107,6 +107,9 @@ class DraftOptions(Settings):
     depth: Depth = None
     tree: Tree = None
     candidates: Candidates = None
+    remeasure: bool = _drafter(
+        False, "measure anew what cycles cost on this machine, by which drafts are chosen"
+    )
 
 
 def presentation(field: FieldInfo) -> dict[str, Any]:

@@ -24,8 +24,11 @@ def costing(monkeypatch):
 
     def cost(costs):
         monkeypatch.setattr(
-            calibration, "costs_of", lambda engine, batches: Costs(dict.fromkeys(batches, costs))
+            calibration,
+            "costs_of",
+            lambda engine, batches, **_: Costs(dict.fromkeys(batches, costs)),
         )
+        monkeypatch.setattr(policy.DepthPolicy, "observe", lambda *_: None)
 
     return cost
 
@@ -66,8 +69,9 @@ def test_what_is_given_up_for_some_rows_only_is_said_of_them(monkeypatch):
     """Drafts pay for greedy rows here, and cost too much where tokens are drawn."""
     expensive = {"sampled": {1: {0: 0.002, 7: 0.5}}}
     monkeypatch.setattr(
-        calibration, "costs_of", lambda engine, batches: Costs({1: FREE}, expensive)
+        calibration, "costs_of", lambda engine, batches, **_: Costs({1: FREE}, expensive)
     )
+    monkeypatch.setattr(policy.DepthPolicy, "observe", lambda *_: None)
     decoder = DominoDecoder(bigram_target(), knowing_drafter(shift=True, prefix=1), engine="fast")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -51,7 +51,7 @@ def test_measuring_leaves_pytorchs_fast_products_on(monkeypatch):
 
     def turning_them_off(calls, **_):
         torch.backends.mkldnn.enabled = False
-        return dict.fromkeys(calls, 1.0)
+        return dict.fromkeys(calls, 1.0), True
 
     monkeypatch.setattr(dtypes, "least_seconds", turning_them_off)
     before = torch.backends.mkldnn.enabled

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.engine import calibration
+from domino_spec.engine import calibration, measure
 from domino_spec.engine.calibration import adapt_depth, measured_sizes
 from domino_spec.engine.model_runner import KINDS, filled_size
 from domino_spec.engine.policy import Batch, Costs, DepthPolicy, Drafts, depths
@@ -44,12 +44,12 @@ def test_costs_are_measured_once_and_kept(cache, monkeypatch):
 def quick(monkeypatch):
     """Costs are made up: what is kept of them is the same."""
 
-    def measure(engine, batches):
+    def made_up(engine, batches):
         costs = {"greedy": dict.fromkeys(depths(engine.depth), 1.0)}
         costs |= {kind: {0: 0.0, engine.depth: 0.1} for kind in KINDS}
-        return dict.fromkeys(batches, costs)
+        return dict.fromkeys(batches, costs), True
 
-    monkeypatch.setattr(calibration, "measure_costs", measure)
+    monkeypatch.setattr(calibration, "measure_costs", made_up)
 
 
 @pytest.mark.usefixtures("quick")
@@ -92,10 +92,10 @@ def test_a_spoiled_file_is_measured_again(cache, spoiled):
 
 def test_what_did_not_fit_is_tried_again_another_day(cache, monkeypatch):
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
-    measure = calibration.measure_extras
+    own = calibration.measure_extras
 
     def full(bench, batch, depths):
-        found = measure(bench, batch, depths)
+        found = own(bench, batch, depths)
         found["filtered"][depths[-1]] = math.inf
         return found
 
@@ -115,11 +115,11 @@ def test_a_file_that_lacks_a_kind_is_completed(cache, monkeypatch, lost):
     kept = json.loads(path.read_text())
     del kept["2"][lost]
     path.write_text(json.dumps(kept))
-    measured, measure = [], calibration.measure_costs
+    measured, own = [], calibration.measure_costs
 
     def watched(engine, batches):
         measured.extend(batches)
-        return measure(engine, batches)
+        return own(engine, batches)
 
     monkeypatch.setattr(calibration, "measure_costs", watched)
     adapt_depth(engine)
@@ -134,13 +134,58 @@ def test_a_busy_moment_is_not_believed(cache, monkeypatch):
     busy = {0: 9.0, 1: 2.0, 2: 7.0, 3: 3.0, 5: 4.0, 7: 5.0}
     added = {kind: {0: 0.0, 7: 0.7} for kind in KINDS}
     measured = {1: {"greedy": busy} | added}
-    monkeypatch.setattr(calibration, "measure_costs", lambda engine, batches: measured)
+    monkeypatch.setattr(calibration, "measure_costs", lambda engine, batches: (measured, True))
     policy = adapt_depth(make_engine(make_target("llama"), random_drafter(), slots=1))
     rising = {0: 2.0, 1: 2.0, 2: 3.0, 3: 3.0, 5: 4.0, 7: 5.0}
     assert policy.costs(1) == rising
     sampled = policy.costs(1, ("sampled",))
     assert list(sampled.values()) == sorted(sampled.values())
     assert sampled[7] == 5.7
+
+
+def test_a_measurement_that_does_not_settle_is_not_kept(cache, monkeypatch):
+    """The machine is busy with other work: two rounds of a cycle differ."""
+    monkeypatch.setattr(measure, "_NEARLY", 0.0)
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    assert adapt_depth(engine).costs(1).keys() == set(depths(7))
+    assert not (cache / "costs").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_measuring_anew_is_for_the_asking(cache):
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    adapt_depth(engine)
+    (path,) = (cache / "costs").iterdir()
+    path.write_text(path.read_text().replace("1.0", "3.0"))
+    assert adapt_depth(engine).costs(1)[7] == 3.0
+    assert adapt_depth(engine, anew=True).costs(1)[7] == 1.0
+    assert adapt_depth(engine).costs(1)[7] == 1.0  # and kept
+
+
+def test_batches_that_would_take_too_long_are_foretold(monkeypatch):
+    """On a CPU a cycle costs what its tokens cost; beyond what was measured, on the same line."""
+    monkeypatch.setattr(calibration, "_MOST_SECONDS", 0.0)
+    own = {"greedy": {0: 1.0, 1: 1.5, 3: 2.0}} | {kind: {0: 0.1} for kind in KINDS}
+    monkeypatch.setattr(calibration, "_whole_cycles", lambda *_: (dict(own), True))
+    monkeypatch.setattr(calibration, "measure_extras", lambda *_: {})
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    found, settled = calibration.measure_costs(engine, [2, 1])
+    assert settled
+    assert found[1] == own
+    assert found[2]["greedy"] == {0: 1.5, 1: 2.0, 3: 3.0}
+    assert found[2]["sampled"] == {0: 0.2}
+
+
+def test_cycles_tell_the_policy_what_they_take(monkeypatch):
+    """Those that ran alone: the first has no report before it, and one shared its step."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    engine.policy = policy = DepthPolicy(Costs({1: {0: 1.0, 7: 1.5}, 2: {0: 1.0, 7: 1.5}}), 7)
+    seen = []
+    monkeypatch.setattr(policy, "observe", lambda *told: seen.append(told))
+    _, stats, _ = run_engine(engine, PROMPTS[:2], max_new_tokens=30)
+    assert 2 <= len(seen) < stats.cycles
+    assert {batch.size for batch, _, _ in seen} <= {1, 2}
+    assert all(drafts in (Drafts(0), Drafts(7)) and seconds > 0 for _, drafts, seconds in seen)
 
 
 def test_measuring_again_keeps_what_was_learnt():

@@ -269,3 +269,47 @@ def test_a_bad_start_does_not_condemn_trees():
     tried = [(policy.choose(BRANCHED), policy.choose(sampled)) for _ in range(64)]
     assert tried[0][0] == Drafts(7)
     assert tried[-1][0] == Drafts(7, 7), "sampled cycles in between do not put it off"
+
+
+# What cycles take -------------------------------------------------------------------------------
+
+ONE = Batch(1)
+
+
+def lived(policy, costs, cycles, *, accepted=5):
+    """Cycles that take what they take, whatever was measured; the depths chosen."""
+    chosen = []
+    for cycle in range(cycles):
+        drafts = policy.choose(ONE)
+        chosen.append(drafts.depth)
+        slow = 8.0 if cycle % 7 == 3 else 1.0  # other work on the machine
+        policy.observe(ONE, drafts, slow * costs[drafts.depth])
+        policy.record(min(accepted, drafts.depth), drafts.depth, sampled=False)
+    return chosen
+
+
+@pytest.mark.parametrize("wrong", [7.2, 0.3], ids=["too expensive", "too cheap"])
+def test_costs_that_were_measured_wrongly_do_not_stay(wrong):
+    """Drafts pay, and a busy moment said that they do not; or the other way round."""
+    true = {0: 1.0, 7: 1.85 if wrong > 1 else 9.0}
+    policy = DepthPolicy(Costs({1: {0: 1.0, 7: true[7] * wrong}}), 7)
+    lived(policy, true, 1000)
+    right = 7 if true[7] < 6 else 0
+    assert lived(policy, true, 100).count(right) > 90
+    assert policy.costs(1)[right] / true[right] == pytest.approx(1.0, rel=0.3)
+
+
+def test_what_slows_all_cycles_down_changes_no_choice():
+    """A longer context, say: plain decoding would be slower too, though it was not seen."""
+    measured = {0: 1.0, 3: 1.2, 7: 1.5}
+    policy = DepthPolicy(Costs({1: measured}), 7)
+    chosen = lived(policy, {depth: 4 * seconds for depth, seconds in measured.items()}, 200)
+    assert chosen.count(7) > 190
+    assert policy.costs(1)[0] == pytest.approx(4.0, rel=0.3)
+
+
+def test_a_pause_is_no_cost():
+    policy = DepthPolicy(Costs({1: {0: 1.0, 7: 1.5}}), 7)
+    for _ in range(50):
+        policy.observe(ONE, Drafts(7), 60.0)
+    assert policy.costs(1) == {0: 1.0, 7: 1.5}

@@ -61,6 +61,7 @@ class DominoDecoder:
         depth: int | None = None,
         tree: int | None = None,
         candidates: int | None = None,
+        remeasure: bool = False,
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
         pack: bool | None = None,
@@ -70,9 +71,10 @@ class DominoDecoder:
         `drafter` is whatever `drafters.open_drafter` takes; None decodes plainly. `depth` is the
         number of drafts a cycle, `tree` that of a tree up to `depth` deep; by default the engine
         chooses chains or trees by cost, up to the drafter's own depth, and `tree=0` leaves it
-        chains. `candidates` limits a head to each draft's best base candidates. `chat_options` go
-        to the chat template. `engine` is `fast`, `reference` or `auto`, which takes the engine
-        where it can; on a CPU it keeps a packed copy of the weights unless `pack` is False.
+        chains. `candidates` limits a head to each draft's best base candidates. `remeasure` does
+        not read the costs that were kept. `chat_options` go to the chat template. `engine` is
+        `fast`, `reference` or `auto`, which takes the engine where it can; on a CPU it keeps a
+        packed copy of the weights unless `pack` is False.
         """
         loaded = LoadedTarget.of(target)
         self.target = loaded.target
@@ -107,7 +109,9 @@ class DominoDecoder:
             raise InputError(f"engine is {engine!r}; expected one of {choices}.")
         self.choice: EngineChoice = engine
         self._drafting = self.drafter if self.depth else None
-        self._engine_options: dict[str, Any] = {"adaptive": self.adapts, "pack": pack, "tree": tree}
+        self._engine_options: dict[str, Any] = {
+            "adaptive": self.adapts, "remeasure": remeasure, "pack": pack, "tree": tree
+        }  # fmt: skip
         self._engine: Engine | None = None
         self._weights: Any = None
         """The weights that the engine has: another state of them makes it anew."""
@@ -135,6 +139,7 @@ class DominoDecoder:
         depth: int | None = None,
         tree: int | None = None,
         candidates: int | None = None,
+        remeasure: bool = False,
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
         pack: bool | None = None,
@@ -178,6 +183,7 @@ class DominoDecoder:
             depth=depth,
             tree=tree,
             candidates=candidates,
+            remeasure=remeasure,
             chat_options=chat_options,
             engine=engine,
             pack=pack,

@@ -91,7 +91,7 @@ def measure_products() -> dict[torch.dtype, float]:
         for rows in _ROWS
     }
     fast = torch.backends.mkldnn.enabled
-    least = least_seconds(calls, most=_ROUNDS)
+    least, _ = least_seconds(calls, most=_ROUNDS)
     # PyTorch gives its fast products up, float32's too, once one of bfloat16 cannot be had.
     torch.backends.mkldnn.enabled = fast
     return {dtype: sum(least[dtype, rows] for rows in _ROWS) for dtype in _TYPES}

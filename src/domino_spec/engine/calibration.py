@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,8 @@ _CONTEXT = 256
 _MOST_ROUNDS = 5
 _FEWEST_ROUNDS = 2
 _ENOUGH_SECONDS = 1.0
+_MOST_SECONDS = 40.0
+"""Of measuring on a CPU, after which no further batch size is begun."""
 Extras = dict[str, dict[int, float]]
 """Seconds by kind and depth."""
 
@@ -52,8 +56,13 @@ _EXTRA_ROUNDS = 3
 _ENOUGH_EXTRA_SECONDS = 0.3
 
 
-def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> DepthPolicy | None:
-    """Let an idle engine choose its depth from now on; None where it has no drafter."""
+def adapt_depth(
+    engine: Engine, *, batches: Sequence[int] | None = None, anew: bool = False
+) -> DepthPolicy | None:
+    """Let an idle engine choose its depth from now on; None where it has no drafter.
+
+    `anew` does not read what was measured before.
+    """
     if engine.drafter is None:
         return None
     if engine.running:
@@ -62,7 +71,8 @@ def adapt_depth(engine: Engine, *, batches: Sequence[int] | None = None) -> Dept
             "first."
         )
     batches = batches or measured_sizes(engine.slots.count)
-    policy = DepthPolicy(costs_of(engine, batches), engine.depth, engine.nodes)
+    costs = costs_of(engine, batches, anew=anew)
+    policy = DepthPolicy(costs, engine.depth, engine.nodes)
     if engine.policy is not None:  # what was learnt does not depend on costs
         policy.acceptance, policy.drawn = engine.policy.acceptance, engine.policy.drawn
     engine.policy = policy
@@ -75,10 +85,11 @@ def measured_sizes(slots: int) -> list[int]:
     return sorted({size for size in _BATCH_SIZES if size < most} | {most})
 
 
-def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
-    """From the file, or measured now and written there."""
+def costs_of(engine: Engine, batches: Sequence[int], *, anew: bool = False) -> Costs:
+    """From the file, or measured now and, if the machine was quiet enough, written there."""
     path = measurement_file("costs", _facts(engine))
-    found, wanted = _read(path), {batch: points(engine, batch) for batch in batches}
+    found = {} if anew else _read(path)
+    wanted = {batch: points(engine, batch) for batch in batches}
     missing = [
         batch
         for batch in batches
@@ -87,11 +98,14 @@ def costs_of(engine: Engine, batches: Sequence[int]) -> Costs:
             for kind, chosen in wanted[batch].items()
         )
     ]
-    for batch, measured in (measure_costs(engine, missing) if missing else {}).items():
-        kept = found.setdefault(batch, {})
-        for kind, spent in measured.items():
-            kept[kind] = kept.get(kind, {}) | spent
+    settled = bool(missing)
     if missing:
+        new, settled = measure_costs(engine, missing)
+        for batch, measured in new.items():
+            kept = found.setdefault(batch, {})
+            for kind, spent in measured.items():
+                kept[kind] = kept.get(kind, {}) | spent
+    if settled:
         write_measurement(path, _finite(found))  # what did not fit today may fit tomorrow
     greedy, *added = (
         {batch: {d: found[batch][kind][d] for d in wanted[batch][kind]} for batch in batches}
@@ -122,27 +136,61 @@ def points(engine: Engine, batch: int) -> dict[str, tuple[int, ...]]:
     return own | dict.fromkeys(KINDS, tuple(sorted(few)))
 
 
-def measure_costs(engine: Engine, batches: Sequence[int]) -> Measured:
-    """Time one cycle of each depth and batch size, and what each kind adds."""
+def measure_costs(engine: Engine, batches: Sequence[int]) -> tuple[Measured, bool]:
+    """Time one cycle of each depth and batch size, and what each kind adds; whether it is settled.
+
+    On a CPU this ends within a minute: larger batches that would take longer are foretold from the
+    last that was measured.
+    """
     bench = Bench(engine, context=min(_CONTEXT, engine.capacity))
-    chosen = {batch: points(engine, batch) for batch in batches}
-    return {
-        batch: _whole_cycles(bench, batch, own[_GREEDY], own[_TREES])
-        | measure_extras(bench, batch, own[KINDS[0]])
-        for batch, own in chosen.items()
-    }
+    found: Measured = {}
+    settled, began, last = True, time.perf_counter(), 0.0
+    for batch in sorted(batches):
+        own, start = points(engine, batch), time.perf_counter()
+        late = start - began + 2 * last > _MOST_SECONDS
+        if found and late and bench.device.type == "cpu":
+            before = max(found)
+            found[batch] = {
+                kind: _foretold(times, before, batch) for kind, times in found[before].items()
+            }
+            continue
+        whole, steady = _whole_cycles(bench, batch, own[_GREEDY], own[_TREES])
+        found[batch] = whole | measure_extras(bench, batch, own[KINDS[0]])
+        settled = settled and steady
+        last = time.perf_counter() - start
+    return found, settled
+
+
+def _foretold(times: Mapping[int, float], measured: int, batch: int) -> dict[int, float]:
+    """Seconds by drafts of another batch size: on a CPU they go by the tokens verified."""
+    points = sorted(((count + 1) * measured, seconds) for count, seconds in times.items())
+    if len(points) < 2:
+        return {count: seconds * batch / measured for count, seconds in times.items()}
+    slopes = [
+        (low, seconds, (more - seconds) / (high - low))
+        for (low, seconds), (high, more) in itertools.pairwise(points)
+    ]
+
+    def at(tokens: int) -> float:
+        low, seconds, slope = next(
+            (each for each in reversed(slopes) if each[0] <= tokens), slopes[0]
+        )
+        return seconds + slope * (tokens - low)
+
+    return {count: at((count + 1) * batch) for count in times}
 
 
 def _whole_cycles(
     bench: Bench, batch: int, depths: Sequence[int], nodes: Sequence[int]
-) -> dict[str, dict[int, float]]:
+) -> tuple[dict[str, dict[int, float]], bool]:
     plans = {(_GREEDY, depth): Plan(depth) for depth in depths}
     plans |= {(_TREES, n): Plan(min(n, bench.engine.depth), n) for n in nodes}
+    settled = True
     if bench.device.type == "cuda":
         spent = {name: bench.cycle_seconds(batch, plan) for name, plan in plans.items()}
     else:
         slots, runner = torch.arange(batch), bench.engine.runner
-        spent = least_seconds(
+        spent, settled = least_seconds(
             {name: partial(runner.run_cycle, slots, plan) for name, plan in plans.items()},
             most=_MOST_ROUNDS,
             fewest=_FEWEST_ROUNDS,
@@ -152,7 +200,7 @@ def _whole_cycles(
     found: dict[str, dict[int, float]] = {}
     for (kind, count), least in spent.items():
         found.setdefault(kind, {})[count] = least
-    return found
+    return found, settled
 
 
 def _facts(engine: Engine) -> list[Any]:
@@ -298,7 +346,7 @@ def _timed(
 ) -> dict[tuple[str, Plan], float]:
     if bench.device.type == "cuda":
         return {name: _seconds_if_it_fits(bench, name[1], call) for name, call in parts.items()}
-    return least_seconds(parts, most=_EXTRA_ROUNDS, enough=_ENOUGH_EXTRA_SECONDS)
+    return least_seconds(parts, most=_EXTRA_ROUNDS, enough=_ENOUGH_EXTRA_SECONDS)[0]
 
 
 def _seconds_if_it_fits(bench: Bench, plan: Plan, call: Callable[[], Any]) -> float:

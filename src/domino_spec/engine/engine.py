@@ -25,7 +25,7 @@ from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.model_runner import ModelRunner, Plan, PromptChunk
 from domino_spec.engine.models import load_model
-from domino_spec.engine.policy import Batch, DepthPolicy, depths, trees
+from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, depths, trees
 from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import Chunk, Scheduler
 from domino_spec.engine.scores import ScoreTable
@@ -62,6 +62,8 @@ class Launch:
     """Whether it gave first tokens; otherwise it was a cycle."""
     taken: list[list[int]] | None = None
     """What its sequences have committed already, where these are hooked."""
+    batch: Batch | None = None
+    """For what a policy chose the plan, where one did."""
 
 
 class Engine:
@@ -77,6 +79,7 @@ class Engine:
         depth: int | None = None,
         tree: int | None = None,
         adaptive: bool = False,
+        remeasure: bool = False,
         graphs: bool | None = None,
         ahead: bool | None = None,
         pack: bool | None = None,
@@ -88,7 +91,8 @@ class Engine:
         Both follow from the requests and the free memory where they are None: the caches then grow,
         between two sequences, to what is asked for. `depth` is drafts a cycle, by default the
         drafter's own; `tree` is drafts of a tree instead, which is up to `depth` deep. `adaptive`
-        lets each cycle choose fewer, in a chain or a tree, by costs that are measured once.
+        lets each cycle choose fewer, in a chain or a tree, by costs that are measured once (anew if
+        `remeasure`) and corrected by what cycles take.
         `graphs` captures work in CUDA graphs; `ahead` starts the next cycle before the last one's
         report is read. Both are on where there is a GPU. `pack` keeps a copy of the weights in the
         order in which a CPU multiplies fastest. `reuse` remembers what lies in the caches: a prompt
@@ -111,7 +115,7 @@ class Engine:
             drafter = drafter.with_tree(drafter.nodes if tree is None else tree)
             drafter = drafter if drafter.drafts else None
         self.depth = 0 if drafter is None else drafter.depth
-        self._adaptive = adaptive and self.depth > 0
+        self._adaptive, self._remeasure = adaptive and self.depth > 0, remeasure
         self.nodes = 0
         """Drafts of the largest tree; 0 where only chains are verified."""
         if drafter is not None:
@@ -144,6 +148,8 @@ class Engine:
         """One thread at a time; but a forgotten stream may be closed in the midst of a step."""
         self._prefill_seconds = 0.0
         """What of the last step's time was spent on prompts."""
+        self._reported: float | None = None
+        """When the last report came, if a cycle alone has run since."""
         self._collected: list[SequenceOutput] = []
         """Outputs of a step that has not ended."""
         self._make_slots(size.slots)
@@ -339,6 +345,8 @@ class Engine:
         whose own rules raise leaves with that error; all others keep what they committed.
         """
         with self.lock:
+            if not self.running:
+                self._reported = None  # it was idle meanwhile
             failed = self._grow()
             self._adapt_if_idle()
             self._admit()
@@ -363,10 +371,21 @@ class Engine:
             # One step's cycles stay on their way while another step follows.
             ready = len(self._launches) - int(self.ahead and bool(launched))
             for _ in range(ready):
-                for launch in self._launches.popleft():
+                collected = self._launches.popleft()
+                for launch in collected:
                     outputs += self._collect(launch)
+                self._time(collected, alone=not (first or hooked))
             self._collected = []
             return outputs
+
+    def _time(self, launches: Sequence[Launch], *, alone: bool) -> None:
+        """Tell the policy what a cycle took: the time since the last report, if all was its own."""
+        before, self._reported = self._reported, time.perf_counter() if alone else None
+        if before is None or self._reported is None or self.policy is None or len(launches) != 1:
+            return
+        plan, batch = launches[0].plan, launches[0].batch
+        if batch is not None:
+            self.policy.observe(batch, Drafts(plan.depth, plan.nodes), self._reported - before)
 
     def _admit(self) -> None:
         for sequence, found in self.scheduler.admit(self.capacity):
@@ -435,7 +454,9 @@ class Engine:
                 report = self.runner.run_hooked_cycle(slots, plan, walk)
                 launches.append(Launch(own, plan, report, taken=walk.taken))
             else:
-                launches.append(Launch(own, plan, self.runner.start_cycle(slots, plan)))
+                report = self.runner.start_cycle(slots, plan)
+                chosen_for = batch if self.policy is not None and drafts else None
+                launches.append(Launch(own, plan, report, batch=chosen_for))
         return launches
 
     def _kind_of(self, sequences: tuple[Decoded, ...], *, drafts: bool) -> tuple[Plan, Batch]:
@@ -568,7 +589,8 @@ class Engine:
         from domino_spec.engine.calibration import adapt_depth, measured_sizes
 
         if self.policy is None or not self.policy.knows(max(measured_sizes(self.slots.count))):
-            adapt_depth(self)
+            adapt_depth(self, anew=self._remeasure)
+            self._remeasure = False
 
     @torch.inference_mode(False)
     @torch.no_grad()

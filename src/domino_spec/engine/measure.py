@@ -22,6 +22,8 @@ from domino_spec.engine.weights import nbytes
 from domino_spec.errors import InputError
 
 K = TypeVar("K")
+_NEARLY = 1.25
+"""Rounds that differ by less met the same machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,23 +63,31 @@ def least_seconds(
     fewest: int = 1,
     enough: float = math.inf,
     before: Callable[[], None] = lambda: None,
-) -> dict[K, float]:
+) -> tuple[dict[K, float], bool]:
     """The least of a few rounds of each call on a CPU, where other load only ever adds.
 
-    So many rounds at most and, once there were the fewest, none after `enough` seconds. `before`
-    comes before each call and is not timed; nor is a first round, which prepares the others.
+    And whether it is settled: the two least rounds of each are nearly the same. So many rounds at
+    most, fewer once all is settled and, once there were the fewest, none after `enough` seconds.
+    `before` comes before each call and is not timed; nor is a first round, which prepares the
+    others.
     """
-    least = dict.fromkeys(calls, math.inf)
-    began = time.perf_counter()
+    spent: dict[K, list[float]] = {name: [] for name in calls}
+    began, settled = time.perf_counter(), False
     for turn in range(1 + most):
         for name, call in calls.items():
             before()
-            spent = _clocked(call)
+            seconds = _clocked(call)
             if turn:
-                least[name] = min(least[name], spent)
-        if turn >= fewest and time.perf_counter() - began > enough:
+                spent[name].append(seconds)
+        settled = turn > 1 and all(_settled(each) for each in spent.values())
+        if turn >= fewest and (settled or time.perf_counter() - began > enough):
             break
-    return least
+    return {name: min(each) for name, each in spent.items()}, settled
+
+
+def _settled(seconds: Sequence[float]) -> bool:
+    least, second, *_ = sorted(seconds)
+    return second < _NEARLY * least
 
 
 def _captured_seconds(call: Callable[[], Any], repeats: int) -> float:

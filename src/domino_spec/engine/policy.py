@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +28,12 @@ _DISABLED_AFTER = 48
 _HOPED_GAIN = 1.2
 """What a tree is hoped to commit, compared with a chain as deep, before it was seen."""
 
+
+_COMMON_SHARE, _OWN_SHARE = 0.1, 0.1
+"""Of what a cycle took beyond what was expected: learnt of all cycles, and at least of its kind."""
+_EXPLORED_EVERY, _REFRESHED_EVERY = 16, 512
+_PAUSE = 10.0
+"""A cycle that took so many times what was expected was interrupted."""
 
 Seconds = Mapping[int, Mapping[int, float]]
 """By batch size and by depth, or by a tree's nodes."""
@@ -79,6 +86,45 @@ class Costs:
             + sum(_at({n: _added(each[n], count) for n in each}, size) for each in extras)
             for count in wanted
         })  # fmt: skip
+
+
+class LiveCosts:
+    """What cycles of one kind of batch cost now: what was measured once, corrected as they run.
+
+    A measurement may have met a busy machine; another context costs another time. So each cost has
+    two factors: one that all share (a longer context, a slower machine), learnt from every cycle,
+    and one of its own. Of the last three cycles of a kind the shortest counts: other work on the
+    machine only ever adds.
+    """
+
+    def __init__(self, measured: Mapping[Drafts, float]) -> None:
+        self._measured = measured
+        self._common = 0.0  # logarithms of the factors
+        self._own = dict.fromkeys(measured, 0.0)
+        self._last: dict[Drafts, deque[float]] = {each: deque(maxlen=3) for each in measured}
+        self.seen = dict.fromkeys(measured, 0)
+        """Cycles of each kind that were observed."""
+
+    def __getitem__(self, drafts: Drafts) -> float:
+        return self._measured[drafts] * math.exp(self._common + self._own[drafts])
+
+    @property
+    def seconds(self) -> dict[Drafts, float]:
+        """By what is verified."""
+        return {drafts: self[drafts] for drafts in self._measured}
+
+    def observe(self, drafts: Drafts, seconds: float) -> None:
+        """A cycle took so long."""
+        if drafts not in self._measured or not 0 < seconds < _PAUSE * self[drafts]:
+            return
+        self._last[drafts].append(seconds)
+        error = math.log(min(self._last[drafts]) / self[drafts])
+        if not any(self.seen.values()):
+            self._common = error
+        else:
+            self._common += _COMMON_SHARE * error
+            self._own[drafts] += max(1 / (1 + self.seen[drafts]), _OWN_SHARE) * error
+        self.seen[drafts] += 1
 
 
 @dataclass
@@ -197,8 +243,8 @@ class DepthPolicy:
         """Of sequences that sample."""
         self._depth, self._nodes = depth, nodes
         self._measured = costs
-        self._costs: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
-        self._trees: dict[tuple[int, tuple[str, ...]], dict[int, float]] = {}
+        self._live: dict[tuple[int, tuple[str, ...]], LiveCosts] = {}
+        self._turns: dict[tuple[int, tuple[str, ...]], int] = {}
         self._plain_in_a_row: dict[tuple[str, ...], int] = {}
         self._chains_in_a_row: dict[tuple[str, ...], int] = {}
         self._last = Batch(1)
@@ -211,17 +257,35 @@ class DepthPolicy:
         """One sequence's cycle: the accepted nodes of a tree."""
         (self.drawn if sampled else self.acceptance).record_tree(path, parents)
 
+    def observe(self, batch: Batch, drafts: Drafts, seconds: float) -> None:
+        """A cycle that verified these for such a batch took so long, host and all."""
+        self._costs_of(batch.size, batch.kinds).observe(drafts, seconds)
+
     def choose(self, batch: Batch) -> Drafts:
         """The drafts that commit most tokens a second: a chain, a tree or none.
 
-        While chains are best, a tree has a try now and then, unless it is too expensive to pay.
+        While chains are best, a tree has a try now and then, unless it is too expensive to pay. And
+        what is not chosen is run now and then, to see what it costs today.
         """
         costs = self.costs(batch.size, batch.kinds)
         nodes = self._choose_tree(costs, batch) if batch.trees else 0
-        if not nodes:
-            return Drafts(self._choose_depth(costs, batch))
-        self._last, self._plain_in_a_row[batch.kinds] = batch, 0
-        return Drafts(min(nodes, self._depth), nodes)
+        if nodes:
+            self._last, self._plain_in_a_row[batch.kinds] = batch, 0
+            found = Drafts(min(nodes, self._depth), nodes)
+        else:
+            found = Drafts(self._choose_depth(costs, batch))
+        return self._explored(costs, batch, found)
+
+    def _explored(self, costs: Mapping[int, float], batch: Batch, found: Drafts) -> Drafts:
+        """Plain decoding or the best chain instead, where it has hardly been seen, or for long."""
+        key, live = (batch.size, batch.kinds), self._costs_of(batch.size, batch.kinds)
+        turn = self._turns[key] = self._turns.get(key, 0) + 1
+        if not found.depth or turn % _EXPLORED_EVERY or not any(live.seen.values()):
+            return found
+        for other in (Drafts(0), Drafts(self._best(costs, batch))):
+            if other != found and other in live.seen and live.seen[other] < _TRIALS:
+                return other
+        return Drafts(0) if turn % _REFRESHED_EVERY == 0 else found
 
     def _choose_tree(self, costs: Mapping[int, float], batch: Batch) -> int:
         """The nodes of the tree that commits most tokens a second; 0 where a chain commits more."""
@@ -255,8 +319,13 @@ class DepthPolicy:
             return self._best(promising, batch)
         plain = self._plain_in_a_row.get(batch.kinds, 0) + 1
         self._plain_in_a_row[batch.kinds] = plain
-        again = bool(promising) and plain % _RETRY == 0
-        return self._best(promising, batch) if again else 0
+        if plain % _RETRY:
+            return 0
+        # What was measured may be wrong, until it was seen.
+        seen = self._costs_of(batch.size, batch.kinds).seen
+        if any(seen.values()):
+            promising |= {d: s for d, s in costs.items() if d and seen[Drafts(d)] < _TRIALS}
+        return self._best(promising, batch) if promising else 0
 
     @property
     def disabled(self) -> Disabled | None:
@@ -288,13 +357,8 @@ class DepthPolicy:
         return (1 - batch.drawn) * greedy + batch.drawn * drawn
 
     def _tree_costs(self, batch: Batch) -> dict[int, float]:
-        key = (batch.size, batch.kinds)
-        if key not in self._trees:
-            found = self._measured.of_trees(*key)
-            self._trees[key] = {
-                n: s for n, s in found.items() if n <= self._nodes and math.isfinite(s)
-            }
-        return self._trees[key]
+        live = self._costs_of(batch.size, batch.kinds).seconds
+        return {drafts.nodes: seconds for drafts, seconds in live.items() if drafts.nodes}
 
     def _trials(self, batch: Batch) -> int:
         """Recorded cycles of the kind of sequence (greedy, sampling) that has fewer."""
@@ -319,11 +383,24 @@ class DepthPolicy:
 
     def costs(self, size: int, kinds: tuple[str, ...] = ()) -> Mapping[int, float]:
         """Seconds by depth of a cycle of a batch of this size."""
-        found = self._costs.get((size, kinds))
+        live = self._costs_of(size, kinds).seconds
+        return {drafts.depth: seconds for drafts, seconds in live.items() if not drafts.nodes}
+
+    def _costs_of(self, size: int, kinds: tuple[str, ...]) -> LiveCosts:
+        found = self._live.get((size, kinds))
         if found is None:
-            found = self._measured.of(size, kinds)
-            found = {d: s for d, s in found.items() if d <= self._depth and math.isfinite(s)}
-            self._costs[size, kinds] = found
+            chains = {Drafts(d): s for d, s in self._measured.of(size, kinds).items()}
+            branched = {
+                Drafts(min(n, self._depth), n): s
+                for n, s in self._measured.of_trees(size, kinds).items()
+                if n <= self._nodes
+            }
+            known = {
+                drafts: seconds
+                for drafts, seconds in (chains | branched).items()
+                if drafts.depth <= self._depth and math.isfinite(seconds)
+            }
+            found = self._live[size, kinds] = LiveCosts(known)
         return found
 
 

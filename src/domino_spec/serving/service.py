@@ -24,7 +24,7 @@ from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.protocol import ServerInfo
 from domino_spec.serving.tokenization import PromptEncoder
 
-_CAPTURED = 32
+_CAPTURED = 64
 """Sequences for which cycles are captured at start; larger batches at their first use."""
 _UNKNOWN_CONTEXT = 4096
 """Where neither the target nor the configuration says how long a sequence may be."""
@@ -152,10 +152,10 @@ class Service:
         kinds: list[tuple[int | None, bool]] = [(None, True), (None, False)]
         if config.page:  # it shows probabilities
             kinds += [(0, True), (0, False)]
+        sampling = [(0.0, None), (1.0, None), (1.0, 0)]  # a seed has an accept rule of its own
         for scores, drafts in kinds:
-            for temperature in (0.0, 1.0):
-                # Without a seed, as most requests come.
-                params = SamplingParams(temperature=temperature, logprobs=scores)
+            for temperature, seed in sampling if drafts else sampling[:2]:
+                params = SamplingParams(temperature=temperature, seed=seed, logprobs=scores)
                 count = min(size.slots, _CAPTURED) if scores is None else 1
                 engine.capture(count, params, speculate=drafts)
         log(f"{size.slots} slots of {size.capacity} tokens")

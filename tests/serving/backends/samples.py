@@ -24,6 +24,7 @@ SAMPLES: dict[str, Any] = {
     "depth": 3,
     "candidates": 4,
     "tree": 7,
+    "remeasure": True,
     "speculate": False,
     "thinking": False,
     "pack": False,

@@ -13,11 +13,11 @@ FIELDS = list(ServeArgs.model_fields)
 BASE = ServeArgs(target="org/target", draft="drafter")
 REFUSED = {
     "vllm": {
-        "device_map", "attn_implementation", "candidates", "tree", "pack", "page",
+        "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
         "max_prompt_tokens", "max_body_bytes",
     },
     "sglang": {
-        "device_map", "attn_implementation", "candidates", "tree", "pack", "page",
+        "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
         "max_prompt_tokens", "max_body_bytes", "max_new_tokens", "max_choices", "drain_seconds",
     },
 }  # fmt: skip

@@ -28,7 +28,7 @@ from domino_spec.engine.kernels.pointwise import shrink
 from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
 
-_TILE_ROWS = (16, 32, 64)
+_TILE_ROWS = (16, 64)
 """Of x in a program's tile: the least that holds all of them, else the last."""
 MOST_ROWS = 256
 """Above this the vendor's library does better whatever the weight."""
@@ -89,7 +89,7 @@ def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int = 1) -> P
     while not wide and programs * split < 192 and split < 4 and k // (2 * split) >= 8 * depth:
         split *= 2
     stages = 3 if gated else 4 if split > 1 or programs >= 264 else 6
-    if rows > _TILE_ROWS[1]:  # several tiles of rows make up for fewer, wider ones of columns
+    if rows > _TILE_ROWS[0]:  # several tiles of rows make up for fewer, wider ones of columns
         owned = 64 if n >= 3072 else 32
         columns, stages = (owned // 2, 3) if gated else (owned, 4)
     return Plan(tile_rows(rows), columns, depth, stages, split)

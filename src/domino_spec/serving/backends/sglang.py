@@ -39,6 +39,7 @@ class SGLangBackend(Backend):
     lacking = MappingProxyType({
         "candidates": "SGLang's pool is shared by a block, which is another thing: "
         "-- --speculative-domino-candidate-pool-size N",
+        "remeasure": "SGLang chooses no depth by cost; drop it",
         "tree": "SGLang verifies chains of a Domino or DFlash drafter; drop it",
         "max_new_tokens": "--context bounds prompt and answer together",
         "max_choices": "let --slots and --max-queue bound what is asked for at once",

@@ -43,6 +43,7 @@ class VLLMBackend(Backend):
     form, architectures, plugin_reads = "vllm", ARCHITECTURES, True
     lacking = MappingProxyType({
         "candidates": "the plugin's head always chooses among all tokens; drop it",
+        "remeasure": "vLLM chooses no depth by cost; drop it",
         "tree": "vLLM has no tree attention: its drafts are chains; drop it",
     })  # fmt: skip
     keys_in_config = 2
