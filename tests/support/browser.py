@@ -82,9 +82,12 @@ class Page:
 
     def open(
         self, place: Path | str, *, width: int, height: int = 800,
-        dark: bool = False, still: bool = False,
+        dark: bool = False, still: bool = False, fresh: bool = True,
     ) -> None:  # fmt: skip
-        """Load a file or an address as a screen of this size would show it."""
+        """Load a file or an address as a screen of this size would show it.
+
+        A `fresh` browser remembers nothing of earlier pages.
+        """
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=2, mobile=width < 600,
@@ -95,11 +98,14 @@ class Page:
         }
         features = [{"name": name, "value": value} for name, value in likes.items()]
         self.call("Emulation.setEmulatedMedia", features=features)
+        forget = "try { localStorage.clear(); } catch {}" if fresh else ""
+        script = self.call("Page.addScriptToEvaluateOnNewDocument", source=forget)
         self._loaded = False
         url = place if isinstance(place, str) else place.resolve().as_uri()
         self.call("Page.navigate", url=url)
         while not self._loaded:
             self._note(self._receive())
+        self.call("Page.removeScriptToEvaluateOnNewDocument", **script)
 
     def ask(self, script: str):
         """The value of some JavaScript, awaited where it is a promise."""

@@ -22,7 +22,9 @@ FALL = Scene(
 WRITTEN = "".join(t for block in FALL.blocks for t, _, _ in block).removesuffix("<|im_end|>")
 HOLDING = Scene(FALL.blocks, rejected=7, hold_after=2, hold_plain_after=2)
 TILES = f"""[...document.querySelectorAll('{LAST} .block')].map((block) =>
-  [...block.children].map((tile) => [tile.classList[1], tile.classList[2], tile.textContent]))"""
+  [...block.querySelectorAll('.tile')].map((tile) =>
+    [tile.classList[1], tile.classList[2], tile.textContent]))"""
+PARAGRAPHS = WRITTEN.split("\n\n")
 
 
 def counters(tab, lane=".domino"):
@@ -34,6 +36,29 @@ def counters(tab, lane=".domino"):
 
 def said(tab, selector):
     return tab.ask(f"document.querySelector({selector!r})?.textContent ?? null")
+
+
+def paragraphs(tab, lane=".domino"):
+    """An answer as text; the view of before comes back."""
+    return tab.ask(
+        f"""(() => {{
+          const [was] = document.querySelectorAll('input[name=view]:checked');
+          document.querySelector('input[value=text]').click();
+          const found = [...document.querySelectorAll('{LAST} {lane} .text > *')];
+          was.click();
+          return found.map((e) => e.textContent);
+        }})()"""
+    )
+
+
+def copied(tab, button=f"{LAST} .actions button"):
+    """What a button puts on the clipboard."""
+    return tab.ask(
+        f"""new Promise((resolve) => {{
+          navigator.clipboard.writeText = async (text) => resolve(text);
+          document.querySelector('{button}').click();
+        }})"""
+    )
 
 
 def write(tab, prompt):
@@ -53,5 +78,7 @@ def race(tab, prompt):
 
 
 def verdict(tab):
-    tab.until(f"document.querySelector('{LAST} .verdict:not([hidden])') && document.title")
-    return tab.ask(f"[...document.querySelectorAll('{LAST} .verdict p')].map((e) => e.innerText)")
+    """The headline of a race that ended, and its sentences."""
+    tab.until(ENDED)
+    shown = f"{LAST} .headline p, {LAST} .verdict:not([hidden]) p"
+    return tab.ask(f"[...document.querySelectorAll('{shown}')].map((e) => e.innerText)")

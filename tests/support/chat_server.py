@@ -102,7 +102,7 @@ class ChatServer:
             tokens = [
                 {"id": token_id(text), "text": text, "accepted": was_draft,
                  "position": position + i, "probability": p,
-                 "lost": [" lazy", " slow dog"] if was_draft else []}
+                 "lost": [" lazy", " slow dog", " cat"] if was_draft else []}
                 for i, (text, was_draft, p) in enumerate(block)
             ]  # fmt: skip
             position += len(block)

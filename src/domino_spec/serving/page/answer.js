@@ -1,21 +1,24 @@
 // One answer as it comes: its dominoes, its text, its counters, and what went wrong with it.
 
-import { NOTHING, count, everyFrame, fixed, make, percent, rate, seconds } from "./dom.js";
+import { NOTHING, count, everyFrame, fixed, make, percent, rate, seconds, view } from "./dom.js";
+import { Formatted } from "./format.js";
+import { pack, unpack } from "./store.js";
 import { Tally } from "./tally.js";
 import { Row } from "./tiles.js";
 
 const COUNTERS = [
-  ["acceptance length", (tally) => fixed(tally.perCycle, 2)],
-  ["tokens per second", (tally) => rate(tally.perSecond)],
-  ["tokens", (tally) => String(tally.tokens)],
-  ["cycles", (tally) => String(tally.cycles)],
-  ["from drafts", (tally) => percent(tally.drafted)],
-  ["acceptance rate", (tally) => percent(tally.acceptance)],
+  ["acceptance length", (tally) => fixed(tally.perCycle, 2), "Tokens gained per cycle; 1 without drafts"],
+  ["tokens per second", (tally) => rate(tally.perSecond), "After the first token"],
+  ["tokens", (tally) => String(tally.tokens), "Words and pieces of words"],
+  ["cycles", (tally) => String(tally.cycles), "How often the target was run after the prompt"],
+  ["from drafts", (tally) => percent(tally.drafted), "Of the answer, what the drafter had guessed"],
+  ["acceptance rate", (tally) => percent(tally.acceptance), "Of the drafter’s guesses, those that were right"],
 ];
 
 const SETTLED = 1000; // milliseconds after which nothing falls any more
 
 const FINISHES = { length: "Cut off at the most tokens that were allowed.", stop: "" };
+const ENDS = ["done", "stopped", "failed"];
 
 export class Answer {
   // `speculate` null leaves it to the server; a race says it of both answers.
@@ -33,32 +36,32 @@ export class Answer {
   start(now = performance.now()) {
     this.state = "waiting";
     this.tally.start(now);
-    this.say("Prefill…");
+    this.say("Reading the prompt…");
   }
 
   reset() {
-    this.state = "queued"; // then waiting, writing, and done, stopped or failed
+    this.state = "queued"; // then waiting, writing, and one of ENDS
     this.error = null;
     this.text = "";
     this.ids = [];
     this.pieces = [];
     this.tally = new Tally();
-    this.record = []; // of a race: [milliseconds since the request, chunk]
+    this.record = []; // [milliseconds since the request, chunk]
     this.row = new Row(this.name);
     this.words = make("div", "words");
-    const text = make("p", "text");
-    this.node = document.createTextNode("");
-    text.append(this.node);
+    this.formatted = new Formatted();
     this.note = make("p", "note soft");
-    this.words.append(this.row.element, text);
+    this.words.append(this.row.element, this.formatted.element);
     this.counters = make("dl", "counters");
-    this.values = COUNTERS.map(([label]) => {
+    this.values = COUNTERS.map(([label, , meaning]) => {
       const pair = make("div");
+      pair.title = meaning;
       const value = make("dd", "", NOTHING);
       pair.append(make("dt", "", label), value);
       this.counters.append(pair);
       return value;
     });
+    this.element.classList.remove("ended");
     this.element.replaceChildren(...(this.speculate === null ? [] : [this.head()]), this.words, this.note, this.counters);
   }
 
@@ -80,10 +83,10 @@ export class Answer {
     return this.state === "waiting" || this.state === "writing";
   }
 
-  // What the server sent, for a replay too.
+  // What the server sent: kept, for a replay and for a reload.
   hear(chunk) {
     const now = performance.now();
-    if (this.speculate !== null) this.record.push([now - this.tally.started, chunk]);
+    this.record.push([now - this.tally.started, chunk]);
     this.take(chunk, now);
   }
 
@@ -94,6 +97,7 @@ export class Answer {
     const total = this.tally.elapsed;
     let next = 0;
     this.reset();
+    this.record = record;
     this.start(now);
     return (at) => {
       for (; next < record.length && record[next][0] <= at; next += 1) {
@@ -119,10 +123,7 @@ export class Answer {
         this.pieces.push(token.text);
       }
     }
-    if (content) {
-      this.text += content;
-      this.node.appendData(content);
-    }
+    if (content) this.text += content;
     if (finish) {
       this.tally.end(now); // the usage may come a little later
       this.say(FINISHES[finish] ?? `The server ended it: ${finish}.`);
@@ -135,20 +136,16 @@ export class Answer {
     this.tally.end(now);
     this.state = state;
     this.counters.hidden = !this.ids.length;
+    this.element.classList.add("ended");
     setTimeout(() => this.row.settle(), SETTLED);
-    if (state === "stopped") this.say("Stopped.");
+    if (state === "stopped") this.say(this.tally.started === null ? "Not run." : "Stopped.");
     if (state === "done" && !this.ids.length) this.say("The answer is empty.");
     this.refresh();
   }
 
-  skip() {
-    this.end("stopped");
-    this.say("Not run.");
-  }
-
-  fail(error) {
+  fail(error, now = performance.now()) {
     this.error = error;
-    this.end("failed");
+    this.end("failed", now);
     this.say(error.words ?? error.message, "error");
   }
 
@@ -162,12 +159,36 @@ export class Answer {
       const text = read(this.tally);
       if (this.values[i].textContent !== text) this.values[i].textContent = text;
     });
+    if (view.text) this.formatted.show(this.text, this.running);
     if (this.speculate === null) return;
     this.clock.textContent = seconds(this.tally.elapsed);
     this.speed.textContent = `${rate(this.tally.perSecond)} tokens/s`;
     this.bar.max = Math.max(this.expected, this.tally.tokens, 1);
     this.bar.value = this.tally.tokens;
-    this.words.scrollTop = this.words.scrollHeight;
+    if (this.running) this.words.scrollTop = this.words.scrollHeight;
+  }
+
+  // For a reload; one that is still written is one that was stopped.
+  get kept() {
+    return {
+      state: ENDS.includes(this.state) ? this.state : "stopped",
+      total: this.tally.started === null ? null : Math.round(this.tally.elapsed * 10) / 10,
+      error: this.error && (this.error.words ?? this.error.message),
+      record: this.record.map(pack),
+    };
+  }
+
+  restore({ state, total, error, record }) {
+    if (!ENDS.includes(state) || !(total === null || Number.isFinite(total))) throw new TypeError("state");
+    if (total !== null) this.start(0);
+    for (const packed of record) {
+      const [after, chunk] = unpack(packed, this.ids.length);
+      this.record.push([after, chunk]);
+      this.take(chunk, after);
+    }
+    if (state === "failed") this.fail({ message: String(error) }, total ?? 0);
+    else this.end(state, total ?? 0);
+    this.row.settle();
   }
 
   // In a word, for those who cannot see it.

@@ -16,6 +16,34 @@ export function button(text, className, action) {
   return element;
 }
 
+export async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    // Not allowed outside https and this machine: the old way.
+    const area = make("textarea", "unseen");
+    area.value = text;
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    return done;
+  }
+}
+
+export const CANNOT_COPY = "This browser does not let the page copy.";
+
+// Dominoes or text: which of the two is seen.
+export const view = {
+  get text() {
+    return document.documentElement.dataset.view === "text";
+  },
+  show(name) {
+    document.documentElement.dataset.view = name;
+  },
+};
+
 export const NOTHING = "–";
 
 export function fixed(value, digits) {

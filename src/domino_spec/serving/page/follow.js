@@ -1,4 +1,4 @@
-// The end of the conversation stays in sight while it grows, unless somebody scrolled away from it.
+// The end of the conversation stays in sight while it grows, unless the reader scrolled away from it.
 
 import { everyFrame } from "./dom.js";
 
@@ -11,7 +11,7 @@ const toEnd = everyFrame(() => {
   if (following) scrollTo({ top: page.scrollHeight, behavior: "instant" });
 });
 
-// Only a person moves up; a page that grew is not one that was left.
+// Only a reader moves up; a page that grew is not one that was left.
 let last = 0;
 addEventListener(
   "scroll",
@@ -28,5 +28,9 @@ export const follow = {
   jump() {
     following = true;
     toEnd();
+  },
+  // A race is read from its headline, and does not grow.
+  pin(element) {
+    requestAnimationFrame(() => element.scrollIntoView({ block: "start", behavior: "instant" }));
   },
 };

@@ -1,15 +1,21 @@
 // The page itself: who may be pressed when, and the conversation.
 
 import { chat, facts } from "./api.js";
-import { button, find, make } from "./dom.js";
+import { CANNOT_COPY, button, copied, find, make, view } from "./dom.js";
 import { follow } from "./follow.js";
 import { askForKey } from "./key.js";
-import { FieldError, fit, reveal, sampling, system } from "./settings.js";
+import { FieldError, fit, remember, reveal, sampling, system } from "./settings.js";
+import { store } from "./store.js";
 import { watch } from "./tip.js";
 import { Turn } from "./turn.js";
 
+// Of the race on the empty page: long enough to tell, short enough to wait for.
+const RACE_TOKENS = 200;
+const COPIED = 1500; // milliseconds for which a button says so
+
 const prompt = find("prompt");
 const list = find("turns");
+const examples = document.querySelectorAll(".example");
 let server = null;
 let turns = [];
 let stopper = null; // of the answer that is being written
@@ -42,18 +48,25 @@ async function meet() {
     return;
   }
   notice("");
-  const { model, device, slots, context, version } = server;
-  const parts = [model, words(server), device];
-  find("facts").textContent = parts.filter(Boolean).join(" · ");
+  const { model, slots, context, version } = server;
+  find("facts").replaceChildren(...introduction(server));
   find("facts").title = `${slots} slots, ${context} tokens of context, domino-spec ${version}`;
   document.title = `${model} · Domino`;
   if (context) fit(context);
   ready();
 }
 
-function words({ draft, speculates }) {
-  if (!speculates) return draft ? "speculation is off" : "no drafter";
-  return draft ? `drafts by ${draft}` : "with drafts";
+// Who answers, who helps, and on what.
+function introduction({ model, draft, speculates, device, dtype }) {
+  const name = (words) => make("b", "", words.split("/").at(-1)); // of a folder its last part
+  const machine = /^cuda/.test(device) ? "a GPU" : device === "cpu" ? "a CPU" : device;
+  const where = ` Running on ${machine}${dtype ? ` in ${dtype}` : ""}.`;
+  if (!speculates) {
+    const why = draft ? "Its drafter is switched off" : "It has no drafter";
+    return [name(model), ` answers. ${why}, so it writes one token at a time.${where}`];
+  }
+  const drafter = draft ? [name(draft), " guesses"] : ["A drafter guesses"];
+  return [name(model), " answers. ", ...drafter, ` its next words, which only makes it faster.${where}`];
 }
 
 const canRace = () => Boolean(server?.speculates);
@@ -62,6 +75,8 @@ function ready() {
   const busy = stopper !== null;
   find("send").disabled = busy;
   find("race").disabled = busy || !canRace();
+  find("first-race").hidden = Boolean(server) && !canRace();
+  for (const example of examples) example.disabled = busy;
   find("stop").hidden = !busy;
   find("clear").disabled = !turns.length;
   const why = find("why-no-race");
@@ -96,7 +111,7 @@ async function listen(turn, answer, body, signal) {
   try {
     for await (const chunk of chat({ ...body, domino }, signal)) {
       answer.hear(chunk);
-      follow.keep();
+      if (!turn.race) follow.keep();
     }
     answer.end("done");
   } catch (error) {
@@ -112,7 +127,6 @@ async function replay(turn, signal) {
   const shows = turn.answers.map((answer) => answer.replay(begun));
   const due = () => (signal.aborted ? Infinity : performance.now() - begun);
   while (!shows.map((show) => show(due())).every(Boolean)) {
-    follow.keep();
     await new Promise((resolve) => setTimeout(resolve, 16));
   }
 }
@@ -132,26 +146,34 @@ async function run(turn, settings) {
   ready();
   // A button that is switched off drops the focus; the one to press next takes it.
   if (pressed instanceof HTMLButtonElement) find("stop").focus();
-  tell("Writing…");
-  turn.begin(settings.max_tokens ?? server.context);
-  follow.jump();
+  tell(turn.race ? "Racing…" : "Writing…");
+  turn.begin(settings.max_tokens ?? server.context, seeded.seed);
+  if (!turn.race) follow.jump();
   const clock = turn.race ? setInterval(() => turn.answers.forEach((a) => a.running && a.look()), 100) : 0;
-  for (const answer of turn.answers) {
-    if (controller.signal.aborted || turn.failure) answer.skip();
-    else await listen(turn, answer, body, controller.signal);
+  for (const [number, answer] of turn.answers.entries()) {
+    if (controller.signal.aborted || turn.failure) {
+      answer.end("stopped");
+      continue;
+    }
+    turn.phase(number);
+    if (turn.race && !number) follow.pin(turn.headline);
+    await listen(turn, answer, body, controller.signal);
   }
   clearInterval(clock);
   if (turn.comparable) {
     tell("Replaying both…");
+    turn.phase(2);
     await replay(turn, controller.signal);
   }
-  const words = turn.end(seeded.seed);
+  const words = turn.end();
   stopper = null;
   const onStop = document.activeElement === find("stop");
   ready();
   if (onStop) prompt.focus({ preventScroll: true });
-  follow.keep();
+  if (turn.race) follow.pin(turn.headline);
+  else follow.keep();
   tell(words);
+  keep();
   const { failure } = turn;
   if (failure?.status === 401 && (await askForKey())) {
     if (!server) await meet();
@@ -170,19 +192,21 @@ function settingsOrComplain() {
   }
 }
 
-async function send(race) {
-  const said = prompt.value.trim();
+// An example brings its own words; what was typed meanwhile stays.
+async function send(race, { example = null, most = Infinity } = {}) {
+  const said = example ?? prompt.value.trim();
   if (stopper) return;
   if (!said) return prompt.focus();
   const settings = settingsOrComplain();
+  if (settings && most < (settings.max_tokens ?? Infinity)) settings.max_tokens = most;
   if (!settings || (race && !canRace())) return;
   if (!server) await meet();
   if (!server || stopper) return;
   notice("");
-  const turn = new Turn(said, { race, expected: settings.max_tokens ?? server.context, retry: again, tell });
+  const turn = new Turn(said, { race, expected: settings.max_tokens ?? server.context, ...able });
   turns.push(turn);
   list.append(turn.element);
-  prompt.value = "";
+  if (example === null) prompt.value = "";
   await run(turn, settings);
 }
 
@@ -193,17 +217,39 @@ function again(turn) {
   run(turn, settings);
 }
 
+// --- What a reload keeps ----------------------------------------------------------------------
+
+const able = { retry: again, tell };
+
+function keep() {
+  store.turns = turns.map((turn) => turn.kept);
+}
+
+function restore() {
+  for (const kept of store.turns) {
+    try {
+      turns.push(Turn.restore(kept, able));
+    } catch {
+      // Not written by this page: as if it had not been there.
+    }
+  }
+  list.append(...turns.map((turn) => turn.element));
+  if (turns.length) follow.jump();
+}
+
 function clear() {
   stopper?.abort();
   const old = turns;
   turns = [];
   list.replaceChildren();
+  keep();
   notice(
     "The conversation was cleared.",
     button("Undo", "", () => {
       turns = [...old, ...turns];
       list.prepend(...old.map((turn) => turn.element));
       notice("");
+      keep();
       ready();
       prompt.focus();
     }),
@@ -229,12 +275,36 @@ prompt.addEventListener("keydown", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !find("key").open) stopper?.abort();
 });
+for (const example of examples) {
+  const race = example.id === "race-example";
+  const words = race ? find("race-prompt") : example;
+  example.addEventListener("click", () =>
+    send(race, { example: words.textContent.trim(), ...(race ? { most: RACE_TOKENS } : {}) }));
+}
+list.addEventListener("click", async ({ target }) => {
+  const pressed = target.closest?.(".copy");
+  if (!pressed) return;
+  const done = await copied(pressed.closest("figure").querySelector("code").textContent);
+  tell(done ? "Copied." : CANNOT_COPY);
+  if (!done) return;
+  pressed.textContent = "Copied";
+  setTimeout(() => {
+    pressed.textContent = "Copy";
+  }, COPIED);
+});
+addEventListener("pagehide", () => {
+  if (stopper) keep(); // otherwise it is kept already
+});
+
+remember();
 for (const choice of document.querySelectorAll("input[name=view]")) {
   choice.addEventListener("change", () => {
-    document.documentElement.dataset.view = choice.value;
+    view.show(choice.value);
+    for (const turn of turns) for (const answer of turn.answers) answer.refresh();
   });
-  if (choice.checked) document.documentElement.dataset.view = choice.value; // kept over a reload
+  if (choice.checked) view.show(choice.value);
 }
+restore();
 
 find("settings").open = matchMedia("(min-width: 900px)").matches;
 watch(list);

@@ -11,14 +11,15 @@ const FULL = 96;
 // Milliseconds: between two falling blocks, and after which one has fallen.
 const PAUSE = 80;
 const FALL = 600;
+const BRANCHES = 2; // of those that lost at a place, how many are seen at once
 
 const tokens = new WeakMap();
 export const tokenOf = (tile) => tokens.get(tile);
 
 export const KINDS = {
-  draft: "an accepted draft",
+  draft: "guessed by the drafter, accepted by the target",
   own: "the target’s own token",
-  first: "first token, from the prefill; no drafts competed",
+  first: "first token, from reading the prompt; nothing was guessed",
 };
 
 function kindOf(token, cycle) {
@@ -63,6 +64,21 @@ function tileOf(token, cycle) {
   return tile;
 }
 
+// A tile and, under it, what the drafter's tree had guessed for the same place and the target refused.
+function placeOf(token, cycle) {
+  const tile = tileOf(token, cycle);
+  if (!token.lost?.length) return tile;
+  document.documentElement.dataset.branches = ""; // the legend tells of them
+  const fork = make("span", "fork");
+  fork.ariaHidden = "true"; // the tile tells of all of them
+  fork.append(...token.lost.slice(0, BRANCHES).map((branch) => make("s", "", shown(branch))));
+  const more = token.lost.length - BRANCHES;
+  if (more > 0) fork.append(make("span", "", `+${more}`));
+  const place = make("span", "place");
+  place.append(tile, fork);
+  return place;
+}
+
 export class Row {
   constructor(name) {
     this.element = make("div", "dominoes");
@@ -77,14 +93,14 @@ export class Row {
     if (!committed.length) return;
     const block = make("span", "block");
     block.role = "group";
-    block.ariaLabel = cycle === 0 ? "prompt" : `cycle ${cycle}`;
-    block.append(...committed.map((token) => tileOf(token, cycle)));
+    block.ariaLabel = cycle === 0 ? "after the prompt" : `cycle ${cycle}`;
+    block.append(...committed.map((token) => placeOf(token, cycle)));
     const size = this.stretch?.childElementCount ?? FULL;
     if (size >= FULL || (this.broken && size >= ROOMY)) {
       const first = this.stretch === null;
       this.stretch = make("div", "stretch");
       this.element.append(this.stretch);
-      if (first) block.firstElementChild.tabIndex = 0;
+      if (first) block.querySelector(".tile").tabIndex = 0;
     }
     this.stretch.append(block);
     this.broken = committed.some((token) => token.text.includes("\n"));

@@ -20,11 +20,12 @@ function tell(token) {
     line("Probability", probability(token.probability)),
     line("Cycle", String(token.cycle)),
   );
-  if (token.lost?.length) {
-    list.append(line("Lost branches", token.lost.map((branch) => JSON.stringify(branch)).join(" ")));
-  }
   const text = make("code", "", token.text === "" ? "part of a character" : JSON.stringify(token.text));
   tip.replaceChildren(text, make("p", token.kind, KINDS[token.kind]), list);
+  if (!token.lost?.length) return;
+  const others = make("ul");
+  others.append(...token.lost.map((branch) => make("li", "", JSON.stringify(branch))));
+  tip.append(make("p", "others", "Also guessed here, and refused:"), others);
 }
 
 function place() {
@@ -64,8 +65,13 @@ function blockBeside(block, way) {
   return block[way] ?? block.parentElement[way]?.[ENDS[way]] ?? null;
 }
 
+// A tile with branches is one of two in its place.
+const placeOf = (tile) => tile.closest(".place") ?? tile;
+const tileIn = (place) => (place?.matches(".place") ? place.firstElementChild : place) ?? null;
+const blockOf = (tile) => tile.closest(".block");
+
 function tileBeside(from, way) {
-  return from[way] ?? blockBeside(from.parentElement, way)?.[ENDS[way]] ?? null;
+  return tileIn(placeOf(from)[way] ?? blockBeside(blockOf(from), way)?.[ENDS[way]]);
 }
 
 function neighbour(from, key) {
@@ -73,10 +79,10 @@ function neighbour(from, key) {
   switch (key) {
     case "ArrowRight": return tileBeside(from, "nextElementSibling");
     case "ArrowLeft": return tileBeside(from, "previousElementSibling");
-    case "ArrowDown": return blockBeside(from.parentElement, "nextElementSibling")?.firstElementChild;
-    case "ArrowUp": return blockBeside(from.parentElement, "previousElementSibling")?.firstElementChild;
+    case "ArrowDown": return tileIn(blockBeside(blockOf(from), "nextElementSibling")?.firstElementChild);
+    case "ArrowUp": return tileIn(blockBeside(blockOf(from), "previousElementSibling")?.firstElementChild);
     case "Home": return row.querySelector(".tile");
-    case "End": return row.lastElementChild.lastElementChild.lastElementChild;
+    case "End": return tileIn(row.lastElementChild.lastElementChild.lastElementChild);
     default: return undefined;
   }
 }

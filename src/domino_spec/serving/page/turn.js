@@ -1,49 +1,37 @@
 // One exchange: what was said, the answer or the two of a race, and what can be done with it.
 
 import { Answer } from "./answer.js";
-import { button, make } from "./dom.js";
+import { CANNOT_COPY, button, copied, make } from "./dom.js";
 import { verdict } from "./race.js";
 
-const ALONE =
-  "The runs follow each other, so that neither slows the other, and both compute the whole prompt. " +
-  "Then they are replayed side by side, at their true times.";
-
-async function copied(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    // Not allowed outside https and this machine: the old way.
-    const area = make("textarea", "unseen");
-    area.value = text;
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    return done;
-  }
-}
+const PHASES = [
+  ["Racing: with drafts first…", "Then the same prompt without. Each runs alone, so that neither slows the other."],
+  ["Racing: now without drafts…", "The same prompt and the same seed, a token at a time."],
+  ["Both, side by side", "A replay at their true times. Stop skips to the end."],
+];
 
 export class Turn {
   constructor(said, { race, expected, retry, tell }) {
     this.said = said;
     this.race = race;
+    this.seed = null;
     this.element = make("li", "turn");
     const lanes = make("div", race ? "lanes race" : "lanes");
     this.answers = race
       ? [
-          new Answer({ name: "Domino", speculate: true, expected }),
-          new Answer({ name: "Plain decoding", speculate: false, expected }),
+          new Answer({ name: "With drafts", speculate: true, expected }),
+          new Answer({ name: "Without drafts", speculate: false, expected }),
         ]
       : [new Answer({ name: "Answer", expected })];
     lanes.append(...this.answers.map((answer) => answer.element));
+    this.headline = make("div", "headline");
     this.result = make("div", "verdict");
     this.result.hidden = true;
     this.actions = make("div", "actions");
     this.actions.append(
       button("Copy", "", async ({ currentTarget }) => {
         currentTarget.disabled = true;
-        tell((await copied(this.text)) ? "Copied." : "This browser does not let the page copy.");
+        tell((await copied(this.text)) ? "Copied." : CANNOT_COPY);
         currentTarget.disabled = false;
       }),
       button("Retry", "retry", () => retry(this)),
@@ -52,7 +40,7 @@ export class Turn {
     const you = make("div", "said");
     you.append(make("h2", "unseen", "You"), make("p", "", said));
     this.element.append(you);
-    if (race) this.element.append(make("p", "soft alone", ALONE));
+    if (race) this.element.append(this.headline);
     this.element.append(lanes, this.result, this.actions);
   }
 
@@ -65,7 +53,8 @@ export class Turn {
     return this.answers.find((answer) => answer.error)?.error ?? null;
   }
 
-  begin(expected) {
+  begin(expected, seed) {
+    this.seed = seed;
     this.actions.hidden = true;
     this.result.hidden = true;
     for (const answer of this.answers) {
@@ -73,6 +62,12 @@ export class Turn {
       answer.reset();
       if (this.race) answer.say("Its run comes next.");
     }
+  }
+
+  // Which part of a race it is: 0 and 1 are the runs, 2 is the replay.
+  phase(which) {
+    const [headline, words] = PHASES[which];
+    this.headline.replaceChildren(make("p", "", headline), make("p", "soft", words));
   }
 
   // When one run is through, the bars measure what it wrote, not what it might have.
@@ -89,19 +84,36 @@ export class Turn {
   }
 
   // Says in words how it went.
-  end(seed) {
+  end() {
     this.actions.hidden = false;
     this.actions.firstElementChild.hidden = this.text === "";
     if (!this.race) return this.outcome();
-    const sentences = verdict(...this.answers, seed);
+    const [headline, first, ...sentences] = verdict(...this.answers, this.seed);
+    this.headline.replaceChildren(make("p", "", headline), make("p", "soft", first));
     this.result.replaceChildren(...sentences.map((words) => make("p", "", words)));
-    this.result.hidden = false;
-    return sentences.join(" ");
+    this.result.hidden = !sentences.length;
+    return [`${headline}.`, first, ...sentences].join(" ");
   }
 
   outcome() {
     const [answer] = this.answers;
     if (answer.error) return ""; // said where it is shown
     return `${answer.state === "stopped" ? "Stopped. " : ""}${answer.summary}.`;
+  }
+
+  get kept() {
+    const { said, race, seed, answers } = this;
+    return { said, race, seed, answers: answers.map((answer) => answer.kept) };
+  }
+
+  // What was kept, as it was; throws what cannot be read.
+  static restore({ said, race, seed, answers }, options) {
+    const readable = typeof said === "string" && typeof race === "boolean" && Array.isArray(answers);
+    if (!readable || answers.length !== 1 + race) throw new TypeError("no turn");
+    const turn = new Turn(said, { ...options, race, expected: 1 });
+    turn.seed = seed;
+    turn.answers.forEach((answer, i) => answer.restore(answers[i]));
+    turn.end();
+    return turn;
   }
 }
