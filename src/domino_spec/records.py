@@ -109,8 +109,14 @@ def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
     """All records of a file; a broken line is an error that names it."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"the records {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the records {path} are not UTF-8 text.") from error
     records = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError as error:

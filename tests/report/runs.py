@@ -1,4 +1,7 @@
-"""Records made up for the page: two drafters, three tasks, two temperatures, three batch sizes."""
+"""Records made up for the page: two drafters, three tasks, two temperatures, three batch sizes.
+
+And a load: two sides at three concurrencies.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import random
 
 from domino_spec.bench.settings import Cell
 from tests.bench.helpers import made_up
+from tests.load.made_up import two_sides
 
 TASKS = ("maths", "code", "chat")
 GOOD, BAD = "good", "a-drafter-with-a-name-too-long-for-any-phone"
@@ -32,6 +36,22 @@ def records(*, evil: bool = False) -> list[dict]:
     return made
 
 
-def write(path, **options):
-    path.write_text("".join(json.dumps(r) + "\n" for r in records(**options)), encoding="utf-8")
+def load(*, names=("drafts", "plain"), evil: bool = False, **others) -> list[dict]:
+    """Each side takes longer the more requests there are; the second takes twice as long."""
+    if evil:
+        names = (EVIL, "plain")
+    found: list[dict] = []
+    for concurrency in (1, 8, 32):
+        seconds = [(spread * concurrency, 2 * spread * concurrency) for spread in (0.9, 1, 1.1)] * 2
+        made = two_sides(seconds, names=names, **{"concurrency": concurrency, **others})
+        found += made[1:] if found else made
+    if evil:
+        found[0]["sides"][0] |= {"model": EVIL, "url": EVIL, "body": {EVIL: EVIL}}
+        found[0]["environment"] = dict.fromkeys(found[0]["environment"], EVIL) | {"versions": {}}
+    return found
+
+
+def write(path, made=None, **options):
+    made = records(**options) if made is None else made
+    path.write_text("".join(json.dumps(r) + "\n" for r in made), encoding="utf-8")
     return path

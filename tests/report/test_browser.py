@@ -3,8 +3,9 @@
 import pytest
 
 from domino_spec.bench.summary import summarise
-from domino_spec.report import charts, write_report
-from tests.report.runs import records, write
+from domino_spec.load.summary import summarise as summarise_loads
+from domino_spec.report import charts, load_charts, write_report
+from tests.report.runs import load, records, write
 from tests.support.browser import browsing, needs_browser
 
 pytestmark = needs_browser
@@ -67,7 +68,8 @@ TEXTS = """
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    return write_report([write(folder / "r.jsonl", evil=True)], folder / "report.html")[0]
+    files = [write(folder / "r.jsonl", evil=True), write(folder / "l.jsonl", load(evil=True))]
+    return write_report(files, folder / "report.html")[0]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,8 @@ def test_it_fits_the_screen(tab, report, width):
     assert tab.ask("innerWidth") == width
     assert tab.ask(OVERFLOW) == 0
     sizes = tab.ask(SIZES)
-    assert [name for name, *_ in sizes] == [c.slug for c in charts(summarise(records())[0])]
+    drawn = [*charts(summarise(records())[0]), *load_charts(summarise_loads(load())[0])]
+    assert [name for name, *_ in sizes] == [chart.slug for chart in drawn]
     for name, chart_width, height, visible, inside in sizes:
         assert visible, name
         assert inside, name

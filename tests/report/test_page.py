@@ -11,10 +11,13 @@ from matplotlib.figure import Figure
 from domino_spec.bench.settings import Cell
 from domino_spec.bench.summary import summarise
 from domino_spec.errors import InputError
+from domino_spec.load.summary import summarise as summarise_loads
 from domino_spec.records import append_record
-from domino_spec.report import caveats, charts, findings, page, write_report
+from domino_spec.report import (
+    caveats, charts, findings, load_charts, load_findings, page, read_files, write_report,
+)  # fmt: skip
 from tests.bench.helpers import made_up
-from tests.report.runs import EVIL, GOOD, TASKS, records, write
+from tests.report.runs import EVIL, GOOD, TASKS, load, records, write
 
 VOID = {"meta", "link"}
 
@@ -50,10 +53,15 @@ def runs():
     return summarise(records())
 
 
-def test_every_chart_is_there_with_its_words_and_its_table(runs):
+@pytest.fixture(scope="module")
+def text(runs):
+    return page(runs)
+
+
+def test_every_chart_is_there_with_its_words_and_its_table(text):
     kinds = ("speedup", "acceptance-length", "acceptance-rate", "cycle", "throughput")
     slugs = [f"{kind}-{tag}" for tag in ("t0", "t0-7") for kind in kinds]
-    tags = tags_of(page(runs))
+    tags = tags_of(text)
     drawn = [attributes for tag, attributes in tags if tag == "svg"]
     assert [chart["data-chart"] for chart in drawn] == slugs
     ids = [attributes["id"] for _, attributes in tags if "id" in attributes]
@@ -64,8 +72,7 @@ def test_every_chart_is_there_with_its_words_and_its_table(runs):
     assert sum(tag == "table" for tag, _ in tags) == len(drawn) + 3
 
 
-def test_numbers_on_the_page_are_those_of_the_summary(runs):
-    text = page(runs)
+def test_numbers_on_the_page_are_those_of_the_summary(runs, text):
     for cell in runs[0].cells:
         for line in cell.lines:
             assert f"{line.speed_up.value:.2f}×" in text
@@ -74,8 +81,7 @@ def test_numbers_on_the_page_are_those_of_the_summary(runs):
         assert words in text
 
 
-def test_nothing_is_fetched_and_nothing_runs(runs):
-    text = page(runs)
+def test_nothing_is_fetched_and_nothing_runs(text):
     assert "<script" not in text
     assert not re.search(r"(?:src|href)=[\"'](?!data:|#)", text)  # or a part of the same chart
     assert not re.search(r"url\((?!#)", text)
@@ -201,3 +207,60 @@ def test_what_is_no_record_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         write_report([tmp_path / "none.jsonl"], tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_load_is_drawn_over_concurrency_with_all_sides_in_one_chart():
+    (run,) = summarise_loads(load())
+    throughput, first, token = load_charts(run)
+    assert [c.slug.removesuffix("-concurrency") for c in (throughput, first, token)] == [
+        "load-throughput", "load-ttft", "load-tpot",
+    ]  # fmt: skip
+    # 22 tokens a round of 1 second on average, then in 8 and in 32 times as long.
+    assert throughput.table == (
+        ("side", "1", "8", "32"),
+        [("drafts", "22", "2.75", "0.6875"), ("plain", "11", "1.375", "0.3438")],
+    )
+    heads, lines = first.table
+    assert heads == ("side", "1", "8", "32")
+    assert lines == [
+        ("drafts, p50", "500", "4,000", "16,000"),
+        ("plain, p50", "1,000", "8,000", "32,000"),
+    ]  # twelve requests have no p95
+    assert token.table[1][0] == ("drafts, p50", "50", "400", "1,600")
+    (finding,) = load_findings(run)
+    assert (finding.method, finding.kind) == ("drafts", "faster")
+    assert finding.verdict.startswith("faster at concurrency 1: 2.00×; faster at concurrency 8: ")
+    assert "over plain's" in finding.rest
+
+
+def test_gaps_between_tokens_are_drawn_where_every_server_counts_them():
+    (run,) = summarise_loads(load(chunk_tokens=[1, 10], concurrency=None, rate=0.5))
+    assert [chart.slug for chart in load_charts(run)] == [
+        "load-throughput-request-rate", "load-ttft-request-rate", "load-itl-request-rate",
+    ]  # fmt: skip
+    alone = [r for r in load() if r.get("side", "drafts") == "drafts"]
+    alone[0]["sides"].pop()
+    (run,) = summarise_loads(alone)
+    assert load_findings(run) == []
+    assert [len(chart.table[1]) for chart in load_charts(run)] == [1, 1, 1]
+
+
+def test_loads_and_head_to_heads_are_one_page(tmp_path):
+    files = [write(tmp_path / "load.jsonl", load(evil=True)), write(tmp_path / "bench.jsonl")]
+    runs, loads = read_files(files)
+    assert (len(runs), len(loads)) == (1, 1)
+    text = page([], loads)
+    assert f"<title>Load on {EVIL.split()[0].replace('<', '&lt;')}" in text
+    assert "<img" not in text
+    assert text.count("&lt;img src=x") > 20
+    tags = tags_of(text)
+    assert sum(tag == "svg" for tag, _ in tags) == 3
+    assert sum(tag == "table" for tag, _ in tags) == 6
+    for words in ("TTFT", "3 prompts, chat endpoint", "plain (95% bootstrap over rounds"):
+        assert words in text
+    both = tags_of(page(runs, loads))
+    ids = [attributes["id"] for _, attributes in both if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert sum(tag == "svg" for tag, _ in both) == 13
+    with pytest.raises(InputError, match="same run was given twice"):
+        read_files([files[0], files[0]])

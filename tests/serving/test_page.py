@@ -288,9 +288,7 @@ def test_drafts_may_lose_and_texts_may_part(tab, server):
     server.gate.set()
     assert re.fullmatch(r"Slower with drafts \(0\.\d\d×\)", verdict(tab)[0])
     race(tab, "differ")
-    assert verdict(tab)[3] == (
-        'The texts part at token 1: with drafts " one", without "ever".'
-    )
+    assert verdict(tab)[3] == ('The texts part at token 1: with drafts " one", without "ever".')
 
 
 @pytest.mark.parametrize("second", [False, True])

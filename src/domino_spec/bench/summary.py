@@ -123,12 +123,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunSummary]:
     """All runs of some files of records."""
     records: list[dict[str, Any]] = []
     for path in paths:
-        try:
-            found = read_records(path)
-        except OSError as error:
-            raise InputError(f"the records {path} cannot be read: {error.strerror}.") from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"the records {path} are not UTF-8 text.") from error
+        found = read_records(path)
         if not found or not all(isinstance(r, dict) and "record" in r for r in found):
             raise InputError(f"{path} holds no records of domino bench; expected a file it wrote.")
         records += found

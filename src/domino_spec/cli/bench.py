@@ -226,7 +226,7 @@ def serve(voice: Voice, settings: LoadSettings) -> None:
         for found in tables(summary):
             voice.out.print(table(found.heads, found.lines, words=TEXT_HEADS, title=found.title))
         voice.out.print(how_measured(summary))
-        for note in (*notes, f"raw records: {path}"):
+        for note in (*notes, f"raw records: {path} · a page of them: domino report {path}"):
             voice.note(note)
     if not complete:
         voice.status("interrupted; these are the figures so far")
@@ -246,7 +246,7 @@ def report(
         Path | None, typer.Option(help="Also each chart as a PNG into this folder.")
     ] = None,
 ) -> None:
-    """One HTML page of the figures, charts and circumstances; it needs no network and no server."""
+    """One HTML page of head-to-heads and load tests; it needs no network and no server."""
     from domino_spec.report import write_report
 
     written = [str(path) for path in write_report(records, out, pictures=png)]

@@ -192,6 +192,8 @@ def summarise(records: Iterable[Record]) -> list[RunSummary]:
     runs: dict[str, tuple[Record, list[Record]]] = {}
     for record in records:
         if record["kind"] == "run":
+            if record["run"] in runs:
+                raise InputError("the same run was given twice; name each file of records once.")
             runs[record["run"]] = (record, [])
         elif record["run"] in runs:
             runs[record["run"]][1].append(record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Chart:
     slug: str
     title: str
     where: str
-    """Temperature and batch size."""
+    """Temperature and batch size, or how long answers were."""
     caption: str
     table: Table
     height: float
@@ -120,6 +120,7 @@ class Chart:
 def charts(run: RunSummary) -> list[Chart]:
     """All charts that the run's records allow, by temperature."""
     found: list[Chart] = []
+    styles = {method: (i, i, i) for i, method in enumerate(run.methods)}
     for temperature in sorted({t for t, _ in run.points}):
         sizes = sorted(size for t, size in run.points if t == temperature)
         by_size = {s: [c for c in run.at(temperature, s) if c.lines] for s in sizes}
@@ -142,22 +143,20 @@ def charts(run: RunSummary) -> list[Chart]:
                 "token not. The dashed line is plain decoding's one.",
             ))  # fmt: skip
         overall = _overall(cells)
-        found += _lines(
-            run,
+        found += line_charts(
             {li.method: dict(enumerate(li.counts.acceptance_by_position, start=1))
              for li in overall.lines},
-            percent=True, x_label="position in the block",
+            styles=styles, percent=True, x_label="position in the block",
             slug=f"acceptance-rate-{tag}", title="Acceptance rate by position", where=where,
             caption="Share of the drafts verified at each position of a block that were accepted "
             f"({overall.cell.task}). A draft counts only if all earlier ones were accepted.",
         )  # fmt: skip
         found += _cycle_time(run, overall, where, tag)
         several = {s: _overall(c) for s, c in by_size.items() if c and len(sizes) > 1}
-        found += _lines(
-            run,
+        found += line_charts(
             {m: {s: at.line(m).tokens_per_second for s, at in several.items()}
              for m in run.methods},
-            percent=False, x_label="batch size", slug=f"throughput-{tag}",
+            styles=styles, x_label="batch size", slug=f"throughput-{tag}",
             title="Throughput by batch size", where=f"T {temperature:g}",
             caption="Tokens per second of the whole batch, all tasks, prefill included. A batch "
             "ends when its last sequence does.",
@@ -206,29 +205,32 @@ def _bars(
     return Chart(table=table, height=height, paint=paint, **words)
 
 
-def _lines(
-    run: RunSummary, series: dict[str, dict[int, float]], *, percent: bool, x_label: str,
-    **words: str,
+def line_charts(
+    series: Mapping[str, Mapping[float, float]], *, styles: Mapping[str, tuple[int, int, int]],
+    x_label: str, percent: bool = False, first_head: str = "method", **words: str,
 ) -> list[Chart]:  # fmt: skip
-    series = {method: points for method, points in series.items() if points}
+    """A chart of lines over the same places, or none; a style is colour, dashes and marker."""
+    series = {name: points for name, points in series.items() if points}
     if not series:
         return []
     xs = sorted({x for points in series.values() for x in points})
 
     def shown(value: float) -> str:
-        return f"{value:.0%}" if percent else f"{value:,.4g}"
+        if percent:
+            return f"{value:.0%}"
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
     def paint(axes: Any) -> None:
         plot = axes.inset_axes((48, 10, WIDTH - 62, 180), transform=axes.transData)
-        for method, points in series.items():
-            index = run.methods.index(method) % len(_METHODS)
+        for name, points in series.items():
+            colour, dashes, marker = (index % len(_METHODS) for index in styles[name])
             plot.plot(
-                [xs.index(x) for x in points], list(points.values()), color=_METHODS[index],
-                linestyle=_DASHES[index], marker=_MARKERS[index], label=_shortened(method),
+                [xs.index(x) for x in points], list(points.values()), color=_METHODS[colour],
+                linestyle=_DASHES[dashes], marker=_MARKERS[marker], label=_shortened(name),
                 clip_on=False,
             )  # fmt: skip
         step = 1 if len(xs) <= 8 else 2
-        plot.set_xticks(range(0, len(xs), step), [str(x) for x in xs[::step]])
+        plot.set_xticks(range(0, len(xs), step), [f"{x:g}" for x in xs[::step]])
         plot.set_xlabel(x_label)
         plot.set_ylim(0, 1 if percent else None)
         plot.yaxis.set_major_formatter(lambda value, _: shown(value))
@@ -238,10 +240,10 @@ def _lines(
         axes.legend(*plot.get_legend_handles_labels(), loc="lower left", frameon=False)
 
     lines = [
-        (method, *(shown(points[x]) if x in points else "–" for x in xs))
-        for method, points in series.items()
+        (name, *(shown(points[x]) if x in points else "–" for x in xs))
+        for name, points in series.items()
     ]
-    table = (("method", *map(str, xs)), lines)
+    table = ((first_head, *(f"{x:g}" for x in xs)), lines)
     return [Chart(table=table, height=246.0 + 19 * len(series), paint=paint, **words)]
 
 

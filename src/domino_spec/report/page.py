@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from domino_spec.bench import tables
 from domino_spec.bench.statistics import FEWEST
-from domino_spec.bench.summary import ALL, CellSummary, Line, RunSummary, read_runs
+from domino_spec.bench.summary import ALL, CellSummary, Line, RunSummary, summarise
 from domino_spec.bench.tables import times
 from domino_spec.drafters import PLAIN
 from domino_spec.errors import InputError
+from domino_spec.load import tables as load_tables
+from domino_spec.load.summary import RunSummary as LoadSummary
+from domino_spec.load.summary import summarise as summarise_loads
+from domino_spec.records import read_records
 from domino_spec.report.charts import charts
+from domino_spec.report.findings import Finding, verdict_of
+from domino_spec.report.loads import load_charts, load_findings
 
 _HERE = Path(__file__)
 _MANY_LOOPS = 0.25
-_VERDICTS = {1: "faster", -1: "slower", 0: "no clear difference"}
 
 
 def write_report(
     records: Sequence[str | Path], out: Path, *, pictures: Path | None = None
 ) -> list[Path]:
     """Everything that was written, the page first."""
-    runs = read_runs(records)
-    text = page(runs)
+    runs, loads = read_files(records)
+    text = page(runs, loads)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
         written = [out]
         if pictures is not None:
             pictures.mkdir(parents=True, exist_ok=True)
-            for run in runs:
-                prefix = f"{run.key[:8]}-" if len(runs) > 1 else ""
-                for chart in charts(run):
+            drawn = [(run.key, charts(run)) for run in runs]
+            drawn += [(load.facts["run"], load_charts(load)) for load in loads]
+            for key, found in drawn:
+                prefix = f"{key[:8]}-" if len(drawn) > 1 else ""
+                for chart in found:
                     written.append(pictures / f"{prefix}{chart.slug}.png")
                     chart.write_png(written[-1])
     except OSError as error:
@@ -43,27 +50,39 @@ def write_report(
     return written
 
 
-def page(runs: Sequence[RunSummary]) -> str:
-    """All runs, one after the other."""
-    names = ", ".join(dict.fromkeys(run.facts["target"]["name"] for run in runs))
+def read_files(paths: Sequence[str | Path]) -> tuple[list[RunSummary], list[LoadSummary]]:
+    """Head-to-heads and load tests of some files, each file of one kind."""
+    runs: list[dict[str, Any]] = []
+    loads: list[dict[str, Any]] = []
+    for path in paths:
+        found = read_records(path)
+        if found and all(isinstance(r, dict) and {"kind", "run"} <= r.keys() for r in found):
+            loads += found
+        elif found and all(isinstance(r, dict) and "record" in r for r in found):
+            runs += found
+        else:
+            raise InputError(f"{path} holds no records of domino bench; expected a file it wrote.")
+    return summarise(runs), summarise_loads(loads)
+
+
+def page(runs: Sequence[RunSummary], loads: Sequence[LoadSummary] = ()) -> str:
+    """All runs, one after the other, then all loads."""
+    targets = ", ".join(dict.fromkeys(run.facts["target"]["name"] for run in runs))
+    served = ", ".join(dict.fromkeys(s["model"] for load in loads for s in load.facts["sides"]))
+    titles = [f"Head-to-head on {targets}"] if runs else []
+    titles += [f"{'load' if runs else 'Load'} on {served}"] if loads else []
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
         _HERE.with_name("page.html").read_text(encoding="utf-8"),
-        globals={**vars(tables), "charts": charts, "findings": findings, "caveats": caveats},
-    )
+        globals={
+            **vars(tables), "charts": charts, "findings": findings, "caveats": caveats,
+            "load_charts": load_charts, "load_findings": load_findings,
+            "load_caveats": load_tables.caveats, "load_tables": load_tables.tables,
+            "how_loaded": load_tables.how_measured,
+        },
+    )  # fmt: skip
     style = _HERE.with_name("page.css").read_text(encoding="utf-8")
-    title = f"Head-to-head on {names}"
-    return template.render(runs=runs, title=title, style=style) + "\n"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One sentence about a method that claims no more than its intervals do."""
-
-    method: str
-    verdict: str
-    rest: str
-    kind: str
-    """faster or slower where that holds for every batch size, else unclear."""
+    title = ", ".join(titles)
+    return template.render(runs=runs, loads=loads, title=title, style=style) + "\n"
 
 
 def findings(run: RunSummary) -> list[Finding]:
@@ -82,21 +101,18 @@ def findings(run: RunSummary) -> list[Finding]:
 
 def _finding(overall: Sequence[CellSummary], line: Line) -> Finding:
     cell = overall[0].cell
-    pieces, verdicts = [], set()
+    pieces, verdicts = [], []
     for each in overall:
         speedup = each.line(line.method).speed_up
-        verdict = _VERDICTS[speedup.verdict] if speedup.low is not None else "no interval"
-        verdicts.add(verdict)
-        pieces.append(f"{verdict} at batch size {each.cell.batch_size}: {times(speedup)}")
+        verdicts.append(verdict_of(speedup))
+        pieces.append(f"{verdicts[-1]} at batch size {each.cell.batch_size}: {times(speedup)}")
     rest = (
         f"({cell.task}, T {cell.temperature:g}; acceptance length "
         f"{line.tokens_per_cycle.value:.2f} at batch size {cell.batch_size})"
     )
     if "no interval" in verdicts:
         rest += f". An interval takes {FEWEST} units of each task"
-    kind = verdicts.pop() if len(verdicts) == 1 else "unclear"
-    return Finding(line.method, "; ".join(pieces), rest,
-                   kind if kind in ("faster", "slower") else "unclear")  # fmt: skip
+    return Finding.of(line.method, verdicts, "; ".join(pieces), rest)
 
 
 def caveats(run: RunSummary) -> list[str]:

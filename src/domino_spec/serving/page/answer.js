@@ -61,7 +61,6 @@ export class Answer {
       this.counters.append(pair);
       return value;
     });
-    this.element.classList.remove("ended");
     this.element.replaceChildren(...(this.speculate === null ? [] : [this.head()]), this.words, this.note, this.counters);
   }
 
@@ -136,7 +135,6 @@ export class Answer {
     this.tally.end(now);
     this.state = state;
     this.counters.hidden = !this.ids.length;
-    this.element.classList.add("ended");
     setTimeout(() => this.row.settle(), SETTLED);
     if (state === "stopped") this.say(this.tally.started === null ? "Not run." : "Stopped.");
     if (state === "done" && !this.ids.length) this.say("The answer is empty.");

@@ -307,6 +307,8 @@ for (const choice of document.querySelectorAll("input[name=view]")) {
 restore();
 
 find("settings").open = matchMedia("(min-width: 900px)").matches;
+// On a phone the focus would bring the keyboard over what there is to read.
+if (matchMedia("(min-width: 700px)").matches) prompt.focus({ preventScroll: true });
 watch(list);
 ready();
 meet();

@@ -71,7 +71,7 @@ function placeOf(token, cycle) {
   document.documentElement.dataset.branches = ""; // the legend tells of them
   const fork = make("span", "fork");
   fork.ariaHidden = "true"; // the tile tells of all of them
-  fork.append(...token.lost.slice(0, BRANCHES).map((branch) => make("s", "", shown(branch))));
+  fork.append(...token.lost.slice(0, BRANCHES).map((branch) => make("s", "", shown(branch).trim())));
   const more = token.lost.length - BRANCHES;
   if (more > 0) fork.append(make("span", "", `+${more}`));
   const place = make("span", "place");

@@ -55,6 +55,7 @@ export class Turn {
 
   begin(expected, seed) {
     this.seed = seed;
+    this.element.classList.add("running");
     this.actions.hidden = true;
     this.result.hidden = true;
     for (const answer of this.answers) {
@@ -85,6 +86,7 @@ export class Turn {
 
   // Says in words how it went.
   end() {
+    this.element.classList.remove("running");
     this.actions.hidden = false;
     this.actions.firstElementChild.hidden = this.text === "";
     if (!this.race) return this.outcome();
