@@ -14,7 +14,14 @@ from domino_spec.errors import InputError
 from domino_spec.load.summary import summarise as summarise_loads
 from domino_spec.records import append_record
 from domino_spec.report import (
-    caveats, charts, findings, load_charts, load_findings, page, read_files, write_report,
+    caveats,
+    charts,
+    findings,
+    load_charts,
+    load_findings,
+    page,
+    read_files,
+    write_report,
 )  # fmt: skip
 from tests.bench.helpers import made_up
 from tests.report.runs import EVIL, GOOD, TASKS, load, records, write

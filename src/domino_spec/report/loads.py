@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from domino_spec.bench.statistics import FEWEST
 from domino_spec.bench.tables import times
 from domino_spec.load.summary import CellSummary, RunSummary, SideSummary
@@ -30,23 +32,21 @@ def _charts(run: RunSummary, cells: dict[float, CellSummary], over: str) -> list
     settings = run.facts["settings"]
     tag = over.replace(" ", "-")
     x_label = "requests in flight" if over == "concurrency" else "requests per second"
-    words = {
-        "where": f"T {settings['temperature']:g}, up to {settings['max_tokens']} tokens",
-        "x_label": x_label,
-        "first_head": "side",
-    }
+    draw = partial(
+        line_charts, x_label=x_label, first_head="side",
+        where=f"T {settings['temperature']:g}, up to {settings['max_tokens']} tokens",
+    )  # fmt: skip
     colours = {name: _SIDES[i % len(_SIDES)] for i, name in enumerate(names)}
     sides: dict[str, dict[float, SideSummary]] = {
         name: {x: s for x, c in cells.items() for s in c.sides if s.name == name and s.completed}
         for name in names
     }
-    found = line_charts(
+    found = draw(
         {name: {x: s.tokens_per_second for x, s in at.items()} for name, at in sides.items()},
         styles={name: (colours[name], 1, i) for i, name in enumerate(names)},
         slug=f"load-throughput-{tag}", title=f"Throughput by {over}",
         caption="Output tokens per second of all requests together, from the first request to the "
         "end of the last response.",
-        **words,
     )  # fmt: skip
     styles = {
         f"{name}, {quantile}": (colours[name], dashes, i)
@@ -62,9 +62,9 @@ def _charts(run: RunSummary, cells: dict[float, CellSummary], over: str) -> list
                     value = None if spread is None else getattr(spread, quantile)
                     if value is not None:
                         lines[f"{name}, {quantile}"][x] = value * 1e3
-        found += line_charts(
+        found += draw(
             lines, styles=styles, slug=f"load-{slug}-{tag}", title=f"{title} by {over}",
-            caption=f"Milliseconds, lower is better. {caption} p95 takes 20 samples.", **words,
+            caption=f"Milliseconds, lower is better. {caption} p95 takes 20 samples.",
         )  # fmt: skip
     return found
 

@@ -279,7 +279,7 @@ for (const example of examples) {
   const race = example.id === "race-example";
   const words = race ? find("race-prompt") : example;
   example.addEventListener("click", () =>
-    send(race, { example: words.textContent.trim(), ...(race ? { most: RACE_TOKENS } : {}) }));
+    send(race, { example: words.textContent.trim().replace(/\s+/g, " "), ...(race ? { most: RACE_TOKENS } : {}) }));
 }
 list.addEventListener("click", async ({ target }) => {
   const pressed = target.closest?.(".copy");
