@@ -1,5 +1,6 @@
 """The page in a real browser, with a server that follows a script."""
 
+import json
 import re
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.chat_page import (
     PARAGRAPHS,
     TILES,
     WRITTEN,
+    copied,
     counters,
     paragraphs,
     race,
@@ -83,6 +85,10 @@ def test_a_block_is_a_row_of_dominoes(tab, server):
         [["draft", "p6", "the"], ["draft", "p3", "␣"], ["draft", "p1", "◌"], ["own", "p4", "é"]],
         [["draft", "p2", EVIL], ["draft", "p5", "<|im_end|>"]],
     ]
+    forks = "[...document.querySelectorAll('.place')].map((e) => e.innerText.split('\\n'))"
+    assert tab.ask(forks)[0] == [" one", "lazy", "slow dog", "+1"]
+    assert len(tab.ask(forks)) == 7  # every draft had rivals; the target's own tokens had none
+    assert tab.ask("document.querySelector('.legend .branches').checkVisibility()")
     [body] = server.asked
     assert body["messages"] == [{"role": "user", "content": "fall"}]
     assert body["domino"] == {"blocks": True}
@@ -208,20 +214,44 @@ def test_a_tile_tells_what_it_is(tab, server, how):
     assert tab.ask("document.getElementById('tip').hidden")
 
 
-@pytest.mark.parametrize(
-    ("tile", "kind", "sure"),
-    [
-        (".tile.first", "first token, from reading the prompt; nothing was guessed", "71.0 %"),
+def test_kinds_have_words(tab, server):
+    send(tab, "fall")
+    first = "first token, from reading the prompt; nothing was guessed"
+    for tile, kind, sure in (
+        (".tile.first", first, "71.0 %"),
         (".tile.own", "the target’s own token", "50.0 %"),
         (".block:nth-child(4) .tile", DRAFTED, "over 99.9 %"),
         (".block:nth-child(4) > :nth-child(3) .tile", DRAFTED, "under 0.1 %"),
-    ],
-)
-def test_kinds_have_words(tab, server, tile, kind, sure):
-    send(tab, "fall")
-    tab.ask(f"document.querySelector('.dominoes {tile}').focus()")
-    assert said(tab, "#tip p") == kind
-    assert sure in said(tab, "#tip dl")
+    ):
+        tab.ask(f"document.querySelector('.dominoes {tile}').focus()")
+        assert said(tab, "#tip p") == kind
+        assert sure in said(tab, "#tip dl")
+
+
+def test_an_empty_page_asks_and_races_by_one_click(tab, server):
+    introduction = said(tab, "#facts")
+    assert introduction.startswith("tiny-target answers. tiny-drafter guesses its next words")
+    assert introduction.endswith("Running on a CPU.")
+    prompts = tab.ask("[...document.querySelectorAll('.examples button')].map((e) => e.innerText)")
+    assert len(prompts) >= 3
+    write(tab, "half a thou")
+    server.scenes[prompts[0]] = FALL
+    tab.click(".examples button")
+    tab.until(ENDED)
+    assert said(tab, f"{LAST} .said p") == prompts[0]
+    assert tab.ask("document.getElementById('prompt').value") == "half a thou"
+    assert not tab.ask("document.getElementById('welcome').checkVisibility()")
+    tab.click("#clear")
+    tab.ask("document.getElementById('max_tokens').value = '512'")
+    raced = " ".join(said(tab, "#race-prompt").split())
+    server.scenes[raced] = FALL
+    tab.click("#race-example")
+    assert verdict(tab)[0] == "Too short to tell"
+    _, first, second = server.asked
+    for body, speculate in ((first, True), (second, False)):
+        assert body["messages"][-1]["content"] == raced
+        assert body["domino"]["speculate"] == speculate
+        assert body["max_tokens"] == 200
 
 
 COLUMNS = "[...document.querySelectorAll('.lane')].map((e) => e.querySelectorAll('.tile').length)"
@@ -330,3 +360,241 @@ def test_errors_are_said_and_nothing_is_lost(tab, server, prompt, words, kept):
     assert said(tab, f"{LAST} .said p") == prompt
     assert tab.ask(f"document.querySelector('{LAST} .retry').checkVisibility()")
     assert not tab.ask("document.getElementById('send').disabled")
+
+
+# A reload
+
+SHOWN = "document.getElementById('turns').innerText"
+
+
+def test_a_reload_keeps_the_conversation_and_the_settings(tab, server):
+    """And Clear forgets it; Undo brings it back."""
+    for prompt in ("fall", "busy"):
+        send(tab, prompt)
+    race(tab, "differ")
+    verdict(tab)
+    tab.ask("""for (const [id, value] of [['system', 'Be brief.'], ['seed', '7']]) {
+      const field = document.getElementById(id);
+      field.value = value;
+      field.dispatchEvent(new Event('change'));
+    }""")
+    tab.complaints.clear()  # the browser's own of an answer 429
+    shown, tiles = tab.ask(SHOWN), tab.ask(TILES)
+    assert "Try again in 3 seconds." in shown
+    write(tab, "hold")
+    tab.press("Enter")
+    tab.until(f"document.querySelectorAll('{LAST} .tile').length === 4")
+    tab.open(server.url, width=DESK, fresh=False)  # while it is written
+    tab.until(MET)
+    assert said(tab, f"{LAST} .note") == "Stopped."
+    assert len(tab.ask(TILES)[1]) == 3
+    tab.ask(f"document.querySelector('{LAST}').remove()")
+    assert tab.ask(SHOWN) == shown
+    assert tab.ask(TILES) == tiles
+    assert tab.ask("document.getElementById('system').value") == "Be brief."
+    tab.ask("document.querySelector('.dominoes .tile.draft').focus()")
+    assert "slow dog" in said(tab, "#tip")
+    server.gate.set()
+    send(tab, "fall")
+    said_so_far = [message["content"] for message in server.asked[-1]["messages"]]
+    assert said_so_far[:3] == ["Be brief.", "fall", WRITTEN]
+    assert server.asked[-1]["seed"] == 7
+    tab.click("#clear")
+    assert tab.ask("Object.keys(localStorage).filter((name) => name.includes('turns'))") == []
+    tab.click("#notice button")
+    tab.click("#defaults")
+    tab.open(server.url, width=DESK, fresh=False)
+    tab.until(MET)
+    assert tab.ask("document.querySelectorAll('.turn').length") == 5
+    assert tab.ask("document.getElementById('system').value") == ""
+    assert tab.complaints == []
+
+
+def test_what_cannot_be_read_or_kept_is_ignored(tab, server):
+    send(tab, "fall")
+    (good,) = json.loads(tab.ask("localStorage.getItem('domino:/:turns')"))
+    no_token = [1, "a", None, 1, [["x", "a", 1, 0.5]]]
+    answer = {"state": "done", "total": 1, "error": None, "record": [no_token]}
+    some = json.dumps([1, {}, {"said": 1}, good, {**good, "answers": [answer]}])
+    for kept, turns in (("{", 0), ("7", 0), (some, 1)):
+        tab.ask(f"for (const name of ['turns', 'settings']) "
+                f"localStorage.setItem(`domino:/:${{name}}`, {json.dumps(kept)})")  # fmt: skip
+        tab.open(server.url, width=DESK, fresh=False)
+        tab.until(MET)
+        assert tab.ask("document.querySelectorAll('.turn').length") == turns
+    assert tab.ask(TILES)[0] == [["first", "p5", "When"]]
+    # A browser that has no room for all keeps the later ones; one that keeps nothing works too.
+    tab.ask(f"const most = {len(json.dumps([good]))}")
+    tab.ask("""(() => {
+      const set = Storage.prototype.setItem;
+      Storage.prototype.setItem = function (name, value) {
+        if (value.length > most) throw new DOMException('full', 'QuotaExceededError');
+        set.call(this, name, value);
+      };
+    })()""")
+    send(tab, "differ")
+    kept = "JSON.parse(localStorage.getItem('domino:/:turns')).map((turn) => turn.said)"
+    assert tab.ask(kept) == ["differ"]
+    tab.ask("Storage.prototype.setItem = () => { throw new DOMException('off', 'SecurityError'); }")
+    send(tab, "fall")
+    assert tab.ask("document.querySelectorAll('.turn').length") == 3
+    assert tab.complaints == []
+
+
+# Markdown
+
+FORMATTED = """async (text, open = false) => {
+  const { Formatted } = await import('/page/format.js');
+  const made = new Formatted();
+  made.show(text, open);
+  return made.element;
+}"""
+COPY = '<button type="button" class="copy">Copy</button></figcaption><pre tabindex="0"><code>'
+MARKDOWN = [
+    ("# Title #\n\na **b *c* d** `e*f` ~~g~~\nh",
+     "<h3>Title</h3><p>a <strong>b <em>c</em> d</strong> <code>e*f</code> <del>g</del>\nh</p>"),
+    ("***a** b* **a*b** snake_case 2 * 3 \\*x\\* \\(y\\)",
+     "<p><em><strong>a</strong> b</em> <strong>a*b</strong> snake_case 2 * 3 *x* \\(y\\)</p>"),
+    ("- a\n- b\n  - c\n\n3. d\n   e\n\n   f\n4. [x] g",
+     "<ul><li>a</li><li>b<ul><li>c</li></ul></li></ul>"
+     '<ol start="3"><li>d\ne<p>f</p></li><li class="task">☑ g</li></ol>'),
+    ("> a\n> - b\n\n---\nc\nd<br>e",
+     "<blockquote><p>a</p><ul><li>b</li></ul></blockquote><hr><p>c\nd<br>e</p>"),
+    ("a\n1. ```py x\n   def f():\n   \treturn '</code>'\n   ```\n~~~\n```\n",
+     f'<p>a</p><ol><li><figure class="code"><figcaption><span>py</span>{COPY}def f():\n'
+     "\treturn '&lt;/code&gt;'</code></pre></figure></li></ol>"
+     f'<figure class="code"><figcaption><span>code</span>{COPY}```</code></pre></figure>'),
+    ("a | `b`\n--|:-:\n1 | x\\|y | z\n2",
+     '<div class="table" role="region" aria-label="Table" tabindex="0"><table>'
+     '<thead><tr><th>a</th><th class="center"><code>b</code></th></tr></thead>'
+     '<tbody><tr><td>1</td><td class="center">x|y</td></tr></tbody></table></div><p>2</p>'),
+]  # fmt: skip
+LINKS = {
+    "[a](https://b.c/d_(e) 'f')": ("https://b.c/d_(e)", "a"),
+    "![p](http://b.c/p.png)": ("http://b.c/p.png", "p"),
+    "[m](mailto:a@b.c)": ("mailto:a@b.c", "m"),
+    "(see https://b.c/d_e).": ("https://b.c/d_e", "https://b.c/d_e"),
+    "<https://b.c>": ("https://b.c/", "https://b.c"),
+    "[a](javascript:alert(1))": None,
+    "[a](JaVa\tScript:alert(1))": None,
+    "[a](data:text/html,x)": None,
+    "[a](/v1/models)": None,
+    "<javascript:alert(1)>": None,
+    "[a](https://)": None,
+    EVIL: None,
+}
+
+
+def test_markdown_becomes_nodes(tab):
+    for source, html in MARKDOWN:
+        assert tab.ask(f"({FORMATTED})({source!r}).then((e) => e.innerHTML)") == html, source
+    for source, expected in LINKS.items():
+        [found, text] = tab.ask(
+            f"""({FORMATTED})({source!r}).then((e) => [[...e.querySelectorAll('p *')].map(
+              (a) => [a.localName, a.getAttribute('href'), a.textContent, a.rel, a.target]),
+              e.textContent])"""
+        )
+        if expected is None:
+            assert (found, text) == ([], source), source
+        else:
+            assert found == [["a", *expected, "noopener noreferrer nofollow", "_blank"]], source
+
+
+WRITING = """Here is **a plan** with `code` and [a link](https://b.c/d):
+
+1. First *item*
+   - nested
+2. Second
+
+```python
+x = 2 + 2
+```
+
+| name | value |
+|------|------:|
+| `a`  | 1     |
+---
+10. ~~fin~~"""
+
+
+def test_an_answer_that_is_written_shows_no_half_marks(tab):
+    """And what was shown stays the same node, so that it can be selected while more comes."""
+    found = tab.ask(
+        f"""(async () => {{
+          const {{ Formatted }} = await import('/page/format.js');
+          const [text, made, whole, seen] = [{WRITING!r}, new Formatted(), new Formatted(), []];
+          let first = null;
+          for (let end = 1; end < text.length; end += 1) {{
+            made.rest = 0;
+            made.show(text.slice(0, end), true);
+            first ??= made.element.firstChild;
+            seen.push([made.element.children.length, made.element.textContent]);
+          }}
+          made.show(text, false);
+          whole.show(text, false);
+          return [seen, made.element.firstChild === first,
+                  made.element.innerHTML === whole.element.innerHTML];
+        }})()"""
+    )
+    seen, same_node, same_end = found
+    assert same_node
+    assert same_end
+    assert [count for count, _ in seen] == sorted(count for count, _ in seen)
+    for _, text in seen:
+        assert not re.search(r"```|\*\*|\|-|\| |~~|\]\(|\d\.", text), text
+
+
+SIZE = 50_000
+HOSTILE = {
+    "emphasis": "*a **b " * (SIZE // 7),
+    "openers": "*a " * (SIZE // 3),
+    "nested emphasis": "*a " * (SIZE // 6) + "a* " * (SIZE // 6),
+    "stars": "*" * SIZE,
+    "backticks": " ".join("`" * n for n in range(1, 300)),
+    "brackets": "[" * SIZE,
+    "links": "[a](" * (SIZE // 4),
+    "nested links": "[" * (SIZE // 5) + "](x)" * (SIZE // 5),
+    "titles": '[a](b "' * (SIZE // 7),
+    "quotes": ">" * SIZE,
+    "lists": "- " * (SIZE // 2),
+    "deep list": "\n".join(" " * 2 * n + "- x" for n in range(200)),
+    "fences": "```\n" * 2001,
+    "wide table": "|a" * 9999 + "\n" + "|-" * 9999 + "\n" + "|b" * 9999,
+    "rows": "|a|b|\n|-|-|\n" + "|\n" * 3000,
+    "blank lines": "- a\n" + "\n" * SIZE + "  b",
+    "a line": "x" * 10 * SIZE,
+    "spaces": " " * SIZE + "#" + " " * SIZE + "#",
+    "addresses": ("http://a.b/" + "." * 999) * (SIZE // 1000),
+    "angles": "<https://a" * (SIZE // 10),
+    "backslashes": "\\" * SIZE,
+}
+
+
+def test_hostile_markdown_is_inert_and_takes_linear_time(tab):
+    measure = """async (text, open) => {
+      const { Formatted } = await import('/page/format.js');
+      const made = new Formatted();
+      const begun = performance.now();
+      made.show(text, open);
+      const spent = performance.now() - begun;
+      let [deep, level] = [0, [made.element]];
+      for (; level.length; deep += 1) level = level.flatMap((e) => [...e.children]);
+      return [spent, deep];
+    }"""
+    for name, text in HOSTILE.items():
+        for still_written in ("false", "true"):
+            spent, deep = tab.ask(f"({measure})({json.dumps(text)}, {still_written})")
+            assert spent < 1500, name  # squares of these lengths would take minutes
+            assert deep < 40, name
+    assert tab.complaints == []
+
+
+def test_code_has_a_copy_button_in_the_text_view(tab, server):
+    tab.ask("document.querySelector('input[value=text]').click()")
+    server.scenes["code"] = Scene(
+        [[("```py\n", False, 0.5)], [("1 < 2\n", True, 0.9), ("```", False, 0.5)]]
+    )
+    send(tab, "code")
+    assert copied(tab, f"{LAST} .copy") == "1 < 2"
+    tab.until(f"document.querySelector('{LAST} .copy').textContent === 'Copied'")
+    assert said(tab, "#status") == "Copied."

@@ -1,5 +1,7 @@
 """How the page looks and is reached: small screens, the dark, the keyboard, keys, servers gone."""
 
+import re
+
 import pytest
 
 from tests.support.browser import browsing, needs_browser
@@ -29,6 +31,17 @@ LONG = Scene(
         *([[(f" word{i}", False, 0.4)] for i in range(40)]),
     ]
 )
+MARKED = f"""# A
+> b [c](https://d.e)
+
+`{"f" * 99}`
+```
+{"g " * 99}
+```
+|h|i|{"j" * 60}|
+|-|-|-|
+|k|l|m|"""
+MARKS = Scene([[(MARKED, False, 0.5)]])
 # Contrast as WCAG counts it, between text and the first painted ground behind it.
 CONTRAST = """
 (() => {
@@ -73,7 +86,7 @@ def tab(tmp_path_factory):
 def stage():
     busy = Scene([], refusal=(429, "The queue is full.", {"Retry-After": "3"}))
     with chatting(
-        ChatServer({"fall": FALL, "hold": HOLDING, "long": LONG, "busy": busy})
+        ChatServer({"fall": FALL, "hold": HOLDING, "long": LONG, "busy": busy, "marks": MARKS})
     ) as server:
         yield server
 
@@ -106,10 +119,41 @@ def test_it_fits_the_screen(tab, server, width):
     send(tab, "busy")
     assert tab.ask(OVERFLOW) == 0
     tab.ask("document.querySelector('input[value=text]').click()")
+    send(tab, "marks")
     assert tab.ask(OVERFLOW) == 0
     right = """Math.max(...[...document.querySelectorAll('.lane, .said, .tile, #composer, button')]
       .filter((e) => e.checkVisibility()).map((e) => e.getBoundingClientRect().right))"""
     assert tab.ask(right) <= width
+
+
+IN_VIEW = """(selector) => {
+  const box = document.querySelector(selector).getBoundingClientRect();
+  const bottom = document.getElementById('composer').getBoundingClientRect().top;
+  const over = document.elementFromPoint(box.left + 20, box.top + box.height / 2);
+  return box.top >= -1 && box.bottom <= bottom && over.closest(selector) !== null;
+}"""
+
+
+def test_a_phone_keeps_the_side_with_drafts_in_view(tab, server):
+    """While both run, one above the other, and when the result is there."""
+    visit(tab, server, width=PHONE, height=760)
+    assert tab.ask("scrollY") == 0
+    assert tab.ask(f"({IN_VIEW})('#race-example')")
+    assert tab.ask(OVERFLOW) == 0
+    send(tab, "long")
+    server.gate.clear()
+    race(tab, "hold")
+    tab.until(f"document.querySelectorAll('{LAST} .domino .tile').length === 4")
+    both = [f"{LAST} .headline", f"{LAST} .domino .head", f"{LAST} .plain .head"]
+    tab.until(f"{both!r}.every({IN_VIEW})")
+    server.gate.set()
+    assert verdict(tab)[0] == "Too short to tell"
+    tab.until(f"{both[:2]!r}.every({IN_VIEW})")
+    tab.ask(
+        f"document.querySelector('{LAST} .plain .counters').scrollIntoView({{block: 'center'}})"
+    )
+    tab.until(f"({IN_VIEW})('{LAST} .headline')")  # it sticks
+    assert tab.ask(OVERFLOW) == 0
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -117,15 +161,21 @@ def test_everything_can_be_read(tab, server, dark):
     visit(tab, server, dark=dark)
     ground = tab.ask("getComputedStyle(document.body).backgroundColor")
     assert (sum(int(part) for part in ground[4:-1].split(",")) / 3 < 60) == dark
+    welcome = tab.ask(CONTRAST)
     race(tab, "fall")
     verdict(tab)
     send(tab, "busy")
+    send(tab, "marks")
     tab.ask("document.querySelector('.dominoes .tile').focus()")
     tab.ask("document.getElementById('key').show()")
-    found = tab.ask(CONTRAST)
-    assert len(found) > 60
+    tab.ask("document.getElementById('numbers').open = true")
+    dominoes = tab.ask(CONTRAST)
+    tab.ask("document.querySelector('input[value=text]').click()")
+    found = [*welcome, *dominoes, *tab.ask(CONTRAST)]
+    assert {"<a", "<code", "<th", "<s"} <= {re.match(r"<\w+", what)[0] for _, what in found}
     for contrast, what in found:
         assert contrast >= 4.5, what
+    tab.ask("document.querySelector('input[value=dominoes]').click()")
     kinds = tab.ask(KINDS)
     assert len({ground for ground, _ in kinds}) == 3
     assert [edge for _, edge in kinds] == ["solid", "solid", "dashed"]
@@ -163,7 +213,7 @@ def test_the_keyboard_goes_everywhere(tab, server):
         assert stops[-1] == "dominoes" or shape == "solidtrue", stops[-1]  # its label has the ring
     assert stops == [
         "dominoes", "clear", "Settings", "system", "temperature", "top_p", "max_tokens", "seed",
-        "defaults", "What the numbers mean", "When", "Copy", "Retry", "prompt", "send", "race",
+        "defaults", "About the numbers", "When", "Copy", "Retry", "prompt", "send", "race",
     ]  # fmt: skip
 
 
@@ -234,6 +284,8 @@ def test_no_race_without_a_drafter(tab, server):
     assert tab.ask("document.getElementById('race').disabled")
     reason = "No race: this server has no drafter, so all decoding is plain."
     assert said(tab, "#why-no-race") == reason
+    assert "It has no drafter, so it writes one token at a time." in said(tab, "#facts")
+    assert not tab.ask("document.getElementById('first-race').checkVisibility()")
     assert tab.ask("document.getElementById('why-no-race').checkVisibility()")
     assert not tab.ask("document.getElementById('send').disabled")
 

@@ -221,8 +221,10 @@ function again(turn) {
 
 const able = { retry: again, tell };
 
+let leaving = false;
+
 function keep() {
-  store.turns = turns.map((turn) => turn.kept);
+  if (!leaving) store.turns = turns.map((turn) => turn.kept);
 }
 
 function restore() {
@@ -292,8 +294,15 @@ list.addEventListener("click", async ({ target }) => {
     pressed.textContent = "Copy";
   }, COPIED);
 });
-addEventListener("pagehide", () => {
-  if (stopper) keep(); // otherwise it is kept already
+// The browser cuts the answer's connection when it leaves the page; it was not the server.
+for (const event of ["beforeunload", "pagehide"]) {
+  addEventListener(event, () => {
+    if (stopper) keep();
+    leaving = true;
+  });
+}
+addEventListener("pageshow", () => {
+  leaving = false;
 });
 
 remember();
