@@ -80,5 +80,5 @@ def race(tab, prompt):
 def verdict(tab):
     """The headline of a race that ended, and its sentences."""
     tab.until(ENDED)
-    shown = f"{LAST} .headline p, {LAST} .verdict:not([hidden]) p"
+    shown = f"{LAST} .headline > *, {LAST} .verdict:not([hidden]) p"
     return tab.ask(f"[...document.querySelectorAll('{shown}')].map((e) => e.innerText)")

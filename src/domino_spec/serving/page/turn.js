@@ -68,7 +68,7 @@ export class Turn {
   // Which part of a race it is: 0 and 1 are the runs, 2 is the replay.
   phase(which) {
     const [headline, words] = PHASES[which];
-    this.headline.replaceChildren(make("p", "", headline), make("p", "soft", words));
+    this.headline.replaceChildren(make("h3", "", headline), make("p", "soft", words));
   }
 
   // When one run is through, the bars measure what it wrote, not what it might have.
@@ -91,7 +91,7 @@ export class Turn {
     this.actions.firstElementChild.hidden = this.text === "";
     if (!this.race) return this.outcome();
     const [headline, first, ...sentences] = verdict(...this.answers, this.seed);
-    this.headline.replaceChildren(make("p", "", headline), make("p", "soft", first));
+    this.headline.replaceChildren(make("h3", "", headline), make("p", "soft", first));
     this.result.replaceChildren(...sentences.map((words) => make("p", "", words)));
     this.result.hidden = !sentences.length;
     return [`${headline}.`, first, ...sentences].join(" ");
