@@ -11,14 +11,17 @@ const toEnd = everyFrame(() => {
   if (following) scrollTo({ top: page.scrollHeight, behavior: "instant" });
 });
 
-// Only a reader moves up; a page that grew is not one that was left.
+// Only a reader moves up; a page that grew is not one that was left, nor one that shrank.
 let last = 0;
+let height = 0;
 addEventListener(
   "scroll",
   () => {
-    if (scrollY < last - 2) following = atEnd();
+    const shrank = page.scrollHeight < height;
+    if (scrollY < last - 2 && !shrank) following = atEnd();
     else if (atEnd()) following = true;
     last = scrollY;
+    height = page.scrollHeight;
   },
   { passive: true },
 );
@@ -27,6 +30,7 @@ export const follow = {
   keep: toEnd,
   jump() {
     following = true;
+    last = 0; // what was hidden for it moves the page too
     toEnd();
   },
   // A race is read from its headline, and does not grow.
