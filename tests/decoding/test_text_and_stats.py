@@ -10,8 +10,8 @@ class Bytes:
         return bytes(tokens).decode("utf-8", errors="replace")
 
 
-def stream(text, stops=()):
-    stream = TextStream(Bytes(), stops)
+def stream(text, stops=(), **options):
+    stream = TextStream(Bytes(), stops, **options)
     pieces = [stream.push(token) for token in text.encode()]
     return [*pieces, stream.finish()], stream
 
@@ -38,6 +38,34 @@ def test_part_of_a_stop_string_is_held_back_until_it_is_none():
 
 def test_an_open_stop_string_at_the_end_is_shown():
     assert "".join(stream("the EN", ["END"])[0]) == "the EN"
+
+
+def test_a_stop_string_may_be_shown():
+    pieces, state = stream("one two END three", ["wo END", "END"], include_stop=True)
+    assert "".join(pieces) == "one two END"
+    assert state.stopped
+
+
+@pytest.mark.parametrize(
+    ("stops", "least", "shown"),
+    [
+        (["bc"], 2, "a"),  # it ends with the third token
+        (["bc"], 3, "abcxaba"),
+        (["ab", "abcd"], 3, "abcx"),
+        (["bc", "bcxa?"], 3, "abcxaba"),  # held back for the longer one, which it is not
+        (["abc"], 9, "abcxababcd"),
+        (["abcd"], 9, "abcxab"),
+        (["abcd"], 10, "abcxababcd"),
+    ],
+)
+def test_a_stop_string_that_ends_too_early_is_text(stops, least, shown):
+    text = "abcxababcd"
+    pieces, _ = stream(text, stops, min_tokens=least)
+    at_once = TextStream(Bytes(), stops, min_tokens=least)
+    # The sequence ends with the stop string: nothing comes after it.
+    end = len(shown) + max(map(len, stops)) if len(shown) < len(text) else len(text)
+    assert "".join(pieces) == shown
+    assert at_once.push(*text[:end].encode()) + at_once.finish() == shown
 
 
 def test_row_statistics():

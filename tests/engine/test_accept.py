@@ -120,8 +120,9 @@ def sampled(pair, *, samples=SAMPLES, tree=0, **params) -> tuple[float, float]:
         seeds = [lot * ROWS + slot for slot in slots]
         states = runner.prefill([PromptChunk(slot, 0, PROMPT) for slot in slots], drafts=True)
         runner.start_sequences(
-            states, slots, first, prompts=[PROMPT] * ROWS, params=[own] * ROWS, seeds=seeds
-        )
+            states, slots, first, prompts=[PROMPT] * ROWS, params=[own] * ROWS, seeds=seeds,
+            ends=[()] * ROWS,
+        )  # fmt: skip
         texts = torch.zeros(ROWS, 3 * plan.depth + 4, dtype=torch.long)
         lengths = torch.zeros(ROWS, dtype=torch.long)
         for _ in range(3):

@@ -12,7 +12,7 @@ def make_sequences(
     """A sequence for each prompt, with indices from `first`; `options` go to each of them."""
     rules = [at_length()] if not eos else [at_eos(eos), at_length()]
     return [
-        Sequence(prompt, params, index=index, stop_rules=rules, **options)
+        Sequence(prompt, params, index=index, stop_rules=rules, eos=eos, **options)
         for index, prompt in enumerate(prompts, start=first)
     ]
 

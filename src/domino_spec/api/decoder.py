@@ -278,12 +278,12 @@ class DominoDecoder:
     def _stream(
         self, outputs: Iterator[SequenceOutput], stats: RunStats, params: SamplingParams
     ) -> Iterator[StreamedToken]:
-        text = TextStream(self.tokenizer, params.stop) if self.tokenizer is not None else None
+        text = None if self.tokenizer is None else TextStream.of(self.tokenizer, params)
         for output in outputs:
             for position, token in enumerate(output.tokens):
                 last = position == len(output.tokens) - 1
                 reason = output.finish_reason if last else None
-                piece = "" if text is None else text.push(token)
+                piece = "" if text is None else text.push(*output.sequence.in_text([token]))
                 if reason and text is not None:
                     piece += text.finish()
                 accepted = position < output.accepted
@@ -462,8 +462,8 @@ class DominoDecoder:
     def _finished(self, sequence: Decoded, stats: RunStats, scores: list[TokenScore]) -> Generation:
         text, params = None, sequence.params
         if self.tokenizer is not None:
-            stream = TextStream(self.tokenizer, params.stop)
-            pieces = [stream.push(token) for token in sequence.output]
+            stream = TextStream.of(self.tokenizer, params)
+            pieces = [stream.push(token) for token in sequence.in_text(sequence.output)]
             text = "".join(pieces) + stream.finish()
         assert sequence.finish_reason is not None
         return Generation(
@@ -474,4 +474,5 @@ class DominoDecoder:
             stats=sequence.stats,
             run=stats,
             scores=None if params.logprobs is None else scores,
+            prompt_scores=sequence.prompt_scores,
         )

@@ -16,7 +16,8 @@ class Generation:
     tokens: list[int]
     """Generated ids, with the end-of-sequence token if there was one."""
     text: str | None
-    """None when there is no tokenizer. Special tokens and the stop string are left out."""
+    """None when there is no tokenizer. Special tokens, the stop string and the token that ended the
+    sequence are left out, unless its parameters say otherwise."""
     finish_reason: str
     """`eos`, `length` or `stop`."""
     stats: AcceptanceStats
@@ -24,6 +25,8 @@ class Generation:
     """The whole run this sequence was part of, with its wall times."""
     scores: list[TokenScore] | None = None
     """One a token, if `logprobs` asked for them."""
+    prompt_scores: list[TokenScore | None] | None = None
+    """One a token of the prompt, None for its first, if `prompt_logprobs` asked for them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""

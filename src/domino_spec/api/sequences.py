@@ -9,7 +9,8 @@ from typing import Any
 from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt
 from domino_spec.decoding import RunStats, SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.stopping import at_eos, at_length, at_strings
+from domino_spec.decoding.stopping import at_length, at_strings, end_rules
+from domino_spec.decoding.text import text_options
 from domino_spec.errors import InputError
 from domino_spec.targets import Target
 
@@ -32,10 +33,11 @@ def make_sequences(
     for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
         tokens = encode_prompt(prompt, tokenizer, chat_options)
         check_prompt(tokens, own.max_new_tokens, target)
+        own.check_vocabulary(target.vocab_size)
         own = own.for_sequence(index, len(prompts))
         rules = stop_rules(own, tokenizer, ends)
         values = {"index": index, **options}
-        sequences.append(Decoded(tokens, own, stop_rules=rules, run=run, **values))
+        sequences.append(Decoded(tokens, own, stop_rules=rules, eos=ends, run=run, **values))
     return sequences
 
 
@@ -43,11 +45,11 @@ def stop_rules(
     params: SamplingParams, tokenizer: Any | None, ends: Collection[int]
 ) -> list[StopRule]:
     """What ends a sequence: an end token, a stop string, its length."""
-    rules = [] if params.ignore_eos else [at_eos(ends)]
+    rules = end_rules(params, ends)
     if params.stop:
         if tokenizer is None:
             raise InputError("stop strings need a tokenizer; pass tokenizer=...")
-        rules.append(at_strings(params.stop, tokenizer))
+        rules.append(at_strings(params.stop, tokenizer, **text_options(params)))
     return [*rules, at_length()]
 
 

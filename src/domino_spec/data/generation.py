@@ -118,7 +118,8 @@ class BatchGenerator:
 
     def _sequence(self, prompt: Prompt) -> Decoded:
         """A fresh sequence, whose draws follow from the parameters' seed alone."""
-        rules = [at_eos({*self.decoder.eos_token_ids, *self.turn.end_ids})]
+        ends = {*self.decoder.eos_token_ids, *self.turn.end_ids}
+        rules = [at_eos(ends)]
         if self.turn.end_text:
             rules.append(at_strings([self.turn.end_text], self.tokenizer))
         return Decoded(
@@ -127,6 +128,7 @@ class BatchGenerator:
             index=prompt.index,
             seed=prompt.params.seed_of(0),
             stop_rules=[*rules, at_length()],
+            eos=ends,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -21,13 +22,17 @@ from transformers import (
 from domino_spec.decoding.processors import (
     GeneratedPenalty,
     HookProcessor,
+    LogitBias,
     LogitsHook,
+    MinTokens,
     for_sequence,
 )
 from domino_spec.errors import InputError
 from domino_spec.settings import AcceptRule
 
 MOST_LOGPROBS = 20
+MOST_BIAS = 100.0
+"""As OpenAI's `logit_bias`: so much bans a token, or leaves no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,13 +50,25 @@ class SamplingParams:
     """Taken from the logit of each token that the answer holds; negative ones encourage."""
     frequency_penalty: float = 0.0
     """Taken from it once for each time the answer holds it."""
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    """Added to the logits of single tokens, -100 to 100, before the penalties."""
+    min_tokens: int = 0
+    """No end token and no stop string ends the sequence before it has so many tokens."""
     seed: int | None = None
     """Sequence i of a batch draws from seed + i; None takes a fresh seed from torch's generator."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end the sequence, with `ignore_eos` too; they stay in its tokens."""
+    include_stop_str_in_output: bool = False
+    """Leave the stop string, or the token that ended the sequence, in the text."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """Tell each token's log-probability as the target gave it, before anything above changed it,
     and those of so many likeliest tokens; None tells nothing."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens but the first, all of which are computed for it."""
     processors: tuple[LogitsProcessor, ...] = ()
     """Any Transformers processors, run before temperature and the cut-offs. Each sees a position
     once, in order, after committed tokens alone: they may keep state."""
@@ -71,13 +88,18 @@ class SamplingParams:
         object.__setattr__(self, "processors", _callables("processors", self.processors, expected))
         expected = "logits hooks: functions of prompt, output and logits"
         object.__setattr__(self, "hooks", _callables("hooks", self.hooks, expected))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         _check_whole("max_new_tokens", self.max_new_tokens, 1, "1 or more")
+        expected = f"0 (off) to max_new_tokens, {self.max_new_tokens}"
+        _check_whole("min_tokens", self.min_tokens, 0, expected, self.max_new_tokens)
         _check_whole("top_k", self.top_k, 0, "0 (off) or a positive whole number")
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, "None or a whole number from 0 to 2**62", 2**62)
-        if self.logprobs is not None:
-            expected = f"None or a whole number from 0 to {MOST_LOGPROBS}"
-            _check_whole("logprobs", self.logprobs, 0, expected, MOST_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                expected = f"None or a whole number from 0 to {MOST_LOGPROBS}"
+                _check_whole(name, getattr(self, name), 0, expected, MOST_LOGPROBS)
         _check_real("temperature", self.temperature, "0 (greedy) or a positive number")
         _check_real("top_p", self.top_p, "more than 0 and at most 1 (off)", high=1, positive=True)
         _check_real("min_p", self.min_p, "0 (off) to 1", high=1)
@@ -123,9 +145,30 @@ class SamplingParams:
         return given or self.repetition_penalty != 1.0
 
     @property
+    def biased(self) -> bool:
+        """Whether single tokens are favoured, or forbidden for some time."""
+        return bool(self.logit_bias or self.min_tokens)
+
+    @property
     def hooked(self) -> bool:
         """Whether processors or hooks of the caller's own change logits."""
         return bool(self.processors or self.hooks)
+
+    def end_ids(self, eos: Collection[int]) -> frozenset[int]:
+        """Tokens that end a sequence of a model with these end-of-sequence tokens."""
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos))
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that the target does not have."""
+        for name, ids in (
+            ("logit_bias", tuple(dict(self.logit_bias))),
+            ("stop_token_ids", self.stop_token_ids),
+        ):
+            if ids and max(ids) >= vocab_size:
+                raise InputError(
+                    f"{name} holds the token id {max(ids)}, outside the vocabulary of {vocab_size};"
+                    " was it made with another model's tokenizer?"
+                )
 
     def seed_of(self, index: int) -> int:
         """The seed of sequence `index` of a batch: seed + index, or a fresh one."""
@@ -156,9 +199,15 @@ class SamplingParams:
             chain.append(MinPLogitsWarper(float(self.min_p)))
         return chain
 
-    def all_processors(self, prompt_length: int) -> LogitsProcessorList:
+    def all_processors(
+        self, prompt_length: int, end_ids: Collection[int] = ()
+    ) -> LogitsProcessorList:
         """Everything applied to the target's logits, in Transformers' own order."""
         chain = LogitsProcessorList()
+        if self.logit_bias:
+            chain.append(LogitBias(dict(self.logit_bias)))
+        if self.min_tokens and end_ids:
+            chain.append(MinTokens(prompt_length + self.min_tokens, end_ids))
         if self.repetition_penalty != 1.0:
             chain.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
         if self.presence_penalty or self.frequency_penalty:
@@ -206,6 +255,26 @@ def _strings(stop: Any) -> tuple[str, ...]:
         if not text:
             raise InputError("an empty stop string would stop at once; leave it out.")
     return stops
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given or ()
+    expected = f"token ids, each with a number from -{MOST_BIAS:g} to {MOST_BIAS:g}"
+    found: dict[int, float] = {}
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InputError(f"logit_bias holds {pair!r}; expected {expected}.")
+        _check_whole("a token id of logit_bias", pair[0], 0, "a whole number from 0")
+        name = f"logit_bias of token {pair[0]}"
+        _check_real(name, pair[1], expected, low=-MOST_BIAS, high=MOST_BIAS)
+        found[int(pair[0])] = float(pair[1])
+    return tuple(sorted(found.items()))
+
+
+def _token_ids(given: Any) -> tuple[int, ...]:
+    for token in given or ():
+        _check_whole("a token id of stop_token_ids", token, 0, "a whole number from 0")
+    return tuple(dict.fromkeys(map(int, given or ())))
 
 
 def _callables(name: str, given: Any, expected: str) -> tuple[Any, ...]:

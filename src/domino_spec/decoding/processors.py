@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Tokens
 from typing import Any, Protocol, TypeVar
 
@@ -126,6 +126,41 @@ class GeneratedPenalty(LogitsProcessor):  # type: ignore[misc]
         once = torch.ones_like(generated, dtype=scores.dtype)
         counts = torch.zeros_like(scores).scatter_add_(1, generated, once)
         return less_repeated(scores, counts, presence=self.presence, frequency=self.frequency)
+
+
+class LogitBias(LogitsProcessor):  # type: ignore[misc]
+    """A number added to the logits of some tokens."""
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._bias = bias
+        self._dense: Tensor | None = None
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
+        """Scores [batch, vocabulary] with each token's bias."""
+        if self._dense is None:
+            self._dense = dense_bias(self._bias, scores.shape[1]).to(scores.device)
+        return scores + self._dense
+
+
+class MinTokens(LogitsProcessor):  # type: ignore[misc]
+    """Bans end tokens before prompt and output together are so long."""
+
+    def __init__(self, length: int, end_ids: Collection[int]) -> None:
+        self._length, self._ends = length, sorted(end_ids)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [batch, vocabulary] after `input_ids` [batch, length]."""
+        if input_ids.shape[1] >= self._length:
+            return scores
+        ends = torch.tensor(self._ends, device=scores.device)
+        return scores.index_fill(1, ends, -math.inf)
+
+
+def dense_bias(bias: Mapping[int, float], vocabulary: int) -> Tensor:
+    """The same for every token, [vocabulary] float32."""
+    dense = torch.zeros(vocabulary, dtype=torch.float32)
+    dense[list(bias)] = torch.tensor(list(bias.values()), dtype=torch.float32)
+    return dense
 
 
 def for_sequence(

@@ -188,7 +188,7 @@ class Sampler:
 def make_sampler(sequence: Sequence, *, keep_scores: bool = False) -> Sampler:
     """The sampler of a sequence, by its parameters and its seed."""
     params = sequence.params
-    processors = params.all_processors(len(sequence.seen_prompt))
+    processors = params.all_processors(len(sequence.seen_prompt), sequence.end_ids)
     return Sampler(
         processors=processors,
         bans=len(processors) > len(params.warpers()),

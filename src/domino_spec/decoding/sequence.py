@@ -47,6 +47,7 @@ class Sequence:
         *,
         index: int | None = None,
         stop_rules: Iterable[StopRule] = (),
+        eos: Iterable[int] = (),
         seed: int | None = None,
         client: str = "",
         speculate: bool = True,
@@ -56,22 +57,27 @@ class Sequence:
     ) -> None:
         """`seed` None takes the parameters' seed + `index`, or a fresh one.
 
-        `client` is whom the scheduler is fair to. Without `speculate` no draft is made for it, and
-        without `reuse` all of its prompt is computed, whatever the caches hold. `run` sums up the
-        counts of several sequences. `seen_prompt` is the prompt as processors and criteria see it,
-        where the caller padded it.
+        `eos` are the model's end-of-sequence tokens, which `min_tokens` holds back; rules that stop
+        there are among the `stop_rules`. `client` is whom the scheduler is fair to. Without
+        `speculate` no draft is made for it, and without `reuse` all of its prompt is computed,
+        whatever the caches hold. `run` sums up the counts of several sequences. `seen_prompt` is
+        the prompt as processors and criteria see it, where the caller padded it.
         """
         self.index = next(_ids) if index is None else index
         self.prompt = list(prompt)
         self.seen_prompt = self.prompt if seen_prompt is None else list(seen_prompt)
         self.params = params
         self.stop_rules = list(stop_rules)
+        self.end_ids = params.end_ids(frozenset(eos))
+        """Tokens that end it; none of them comes before `min_tokens`."""
         self.seed = params.seed_of(self.index) if seed is None else seed
         self.client = client
         self.speculate = speculate
-        self.reuse = reuse
+        self.reuse = reuse and params.prompt_logprobs is None  # they need every token's state
         self.run = run
         self.output: list[int] = []
+        self.prompt_scores: list[TokenScore | None] | None = None
+        """One a token of the prompt, none for its first, where its parameters ask for them."""
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         """Why it could not be completed, where a rule or the engine failed."""
@@ -157,6 +163,11 @@ class Sequence:
             self._ids[0, self._filled : length] = torch.tensor(new)
             self._filled = length
         return self._ids[:, :length]
+
+    def in_text(self, tokens: Tokens[int]) -> Tokens[int]:
+        """Tokens just committed without the one that ended the sequence, unless that is shown."""
+        shown = self.params.include_stop_str_in_output or not tokens
+        return tokens if shown or tokens[-1] not in self.end_ids else tokens[:-1]
 
     def begin(self) -> None:
         """It gets a slot."""

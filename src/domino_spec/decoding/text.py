@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from domino_spec.decoding.params import SamplingParams
+
 _UNFINISHED = "\ufffd"
 
 
 class TextStream:
     """Incremental detokenisation that ends before a stop string and never shows part of one."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stops: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        """A stop string that ends within the first `min_tokens` tokens does not count."""
         self._tokenizer = tokenizer
+        self._min_tokens = min_tokens
+        self._include_stop = include_stop
+        self._skip = skip_special_tokens
         # The wrapper around the Rust tokenizer takes several times as long as the tokenizer.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if getattr(tokenizer, "clean_up_tokenization_spaces", True):
@@ -25,8 +39,16 @@ class TextStream:
         self._held = ""
         self.stopped = False
 
+    @classmethod
+    def of(cls, tokenizer: Any, params: SamplingParams) -> TextStream:
+        """The text of a sequence with these parameters."""
+        return cls(tokenizer, params.stop, **text_options(params))
+
     def push(self, *tokens: int) -> str:
         """The text that these tokens complete, which may be none yet."""
+        early = self._min_tokens - len(self._tokens)
+        if 0 < early < len(tokens):
+            return self.push(*tokens[:early]) + self.push(*tokens[early:])
         self._tokens += tokens
         if self.stopped or not tokens:
             return ""
@@ -47,8 +69,9 @@ class TextStream:
         before = self._decode(self._tokens[self._shown_from : self._shown_to])
         after = self._decode(self._tokens[self._shown_from :])
         self._shown_to = len(self._tokens)
-        text, self._held = self._held + after[len(before) :], ""
-        return self._cut(text)
+        text = self._cut(self._held + after[len(before) :])
+        self._held = ""
+        return text
 
     def _release(self, text: str) -> str:
         cut = self._cut(text)
@@ -59,16 +82,32 @@ class TextStream:
         return text[: len(text) - hold]
 
     def _cut(self, text: str) -> str:
-        found = [text.index(stop) for stop in self._stops if stop in text]
+        if len(self._tokens) <= self._min_tokens:
+            return text
+        found = []
+        for stop in self._stops:
+            # One that ended in what is held back ended too early to count.
+            start = text.find(stop, max(0, len(self._held) - len(stop) + 1))
+            if start >= 0:
+                found.append((start, start + len(stop)))
         if not found:
             return text
         self.stopped = True
-        return text[: min(found)]
+        return text[: min(found)[int(self._include_stop)]]
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._backend is not None:
-            return str(self._backend.decode(tokens, skip_special_tokens=True))
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+            return str(self._backend.decode(tokens, skip_special_tokens=self._skip))
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))
+
+
+def text_options(params: SamplingParams) -> dict[str, Any]:
+    """Options of a `TextStream`, or `at_strings`, by a sequence's parameters."""
+    return {
+        "min_tokens": params.min_tokens,
+        "include_stop": params.include_stop_str_in_output,
+        "skip_special_tokens": params.skip_special_tokens,
+    }
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -19,7 +19,7 @@ from domino_spec.decoding import Drafter, RunStats, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.branches import VerifiedTree
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
-from domino_spec.decoding.stopping import at_eos, at_length
+from domino_spec.decoding.stopping import at_length, end_rules
 from domino_spec.engine.block_manager import BlockManager
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.trees import MAX_ROWS
@@ -214,9 +214,8 @@ class Engine:
                 prompt,
                 own,
                 index=index,
-                stop_rules=[at_length()]
-                if own.ignore_eos or not ends
-                else [at_eos(ends), at_length()],
+                stop_rules=[*end_rules(own, ends), at_length()],
+                eos=ends,
                 speculate=speculate,
             )
             for index, (prompt, own) in enumerate(zip(prompts, each, strict=True))
@@ -431,6 +430,7 @@ class Engine:
             prompts=[sequence.prompt for sequence in sequences],
             params=[sequence.params for sequence in sequences],
             seeds=[sequence.seed for sequence in sequences],
+            ends=[sequence.end_ids for sequence in sequences],
             walk=walk,
         )
         taken = None if walk is None else walk.taken
@@ -685,11 +685,17 @@ def check_settings(
 def check_sequence(sequence: Decoded, *, vocab_size: int) -> None:
     """Refuse a sequence that has begun elsewhere, or that needs the reference loop."""
     reason = unsupported_reason(sequence.params)
+    sequence.params.check_vocabulary(vocab_size)
     if sequence.sampler is not None:
         reason = "it chooses its tokens by a sampler of the reference loop"
     if reason is not None:
         raise InputError(
             f"the sequence cannot run on the engine: {reason}. Decode it with the reference loop."
+        )
+    if sequence.params.min_tokens and len(sequence.end_ids) >= vocab_size:
+        raise InputError(
+            f"min_tokens is {sequence.params.min_tokens}, but every token of the vocabulary ends "
+            "the sequence; name fewer stop_token_ids."
         )
     if sequence.output or sequence.finished:
         raise InputError(

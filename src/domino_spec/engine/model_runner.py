@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -80,6 +80,8 @@ class Plan:
     """Whether some sequence cuts tokens off before it draws."""
     penalised: bool = False
     """Whether some sequence pays for tokens it repeats."""
+    biased: bool = False
+    """Whether some sequence has biases, or a minimum length."""
     scored: bool = False
     """Whether some sequence wants to know how likely its tokens were."""
     ranked: bool = False
@@ -109,6 +111,7 @@ class Plan:
             mixed=uncoupled and not all(each.draws_drafts for each in params),
             filtered=filtered,
             penalised=any(each.penalises for each in params),
+            biased=any(each.biased for each in params),
             scored=any(each.logprobs is not None for each in params),
             ranked=any(each.logprobs for each in params),
             alone=alone,
@@ -117,8 +120,9 @@ class Plan:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Those of `KINDS` that it is of."""
-        return tuple(kind for kind in KINDS if getattr(self, kind))
+        """Those of `KINDS` that it is of; biases cost no more than penalties."""
+        flags = {**vars(self), "penalised": self.penalised or self.biased}
+        return tuple(kind for kind in KINDS if flags[kind])
 
 
 class GraphRecorder:
@@ -318,7 +322,8 @@ class ModelRunner:
             logits = self.logits(verified.states[: block.numel()]).view(*block.shape, -1)
             starts = self.slots.lengths[places]
             draws = self.draws(places, plan)
-            judged = self._judged(logits, block, places, plan)
+            metadata = AttentionMetadata(places, starts, block.shape[1])
+            judged = self._judged(logits, block, metadata, plan)
             chosen = walk.choose(judged, block[:, 1:].tolist(), draws, starts)
             return self.report(chosen, logits, block, places, plan).cpu
 
@@ -468,7 +473,7 @@ class ModelRunner:
         And how many drafts that accepts [sequences], where comparing does not tell.
         """
         block, metadata = drafted.block, drafted.metadata
-        judged = self._judged(logits, block, metadata.slots, plan, metadata.ancestors)
+        judged = self._judged(logits, block, metadata, plan)
         if drafted.drawn_from:
             starts, drawn_from = metadata.starts, drafted.drawn_from
             return accept(judged, block, draws, starts, drawn_from, mixed=plan.mixed)
@@ -478,13 +483,22 @@ class ModelRunner:
         self,
         logits: Tensor,
         block: Tensor | None,
-        slots: Tensor,
+        metadata: AttentionMetadata,
         plan: Plan,
-        ancestors: Tensor | None = None,
     ) -> Tensor:
-        """The logits less penalties; where processors may write to them a float32 copy."""
+        """The logits with biases, less penalties; where processors may write to them a copy.
+
+        Either is float32. With no block there is one position, right after the prompt.
+        """
+        slots = metadata.slots
+        if plan.biased:
+            positions = metadata.positions
+            if positions is None:
+                steps = torch.arange(logits.shape[1], device=logits.device)
+                positions = metadata.starts.unsqueeze(1) + steps
+            logits = self.slots.biases.apply(logits, slots, positions)
         if plan.penalised:
-            return self.slots.penalties.apply(logits, slots, block, ancestors)
+            return self.slots.penalties.apply(logits, slots, block, metadata.ancestors)
         return logits.to(torch.float32, copy=True) if plan.hooked else logits
 
     def report(
@@ -557,6 +571,7 @@ class ModelRunner:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         seeds: Sequence[int],
+        ends: Sequence[Collection[int]],
         walk: HookedWalk | None = None,
     ) -> Callable[[], Tensor]:
         """Choose each sequence's first token, its anchor; what is returned waits for the report.
@@ -564,10 +579,11 @@ class ModelRunner:
         The report is that of a cycle without drafts. With a `walk` the host chooses.
         """
         state = self.slots
-        places = state.open(slots, prompts=prompts, params=params, seeds=seeds)
+        places = state.open(slots, prompts=prompts, params=params, seeds=seeds, ends=ends)
         draws = self.draws(places, plan)
         logits = self.logits(states).unsqueeze(1)
-        judged, starts = self._judged(logits, None, places, plan), state.lengths[places] - 1
+        starts = state.lengths[places] - 1
+        judged = self._judged(logits, None, AttentionMetadata(places, starts, 1), plan)
         if walk is None:
             chosen = draws.choose(judged, starts)  # [sequences, 1]
         else:

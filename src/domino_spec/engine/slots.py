@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding import SamplingParams
-from domino_spec.decoding.processors import less_repeated
+from domino_spec.decoding.processors import dense_bias, less_repeated
 from domino_spec.engine.sampling import RULES, Draws
 
 
@@ -29,6 +29,7 @@ class Slots:
         self.device = device
         self._vocabulary = vocabulary
         self._penalties: Penalties | None = None
+        self._biases: Biases | None = None
         self.lengths = column(torch.long)
         self.anchors = column(torch.long)
         self.seeds = column(torch.long)
@@ -50,6 +51,13 @@ class Slots:
             self._penalties = Penalties(self.count + 1, self._vocabulary, self.device)
         return self._penalties
 
+    @property
+    def biases(self) -> Biases:
+        """Made when a sequence first has one, for the same reason."""
+        if self._biases is None:
+            self._biases = Biases(self.count + 1, self._vocabulary, self.device)
+        return self._biases
+
     def open(
         self,
         slots: Sequence[int],
@@ -57,6 +65,7 @@ class Slots:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         seeds: Sequence[int],
+        ends: Sequence[Collection[int]],
     ) -> Tensor:
         """Sequences begin here: their prompts are in the caches, the anchors are to come.
 
@@ -79,6 +88,9 @@ class Slots:
         if self._penalties is not None or any(each.penalises for each in params):
             for slot, prompt, each in zip(slots, prompts, params, strict=True):
                 self.penalties.open(slot, prompt, each)
+        if self._biases is not None or any(each.biased for each in params):
+            for slot, prompt, each, own in zip(slots, prompts, params, ends, strict=True):
+                self.biases.open(slot, len(prompt), each, own)
         return places
 
     def send(self, values: Tensor) -> Tensor:
@@ -91,15 +103,17 @@ class Slots:
     def choosing(self, params: SamplingParams) -> Iterator[None]:
         """As if all slots held sequences that choose so; for measurements, undone afterwards."""
         columns = [value for value in vars(self).values() if isinstance(value, Tensor)]
-        before, penalties = [column.clone() for column in columns], self._penalties
-        self._penalties = None  # the true one stays as it is
+        before = [column.clone() for column in columns]
+        penalties, biases = self._penalties, self._biases
+        self._penalties = self._biases = None  # the true ones stay as they are
         try:
             every = list(range(self.count))
             prompts, chosen = [[0]] * self.count, [params] * self.count
-            self.open(every, prompts=prompts, params=chosen, seeds=every)
+            ends: list[tuple[int, ...]] = [()] * self.count
+            self.open(every, prompts=prompts, params=chosen, seeds=every, ends=ends)
             yield
         finally:
-            self._penalties = penalties
+            self._penalties, self._biases = penalties, biases
             for column, values in zip(columns, before, strict=True):
                 column.copy_(values)
 
@@ -116,6 +130,43 @@ class Slots:
         return replace(
             draws, top_k=self.top_k[slots], top_p=self.top_p[slots], min_p=self.min_p[slots]
         )
+
+
+class Biases:
+    """Biases of single tokens, and end tokens that a sequence may not choose yet.
+
+    Sequences without any have neutral values, which change no logits.
+    """
+
+    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
+        self.bias = torch.zeros(slots, vocabulary, dtype=torch.float32, device=device)
+        self.ends = torch.zeros(slots, vocabulary, dtype=torch.bool, device=device)
+        self.first_end = torch.zeros(slots, dtype=torch.long, device=device)
+        """The first position where an end token may stand."""
+
+    def open(
+        self, slot: int, prompt: int, params: SamplingParams, end_ids: Collection[int]
+    ) -> None:
+        """A sequence begins here, after a prompt of so many tokens."""
+        if params.logit_bias:
+            self.bias[slot] = dense_bias(dict(params.logit_bias), self.bias.shape[1])
+        else:
+            self.bias[slot].zero_()
+        self.first_end[slot] = prompt + params.min_tokens
+        if params.min_tokens:
+            ids = torch.tensor(sorted(end_ids), dtype=torch.long, device=self.ends.device)
+            self.ends[slot].zero_().index_fill_(0, ids, True)
+
+    def apply(
+        self,
+        logits: Tensor,  # [batch, n, vocabulary]
+        slots: Tensor,  # [batch]
+        positions: Tensor,  # [batch, n]: of the tokens that the logits follow
+    ) -> Tensor:
+        """The logits as float32 with each sequence's bias, less the ends that come too early."""
+        found = logits.float() + self.bias[slots].unsqueeze(1)
+        early = positions + 1 < self.first_end[slots].unsqueeze(1)
+        return found.masked_fill_(early.unsqueeze(2) & self.ends[slots].unsqueeze(1), -torch.inf)
 
 
 class Penalties:

@@ -67,7 +67,7 @@ def make_sequence(
     index: int, prompt: Sequence[int], params: SamplingParams, *, eos: Collection[int]
 ) -> Decoded:
     """A sequence that draws from the seed and its own number, whatever its batch."""
-    return Decoded(prompt, params, index=index, stop_rules=[at_eos(eos), at_length()])
+    return Decoded(prompt, params, index=index, stop_rules=[at_eos(eos), at_length()], eos=eos)
 
 
 def batches(lengths: Sequence[int], target: Target, size: int) -> list[list[int]]:
