@@ -65,3 +65,19 @@ def test_each_output_has_as_many_scores_as_tokens():
 def test_who_does_not_ask_gets_none():
     _, outputs = outputs_of(None, make_target("llama"))
     assert {each.scores for each in outputs} == {None}
+
+
+def test_a_prompts_scores_are_the_models_own(monkeypatch):
+    monkeypatch.setattr("domino_spec.decoding.loop._SCORED_AT_ONCE", 4)
+    target = make_target("llama")
+    sequences, _ = outputs_of(None, target, prompt_logprobs=3, temperature=2.0, top_k=1)
+    for sequence in sequences:
+        with torch.no_grad():
+            logits = target.model(torch.tensor([sequence.prompt])).logits[0]
+        expected = logits.float().log_softmax(-1)
+        first, *scores = sequence.prompt_scores
+        assert first is None
+        for score, token, place in zip(scores, sequence.prompt[1:], expected[:-1], strict=True):
+            assert score.logprob == pytest.approx(float(place[token]), abs=1e-4)
+            assert [each for each, _ in score.top] == place.topk(3).indices.tolist()
+            assert score.rank == int(place.argsort(descending=True).tolist().index(token)) + 1

@@ -117,3 +117,31 @@ def test_a_vocabulary_smaller_than_the_most_one_may_ask_for():
     columns = score_columns(torch.randn(1, 2, 7), torch.tensor([[3, 1]]), ranked=True)
     (first, second) = ScoreTable(columns, 2).of(0, tokens=2, top=20)
     assert len(first.top) == len(second.top) == 7
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_prompts_are_scored_in_chunks_as_the_reference_loop_scores_them(drafts, monkeypatch):
+    """Of several prompts in one forward, computed whole however much of them lies in a slot."""
+    target = make_target("llama")
+    monkeypatch.setattr("domino_spec.engine.model_runner.AT_ONCE", 4)
+    engine = make_engine(target, random_drafter() if drafts else None, reuse=True, chunk=3)
+    prompts = [[5], *PROMPTS, PROMPTS[3] + PROMPTS[1]]
+    wanted = [0, None, 4, 20, 0, 2]
+    params = [SamplingParams(max_new_tokens=6, prompt_logprobs=top) for top in wanted]
+    first, again, plain = (make_requests(prompts, params=params) for _ in range(3))
+    for sequences in (first, again):
+        list(engine.stream(sequences))
+    list(decode(target, None, plain))
+    assert [each.cached > 0 for each in again] == [top is None for top in wanted]
+    for sequences in (first, again):
+        assert [each.output for each in sequences] == [each.output for each in plain]
+        for found, expected, top in zip(sequences, plain, wanted, strict=True):
+            if top is None:
+                assert found.prompt_scores is expected.prompt_scores is None
+                continue
+            assert found.prompt_scores[0] is expected.prompt_scores[0] is None
+            assert len(found.prompt_scores) == len(found.prompt)
+            same({0: found.prompt_scores[1:]}, {0: expected.prompt_scores[1:]})
+            assert [each.rank for each in found.prompt_scores[1:]] == [
+                each.rank for each in expected.prompt_scores[1:]
+            ]

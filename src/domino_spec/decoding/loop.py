@@ -12,10 +12,13 @@ from domino_spec.decoding.branches import Branches, VerifiedTree, batch_branches
 from domino_spec.decoding.drafter import Drafter, SequenceSampler
 from domino_spec.decoding.sampling import DraftDistribution, make_sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
-from domino_spec.decoding.sequence import SequenceOutput, token_scores
+from domino_spec.decoding.sequence import SequenceOutput, TokenScore, token_scores
 from domino_spec.decoding.stats import RunStats, Stopwatch
 from domino_spec.drafter.tree import DraftTree, chain
 from domino_spec.targets import Target, TargetCache
+
+_SCORED_AT_ONCE = 64
+"""Prompt tokens whose logits exist at a time: those of a whole prompt would fill the memory."""
 
 
 @torch.no_grad()
@@ -137,6 +140,9 @@ def _prefill(
     target: Target, drafting: _Drafting, cache: TargetCache, sequences: Sequence[Decoded]
 ) -> list[SequenceOutput]:
     """Read the prompts and choose each sequence's first token, its first anchor."""
+    for sequence in sequences:
+        if (top := sequence.params.prompt_logprobs) is not None:
+            sequence.prompt_scores = prompt_scores(target, sequence.prompt, top)
     lengths = [len(sequence.prompt) for sequence in sequences]
     # Padding goes after the prompt, where causal attention keeps it out of sight.
     prompts = torch.zeros(len(sequences), max(lengths), dtype=torch.long)
@@ -152,6 +158,19 @@ def _prefill(
     cache.commit(lengths)
     drafting.update(output.captured, prompts, lengths)
     return outputs
+
+
+def prompt_scores(target: Target, prompt: Sequence[int], top: int) -> list[TokenScore | None]:
+    """Scores of a prompt's tokens, in a pass of its own; its first token has none."""
+    cache, found = target.new_cache(1), list[TokenScore | None]([None])
+    for start in range(0, len(prompt) - 1, _SCORED_AT_ONCE):
+        chunk = prompt[start : start + _SCORED_AT_ONCE]
+        logits = target.forward(torch.tensor([chunk]), cache).logits[0]
+        cache.commit([len(chunk)])
+        following = prompt[start + 1 : start + 1 + len(chunk)]
+        logprobs = logits[: len(following)].float().log_softmax(dim=-1)
+        found += token_scores(logprobs, following, top, ranked=True)
+    return found
 
 
 def _commit(

@@ -97,6 +97,8 @@ class Sequence:
         self.last_output = self.arrived
         self.listener: Callable[[SequenceOutput], None] | None = None
         """Hears of each of its outputs."""
+        self.prompt_reports: list[Callable[[], Tensor]] = []
+        """Wait for the scores of each chunk of the prompt, until the engine has collected them."""
         self.sampler: Sampler | None = None
         """How the reference loop chooses its tokens; the engine chooses on the device."""
         self._ids: Tensor | None = None
@@ -213,19 +215,26 @@ class TokenScore:
     logprob: float
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens, the best first, as many as were asked for; with log-probabilities."""
+    rank: int | None = None
+    """Its place among all tokens, 1 for the likeliest; told of a prompt's tokens."""
 
 
 def token_scores(
     logprobs: Tensor,  # [n, vocabulary] float32
     tokens: Tokens[int],
     top: int,
+    *,
+    ranked: bool = False,
 ) -> tuple[TokenScore, ...]:
-    """Scores of the first tokens of a block, as many as there are."""
+    """Scores of the first tokens of a block, as many as there are; if `ranked`, with ranks."""
     kept = logprobs[: len(tokens)]
     values, ids = kept.topk(min(top, kept.shape[1]), dim=-1)
     own = kept.gather(1, kept.new_tensor(tokens, dtype=ids.dtype).unsqueeze(1)).squeeze(1)
-    each = zip(own.tolist(), ids.tolist(), values.tolist(), strict=True)
-    return tuple(TokenScore(one, tuple(zip(*best, strict=True))) for one, *best in each)
+    ranks: list[int | None] = [None] * len(own)
+    if ranked:
+        ranks = ((kept > own.unsqueeze(1)).sum(dim=1) + 1).tolist()
+    each = zip(ranks, own.tolist(), ids.tolist(), values.tolist(), strict=True)
+    return tuple(TokenScore(one, tuple(zip(*best, strict=True)), rank) for rank, one, *best in each)
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ the `ModelRunner` launches that on the device, and what an earlier launch gave i
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -15,7 +16,7 @@ from threading import RLock
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import Drafter, RunStats, SamplingParams
+from domino_spec.decoding import Drafter, RunStats, SamplingParams, TokenScore
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.branches import VerifiedTree
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
@@ -28,7 +29,7 @@ from domino_spec.engine.models import load_model
 from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, depths, trees
 from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import Chunk, Scheduler
-from domino_spec.engine.scores import ScoreTable
+from domino_spec.engine.scores import ScoreTable, read_prompt_scores
 from domino_spec.engine.sizes import (
     Size,
     fitting_size,
@@ -395,12 +396,25 @@ class Engine:
 
     def _start_prefill(self, chunks: Sequence[Chunk]) -> list[Launch]:
         launches = []
-        for drafts in (True, False):
-            own = [chunk for chunk in chunks if self.drafts_for(chunk.sequence) is drafts]
+        for drafts, scored in itertools.product((True, False), (False, True)):
+            own = [
+                chunk
+                for chunk in chunks
+                if self.drafts_for(chunk.sequence) is drafts and chunk.scored is scored
+            ]
             if not own:
                 continue
             parts = [_prompt_chunk(chunk) for chunk in own]
-            states = self.runner.prefill(parts, drafts=drafts)
+            if scored:
+                following = [
+                    chunk.sequence.prompt[chunk.start + 1 : chunk.start + 1 + chunk.count]
+                    for chunk in own
+                ]
+                states, reports = self.runner.prefill_scored(parts, following, drafts=drafts)
+                for chunk, report in zip(own, reports, strict=True):
+                    chunk.sequence.prompt_reports.append(report)
+            else:
+                states = self.runner.prefill(parts, drafts=drafts)
             for chunk in own:
                 chunk.sequence.computed += chunk.count
             for hooked in (False, True):
@@ -497,7 +511,9 @@ class Engine:
                 own = row[places + 1 :]
                 path, parents = own[:accepted], own[-nodes - 1 :]
                 tree = VerifiedTree(own[places - 1 : places + nodes], parents, path)
-            if not launch.prefill:
+            if launch.prefill:
+                self._collect_prompt(sequence)
+            else:
                 sequence.cycles += 1
                 if self.policy is not None and launch.plan.depth:
                     sampled = sequence.params.samples
@@ -531,6 +547,18 @@ class Engine:
             if sequence.finished:
                 self._leave(sequence)
         return outputs
+
+    @staticmethod
+    def _collect_prompt(sequence: Decoded) -> None:
+        """Scores of the prompt, where the sequence wants them."""
+        top = sequence.params.prompt_logprobs
+        if top is None:
+            return
+        found: list[TokenScore | None] = [None]
+        for report in sequence.prompt_reports:
+            if len(columns := report()):
+                found += read_prompt_scores(columns, top)
+        sequence.prompt_scores, sequence.prompt_reports = found, []
 
     @staticmethod
     def _take(sequence: Decoded, tokens: Sequence[int]) -> tuple[int, ...]:

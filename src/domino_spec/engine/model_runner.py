@@ -31,7 +31,7 @@ from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.scratch import apart
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import DraftLogits, Draws, needs_filter
-from domino_spec.engine.scores import score_columns
+from domino_spec.engine.scores import AT_ONCE, prompt_columns, score_columns
 from domino_spec.engine.slots import Slots
 from domino_spec.errors import InputError
 
@@ -615,6 +615,43 @@ class ModelRunner:
             return torch.stack([each for each in found if each is not None])
 
     @torch.no_grad()
+    def prefill_scored(
+        self, parts: Sequence[PromptChunk], following: Sequence[Sequence[int]], *, drafts: bool
+    ) -> tuple[Tensor, list[Callable[[], Tensor]]]:
+        """The same, and what waits for each part's `prompt_columns`.
+
+        `following` are the tokens after a part's tokens, fewer where the prompt ends. A few rows of
+        logits exist at a time.
+        """
+        last: list[Tensor] = [torch.empty(0)] * len(parts)
+        reports: list[Callable[[], Tensor]] = [lambda: torch.empty(0)] * len(parts)
+        with on_device(self._device):
+            for group in self._grouped(parts, captured=False):
+                own = [parts[index] for index in group]
+                count = max(len(part.tokens) for part in own)
+                longest = max(part.start for part in own) + count
+                shape = PrefillShape(len(own), count, longest, drafts, common=False)
+                numbers = torch.tensor(_numbers(own, shape, self.slots.spare)).to(self._device)
+                states = self._prompt_states(shape, numbers).view(len(own), count, -1)
+                for index, rows in zip(group, states, strict=True):
+                    last[index] = rows[len(parts[index].tokens) - 1]
+                    reports[index] = self._score_prompt(rows, following[index])
+        return torch.stack(last), reports
+
+    def _score_prompt(self, states: Tensor, following: Sequence[int]) -> Callable[[], Tensor]:
+        if not following:  # the prompt's last token alone
+            return lambda: torch.empty(0)
+        tokens = self.slots.send(torch.tensor(following))
+        found = [
+            prompt_columns(self.logits(rows), own)
+            for rows, own in zip(
+                states[: len(tokens)].split(AT_ONCE), tokens.split(AT_ONCE), strict=True
+            )
+        ]
+        columns = torch.cat(found)
+        return _read_back(columns, len(columns)) if self._device.type == "cuda" else columns.cpu
+
+    @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """[n, hidden] -> [n, vocabulary]."""
         model = self.model
@@ -738,7 +775,13 @@ class ModelRunner:
     def _run_prefill(self, shape: PrefillShape, numbers: Tensor) -> Tensor:
         """On a GPU nothing in here waits for the host."""
         even = shape.sequences + shape.sequences % 2
-        slots, starts, last = (numbers[i * even : i * even + shape.sequences] for i in range(3))
+        last = numbers[2 * even : 2 * even + shape.sequences]
+        return self._prompt_states(shape, numbers).index_select(0, last)
+
+    def _prompt_states(self, shape: PrefillShape, numbers: Tensor) -> Tensor:
+        """The states of all tokens, [sequences * count, hidden]."""
+        even = shape.sequences + shape.sequences % 2
+        slots, starts = (numbers[i * even : i * even + shape.sequences] for i in range(2))
         tokens = numbers[3 * even :].view(shape.sequences, shape.count)
         metadata = AttentionMetadata(slots, starts, shape.count, longest=shape.longest)
         drafter = self.drafter if shape.drafts else None
@@ -746,7 +789,7 @@ class ModelRunner:
         states, captured = self.model.forward(tokens, metadata, layers)
         if drafter is not None:
             drafter.update_cache(captured, tokens, slots=slots, starts=starts)
-        return states.rows.index_select(0, last)
+        return states.rows
 
     def _capture_prefill(self, shape: PrefillShape) -> Captured:
         """Capture one forward of this shape in the spare slot; slots in use are not touched."""

@@ -109,6 +109,11 @@ class Chunk:
         """Whether the prompt ends with it."""
         return self.start + self.count >= len(self.sequence.prompt)
 
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's own log-probabilities are wanted."""
+        return self.sequence.params.prompt_logprobs is not None
+
 
 @dataclass(frozen=True)
 class Schedule:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from domino_spec.decoding import TokenScore
 from domino_spec.decoding.params import MOST_LOGPROBS
 
-_AT_ONCE = 64
+AT_ONCE = 64
 """Places whose logits are widened to float32 at a time."""
 
 
@@ -20,8 +22,8 @@ def score_columns(logits: Tensor, chosen: Tensor, *, ranked: bool) -> Tensor:
     """
     most = min(MOST_LOGPROBS, logits.shape[-1]) if ranked else 0
     places = zip(
-        torch.split(logits.flatten(0, 1), _AT_ONCE),
-        torch.split(chosen.flatten(), _AT_ONCE),
+        torch.split(logits.flatten(0, 1), AT_ONCE),
+        torch.split(chosen.flatten(), AT_ONCE),
         strict=True,
     )
     found = []
@@ -36,6 +38,25 @@ def score_columns(logits: Tensor, chosen: Tensor, *, ranked: bool) -> Tensor:
         bits = (numbers - whole).double().view(torch.int64)
         found.append(torch.cat((bits, ids), dim=1))  # [places, width]
     return torch.cat(found).view(len(chosen), -1)
+
+
+def prompt_columns(logits: Tensor, following: Tensor) -> Tensor:
+    """A row a token of a prompt, [n, 1 + width]: its rank and its `score_columns`.
+
+    From raw logits [n, vocabulary] of the tokens before, and the tokens themselves, [n].
+    """
+    columns = score_columns(logits.unsqueeze(1), following.unsqueeze(1), ranked=True)
+    own = logits.gather(1, following.unsqueeze(1))
+    ranks = (logits > own).sum(dim=1, keepdim=True) + 1
+    return torch.cat((ranks, columns), dim=1)
+
+
+def read_prompt_scores(columns: Tensor, top: int) -> list[TokenScore]:
+    """The same read back on the host."""
+    scores = ScoreTable(columns[:, 1:].reshape(1, -1), len(columns))
+    told = scores.of(0, tokens=len(columns), top=top)
+    ranks = columns[:, 0].tolist()
+    return [replace(score, rank=rank) for score, rank in zip(told, ranks, strict=True)]
 
 
 class ScoreTable:
