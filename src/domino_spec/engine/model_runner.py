@@ -645,7 +645,9 @@ class ModelRunner:
         found = [
             prompt_columns(self.logits(rows), own)
             for rows, own in zip(
-                states[: len(tokens)].split(AT_ONCE), tokens.split(AT_ONCE), strict=True
+                torch.split(states[: len(tokens)], AT_ONCE),
+                torch.split(tokens, AT_ONCE),
+                strict=True,
             )
         ]
         columns = torch.cat(found)
