@@ -28,6 +28,8 @@ def words(field: str) -> list[str]:
         return ["--", *value]
     if isinstance(value, bool):
         return [option(field) if value else "--no-" + option(field).removeprefix("--")]
+    if isinstance(value, tuple):
+        (value,) = value
     return [option(field), str(value)]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from domino_spec.api.prompts import encode_prompt
+from domino_spec.api.prompts import encode_text, render_chat
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore
 from domino_spec.serving.config import ServerConfig
@@ -107,17 +107,21 @@ class FakeService:
             "dtype": "float32",
         }
 
-    async def encode_text(self, text: str) -> list[int]:
-        return encode_prompt(text, self.tokenizer)
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return encode_text(text, self.tokenizer, add_special_tokens=add_special_tokens)
 
-    async def encode_chat(self, messages, options) -> list[int]:
+    async def decode_tokens(self, tokens) -> str:
+        return self.tokenizer.decode(tokens)
+
+    async def encode_chat(self, messages, options, *, add_special_tokens=False) -> list[int]:
         self.chats.append((messages, dict(options)))
-        return encode_prompt(messages, self.tokenizer, options)
+        text = render_chat(messages, self.tokenizer, options)
+        return encode_text(text, self.tokenizer, add_special_tokens=add_special_tokens)
 
     def sequence(self, prompt, params, **options) -> Decoded:
         if len(prompt) + params.max_new_tokens > self.limits.context:
             raise ContextLengthError("it does not fit.")
-        return Decoded(prompt, params, **options)
+        return Decoded(prompt, params, eos=(EOS,), **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> FakeStream:
         if self.refuse is not None:
@@ -136,6 +140,9 @@ class FakeService:
         if self.fail_at_once is not None:
             return [SequenceOutput(sequence, (), 0, 0, None, error=self.fail_at_once)]
         sequence.cached = 2 + sequence.index
+        if (top := sequence.params.prompt_logprobs) is not None:
+            scores = _scores(sequence.prompt[1:], top) or ()
+            sequence.prompt_scores = [None, *(replace(score, rank=1) for score in scores)]
         tokens, reason = self._cut(sequence)
         outputs: list[SequenceOutput] = []
         done = 0
@@ -163,7 +170,7 @@ class FakeService:
         said = self.tokens
         if said is None:
             said = [*self.tokenizer(self.text)["input_ids"], EOS]
-        text, found = TextStream(self.tokenizer, sequence.params.stop), []
+        text, found = TextStream.of(self.tokenizer, sequence.params), []
         for token in said:
             found.append(token)
             text.push(token)

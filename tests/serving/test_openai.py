@@ -1,5 +1,6 @@
 """The official client, and slow readers, against a real server with a tiny real model."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from domino_spec.api import DominoDecoder
-from tests.serving.live import live
+from tests.serving.live import live, tiny_decoder
 from tests.support.families import make_target
 from tests.support.lazy import LazyModule
 from tests.support.tokens import small_tokenizer
@@ -285,6 +286,48 @@ def test_penalties_change_what_is_said(client, alone):
             messages=CHAT, **{**GREEDY, "max_tokens": 40}, **penalty
         )
         assert reply.choices[0].message.content != alone(CHAT, 40).text
+
+
+def test_biases_and_minimum_lengths_are_the_reference_loops(client, alone):
+    """With drafts and without: every field as the loop that drafts nothing applies it."""
+    free = alone(CHAT)
+    forced, banned = (free.tokens[0] + 1) % 100, dict.fromkeys(set(free.tokens), -100)
+    for how in (
+        {"logit_bias": banned},
+        {"stop_token_ids": free.tokens[1:3], "min_tokens": 6},
+        {"logit_bias": {forced: 100}, "stop_token_ids": (forced,), "min_tokens": 3},
+    ):
+        expected = alone(CHAT, **how)
+        assert expected.tokens != free.tokens
+        for speculate in (True, False):
+            reply = client.chat.completions.create(
+                messages=CHAT, extra_body={**how, "domino": {"speculate": speculate}}, **GREEDY
+            )
+            assert reply.choices[0].message.content == expected.text
+            assert reply.usage.completion_tokens == len(expected.tokens)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(messages=CHAT, logit_bias={"99999": 1}, **GREEDY)
+    assert refused.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_prompts_are_scored_as_the_model_scores_them(server, engine):
+    prompt = [5, 9, 11, 5, 3, 17, 2]
+    with torch.no_grad():
+        truth = make_target("llama").model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    body = {"model": "tiny", "prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": 0}
+    with contextlib.ExitStack() as stack:
+        if engine == "reference":
+            decoder = tiny_decoder(drafter=False, engine=engine)
+            server = stack.enter_context(live(decoder, page=False, api_keys=(KEY,)))
+        headers = {"authorization": f"Bearer {KEY}"}
+        found = httpx.post(f"{server.address}/v1/completions", json=body, headers=headers).json()
+    scores = found["choices"][0]["logprobs"]
+    expected = [float(row[token]) for row, token in zip(truth, prompt[1:], strict=False)]
+    assert scores["token_logprobs"][0] is None
+    assert scores["token_logprobs"][1:] == pytest.approx(expected, abs=1e-4)
+    best = [max(top.values()) for top in scores["top_logprobs"][1:]]
+    assert best == pytest.approx(truth.max(dim=-1).values[:-1].tolist(), abs=1e-4)
 
 
 # Slow readers -------------------------------------------------------------------------------------

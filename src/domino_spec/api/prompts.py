@@ -47,7 +47,7 @@ def encode_prompt(
             raise InputError(f"the prompt is a tensor of {prompt.dtype}; expected whole token ids.")
         return [int(token) for token in prompt.flatten().tolist()]
     if isinstance(prompt, str):
-        return encode_text(prompt, _need(tokenizer))
+        return encode_text(prompt, require_tokenizer(tokenizer))
     if not isinstance(prompt, Sequence):
         raise InputError(
             f"a prompt is {type(prompt).__name__}; expected text, token ids or chat messages."
@@ -99,14 +99,14 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]], tokenizer: Any, options: Mapping[str, Any]
 ) -> str:
     """What the target's chat template makes of these messages, up to where the answer begins."""
-    if not getattr(_need(tokenizer), "chat_template", None):
+    if not getattr(require_tokenizer(tokenizer), "chat_template", None):
         raise InputError(
             "the prompt is a chat but the target's tokenizer has no chat template; give plain text "
             "or set tokenizer.chat_template."
         )
     try:
         text = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **options
+            list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
         )
     except (TemplateError, KeyError, TypeError, ValueError) as error:
         raise InputError(
@@ -116,7 +116,8 @@ def render_chat(
     return str(text)
 
 
-def _need(tokenizer: Any | None) -> Any:
+def require_tokenizer(tokenizer: Any | None) -> Any:
+    """The tokenizer, or an error that says what to do without one."""
     if tokenizer is None:
         raise InputError(
             "the prompt is text but the target came without a tokenizer; pass tokenizer=... or "

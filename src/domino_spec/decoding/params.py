@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, get_args
@@ -31,6 +31,8 @@ from domino_spec.errors import InputError
 from domino_spec.settings import AcceptRule
 
 MOST_LOGPROBS = 20
+TOKEN_FIELDS = ("logit_bias", "stop_token_ids")
+"""Fields of `SamplingParams` that name tokens by their ids."""
 MOST_BIAS = 100.0
 """As OpenAI's `logit_bias`: so much bans a token, or leaves no other."""
 
@@ -158,12 +160,10 @@ class SamplingParams:
         """Tokens that end a sequence of a model with these end-of-sequence tokens."""
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else frozenset(eos))
 
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse token ids that the target does not have."""
-        for name, ids in (
-            ("logit_bias", tuple(dict(self.logit_bias))),
-            ("stop_token_ids", self.stop_token_ids),
-        ):
+    def check_vocabulary(self, vocab_size: int, names: Sequence[str] = TOKEN_FIELDS) -> None:
+        """Refuse token ids, in these fields, that the target does not have."""
+        for name in names:
+            ids = dict(self.logit_bias) if name == "logit_bias" else self.stop_token_ids
             if ids and max(ids) >= vocab_size:
                 raise InputError(
                     f"{name} holds the token id {max(ids)}, outside the vocabulary of {vocab_size};"

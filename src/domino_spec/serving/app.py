@@ -19,11 +19,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from domino_spec import __version__
+from domino_spec.api.prompts import require_tokenizer
 from domino_spec.errors import DominoError
-from domino_spec.serving.completions import CompletionHandler, check_model
+from domino_spec.serving.completions import CompletionHandler, check_model, encode_messages
 from domino_spec.serving.errors import (
     ApiError,
     ClientDisconnectedError,
+    at_param,
     from_validation,
     handle_exception,
 )
@@ -36,11 +38,18 @@ from domino_spec.serving.protocol import (
     CompletionChunk,
     CompletionRequest,
     CompletionResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    DominoOptions,
     ErrorResponse,
     Health,
+    IgnoredFields,
     ModelCard,
     ModelList,
     ServerInfo,
+    TokenizeRequest,
+    TokenizeResponse,
+    Version,
 )
 
 if TYPE_CHECKING:
@@ -94,13 +103,13 @@ def make_app(service: Service, *, metrics: Metrics) -> FastAPI:
     )
     for kind in (HTTPException, DominoError):
         app.add_exception_handler(kind, handle_exception)
-    completions = completion_routes(service)
-    app.router.routes += completions
+    posted = [*completion_routes(service), *token_routes(service)]
+    app.router.routes += posted
     app.add_middleware(
         Middleware,
         config=service.config,
         metrics=metrics,
-        posted={route.path: route for route in completions},
+        posted={route.path: route for route in posted},
     )
     app.include_router(info_routes(service, metrics))
     if service.config.page:
@@ -119,14 +128,30 @@ class JsonRoute(APIRoute):
     all of ours.
     """
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        response: type[BaseModel],
+        *,
+        strict: bool,
+        content: dict[str, Any] | None = None,
+    ) -> None:
+        """With `strict` unknown fields are refused, else ignored, which a header tells.
+
+        `content` are content types of a response besides JSON.
+        """
+        found = {"model": response, "description": response.__doc__, "content": content or {}}
+        responses = {200: found, **_errors(*_ERRORS)}
+        super().__init__(path, endpoint, methods=["POST"], response_model=None, responses=responses)
         model: type[BaseModel] = get_type_hints(endpoint)["request"]
 
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             value = await _read_json(scope, receive)
+            ignored = None if strict else IgnoredFields()
+            scope["state"]["ignored_fields"] = ignored
             try:
-                request = model.model_validate(value)
+                request = model.model_validate(value, context=ignored)
             except ValidationError as error:
                 raise from_validation(error, value) from error
             response = await endpoint(request)
@@ -180,14 +205,7 @@ def completion_routes(service: Service) -> list[JsonRoute]:
 
     def route(path: str, endpoint: Callable[..., Any], model: type[BaseModel]) -> JsonRoute:
         content: dict[str, Any] = {"text/event-stream": {}}
-        found = {"model": model, "content": content, "description": "The completion"}
-        return JsonRoute(
-            path,
-            endpoint,
-            methods=["POST"],
-            response_model=None,
-            responses={200: found, **_errors(*_ERRORS)},
-        )
+        return JsonRoute(path, endpoint, model, strict=service.config.strict, content=content)
 
     return [
         route("/v1/chat/completions", handler.chat_completions, ChatCompletionResponse),
@@ -195,11 +213,56 @@ def completion_routes(service: Service) -> list[JsonRoute]:
     ]
 
 
+def token_routes(service: Service) -> list[JsonRoute]:
+    """Text to tokens and back, as vLLM's server does it."""
+    config = service.config
+
+    async def tokenize(request: TokenizeRequest) -> Response:
+        """Token ids of a text, or of a chat through the target's template."""
+        check_model(config.model if request.model is None else request.model, config.model)
+        special = request.add_special_tokens is not False
+        if request.messages is not None:
+            tokens = await encode_messages(service, request.messages, request)
+        else:
+            with at_param("prompt"):
+                prompt = request.prompt or ""
+                tokens = await service.encode_text(prompt, add_special_tokens=special)
+        names = None
+        if request.return_token_strs:
+            tokenizer = require_tokenizer(service.tokenizer)
+            names = list(map(str, tokenizer.convert_ids_to_tokens(tokens)))
+        found = TokenizeResponse(
+            count=len(tokens),
+            max_model_len=service.limits.context,
+            tokens=tokens,
+            token_strs=names,
+        )
+        return Response(found.model_dump_json(), media_type="application/json")
+
+    async def detokenize(request: DetokenizeRequest) -> Response:
+        """The text of token ids."""
+        check_model(config.model if request.model is None else request.model, config.model)
+        with at_param("tokens"):
+            found = DetokenizeResponse(prompt=await service.decode_tokens(request.tokens))
+        return Response(found.model_dump_json(), media_type="application/json")
+
+    return [
+        JsonRoute("/tokenize", tokenize, TokenizeResponse, strict=config.strict),
+        JsonRoute("/detokenize", detokenize, DetokenizeResponse, strict=config.strict),
+    ]
+
+
 def info_routes(service: Service, metrics: Metrics) -> APIRouter:
     """Models, health and metrics."""
     routes, errors = APIRouter(), _errors(401, 403, 404, 413, 500)
     name = service.config.model
-    card = ModelCard(id=name, object="model", created=service.created, owned_by="domino-spec")
+    card = ModelCard(
+        id=name,
+        object="model",
+        created=service.created,
+        owned_by="domino-spec",
+        max_model_len=service.limits.context,
+    )
 
     @routes.get("/v1/models", responses=errors)
     async def list_models() -> ModelList:
@@ -217,19 +280,26 @@ def info_routes(service: Service, metrics: Metrics) -> APIRouter:
         """Target, drafter, sizes and device."""
         return service.info()
 
-    @routes.get(
-        "/health",
-        response_model=None,
-        responses={
-            200: {"model": Health, "description": "Requests are taken"},
-            503: {"model": Health, "description": "They are not"},
-            **_errors(403, 413, 500),
-        },
-    )
+    @routes.get("/version", responses=errors)
+    async def get_version() -> Version:
+        """The server's version."""
+        return Version(version=__version__)
+
     async def get_health() -> Response:
         """Whether requests are taken."""
         state = service.engine.state
         return JSONResponse({"status": state}, 200 if state == "ready" else 503)
+
+    healthy: dict[int | str, dict[str, Any]] = {
+        200: {"model": Health, "description": "Requests are taken"},
+        503: {"model": Health, "description": "They are not"},
+        **_errors(403, 413, 500),
+    }
+    for path in ("/health", "/ping"):
+        how: dict[str, Any] = {"response_model": None, "name": path.strip("/")}
+        routes.add_api_route(path, get_health, methods=["GET"], responses=healthy, **how)
+        other = ["HEAD"] if path == "/health" else ["HEAD", "POST"]  # some balancers post
+        routes.add_api_route(path, get_health, methods=other, include_in_schema=False, **how)
 
     text: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
@@ -270,6 +340,7 @@ def page_routes() -> APIRouter:
 
 # OpenAPI ------------------------------------------------------------------------------------------
 
+_ALWAYS_STRICT = {DominoOptions.__name__}
 _REF = "#/components/schemas/{model}"
 _CHUNKS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionChunk,
@@ -298,6 +369,12 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
         fields = schemas[model.__name__]["properties"]
         fields["model"]["enum"] = [config.model]
         fields["n"]["anyOf"][0]["maximum"] = config.max_choices
+    for model in (TokenizeRequest, DetokenizeRequest):
+        schemas[model.__name__]["properties"]["model"]["anyOf"][0]["enum"] = [config.model]
+    if not config.strict:  # as `StrictModel.inside` says
+        for each in schemas.values():
+            if each.get("title") not in _ALWAYS_STRICT:
+                each.pop("additionalProperties", None)
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["responses"].pop("422", None)

@@ -11,6 +11,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic_core import to_json
@@ -26,6 +27,8 @@ from domino_spec.serving.middleware import client_of
 from domino_spec.serving.protocol import (
     BaseRequest,
     ChatCompletionRequest,
+    ChatMessage,
+    ChatOptions,
     CompletionRequest,
     FinishReason,
 )
@@ -64,16 +67,7 @@ class CompletionHandler:
         """Complete a chat; with `stream`, in server-sent events as blocks are committed."""
         service = self._service
         self._check(request, 1)
-        template = str(getattr(service.tokenizer, "chat_template", None) or "")
-        options = request.chat_template_kwargs or {}
-        _check_template_kwargs(options, template, service.tokenizer)
-        messages = [message.to_template() for message in request.messages]
-        if "developer" not in template:  # OpenAI's newer name; most templates know the old one
-            for message in messages:
-                if message["role"] == "developer":
-                    message["role"] = "system"
-        with at_param("messages"):
-            prompt = await service.encode_chat(messages, options)
+        prompt = await encode_messages(service, request.messages, request)
         return self._respond(request, [prompt], ChatResponse)
 
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
@@ -83,7 +77,11 @@ class CompletionHandler:
         with at_param("prompt"):
             for prompt in request.prompts:
                 if isinstance(prompt, str):
-                    prompts.append(await self._service.encode_text(prompt))
+                    prompts.append(
+                        await self._service.encode_text(
+                            prompt, add_special_tokens=request.add_special_tokens is not False
+                        )
+                    )
                 else:
                     prompts.append(prompt)
         return self._respond(request, prompts, CompletionResponse)
@@ -115,15 +113,37 @@ class CompletionHandler:
         with at_param(response.prompt_param):
             for prompt in prompts:
                 limits = service.limits
-                room = max(1, min(limits.max_new_tokens, limits.context - len(prompt)))
-                for _ in range(request.num_choices):
+                room = min(limits.max_new_tokens, limits.context - len(prompt))
+                new = room if request.max_new_tokens is None else request.max_new_tokens
+                for choice in range(request.num_choices):
                     index = len(sequences)
-                    params = request.to_sampling_params(
-                        request.max_new_tokens or room, (first + index) % _SEEDS
-                    )
+                    # Where no token is wanted one is decoded, and not told.
+                    params = request.to_sampling_params(max(1, new), (first + index) % _SEEDS)
+                    if choice and request.echo_logprobs is None:  # a prompt is scored once
+                        params = replace(params, prompt_logprobs=None)
                     how = {"speculate": options.speculate, "reuse": options.reuse}
                     sequences.append(service.sequence(prompt, params, index=index, **how))
         return response(service, request, sequences, texts)
+
+
+async def encode_messages(
+    service: Service, messages: Sequence[ChatMessage], request: ChatOptions
+) -> list[int]:
+    """Token ids of a chat, through the target's own template."""
+    template = str(getattr(service.tokenizer, "chat_template", None) or "")
+    options = request.chat_template_kwargs or {}
+    _check_template_kwargs(options, template, service.tokenizer)
+    given = [message.to_template() for message in messages]
+    if "developer" not in template:  # OpenAI's newer name; most templates know the old one
+        for message in given:
+            if message["role"] == "developer":
+                message["role"] = "system"
+    with at_param("messages"):
+        return await service.encode_chat(
+            given,
+            {**options, **request.template_options},
+            add_special_tokens=bool(request.add_special_tokens),
+        )
 
 
 def check_model(name: str, served: str) -> None:
@@ -165,7 +185,8 @@ class ScoredToken(NamedTuple):
     token: int
     start: int
     """Where in the text it begins."""
-    logprob: float
+    logprob: float | None
+    """None for the first token of a prompt, which follows nothing."""
     top: tuple[tuple[int, float], ...]
 
 
@@ -177,10 +198,14 @@ class Choice:
     """Detokenises a sequence's outputs.
 
     Log-probabilities are given for the tokens that the text is made of, together with their text:
-    neither tokens of a stop string nor the end-of-sequence token are part of it.
+    neither tokens of a stop string nor the end-of-sequence token are part of it. Where the text
+    repeats the prompt every token has one, so that a client can count them.
     """
 
-    def __init__(self, sequence: Decoded, request: BaseRequest, texts: TokenTexts) -> None:
+    def __init__(
+        self, sequence: Decoded, request: BaseRequest, texts: TokenTexts, echo: str | None = None
+    ) -> None:
+        """`echo` is the prompt's text, where the choice is to begin with it."""
         self.sequence = sequence
         self.index = sequence.index
         self.text = ""
@@ -190,15 +215,44 @@ class Choice:
         self._texts = texts
         self._logprobs = request.num_logprobs
         self._blocks = request.domino.blocks
-        self._stream = TextStream(texts.tokenizer, sequence.params.stop)
-        self._pieces = TextStream(texts.tokenizer)  # each token's own, stop strings and all
+        self._stream = TextStream.of(texts.tokenizer, sequence.params)
+        self._skip = sequence.params.skip_special_tokens
+        # Each token's own text, stop strings and all.
+        self._pieces = TextStream(texts.tokenizer, skip_special_tokens=self._skip)
         self._pieces_length = 0
+        self._silent = request.max_new_tokens == 0
+        self._echo = self._to_echo = echo
         self._pending: list[ScoredToken] = []
 
     def add(self, output: SequenceOutput) -> Delta:
-        """What a step added to it."""
+        """What a step added to it, after the prompt where that is to be repeated."""
+        text, scored = self._begin_with_prompt()
+        if self._silent:
+            self.finish_reason = "length"
+            return text, scored, None
+        added, more, block = self._add(output)
+        return text + added, scored + more, block
+
+    def _begin_with_prompt(self) -> tuple[str, list[ScoredToken]]:
+        text, self._to_echo = self._to_echo, None
+        if text is None:
+            return "", []
+        scored = []
+        if self._logprobs is not None:
+            pieces, start = TextStream(self._texts.tokenizer, skip_special_tokens=self._skip), 0
+            scores = self.sequence.prompt_scores or [None] * len(self.sequence.prompt)
+            for token, score in zip(self.sequence.prompt, scores, strict=True):
+                top = () if score is None else score.top[: self._logprobs]
+                logprob = None if score is None else score.logprob
+                scored.append(ScoredToken(token, min(start, len(text)), logprob, top))
+                start += len(pieces.push(token))
+        self.text, self._pieces_length = text, len(text)
+        self.scored += scored
+        return text, scored
+
+    def _add(self, output: SequenceOutput) -> Delta:
         tokens, block = output.tokens, None
-        own = tokens[:-1] if output.finish_reason == "eos" else tokens
+        own = self.sequence.in_text(tokens)
         if self._blocks or self._logprobs is not None:
             block = self._add_tokens(output, len(own))
         self.tokens += len(tokens)
@@ -209,7 +263,7 @@ class Choice:
             self.finish_reason = "length" if output.finish_reason == "length" else "stop"
             self.rejected = max(0, sum(output.sequence.stats.offered) - self.accepted)
         self.text += text
-        ready = 0
+        ready = len(self._pending) if self._echo is not None and self.finish_reason else 0
         while ready < len(self._pending) and self._pending[ready].start < len(self.text):
             ready += 1
         scored, self._pending = self._pending[:ready], self._pending[ready:]
@@ -223,7 +277,7 @@ class Choice:
         lost = {} if tree is None else dict(enumerate(tree.lost()))
         for place, token in enumerate(output.tokens):
             score = output.scores[place] if output.scores is not None else None
-            text = self._add_token(token, score if place < in_text else None, place < in_text)
+            text = self._add_token(token, score, place < in_text)
             if self._blocks:
                 tokens.append({
                     "id": token,
@@ -239,13 +293,16 @@ class Choice:
         return {"choice": self.index, "cycle": cycle, "accepted": accepted, "tokens": tokens}
 
     def _add_token(self, token: int, score: TokenScore | None, in_text: bool) -> str:
-        if not in_text:
-            return self._texts.text_of(token)
-        start = self._pieces_length
-        piece = self._pieces.push(token)
-        if self._texts.is_special(token):
-            return self._texts.text_of(token)
-        self._pieces_length += len(piece)
+        start, piece = self._pieces_length, ""
+        if in_text:
+            piece = self._pieces.push(token)
+        hidden = not in_text or (self._skip and self._texts.is_special(token))
+        if hidden:
+            piece = self._texts.text_of(token)
+            if self._echo is None:
+                return piece
+        else:
+            self._pieces_length += len(piece)
         if self._logprobs is not None and score is not None:
             top = score.top[: self._logprobs]
             self._pending.append(ScoredToken(token, start, score.logprob, top))
@@ -276,7 +333,7 @@ class SequencesResponse(ABC):
     ) -> None:
         self.texts = texts
         self._service, self._request, self._sequences = service, request, sequences
-        self._choices = [Choice(each, request, texts) for each in sequences]
+        self._choices = [Choice(each, request, texts, self._echo(each)) for each in sequences]
         self._common: dict[str, Any] = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -284,7 +341,9 @@ class SequencesResponse(ABC):
             "system_fingerprint": FINGERPRINT,
         }
         self._chunk = {**self._common, "object": self.chunk_kind}
-        if request.include_usage:
+        options = request.stream_options
+        self._tells_usage = bool(options and options.continuous_usage_stats)
+        if request.include_usage and not self._tells_usage:
             self._chunk["usage"] = None
         # Encoded once: a stream has a chunk for every block, and all but its choice is the same.
         self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
@@ -304,7 +363,11 @@ class SequencesResponse(ABC):
                 async for outputs in stream:
                     for output in outputs:
                         self._add(output)
-            response = Response(to_json(self._whole()), media_type="application/json")
+            if any(each.prompt_scores for each in self._sequences):
+                body = await asyncio.to_thread(lambda: to_json(self._whole()))  # may be megabytes
+            else:
+                body = to_json(self._whole())
+            response = Response(body, media_type="application/json")
         except Exception as error:
             response = to_api_error(error, request_id=request_id).response
         await response(scope, receive, send)
@@ -371,8 +434,9 @@ class SequencesResponse(ABC):
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
+        usage = b',"usage":' + to_json(self._usage()) if self._tells_usage else b""
         domino = b"" if block is None else b',"domino":' + to_json(block)
-        return b"".join((self._chunk_start, to_json(told), b"]", domino, b"}\n\n"))
+        return b"".join((self._chunk_start, to_json(told), b"]", usage, domino, b"}\n\n"))
 
     def _whole(self) -> dict[str, Any]:
         choices = [
@@ -381,10 +445,41 @@ class SequencesResponse(ABC):
                 **self._whole_fields(choice.text),
                 "logprobs": self._logprobs(choice.scored),
                 "finish_reason": choice.finish_reason or "stop",
+                **self._choice_prompt(choice),
             }
             for choice in self._choices
         ]
-        return {**self._common, "object": self.kind, "choices": choices, "usage": self._usage()}
+        whole = {"object": self.kind, "choices": choices, "usage": self._usage()}
+        return {**self._common, **whole, **self._prompt()}
+
+    def _echo(self, sequence: Decoded) -> str | None:  # noqa: ARG002
+        """The text of a prompt that is to be repeated."""
+        return None
+
+    def _choice_prompt(self, choice: Choice) -> dict[str, Any]:  # noqa: ARG002
+        """What a choice tells of its prompt."""
+        return {}
+
+    def _prompt(self) -> dict[str, Any]:
+        """What the response tells of its prompt."""
+        return {}
+
+    def _prompt_logprobs(self, sequence: Decoded) -> dict[str, Any]:
+        """The prompt's log-probabilities by token id, in vLLM's shape, where they are wanted."""
+        most, found = self._request.prompt_logprobs, list[dict[str, Any] | None]()
+        if most is None or sequence.prompt_scores is None:
+            return {}
+        for token, score in zip(sequence.prompt, sequence.prompt_scores, strict=True):
+            if score is None:
+                found.append(None)
+                continue
+            each: dict[str, Any] = {}
+            ranked = [(place + 1, *top) for place, top in enumerate(score.top[:most])]
+            for rank, one, value in [(score.rank, token, score.logprob), *ranked]:
+                told = {"logprob": max(value, _NO_LOGPROB), "rank": rank}
+                each.setdefault(str(one), {**told, "decoded_token": self.texts.text_of(one)})
+            found.append(each)
+        return {"prompt_logprobs": found}
 
     def _usage(self) -> dict[str, Any]:
         """Tokens of the request; a prompt counts once, however many choices it has."""
@@ -427,6 +522,9 @@ class ChatResponse(SequencesResponse):
     prefix, prompt_param = "chatcmpl", "messages"
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
+    def _prompt(self) -> dict[str, Any]:
+        return self._prompt_logprobs(self._sequences[0])
+
     def _first_fields(self) -> Sequence[dict[str, Any]]:
         return ({"delta": {"role": "assistant", "content": ""}},)
 
@@ -439,7 +537,7 @@ class ChatResponse(SequencesResponse):
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         content = [
             {
-                **self._token(each.token, each.logprob),
+                **self._token(each.token, each.logprob or 0.0),
                 "top_logprobs": [self._token(*top) for top in each.top],
             }
             for each in scored
@@ -460,6 +558,21 @@ class CompletionResponse(SequencesResponse):
     prefix, prompt_param = "cmpl", "prompt"
     kind = chunk_kind = "text_completion"
 
+    def _echo(self, sequence: Decoded) -> str | None:
+        request = self._request
+        assert isinstance(request, CompletionRequest)
+        if not request.echo:
+            return None
+        prompt = request.prompts[sequence.index // request.num_choices]
+        if isinstance(prompt, str):
+            return prompt
+        skip = sequence.params.skip_special_tokens
+        return str(self.texts.tokenizer.decode(prompt, skip_special_tokens=skip))
+
+    def _choice_prompt(self, choice: Choice) -> dict[str, Any]:
+        first = choice.index - choice.index % self._request.num_choices
+        return self._prompt_logprobs(self._sequences[first])
+
     def _whole_fields(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
@@ -469,14 +582,18 @@ class CompletionResponse(SequencesResponse):
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         return {
             "tokens": [self.texts.text_of(each.token) for each in scored],
-            "token_logprobs": [max(each.logprob, _NO_LOGPROB) for each in scored],
+            "token_logprobs": [
+                None if each.logprob is None else max(each.logprob, _NO_LOGPROB) for each in scored
+            ],
             "top_logprobs": [self._top(each) for each in scored],
             "text_offset": [each.start for each in scored],
         }
 
-    def _top(self, each: ScoredToken) -> dict[str, float]:
+    def _top(self, each: ScoredToken) -> dict[str, float] | None:
         """By text, the likeliest first; the token itself is always among them."""
         found: dict[str, float] = {}
+        if each.logprob is None:
+            return None
         for token, logprob in (*each.top, (each.token, each.logprob)):
             found.setdefault(self.texts.text_of(token), max(logprob, _NO_LOGPROB))
         return found

@@ -6,6 +6,7 @@ Nothing here imports torch: what is wrong is refused before anything is loaded.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from contextlib import suppress
 from typing import Annotated
@@ -17,12 +18,23 @@ from domino_spec.errors import InputError
 from domino_spec.settings import Settings
 
 LOOPBACK = "127.0.0.1"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
 
 
 def _not_blank(key: str) -> str:
     if not key.strip():
         raise InputError("an API key is empty; expected at least one character.")
     return key
+
+
+def _is_origin(origin: str) -> str:
+    """As a browser writes it: neither a path nor a last slash."""
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise InputError(
+            f"the origin {origin[:200]!r} is none; expected SCHEME://HOST or SCHEME://HOST:PORT, "
+            "such as https://chat.example, or * for every site."
+        )
+    return origin
 
 
 _Count = Annotated[int, Ge(1)]
@@ -38,6 +50,11 @@ class ServerConfig(Settings):
     """0 takes any free one."""
     api_keys: tuple[Annotated[str, AfterValidator(_not_blank)], ...] = Field((), repr=False)
     """A request needs one of these; without any, every request is taken."""
+    allowed_origins: tuple[Annotated[str, AfterValidator(_is_origin)], ...] = ()
+    """Sites whose pages may ask (CORS), `*` for all; without any, no other site's may."""
+    strict: bool = False
+    """Whether unknown fields of a request are refused; otherwise they are ignored, and named in a
+    header of the response."""
     page: bool = True
     """Whether `/` shows the chat page."""
     slots: _Count | None = None

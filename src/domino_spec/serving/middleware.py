@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import re
 import secrets
 import time
 from collections.abc import Mapping
 
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,6 +24,9 @@ UPLOAD_SECONDS = 60
 """For a body: sent byte by byte it would hold a connection and its memory for ever."""
 _TOGETHER = 8
 _CLOSE = {"Connection": "close"}
+_REQUESTED = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
+"""Names of headers, as a browser lists those that a page wants to send."""
+_PREFLIGHT_SECONDS = 600
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -50,6 +55,7 @@ class Middleware:
         self._turn = asyncio.Semaphore(_TOGETHER)
         self._max_bytes = config.max_body_bytes
         self._keys = [_digest(key.encode()) for key in config.api_keys]
+        self._origins = frozenset(config.allowed_origins)
         self._hosts = (
             None if config.public else {LOOPBACK, "localhost", "[::1]", config.host.lower()}
         )
@@ -61,18 +67,23 @@ class Middleware:
         request_id = f"req_{secrets.token_hex(12)}"
         scope.setdefault("state", {})["request_id"] = request_id
         status, start = DISCONNECTED, time.perf_counter()
-        app = self._app
+        app, cors = self._app, self._cors_headers(scope)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                given = {**dict(message["headers"]), b"x-request-id": request_id.encode()}
+                given = {**dict(message["headers"]), b"x-request-id": request_id.encode(), **cors}
+                if names := str(scope["state"].get("ignored_fields") or ""):
+                    given[b"x-domino-ignored-fields"] = names.encode("ascii")
                 message = {**message, "headers": list((_HEADERS | given).items())}
             await send(message)
 
         try:
-            self._check(scope)
+            preflight = _ALLOWS in cors and _is_preflight(scope)
+            self._check(scope, keyed=not preflight)  # a browser sends no key with it
+            if preflight:
+                app = Response(status_code=204, headers=_allowed(scope))
             if scope["method"] == "POST":
                 await self._wait_turn()
                 if (route := self._posted.get(scope["path"])) is not None:
@@ -98,7 +109,20 @@ class Middleware:
         async with self._turn:
             await asyncio.sleep(0)
 
-    def _check(self, scope: Scope) -> None:
+    def _cors_headers(self, scope: Scope) -> dict[bytes, bytes]:
+        """What lets a page of an allowed site read the response; none for another's."""
+        if not self._origins:
+            return {}
+        origin = _header(scope, b"origin")
+        if origin is None or not ({origin, "*"} & self._origins):
+            return {b"vary": b"Origin"} if "*" not in self._origins else {}
+        return {
+            _ALLOWS: b"*" if "*" in self._origins else origin.encode(),
+            b"access-control-expose-headers": b"x-request-id, x-domino-ignored-fields, retry-after",
+            b"vary": b"Origin",
+        }
+
+    def _check(self, scope: Scope, *, keyed: bool) -> None:
         given: list[str] = []
         for name, raw in scope["headers"]:
             value = raw.decode("latin-1")
@@ -108,7 +132,7 @@ class Middleware:
                 raise self._too_large()
             elif name == b"authorization":
                 given.append(value)
-        if self._keys and not is_open(scope["path"]):
+        if self._keys and keyed and not is_open(scope["path"]):
             scope["state"]["key"] = self._check_key(given)
 
     def _check_host(self, host: str) -> None:
@@ -175,9 +199,35 @@ class Middleware:
         )
 
 
+_ALLOWS = b"access-control-allow-origin"
+
+
+def _is_preflight(scope: Scope) -> bool:
+    asks = _header(scope, b"access-control-request-method") is not None
+    return scope["method"] == "OPTIONS" and asks
+
+
+def _header(scope: Scope, name: bytes) -> str | None:
+    return next((raw.decode("latin-1") for key, raw in scope["headers"] if key == name), None)
+
+
+def _allowed(scope: Scope) -> dict[str, str]:
+    """What a page of an allowed site may send, in answer to its browser's preflight."""
+    found = {
+        "Access-Control-Allow-Methods": "GET, HEAD, POST",
+        "Access-Control-Max-Age": str(_PREFLIGHT_SECONDS),
+    }
+    headers = _header(scope, b"access-control-request-headers") or ""
+    if _REQUESTED.fullmatch(headers):  # clients send headers of their own, which do no harm
+        found["Access-Control-Allow-Headers"] = headers
+    if _header(scope, b"access-control-request-private-network") == "true":
+        found["Access-Control-Allow-Private-Network"] = "true"
+    return found
+
+
 def is_open(path: str) -> bool:
-    """What needs no key: the page, which asks for one, and the health check."""
-    return path in ("/", "/health") or path.startswith("/page/")
+    """What needs no key: the page, which asks for one, and the health checks."""
+    return path in ("/", "/health", "/ping") or path.startswith("/page/")
 
 
 def client_of(scope: Scope) -> str:

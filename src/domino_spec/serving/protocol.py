@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -11,17 +12,21 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.decoding.params import MOST_BIAS, MOST_LOGPROBS
 from domino_spec.settings import AcceptRule
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
+MAX_TOKEN_IDS = 1024
+"""Of `logit_bias` and `stop_token_ids`."""
 DEFAULT_COMPLETION_TOKENS = 16
 """As OpenAI's completions."""
 _MAX_FIELDS = 100
@@ -40,7 +45,6 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_tool_calls": ((False, True), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
     "function_call": (("none",), _NO_TOOLS),
-    "logit_bias": (({},), "biases of single tokens are not supported; leave it out"),
     "modalities": ((["text"],), "only ['text'] is supported"),
     "audio": ((), "only text is supported"),
     "prediction": ((), "predicted outputs are not supported: the drafter predicts by itself"),
@@ -49,11 +53,31 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "the server searches nothing; leave it out"),
     "store": ((False,), "nothing is stored here; leave it out"),
     "service_tier": (("auto", "default"), "there is one tier; leave it out"),
-    "echo": ((False,), "the prompt cannot be repeated in the response; leave it out"),
+    "echo": ((False,), "messages are not repeated; leave it out, or use /v1/completions"),
     "suffix": (("",), "text cannot be inserted before a suffix; leave it out"),
+    "use_beam_search": ((False,), "there is no beam search; leave it out"),
+    "length_penalty": ((1.0,), "it is for beam search, which there is not; leave it out"),
+    "early_stopping": ((False,), "it is for beam search, which there is not; leave it out"),
+    "bad_words": (([],), "words cannot be banned; ban their tokens with logit_bias"),
+    "allowed_token_ids": (([],), "tokens cannot be allowed by a list; see logit_bias"),
+    "logits_processors": (([],), "requests bring no code; see logit_bias"),
+    "truncate_prompt_tokens": ((), "prompts are not cut; shorten it before it is sent"),
+    "spaces_between_special_tokens": ((True,), "special tokens are decoded as the tokenizer does"),
+    "return_tokens_as_token_ids": ((False,), "tokens are told by their text; leave it out"),
+    "return_token_ids": ((False,), "token ids are not returned; see domino.blocks and /tokenize"),
+    "chat_template": ((), "the model's own template is used; see chat_template_kwargs"),
+    "documents": (([],), "put documents into the messages"),
+    "mm_processor_kwargs": (({},), "only text is supported"),
+    "include_reasoning": ((True,), "reasoning is part of the text; see chat_template_kwargs"),
+    "thinking_token_budget": ((), "the amount of reasoning cannot be set"),
+    "priority": ((0,), "requests have no priority: the queue is fair; leave it out"),
+    "cache_salt": ((), "prompts are reused across requests; set domino.reuse to false"),
+    "kv_transfer_params": ((), "there is one server; leave it out"),
+    "vllm_xargs": (({},), "there are no such options; see domino"),
+    "repetition_detection": ((), "repetition is not detected; see repetition_penalty"),
 }
-"""Parameters of OpenAI's API that are refused by name, never ignored, and what to do instead; null
-and the values that change nothing are taken."""
+"""Parameters of OpenAI's and vLLM's APIs that are refused by name, never ignored, and what to do
+instead; null and the values that change nothing are taken."""
 
 # Requests -----------------------------------------------------------------------------------------
 
@@ -65,17 +89,55 @@ def limit_fields(value: object) -> object:
     return value
 
 
+class IgnoredFields:
+    """Names of unknown fields that were dropped, as a response header tells them."""
+
+    MOST, LONGEST = 16, 64
+
+    def __init__(self) -> None:
+        self._names: dict[str, None] = {}
+
+    def add(self, name: str) -> None:
+        """More than a few are not named: each name is the client's own text."""
+        if len(self._names) <= self.MOST:
+            self._names[re.sub(r"[^A-Za-z0-9_.-]", "?", name[: self.LONGEST])] = None
+
+    def __str__(self) -> str:
+        names = list(self._names)
+        return ", ".join(names[: self.MOST] + ["..."] * (len(names) > self.MOST))
+
+
 class StrictModel(BaseModel):
     """Takes declared fields of the declared type and nothing else."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    inside: ClassVar[str | None] = None
+    """Where unknown fields may be ignored: the path to such an object; None always refuses."""
 
-    _limit_fields = model_validator(mode="before")(limit_fields)
+    @model_validator(mode="before")
+    @classmethod
+    def _ignore_unknown(cls, value: object, info: ValidationInfo) -> object:
+        """Drop unknown fields, if the context is there to collect them."""
+        ignored, value = info.context, limit_fields(value)
+        if cls.inside is None or not isinstance(ignored, IgnoredFields):
+            return value
+        if not isinstance(value, dict) or not (unknown := value.keys() - cls.model_fields.keys()):
+            return value
+        for name in sorted(unknown):
+            ignored.add(cls.inside + name)
+        return {name: each for name, each in value.items() if name not in unknown}
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+AddSpecialTokens = Annotated[
+    bool | None,
+    Field(
+        description="Whether the tokenizer adds its own to the prompt: true for a text, false for "
+        "a chat, whose template writes them."
+    ),
+]
 EmptyList = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -104,11 +166,43 @@ class DominoOptions(StrictModel):
 class StreamOptions(StrictModel):
     """What a stream carries besides text."""
 
+    inside: ClassVar[str | None] = "stream_options."
+
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Every chunk tells the usage so far."
+    )
     include_obfuscation: Literal[False] | None = None
 
 
-class BaseRequest(StrictModel):
+class ApiRequest(StrictModel):
+    """The body of any endpoint."""
+
+    inside: ClassVar[str | None] = ""
+
+    # Pydantic runs the last of these first: what is refused by name is not unknown.
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        given = UNSUPPORTED.keys() & (value.keys() - cls.model_fields.keys())
+        for name in sorted(given):
+            harmless, reason = UNSUPPORTED[name]
+            if value[name] is not None and value[name] not in harmless:
+                raise _inconsistent(name, reason, kind="unsupported")
+        return {name: each for name, each in value.items() if name not in given}
+
+
+def _few(value: object) -> object:
+    """Refuse very many token ids before each of them is validated."""
+    if isinstance(value, (dict, list)) and len(value) > MAX_TOKEN_IDS:
+        words = "has more than {most} token ids"
+        raise PydanticCustomError("too_many", words, {"most": MAX_TOKEN_IDS})
+    return value
+
+
+class BaseRequest(ApiRequest):
     """Parameters of both endpoints."""
 
     model: str
@@ -134,6 +228,29 @@ class BaseRequest(StrictModel):
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100)
+    logit_bias: Annotated[
+        dict[
+            Annotated[str, Field(pattern="^[0-9]{1,10}$")],
+            Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)],
+        ]
+        | None,
+        Field(max_length=MAX_TOKEN_IDS),
+        BeforeValidator(_few),
+    ] = Field(default=None, description="Added to the logits of tokens, by their ids.")
+    min_tokens: int | None = Field(
+        default=None, ge=0, lt=2**31, description="Neither end tokens nor stop end a choice before."
+    )
+    stop_token_ids: Annotated[
+        list[TokenId] | None,
+        Field(fail_fast=True, max_length=MAX_TOKEN_IDS),
+        BeforeValidator(_few),
+    ] = Field(default=None, description="Further tokens that end a choice.")
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = Field(default=None, description="In the text; true.")
+    add_special_tokens: AddSpecialTokens = None
+    prompt_logprobs: int | None = Field(
+        default=None, ge=0, le=MOST_LOGPROBS, description="Of the prompt's tokens; not in streams."
+    )
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -143,18 +260,8 @@ class BaseRequest(StrictModel):
     ] = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+    request_id: str | None = None
     domino: DominoOptions = DominoOptions()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unsupported(cls, value: object) -> object:
-        if not isinstance(value, dict) or not (given := UNSUPPORTED.keys() & value.keys()):
-            return value
-        for name in sorted(given):
-            harmless, reason = UNSUPPORTED[name]
-            if value[name] is not None and value[name] not in harmless:
-                raise _inconsistent(name, reason, kind="unsupported")
-        return {name: each for name, each in value.items() if name not in given}
 
     @field_validator("domino", mode="before")
     @classmethod
@@ -177,6 +284,11 @@ class BaseRequest(StrictModel):
         """Alternatives for each token; None without log-probabilities."""
 
     @property
+    def echo_logprobs(self) -> int | None:
+        """Alternatives for each token of a prompt that is repeated in the text."""
+        return None
+
+    @property
     def include_usage(self) -> bool:
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -196,10 +308,20 @@ class BaseRequest(StrictModel):
             repetition_penalty=self.repetition_penalty or 1.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
+            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
+            # A context that is full ends a choice all the same.
+            min_tokens=min(self.min_tokens or 0, max_new_tokens),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            include_stop_str_in_output=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
             seed=seed,
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
+            prompt_logprobs=max(
+                (top for top in (self.prompt_logprobs, self.echo_logprobs) if top is not None),
+                default=None,
+            ),
             # The seed is the server's own where the request has none.
             accept=self.domino.accept or ("block" if self.seed is None else "coupled"),
         )
@@ -210,11 +332,19 @@ class BaseRequest(StrictModel):
             raise _inconsistent("stream_options", "is for streams only; set stream, or drop it")
         if not self.stream and self.domino.blocks:
             raise _inconsistent("domino.blocks", "is for streams only; set stream, or drop it")
+        if self.stream and self.prompt_logprobs is not None:
+            raise _inconsistent("prompt_logprobs", "is not for streams; drop it, or stream")
+        most = self.max_new_tokens
+        if self.min_tokens and most is not None and self.min_tokens > most:
+            words = f"is {self.min_tokens}, more than max_tokens, which is {most}"
+            raise _inconsistent("min_tokens", words)
         return self
 
 
 class TextPart(StrictModel):
     """A part of a message."""
+
+    inside: ClassVar[str | None] = "messages.content."
 
     type: Literal["text"]
     text: str
@@ -231,6 +361,8 @@ class TextPart(StrictModel):
 
 class ChatMessage(StrictModel):
     """A message. An assistant's may come as this server sent it."""
+
+    inside: ClassVar[str | None] = "messages."
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
@@ -256,16 +388,47 @@ class ChatMessage(StrictModel):
         return {"role": self.role, "content": text, **name}
 
 
-class ChatCompletionRequest(BaseRequest):
+Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+TemplateKwargs = Annotated[
+    dict[str, JsonValue] | None,
+    Field(max_length=16, description="Variables of the model's chat template."),
+]
+
+
+class ChatOptions(ApiRequest):
+    """How messages become a prompt."""
+
+    chat_template_kwargs: TemplateKwargs = None
+    add_generation_prompt: bool | None = Field(
+        default=None, description="Whether an answer begins; true, unless a message goes on."
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="The answer goes on with the last message, which has no end."
+    )
+    add_special_tokens: AddSpecialTokens = None
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Options of `apply_chat_template` beyond the template's own variables."""
+        if self.continue_final_message:
+            return {"add_generation_prompt": False, "continue_final_message": True}
+        return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
+
+    @model_validator(mode="after")
+    def _check_generation_prompt(self) -> ChatOptions:
+        if self.continue_final_message and self.add_generation_prompt:
+            words = "begins an answer, and continue_final_message goes on with one; set one of them"
+            raise _inconsistent("add_generation_prompt", words)
+        return self
+
+
+class ChatCompletionRequest(ChatOptions, BaseRequest):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    messages: Messages
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    chat_template_kwargs: dict[str, JsonValue] | None = Field(
-        default=None, max_length=16, description="Variables of the model's chat template."
-    )
+    top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -279,7 +442,7 @@ class ChatCompletionRequest(BaseRequest):
 
     @model_validator(mode="after")
     def _check_consistent(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise _inconsistent("top_logprobs", "is given without logprobs; set it, or drop this")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
@@ -298,20 +461,28 @@ class CompletionRequest(BaseRequest):
         | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1)]
     )
     max_tokens: int | None = Field(
-        default=None, ge=1, lt=2**31, description=f"{DEFAULT_COMPLETION_TOKENS} by default."
+        default=None, ge=0, lt=2**31, description=f"{DEFAULT_COMPLETION_TOKENS} by default."
     )
     logprobs: int | None = Field(default=None, ge=0, le=5)
+    echo: bool | None = Field(
+        default=None, description="The text begins with the prompt, and so do its logprobs."
+    )
     best_of: int | None = Field(default=None, ge=1, description="The same as n.")
 
     @property
     def max_new_tokens(self) -> int | None:
         """By default as few as OpenAI gives."""
-        return self.max_tokens or DEFAULT_COMPLETION_TOKENS
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
         """Alternatives for each token."""
         return self.logprobs
+
+    @property
+    def echo_logprobs(self) -> int | None:
+        """Alternatives for each token of a prompt that is repeated in the text."""
+        return self.logprobs if self.echo else None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -328,6 +499,32 @@ class CompletionRequest(BaseRequest):
             words = "choices are not selected from several; leave it out or give the same as n"
             raise _inconsistent("best_of", words, kind="unsupported")
         return self
+
+
+class TokenizeRequest(ChatOptions):
+    """The body of /tokenize: a text, or the messages of a chat."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}]}
+    )
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> TokenizeRequest:
+        if (self.prompt is None) is (self.messages is None):
+            raise _inconsistent("prompt", "expected either a prompt or messages")
+        return self
+
+
+class DetokenizeRequest(ApiRequest):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
 def _inconsistent(
@@ -367,9 +564,22 @@ class CompletionLogprobs(BaseModel):
     """The same in the shape of plain completions."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null for the first token of a prompt that is repeated."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(BaseModel):
+    """A token of the prompt, or one that could have been there."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By token id, a prompt's own token first; null for its first token, which nothing precedes."""
 
 
 class PromptTokensDetails(BaseModel):
@@ -440,6 +650,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatDelta(BaseModel):
@@ -482,6 +693,7 @@ class ChatCompletionResponse(BaseResponse):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionResponse(BaseResponse):
@@ -520,6 +732,8 @@ class ModelCard(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    max_model_len: int
+    """Tokens of a sequence, prompt and output."""
 
 
 class ModelList(BaseModel):
@@ -527,6 +741,27 @@ class ModelList(BaseModel):
 
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class TokenizeResponse(BaseModel):
+    """The response of /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeResponse(BaseModel):
+    """The response of /detokenize."""
+
+    prompt: str
+
+
+class Version(BaseModel):
+    """The server's version."""
+
+    version: str
 
 
 class Health(BaseModel):

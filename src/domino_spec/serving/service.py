@@ -14,12 +14,13 @@ from domino_spec.api.prompts import check_ids
 from domino_spec.api.sequences import stop_rules
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.params import TOKEN_FIELDS
 from domino_spec.engine.reference import ReferenceEngine
 from domino_spec.engine.sizes import MOST_DRAFTING, Size, free_bytes, token_bytes
 from domino_spec.errors import InputError
 from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
 from domino_spec.serving.config import ServerConfig
-from domino_spec.serving.errors import ContextLengthError
+from domino_spec.serving.errors import ContextLengthError, at_param
 from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.protocol import ServerInfo
 from domino_spec.serving.tokenization import PromptEncoder
@@ -123,6 +124,7 @@ class Service:
         self._draft_name = draft_name
         self._prompts = PromptEncoder(self.tokenizer)
         self.encode_text = self._prompts.encode_text
+        self.decode_tokens = self._prompts.decode
         self._ends, self._vocab_size = decoder.eos_token_ids, decoder.target.vocab_size
         engine, context = self._make_engine(log)
         self.limits = sequence_limits(config, context)
@@ -186,7 +188,11 @@ class Service:
         )
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        *,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """Messages through the target's chat template; a request's options override ours."""
         most = self.limits.max_prompt_tokens
@@ -196,14 +202,19 @@ class Service:
                 f"takes {most} tokens. Shorten it."
             )
         given = {**self.decoder.chat_options, **options}
-        return await self._prompts.encode_chat(messages, given)
+        return await self._prompts.encode_chat(
+            messages, given, add_special_tokens=add_special_tokens
+        )
 
     def sequence(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Decoded:
         """A sequence for one choice; `options` are those of `Sequence`."""
         self._check(len(prompt), params.max_new_tokens)
         check_ids(prompt, self._vocab_size)
-        rules = stop_rules(params, self.tokenizer, self._ends)
-        return Decoded(prompt, params, stop_rules=rules, seed=params.seed_of(0), **options)
+        for name in TOKEN_FIELDS:
+            with at_param(name):
+                params.check_vocabulary(self._vocab_size, (name,))
+        rules, seed = stop_rules(params, self.tokenizer, self._ends), params.seed_of(0)
+        return Decoded(prompt, params, stop_rules=rules, eos=self._ends, seed=seed, **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> OutputStream:
         """Queue these sequences. Call it in the event loop that will read their outputs."""

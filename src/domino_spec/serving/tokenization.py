@@ -6,12 +6,13 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from domino_spec.api.prompts import encode_prompt, encode_texts, render_chat
+from domino_spec.api.prompts import encode_text, encode_texts, render_chat, require_tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
@@ -39,22 +40,35 @@ class PromptEncoder:
         """Pieces of prompts, by whether the tokenizer adds special tokens."""
         self._long = asyncio.Semaphore(1)
 
-    async def encode_text(self, text: str) -> list[int]:
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """A text's tokens, as the tokenizer begins one."""
         if len(text) <= _SHORT:
-            return await self._encode_soon([text], add_special_tokens=True)
-        return await self._in_thread(len(text), encode_prompt, text, self._tokenizer)
+            return await self._encode_soon([text], add_special_tokens=add_special_tokens)
+        encode = partial(encode_text, add_special_tokens=add_special_tokens)
+        return await self._in_thread(len(text), encode, text, require_tokenizer(self._tokenizer))
+
+    async def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones by their names."""
+        decode = require_tokenizer(self._tokenizer).decode
+        if len(tokens) <= _SHORT:
+            return str(decode(tokens))
+        return str(await asyncio.to_thread(decode, tokens))
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any],
+        *,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """Messages through the target's chat template."""
         size = len(messages) * _MESSAGE + sum(len(message["content"]) for message in messages)
         size += len(str(template_kwargs)) if template_kwargs else 0
-        if size <= _SHORT:
+        if size <= _SHORT and not add_special_tokens:
             pieces = self._chats.render(messages, template_kwargs)
             return await self._encode_soon(pieces, add_special_tokens=False)
-        return await self._in_thread(size, self._chats.encode, messages, template_kwargs)
+        encode = partial(self._chats.encode, add_special_tokens=add_special_tokens)
+        return await self._in_thread(size, encode, messages, template_kwargs)
 
     async def _in_thread(
         self, size: int, encode: Callable[..., list[int]], *given: Any
@@ -112,11 +126,16 @@ class ChatEncoder:
         self._positions = re.compile(f"(?={any_of})")  # of names inside other names too
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any],
+        *,
+        add_special_tokens: bool = False,
     ) -> list[int]:
-        """Token ids of the rendered chat."""
-        pieces = self.render(messages, template_kwargs)
-        found = encode_texts(pieces, self._tokenizer, add_special_tokens=False)
+        """Token ids of the rendered chat; the tokenizer's own special tokens begin it, if any."""
+        first, *rest = self.render(messages, template_kwargs) or [""]
+        found = encode_texts([first], self._tokenizer, add_special_tokens=add_special_tokens)
+        found += encode_texts(rest, self._tokenizer, add_special_tokens=False) if rest else []
         return [token for ids in found for token in ids]
 
     def render(

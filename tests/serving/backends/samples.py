@@ -32,6 +32,8 @@ SAMPLES: dict[str, Any] = {
     "port": 9000,
     "model_name": "mine",
     "api_keys": KEYS,
+    "allowed_origins": ("https://chat.example",),
+    "strict": True,
     "page": True,
     "slots": 8,
     "context": 2048,

@@ -14,11 +14,12 @@ BASE = ServeArgs(target="org/target", draft="drafter")
 REFUSED = {
     "vllm": {
         "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
-        "max_prompt_tokens", "max_body_bytes",
+        "max_prompt_tokens", "max_body_bytes", "strict",
     },
     "sglang": {
         "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
         "max_prompt_tokens", "max_body_bytes", "max_new_tokens", "max_choices", "drain_seconds",
+        "strict", "allowed_origins",
     },
 }  # fmt: skip
 

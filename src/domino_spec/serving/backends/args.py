@@ -59,6 +59,10 @@ class ServeArgs(DraftOptions, TargetOptions):
         None, "what clients call the model", unset="the target's short name"
     )
     api_keys: tuple[str, ...] = Field((), repr=False)
+    allowed_origins: tuple[str, ...] = _server(
+        (), "a site whose pages may ask, such as https://chat.example, or *; repeatable"
+    )
+    strict: bool = _server(False, "`native`: refuse unknown fields of requests")
     page: bool | None = _server(None, "`native`: the chat page at /", unset="it is shown")
 
     slots: int | None = _limit(None, "answers decoded together")

@@ -118,6 +118,7 @@ class Backend(ABC):
             "pack": "it is for our own engine on a CPU; drop it",
             "max_prompt_tokens": "--context bounds prompt and answer together",
             "max_body_bytes": "let a proxy before it bound the body",
+            "strict": f"{self.title} ignores unknown fields; drop it",
         }
         if args.page:
             shared["page"] = "the chat page is the native server's"

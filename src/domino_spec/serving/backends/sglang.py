@@ -43,6 +43,7 @@ class SGLangBackend(Backend):
         "tree": "SGLang verifies chains of a Domino or DFlash drafter; drop it",
         "max_new_tokens": "--context bounds prompt and answer together",
         "max_choices": "let --slots and --max-queue bound what is asked for at once",
+        "allowed_origins": "SGLang lets the pages of every site ask, whatever is said",
         "drain_seconds": "told to stop, SGLang ends the answers that run, however long it takes",
     })  # fmt: skip
     keys_in_config = 1

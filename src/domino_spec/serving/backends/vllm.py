@@ -110,7 +110,8 @@ class VLLMBackend(Backend):
             "--default-chat-template-kwargs": template_options(args),
             "--host": args.host,
             "--port": args.port,
-            "--allowed-origins": [],  # in 0.26 the default lets the pages of every site ask
+            # In 0.26 the default lets the pages of every site ask.
+            "--allowed-origins": list(args.allowed_origins),
             "--shutdown-timeout": None if drain is None else math.ceil(drain),
             "--max-num-queued-reqs": _queue_bound(args, found),
             "--tensor-parallel-size": args.tensor_parallel,
