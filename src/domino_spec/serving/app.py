@@ -369,8 +369,8 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
         fields = schemas[model.__name__]["properties"]
         fields["model"]["enum"] = [config.model]
         fields["n"]["anyOf"][0]["maximum"] = config.max_choices
-    for model in (TokenizeRequest, DetokenizeRequest):
-        schemas[model.__name__]["properties"]["model"]["anyOf"][0]["enum"] = [config.model]
+    for other in (TokenizeRequest, DetokenizeRequest):
+        schemas[other.__name__]["properties"]["model"]["anyOf"][0]["enum"] = [config.model]
     if not config.strict:  # as `StrictModel.inside` says
         for each in schemas.values():
             if each.get("title") not in _ALWAYS_STRICT:
