@@ -197,6 +197,9 @@ def test_text_and_chats_are_tokenised_and_back(client):
         assert error_of(post("/tokenize", **body))["param"] == "prompt"
     assert error_of(post("/tokenize", prompt="a", model="other"))["code"] == "model_not_found"
     assert error_of(post("/detokenize", tokens=[1, -1]))["param"] == "tokens[1]"
+    told = client.get("/tokenizer_info").json()
+    assert (told["eos_token"], told["bos_token"]) == ("<|end|>", None)
+    assert told["chat_template"] == tiny.TEMPLATE
 
 
 def test_small_questions(make_client):

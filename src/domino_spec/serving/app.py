@@ -49,6 +49,7 @@ from domino_spec.serving.protocol import (
     ServerInfo,
     TokenizeRequest,
     TokenizeResponse,
+    TokenizerInfo,
     Version,
 )
 
@@ -279,6 +280,19 @@ def info_routes(service: Service, metrics: Metrics) -> APIRouter:
     async def get_info() -> ServerInfo:
         """Target, drafter, sizes and device."""
         return service.info()
+
+    @routes.get("/tokenizer_info", responses=errors)
+    async def get_tokenizer_info() -> TokenizerInfo:
+        """The tokenizer's kind, its special tokens and its chat template."""
+        tokenizer = service.tokenizer
+        if tokenizer is None:
+            raise HTTPException(404)
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+        found = {name: getattr(tokenizer, name, None) for name in names}
+        return TokenizerInfo(
+            tokenizer_class=type(tokenizer).__name__,
+            **{name: each if each is None else str(each) for name, each in found.items()},
+        )
 
     @routes.get("/version", responses=errors)
     async def get_version() -> Version:

@@ -758,6 +758,17 @@ class DetokenizeResponse(BaseModel):
     prompt: str
 
 
+class TokenizerInfo(BaseModel):
+    """What a client needs to use /tokenize in place of a tokenizer of its own."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+
+
 class Version(BaseModel):
     """The server's version."""
 
