@@ -28,6 +28,12 @@ PENALTIES = (
     {"frequency_penalty": -2.0, "repetition_penalty": 0.8},
 )
 
+BIASES = (
+    {"logit_bias": {3: 2.5, 5: -100, 8: 1.0}},
+    {"min_tokens": 1, "stop_token_ids": tuple(range(0, 12, 2))},
+    {"logit_bias": {4: 100}, "prompt_logprobs": 2},
+)
+
 
 def table_for(kind: str, size: int) -> Tensor:
     """For each token the next one; in rings, so that prompt lookup finds what it looks for."""
@@ -84,6 +90,8 @@ def some_params(rng) -> SamplingParams:
         wanted |= {"temperature": 0.9, "accept": "coupled", **rng.choice(SAMPLED)}
     if rng.random() < 0.5:
         wanted |= rng.choice(PENALTIES)
+    if rng.random() < 0.3:
+        wanted |= rng.choice(BIASES)
     if rng.random() < 0.4:
         wanted["logprobs"] = rng.choice([0, 3])
     if rng.random() < 0.3:

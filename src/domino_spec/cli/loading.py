@@ -80,6 +80,7 @@ class SamplingOptions(Settings):
     repetition_penalty: float = _sampling(1.0, "1 is off")
     presence_penalty: float = _sampling(0.0, "0 is off")
     frequency_penalty: float = _sampling(0.0, "0 is off")
+    min_tokens: int = _sampling(0, "the shortest answer")
     seed: int | None = _sampling(None, "makes sampling repeatable")
     stop: tuple[str, ...] = _sampling((), "end before this text; repeatable")
     ignore_eos: bool = _sampling(False, "go on past the end of the sequence")
