@@ -208,7 +208,8 @@ class Choice:
         """`echo` is the prompt's text, where the choice is to begin with it."""
         self.sequence = sequence
         self.index = sequence.index
-        self.text = ""
+        self.echo = echo
+        self.text = echo or ""
         self.scored: list[ScoredToken] = []
         self.finish_reason: FinishReason | None = None
         self.tokens = self.accepted = self.rejected = 0
@@ -219,38 +220,15 @@ class Choice:
         self._skip = sequence.params.skip_special_tokens
         # Each token's own text, stop strings and all.
         self._pieces = TextStream(texts.tokenizer, skip_special_tokens=self._skip)
-        self._pieces_length = 0
+        self._pieces_length = len(self.text)
         self._silent = request.max_new_tokens == 0
-        self._echo = self._to_echo = echo
         self._pending: list[ScoredToken] = []
 
     def add(self, output: SequenceOutput) -> Delta:
-        """What a step added to it, after the prompt where that is to be repeated."""
-        text, scored = self._begin_with_prompt()
+        """What a step added to it."""
         if self._silent:
             self.finish_reason = "length"
-            return text, scored, None
-        added, more, block = self._add(output)
-        return text + added, scored + more, block
-
-    def _begin_with_prompt(self) -> tuple[str, list[ScoredToken]]:
-        text, self._to_echo = self._to_echo, None
-        if text is None:
-            return "", []
-        scored = []
-        if self._logprobs is not None:
-            pieces, start = TextStream(self._texts.tokenizer, skip_special_tokens=self._skip), 0
-            scores = self.sequence.prompt_scores or [None] * len(self.sequence.prompt)
-            for token, score in zip(self.sequence.prompt, scores, strict=True):
-                top = () if score is None else score.top[: self._logprobs]
-                logprob = None if score is None else score.logprob
-                scored.append(ScoredToken(token, min(start, len(text)), logprob, top))
-                start += len(pieces.push(token))
-        self.text, self._pieces_length = text, len(text)
-        self.scored += scored
-        return text, scored
-
-    def _add(self, output: SequenceOutput) -> Delta:
+            return "", [], None
         tokens, block = output.tokens, None
         own = self.sequence.in_text(tokens)
         if self._blocks or self._logprobs is not None:
@@ -263,12 +241,26 @@ class Choice:
             self.finish_reason = "length" if output.finish_reason == "length" else "stop"
             self.rejected = max(0, sum(output.sequence.stats.offered) - self.accepted)
         self.text += text
-        ready = len(self._pending) if self._echo is not None and self.finish_reason else 0
+        ready = len(self._pending) if self.echo is not None and self.finish_reason else 0
         while ready < len(self._pending) and self._pending[ready].start < len(self.text):
             ready += 1
         scored, self._pending = self._pending[:ready], self._pending[ready:]
         self.scored += scored
         return text, scored, block
+
+    def scored_prompt(self) -> list[ScoredToken]:
+        """The prompt's tokens, where the text begins with them and they are wanted."""
+        if self.echo is None or self._logprobs is None:
+            return []
+        pieces, start = TextStream(self._texts.tokenizer, skip_special_tokens=self._skip), 0
+        scores = self.sequence.prompt_scores or [None] * len(self.sequence.prompt)
+        found = []
+        for token, score in zip(self.sequence.prompt, scores, strict=True):
+            top = () if score is None else score.top[: self._logprobs]
+            logprob = None if score is None else score.logprob
+            found.append(ScoredToken(token, min(start, len(self.echo)), logprob, top))
+            start += len(pieces.push(token))
+        return found
 
     def _add_tokens(self, output: SequenceOutput, in_text: int) -> dict[str, Any] | None:
         """Tokens one by one: their scores wait for their text, and make up the block."""
@@ -299,7 +291,7 @@ class Choice:
         hidden = not in_text or (self._skip and self._texts.is_special(token))
         if hidden:
             piece = self._texts.text_of(token)
-            if self._echo is None:
+            if self.echo is None:
                 return piece
         else:
             self._pieces_length += len(piece)
@@ -411,6 +403,8 @@ class SequencesResponse(ABC):
         if not self._request.stream:
             return []
         events = [self._event(choice, fields) for fields in self._first_fields() if begins]
+        if begins and choice.echo is not None:
+            text, scored = choice.echo + text, choice.scored_prompt() + scored
         if text or scored or block:
             logprobs = self._logprobs(scored)
             events.append(self._event(choice, self._chunk_fields(text), logprobs, block=block))
@@ -443,7 +437,7 @@ class SequencesResponse(ABC):
             {
                 "index": choice.index,
                 **self._whole_fields(choice.text),
-                "logprobs": self._logprobs(choice.scored),
+                "logprobs": self._logprobs([*choice.scored_prompt(), *choice.scored]),
                 "finish_reason": choice.finish_reason or "stop",
                 **self._choice_prompt(choice),
             }
