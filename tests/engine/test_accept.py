@@ -100,7 +100,12 @@ PROMPT = [3, 7, 1]
 SAMPLES, ROWS = 50_000, 2500
 HOT = {
     "top-p": {"temperature": 0.9, "top_p": 0.8},
-    "penalty": {"temperature": 1.0, "repetition_penalty": 1.5, "presence_penalty": 0.6},
+    "penalty": {
+        "temperature": 1.0,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.6,
+        "logit_bias": {2: 1.5, 4: -2.0, 5: -100},
+    },
 }
 
 
@@ -169,7 +174,7 @@ def sees_all_before(bits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", DRAWN)
-def test_with_penalties_too(small, rule):
+def test_with_penalties_and_biases_too(small, rule):
     assert sampled(small, accept=rule, **HOT["penalty"])[0] < 4
 
 
