@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from domino_spec.drafter import HeadConfig as HeadConfig
     from domino_spec.drafter import MarkovHeadConfig as MarkovHeadConfig
     from domino_spec.errors import DominoError as DominoError
+    from domino_spec.grammars import Grammar as Grammar
     from domino_spec.targets import Target as Target
     from domino_spec.targets import load_target as load_target
 
@@ -32,6 +33,7 @@ _NAMES = {
     "decoding": "SamplingParams",
     "drafter": "DominoHeadConfig DraftModel DrafterConfig HeadConfig MarkovHeadConfig",
     "errors": "DominoError",
+    "grammars": "Grammar",
     "targets": "Target load_target",
 }
 if not TYPE_CHECKING:

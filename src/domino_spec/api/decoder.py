@@ -35,6 +35,7 @@ from domino_spec.engine.models import unsupported_reason
 from domino_spec.engine.models.base import hooked_modules
 from domino_spec.engine.sampling import unsupported_reason as unsupported_params
 from domino_spec.errors import InputError
+from domino_spec.grammars import GrammarCompiler, Vocabulary
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 EngineChoice = Literal["auto", "fast", "reference"]
@@ -100,6 +101,7 @@ class DominoDecoder:
             if self.drafter.model is not None:
                 self.drafter.model.to(self.target.device).eval()
         self.provenance = provenance or Provenance()
+        self.grammars = GrammarCompiler(self._vocabulary)
         self.depth = 0 if self.drafter is None else self.drafter.depth
         self.candidates = None if self.drafter is None else self.drafter.candidates
         self.adapts = depth is None and not tree and self.speculates
@@ -450,6 +452,7 @@ class DominoDecoder:
             self.tokenizer,
             chat_options=self.chat_options,
             ends=self.eos_token_ids,
+            grammars=self.grammars,
             run=stats,
             speculate=speculate,
         )
@@ -458,6 +461,11 @@ class DominoDecoder:
     def eos_token_ids(self) -> set[int]:
         """What ends a sequence: the generation config's ids, else the tokenizer's."""
         return end_tokens(self.target, self.tokenizer)
+
+    def _vocabulary(self) -> Vocabulary:
+        """What grammars are compiled for."""
+        rows, ends = self.target.vocab_size, self.eos_token_ids
+        return Vocabulary.of(self.tokenizer, rows=rows, ends=ends)
 
     def _finished(self, sequence: Decoded, stats: RunStats, scores: list[TokenScore]) -> Generation:
         text, params = None, sequence.params

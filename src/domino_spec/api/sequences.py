@@ -12,6 +12,7 @@ from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.stopping import at_length, at_strings, end_rules
 from domino_spec.decoding.text import text_options
 from domino_spec.errors import InputError
+from domino_spec.grammars import GrammarCompiler
 from domino_spec.targets import Target
 
 
@@ -23,6 +24,7 @@ def make_sequences(
     *,
     chat_options: Mapping[str, Any],
     ends: Collection[int],
+    grammars: GrammarCompiler,
     run: RunStats | None = None,
     **options: Any,
 ) -> list[Decoded]:
@@ -37,6 +39,8 @@ def make_sequences(
         own = own.for_sequence(index, len(prompts))
         rules = stop_rules(own, tokenizer, ends)
         values = {"index": index, **options}
+        if own.grammar is not None:
+            values["matcher"] = grammars.compile(own.grammar).matcher()
         sequences.append(Decoded(tokens, own, stop_rules=rules, eos=ends, run=run, **values))
     return sequences
 

@@ -15,11 +15,13 @@ from domino_spec.decoding.sequence import (
 )
 from domino_spec.decoding.stats import AcceptanceStats, RunStats
 from domino_spec.decoding.text import TextStream
+from domino_spec.grammars import Grammar
 
 __all__ = [
     "AcceptanceStats",
     "DraftSampler",
     "Drafter",
+    "Grammar",
     "LogitsHook",
     "PlainDecoding",
     "RunStats",

@@ -21,6 +21,7 @@ from transformers import (
 
 from domino_spec.decoding.processors import (
     GeneratedPenalty,
+    GrammarProcessor,
     HookProcessor,
     LogitBias,
     LogitsHook,
@@ -28,6 +29,7 @@ from domino_spec.decoding.processors import (
     for_sequence,
 )
 from domino_spec.errors import InputError
+from domino_spec.grammars import Grammar, Matcher
 from domino_spec.settings import AcceptRule
 
 MOST_LOGPROBS = 20
@@ -74,6 +76,9 @@ class SamplingParams:
     processors: tuple[LogitsProcessor, ...] = ()
     """Any Transformers processors, run before temperature and the cut-offs. Each sees a position
     once, in order, after committed tokens alone: they may keep state."""
+    grammar: Grammar | None = None
+    """What the text must match: other tokens are banned, after all else but temperature and
+    cut-offs changed the logits. The sequence ends where nothing can follow."""
     hooks: tuple[LogitsHook, ...] = ()
     """Run after the processors: pure functions of prompt and output so far (`LogitsHook`)."""
     accept: AcceptRule | None = None
@@ -82,7 +87,7 @@ class SamplingParams:
     so that a seed gives plain decoding's text. `rejection` draws drafts from q and accepts each
     with min(1, p/q), `block` (block verification) decides about all drafts of a cycle together:
     both accept more, and a seed's text is another with another drafter or depth. None takes
-    `coupled` where there is a seed, processors or hooks, else `block`."""
+    `coupled` where there is a seed, a grammar, processors or hooks, else `block`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", _strings(self.stop))
@@ -123,6 +128,11 @@ class SamplingParams:
                 "block before it commits a token of it, and they see committed tokens alone. Take "
                 "'coupled' or 'rejection'."
             )
+        if self.grammar is not None and self.accept in ("block", "rejection"):
+            raise InputError(
+                f"accept is {self.accept!r} with a grammar, which drafts are not drawn by. Take "
+                "'coupled' or 'match'."
+            )
 
     @property
     def samples(self) -> bool:
@@ -132,7 +142,7 @@ class SamplingParams:
     @property
     def rule(self) -> AcceptRule:
         """The accept rule that holds."""
-        keeps_text = self.seed is not None or self.hooked
+        keeps_text = self.seed is not None or self.hooked or self.grammar is not None
         return self.accept or ("coupled" if keeps_text else "block")
 
     @property
@@ -155,6 +165,11 @@ class SamplingParams:
     def hooked(self) -> bool:
         """Whether processors or hooks of the caller's own change logits."""
         return bool(self.processors or self.hooks)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar, and nothing else that the host must run, changes logits."""
+        return self.grammar is not None and not self.hooked
 
     def end_ids(self, eos: Collection[int]) -> frozenset[int]:
         """Tokens that end a sequence of a model with these end-of-sequence tokens."""
@@ -200,7 +215,10 @@ class SamplingParams:
         return chain
 
     def all_processors(
-        self, prompt_length: int, end_ids: Collection[int] = ()
+        self,
+        prompt_length: int,
+        end_ids: Collection[int] = (),
+        matcher: Matcher | None = None,
     ) -> LogitsProcessorList:
         """Everything applied to the target's logits, in Transformers' own order."""
         chain = LogitsProcessorList()
@@ -220,6 +238,8 @@ class SamplingParams:
             )
         chain.extend(self.processors)
         chain.extend(HookProcessor(hook, prompt_length) for hook in self.hooks)
+        if matcher is not None:
+            chain.append(GrammarProcessor(matcher))
         chain.extend(self.warpers())
         return chain
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Tokens
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -28,6 +29,7 @@ from transformers.generation.logits_process import (
 )
 
 from domino_spec.errors import InputError
+from domino_spec.grammars import Matcher
 
 _Part = TypeVar("_Part")
 _WARPERS: dict[type[LogitsProcessor], str] = {
@@ -79,11 +81,49 @@ def apply_hook(
 
 
 def no_token_left(position: int) -> InputError:
-    """Where processors and hooks ban every token: `position` counts prompt and output."""
+    """Where all that bans tokens leaves none: `position` counts prompt and output."""
     return InputError(
         f"no token is left at position {position}: the logits processors and hooks ban all of "
-        "them. Leave one at least, such as the end token."
+        "them, or all that the grammar allows. Leave one at least, such as the end token."
     )
+
+
+def banned_tokens(masks: Tensor, vocabulary: int) -> Tensor:
+    """Whether each token is banned, [..., vocabulary] bool, by masks [..., words] int32.
+
+    Tokens that the masks do not know are.
+    """
+    packed = (~masks).view(torch.uint8)
+    if packed.device.type == "cpu":  # a tenth of the time
+        bits = torch.from_numpy(np.unpackbits(packed.numpy(), axis=-1, bitorder="little"))
+    else:
+        places = torch.arange(8, dtype=torch.uint8, device=packed.device)
+        bits = ((packed.unsqueeze(-1) >> places) & 1).flatten(-2)
+    if bits.shape[-1] < vocabulary:
+        bits = nn.functional.pad(bits, (0, vocabulary - bits.shape[-1]), value=1)
+    return bits[..., :vocabulary].view(torch.bool)
+
+
+def next_banned(matcher: Matcher, vocabulary: int, device: torch.device) -> Tensor:
+    """Whether each token is banned as the sequence's next one, [vocabulary]."""
+    mask = np.empty(matcher.words, dtype=np.int32)
+    matcher.fill(mask)
+    return banned_tokens(torch.from_numpy(mask), vocabulary).to(device)
+
+
+class GrammarProcessor(LogitsProcessor):  # type: ignore[misc]
+    """A sequence's grammar as a Transformers processor, for the reference loop.
+
+    The matcher follows the sequence as it commits tokens.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
+        """Scores [1, vocabulary] without the tokens that may not follow."""
+        banned = next_banned(self._matcher, scores.shape[-1], scores.device)
+        return scores.masked_fill(banned, -torch.inf)
 
 
 class HookProcessor(LogitsProcessor):  # type: ignore[misc]

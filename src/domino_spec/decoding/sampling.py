@@ -188,7 +188,8 @@ class Sampler:
 def make_sampler(sequence: Sequence, *, keep_scores: bool = False) -> Sampler:
     """The sampler of a sequence, by its parameters and its seed."""
     params = sequence.params
-    processors = params.all_processors(len(sequence.seen_prompt), sequence.end_ids)
+    length, ends = len(sequence.seen_prompt), sequence.end_ids
+    processors = params.all_processors(length, ends, sequence.matcher)
     return Sampler(
         processors=processors,
         bans=len(processors) > len(params.warpers()),

@@ -15,12 +15,16 @@ from torch import Tensor
 
 from domino_spec.decoding.params import SamplingParams
 from domino_spec.decoding.stats import AcceptanceStats, RunStats
+from domino_spec.errors import InputError
+from domino_spec.grammars import Matcher
 
 if TYPE_CHECKING:
     from domino_spec.decoding.branches import VerifiedTree
     from domino_spec.decoding.sampling import Sampler
 
 ABORTED = "abort"
+EOS, LENGTH, STOP, CRITERIA = "eos", "length", "stop", "criteria"
+"""Reasons to stop: an end token, `max_new_tokens`, a stop string or a grammar's end, criteria."""
 
 StopRule = Callable[["Sequence"], str | None]
 """Looks at a sequence after each token; the reason to stop, or None."""
@@ -54,6 +58,7 @@ class Sequence:
         reuse: bool = True,
         run: RunStats | None = None,
         seen_prompt: Tokens[int] | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         """`seed` None takes the parameters' seed + `index`, or a fresh one.
 
@@ -61,12 +66,20 @@ class Sequence:
         there are among the `stop_rules`. `client` is whom the scheduler is fair to. Without
         `speculate` no draft is made for it, and without `reuse` all of its prompt is computed,
         whatever the caches hold. `run` sums up the counts of several sequences. `seen_prompt` is
-        the prompt as processors and criteria see it, where the caller padded it.
+        the prompt as processors and criteria see it, where the caller padded it. `matcher` is that
+        of the parameters' grammar.
         """
+        if (params.grammar is None) != (matcher is None):
+            raise InputError(
+                "a sequence with a grammar needs a matcher of it, and no other has one: "
+                "GrammarCompiler.compile(params.grammar).matcher()."
+            )
         self.index = next(_ids) if index is None else index
         self.prompt = list(prompt)
         self.seen_prompt = self.prompt if seen_prompt is None else list(seen_prompt)
         self.params = params
+        self.matcher = matcher
+        """Where it is in its grammar; follows what is committed."""
         self.stop_rules = list(stop_rules)
         self.end_ids = params.end_ids(frozenset(eos))
         """Tokens that end it; none of them comes before `min_tokens`."""
@@ -178,6 +191,10 @@ class Sequence:
     def append(self, token: int) -> None:
         """Commit a token and ask the stop rules, in order; the first reason counts."""
         self.output.append(token)
+        if self.matcher is not None:
+            self.matcher.commit(token)
+            if self.matcher.ended:
+                self.finish_reason = EOS if self.matcher.is_end(token) else STOP
         for rule in self.stop_rules:
             reason = rule(self)
             self.finish_reason = self.finish_reason or reason

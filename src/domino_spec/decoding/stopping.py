@@ -10,10 +10,8 @@ import torch
 from transformers import StoppingCriteriaList
 
 from domino_spec.decoding.params import SamplingParams
-from domino_spec.decoding.sequence import Sequence, StopRule
+from domino_spec.decoding.sequence import CRITERIA, EOS, LENGTH, STOP, Sequence, StopRule
 from domino_spec.decoding.text import TextStream
-
-EOS, LENGTH, STOP, CRITERIA = "eos", "length", "stop", "criteria"
 
 
 def at_eos(token_ids: Collection[int]) -> StopRule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
 
@@ -19,12 +19,14 @@ from torch import Tensor
 from domino_spec.decoding import Drafter, RunStats, SamplingParams, TokenScore
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.branches import VerifiedTree
+from domino_spec.decoding.processors import no_token_left
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_length, end_rules
 from domino_spec.engine.block_manager import BlockManager
+from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.trees import MAX_ROWS
-from domino_spec.engine.model_runner import ModelRunner, Plan, PromptChunk
+from domino_spec.engine.model_runner import ModelRunner, Pending, Plan, PromptChunk
 from domino_spec.engine.models import load_model
 from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, depths, trees
 from domino_spec.engine.sampling import unsupported_reason
@@ -354,9 +356,11 @@ class Engine:
             started = time.perf_counter()
             first = self._start_prefill(plan.prefill)
             self._prefill_seconds = time.perf_counter() - started
-            launched = self._start_cycles([s for s in plan.decode if not s.params.hooked])
-            if launched:
-                self._launches.append(launched)
+            # Those with a grammar first: the others run while the host makes their masks.
+            pending = self._start_constrained([s for s in plan.decode if s.params.constrained])
+            launched = self._start_cycles(
+                [s for s in plan.decode if not s.params.constrained and not s.params.hooked]
+            )
             # First tokens before the cycle that follows them, which may still run.
             started = time.perf_counter()
             outputs = self._collected
@@ -368,13 +372,20 @@ class Engine:
             hooked = [s for s in plan.decode if s.params.hooked and not s.finished]
             for launch in self._start_cycles(hooked):
                 outputs += self._collect(launch)
-            # One step's cycles stay on their way while another step follows.
-            ready = len(self._launches) - int(self.ahead and bool(launched))
-            for _ in range(ready):
-                collected = self._launches.popleft()
-                for launch in collected:
+            collected = [launch for launches in self._launches for launch in launches]
+            self._launches.clear()
+            for launch in collected:
+                outputs += self._collect(launch)
+            # Masks follow all that was committed: the last step's cycle was collected by now.
+            launched += self._finish_constrained(pending)
+            outputs += self._take_out_failed(plan.decode)
+            if self.ahead and launched:  # they stay on their way while another step follows
+                self._launches.append(launched)
+            else:
+                for launch in launched:
                     outputs += self._collect(launch)
-                self._time(collected, alone=not (first or hooked))
+                collected += launched
+            self._time(collected, alone=not (first or hooked or pending))
             self._collected = []
             return outputs
 
@@ -437,6 +448,7 @@ class Engine:
         """First tokens of sequences whose prompts end in these states [sequences, hidden]."""
         plan = self._plan([s.params for s in sequences], 0, alone=not drafts)
         walk = HookedWalk(sequences) if plan.hooked else None
+        masks = DraftMasks(sequences, [[] for _ in sequences]) if plan.constrained else None
         report = self.runner.start_sequences(
             states,
             [_slot(sequence) for sequence in sequences],
@@ -446,13 +458,56 @@ class Engine:
             seeds=[sequence.seed for sequence in sequences],
             ends=[sequence.end_ids for sequence in sequences],
             walk=walk,
+            masks=masks,
         )
         taken = None if walk is None else walk.taken
         return Launch(sequences, plan, report, prefill=True, taken=taken)
 
     def _start_cycles(self, sequences: Sequence[Decoded]) -> list[Launch]:
-        """A cycle for those with drafts and one for those without; all are hooked, or none is."""
+        """Cycles of sequences that are all hooked, or none of which is."""
         launches = []
+        for own, plan, batch in self._planned(sequences):
+            slots = [_slot(s) for s in own]
+            if plan.hooked:
+                walk = HookedWalk(own)
+                report = self.runner.run_hooked_cycle(slots, plan, walk)
+                launches.append(Launch(own, plan, report, taken=walk.taken))
+            else:
+                report = self.runner.start_cycle(slots, plan)
+                launches.append(Launch(own, plan, report, batch=batch))
+        return launches
+
+    def _start_constrained(
+        self, sequences: Sequence[Decoded]
+    ) -> list[tuple[tuple[Decoded, ...], Plan, Pending]]:
+        """Cycles of sequences with a grammar, up to where masks are needed."""
+        return [
+            (own, plan, self.runner.start_constrained_cycle([_slot(s) for s in own], plan))
+            for own, plan, _ in self._planned(sequences)
+        ]
+
+    def _finish_constrained(
+        self, cycles: Iterable[tuple[tuple[Decoded, ...], Plan, Pending]]
+    ) -> list[Launch]:
+        """Walk the drafts through the grammars, wait once for each cycle, and let it go on."""
+        return [
+            Launch(own, plan, self.runner.finish_constrained_cycle(
+                pending, plan, DraftMasks(own, pending.drafts())
+            ))
+            for own, plan, pending in cycles
+        ]  # fmt: skip
+
+    def _take_out_failed(self, sequences: Iterable[Decoded]) -> list[SequenceOutput]:
+        """Sequences whose grammar failed, which have no report to come."""
+        failed = [s for s in sequences if s.queued and s.error is not None]
+        for sequence in failed:
+            self._leave(sequence)
+        return _failed(failed)
+
+    def _planned(
+        self, sequences: Sequence[Decoded]
+    ) -> Iterator[tuple[tuple[Decoded, ...], Plan, Batch | None]]:
+        """A cycle for those with drafts and one for those without; for what a policy chose it."""
         sequences = sorted(sequences, key=_slot)  # a CPU attends over neighbouring slots at once
         for drafts in (True, False):
             own = tuple(s for s in sequences if self.drafts_for(s) is drafts)
@@ -462,16 +517,7 @@ class Engine:
             if self.policy is not None and drafts:
                 chosen = self.policy.choose(batch)
                 plan = replace(plan, depth=chosen.depth, nodes=chosen.nodes)
-            slots = [_slot(s) for s in own]
-            if plan.hooked:
-                walk = HookedWalk(own)
-                report = self.runner.run_hooked_cycle(slots, plan, walk)
-                launches.append(Launch(own, plan, report, taken=walk.taken))
-            else:
-                report = self.runner.start_cycle(slots, plan)
-                chosen_for = batch if self.policy is not None and drafts else None
-                launches.append(Launch(own, plan, report, batch=chosen_for))
-        return launches
+            yield own, plan, batch if self.policy is not None and drafts else None
 
     def _kind_of(self, sequences: tuple[Decoded, ...], *, drafts: bool) -> tuple[Plan, Batch]:
         """The deepest cycle of these sequences; found once for as long as they are the same."""
@@ -564,7 +610,12 @@ class Engine:
     def _take(sequence: Decoded, tokens: Sequence[int]) -> tuple[int, ...]:
         """Commit tokens; a sequence whose stop rules raise ends with that error."""
         try:
-            return sequence.take(tokens)
+            if -1 not in tokens:
+                return sequence.take(tokens)
+            taken = sequence.take(tokens[: tokens.index(-1)])
+            if not sequence.finished:
+                sequence.error = no_token_left(len(sequence.prompt) + len(sequence.output))
+            return taken
         except Exception as error:
             sequence.error = error
             return ()

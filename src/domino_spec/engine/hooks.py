@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList
 
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding.processors import apply_hook, no_token_left
+from domino_spec.decoding.processors import apply_hook, next_banned, no_token_left
 from domino_spec.engine.sampling import Draws
 
 
@@ -63,6 +63,9 @@ class HookedWalk:
                 found = chain(sequence.ids(logits.device), found.unsqueeze(0))[0]
             for hook in params.hooks:
                 found = apply_hook(hook, sequence.prompt, sequence.output, found)
+            if sequence.matcher is not None:
+                banned = next_banned(sequence.matcher, len(logits), logits.device)
+                found = found.masked_fill(banned, -torch.inf)
             logits.copy_(found)
         except Exception as error:
             sequence.error = error

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 from domino_spec.decoding import Drafter, SamplingParams
+from domino_spec.decoding.processors import banned_tokens
 from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.accept import accept
 from domino_spec.engine.attention import AttentionMetadata
+from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
 from domino_spec.engine.kernels.commit import commit, commit_tree
@@ -90,6 +92,8 @@ class Plan:
     """Whether these sequences never draft: the draft cache is not updated for them."""
     hooked: bool = False
     """Whether these sequences have processors or hooks: the host chooses after the forward."""
+    constrained: bool = False
+    """Whether some sequence has a grammar: the host makes masks after the forward."""
     forced: bool = False
     """Whether acceptance is pretended (benchmarks only)."""
 
@@ -98,7 +102,7 @@ class Plan:
         cls, params: Sequence[SamplingParams], depth: int, nodes: int = 0, *, alone: bool
     ) -> Plan:
         """What sequences with these parameters need: a chain, where a tree cannot be verified."""
-        if any(each.draws_drafts or each.hooked for each in params):
+        if any(each.draws_drafts or each.hooked or each.constrained for each in params):
             nodes = 0
         sampled = any(each.samples for each in params)
         filtered = any(needs_filter(each) for each in params)
@@ -116,7 +120,13 @@ class Plan:
             ranked=any(each.logprobs for each in params),
             alone=alone,
             hooked=any(each.hooked for each in params),
+            constrained=any(each.constrained for each in params),
         )
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the device's own part of a cycle ends with the forward."""
+        return self.hooked or self.constrained
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -249,6 +259,22 @@ class Verified:
 
 
 @dataclass(frozen=True)
+class Pending:
+    """Verified blocks whose masks are to come."""
+
+    slots: Tensor  # [sequences]
+    block: Tensor  # [sequences, n]
+    logits: Tensor  # [sequences, n, vocabulary]
+    blocks: Callable[[], Tensor]
+    """Waits for the blocks on the host."""
+
+    def drafts(self) -> list[list[int]]:
+        """The drafts of each sequence, for which this waits."""
+        found: list[list[int]] = self.blocks()[:, 1:].tolist()
+        return found
+
+
+@dataclass(frozen=True)
 class Drafted:
     """What a cycle verifies."""
 
@@ -268,7 +294,7 @@ class Captured:
     inputs: Tensor
     """A cycle's slots [sequences], or what `_numbers` gives for a prefill."""
     result: Any
-    """What `run_cycle`, `verify` (where the plan is hooked) or `_run_prefill` gives."""
+    """What `run_cycle`, `verify` (where the host goes on) or `_run_prefill` gives."""
 
 
 class ModelRunner:
@@ -310,6 +336,40 @@ class ModelRunner:
             if not self._graphs:
                 return self.run_cycle(torch.tensor(slots, device=self._device), plan).cpu
             return _read_back(self._replay(slots, plan), len(slots))
+
+    def start_constrained_cycle(self, slots: Sequence[int], plan: Plan) -> Pending:
+        """Start a cycle up to where masks are needed; nothing waits for it here."""
+        with on_device(self._device):
+            places = self.slots.send(torch.tensor(slots))
+            verified = self._replay(slots, plan) if self._graphs else self.verify(places, plan)
+            block = verified.block[: len(slots)].clone()  # the next replay writes over it
+            blocks = _to_host(block, len(slots))
+            logits = self.logits(verified.states[: block.numel()]).view(*block.shape, -1)
+            return Pending(places, block, logits, blocks)
+
+    def finish_constrained_cycle(
+        self, pending: Pending, plan: Plan, masks: DraftMasks
+    ) -> Callable[[], Tensor]:
+        """Choose at all positions at once and commit; what is returned waits for the report.
+
+        A token of -1 in the report stands where none was left.
+        """
+        with on_device(self._device):
+            slots, block, logits = pending.slots, pending.block, pending.logits
+            metadata = AttentionMetadata(slots, self.slots.lengths[slots], block.shape[1])
+            judged = self._masked(self._judged(logits, block, metadata, plan), masks)
+            chosen = self.draws(slots, plan).choose(judged, metadata.starts)
+            accepted = None
+            if (reach := masks.reach) is not None:
+                agree = (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
+                accepted = torch.minimum(agree, self.slots.send(reach))
+            report = self.report(chosen, logits, block, slots, plan, accepted)
+            return _to_host(_with_none_left(report, chosen, judged), len(report))
+
+    def _masked(self, judged: Tensor, masks: DraftMasks) -> Tensor:
+        """Logits [sequences, n, vocabulary] without the tokens that may not follow."""
+        packed = self.slots.send(masks.masks)
+        return judged.masked_fill(banned_tokens(packed, judged.shape[-1]), -torch.inf)
 
     def run_hooked_cycle(
         self, slots: Sequence[int], plan: Plan, walk: HookedWalk
@@ -356,7 +416,7 @@ class ModelRunner:
         spare = self.slots.spare
         slots = torch.full((size,), spare, dtype=torch.long, device=self._device)
         assert self.recorder is not None
-        work = self.verify if plan.hooked else self.run_cycle
+        work = self.verify if plan.on_host else self.run_cycle
         graph, result = self.recorder.record(lambda: work(slots, plan))
         captured = Captured(graph, slots, result)
         self._cycles[size, plan] = captured
@@ -573,10 +633,12 @@ class ModelRunner:
         seeds: Sequence[int],
         ends: Sequence[Collection[int]],
         walk: HookedWalk | None = None,
+        masks: DraftMasks | None = None,
     ) -> Callable[[], Tensor]:
         """Choose each sequence's first token, its anchor; what is returned waits for the report.
 
-        The report is that of a cycle without drafts. With a `walk` the host chooses.
+        The report is that of a cycle without drafts. With a `walk` the host chooses; `masks` are
+        those of grammars.
         """
         state = self.slots
         places = state.open(slots, prompts=prompts, params=params, seeds=seeds, ends=ends)
@@ -584,6 +646,8 @@ class ModelRunner:
         logits = self.logits(states).unsqueeze(1)
         starts = state.lengths[places] - 1
         judged = self._judged(logits, None, AttentionMetadata(places, starts, 1), plan)
+        if masks is not None:
+            judged = self._masked(judged, masks)
         if walk is None:
             chosen = draws.choose(judged, starts)  # [sequences, 1]
         else:
@@ -593,7 +657,9 @@ class ModelRunner:
         if plan.scored:
             columns = score_columns(logits, chosen, ranked=plan.ranked)
             report = torch.cat((report, columns), dim=1)
-        return _read_back(report, len(report)) if self._device.type == "cuda" else report.cpu
+        if masks is not None:
+            report = _with_none_left(report, chosen, judged)
+        return _to_host(report, len(report))
 
     def copy_prefix(self, source: int, slot: int, count: int, *, drafts: bool) -> None:
         """The first tokens of one slot into another."""
@@ -835,6 +901,19 @@ def filled_size(sequences: int) -> int:
 def sizes_up_to(sequences: int) -> list[int]:
     """The sizes of batches that so many sequences, or fewer, run in."""
     return sorted({filled_size(count) for count in range(1, sequences + 1)})
+
+
+def _with_none_left(report: Tensor, chosen: Tensor, judged: Tensor) -> Tensor:
+    """The report with -1 for tokens that were banned like all others there."""
+    left = judged.gather(2, chosen.unsqueeze(2)).squeeze(2) > -torch.inf
+    tokens = report[:, 1 : chosen.shape[1] + 1]
+    tokens.copy_(tokens.where(left, -1))
+    return report
+
+
+def _to_host(report: Tensor, sequences: int) -> Callable[[], Tensor]:
+    """What waits for a tensor; a GPU copies it concurrently with what follows."""
+    return _read_back(report, sequences) if report.device.type == "cuda" else report.cpu
 
 
 def _read_back(report: Tensor, sequences: int) -> Callable[[], Tensor]:
