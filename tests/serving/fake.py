@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from domino_spec.api.prompts import encode_text, render_chat
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore
+from domino_spec.grammars import CompiledGrammar, GrammarCompiler, Vocabulary
 from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.errors import ContextLengthError
 from tests.cli import tiny
@@ -82,6 +83,7 @@ class FakeService:
     def __post_init__(self) -> None:
         self.tokenizer = tiny.make_tokenizer()
         self.limits = FakeLimits()
+        self.grammars = GrammarCompiler(lambda: Vocabulary.of(self.tokenizer, rows=600, ends=[EOS]))
         self.sequences: list[Decoded] = []
         self.clients: list[str] = []
         self.streams: list[FakeStream] = []
@@ -117,6 +119,9 @@ class FakeService:
         self.chats.append((messages, dict(options)))
         text = render_chat(messages, self.tokenizer, options)
         return encode_text(text, self.tokenizer, add_special_tokens=add_special_tokens)
+
+    async def compile_grammar(self, grammar) -> CompiledGrammar:
+        return self.grammars.compile(grammar)
 
     def sequence(self, prompt, params, **options) -> Decoded:
         if len(prompt) + params.max_new_tokens > self.limits.context:

@@ -13,7 +13,6 @@ from tests.serving.conftest import HELLO, error_of, events
 from tests.serving.fake import MODEL
 
 UNSUPPORTED = {
-    "response_format": {"type": "json_object"},
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "tool_choice": "auto",
     "functions": [{"name": "f"}],
@@ -68,6 +67,17 @@ WRONG = {
     "stop_token_ids": [[-1], ["a"], 5, [0] * 1025],
     "prompt_logprobs": [-1, 21],
     "top_logprobs": [21, 3],
+    "response_format": [
+        {"type": "xml"},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "objekt"}}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}},
+    ],
+    "structured_outputs": [{}, {"xml": "a"}, {"choice": []}, {"json": "{"}],
+    "guided_json": ["[1]", 3],
+    "guided_regex": ["(?=a)", ""],
+    "guided_grammar": ["start: ("],
+    "guided_choice": [["a", ""]],
 }
 
 

@@ -64,7 +64,7 @@ BAD = [
             "json": {
                 "model": "tiny",
                 "messages": [{"role": "user", "content": "a"}],
-                "response_format": {"type": "json_object"},
+                "guided_regex": "(?=a)b",
             }
         },
         400,

@@ -158,6 +158,7 @@ class GrammarCompiler:
         """The vocabulary is asked for at the first grammar."""
         self._make = vocabulary
         self._lock = threading.Lock()
+        self._preparing = threading.Lock()  # which takes seconds; what is known need not wait
         self._vocabulary: Vocabulary | None = None
         self._tokenizer: llguidance.LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
@@ -165,7 +166,7 @@ class GrammarCompiler:
     @property
     def vocabulary(self) -> Vocabulary:
         """What it compiles for."""
-        with self._lock:
+        with self._preparing:
             if self._vocabulary is None:
                 import_llguidance()  # before all tokens are read
                 self._vocabulary = self._make()
@@ -184,7 +185,7 @@ class GrammarCompiler:
         if (found := self.known(grammar)) is not None:
             return found
         vocabulary = self.vocabulary
-        with self._lock:
+        with self._preparing:
             if self._tokenizer is None:
                 self._tokenizer = make_tokenizer(vocabulary)
             tokenizer = self._tokenizer

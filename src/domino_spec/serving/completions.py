@@ -22,6 +22,7 @@ from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
 from domino_spec.errors import InputError
+from domino_spec.grammars import CompiledGrammar
 from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_param, to_api_error
 from domino_spec.serving.middleware import client_of
 from domino_spec.serving.protocol import (
@@ -67,13 +68,15 @@ class CompletionHandler:
         """Complete a chat; with `stream`, in server-sent events as blocks are committed."""
         service = self._service
         self._check(request, 1)
+        grammar = await self._compile(request)
         prompt = await encode_messages(service, request.messages, request)
-        return self._respond(request, [prompt], ChatResponse)
+        return self._respond(request, [prompt], ChatResponse, grammar)
 
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
         self._check(request, len(request.prompts))
         prompts: list[Sequence[int]] = []
+        grammar = await self._compile(request)
         with at_param("prompt"):
             for prompt in request.prompts:
                 if isinstance(prompt, str):
@@ -84,7 +87,7 @@ class CompletionHandler:
                     )
                 else:
                     prompts.append(prompt)
-        return self._respond(request, prompts, CompletionResponse)
+        return self._respond(request, prompts, CompletionResponse, grammar)
 
     def _check(self, request: BaseRequest, prompts: int) -> None:
         config, count = self._service.config, prompts * request.num_choices
@@ -100,11 +103,19 @@ class CompletionHandler:
                 param="n" if request.num_choices > 1 else "prompt",
             )
 
+    async def _compile(self, request: BaseRequest) -> CompiledGrammar | None:
+        """The request's grammar, before anything of it is queued."""
+        if (param := request.grammar_param) is None:
+            return None
+        with at_param(param):
+            return await self._service.compile_grammar(request.to_grammar())
+
     def _respond(
         self,
         request: BaseRequest,
         prompts: Sequence[Sequence[int]],
         response: type[SequencesResponse],
+        grammar: CompiledGrammar | None = None,
     ) -> SequencesResponse:
         service, texts, options = self._service, self._texts, request.domino
         assert texts is not None
@@ -121,7 +132,10 @@ class CompletionHandler:
                     params = request.to_sampling_params(max(1, new), (first + index) % _SEEDS)
                     if choice and request.echo_logprobs is None:  # a prompt is scored once
                         params = replace(params, prompt_logprobs=None)
-                    how = {"speculate": options.speculate, "reuse": options.reuse}
+                    how: dict[str, Any] = {"speculate": options.speculate, "reuse": options.reuse}
+                    if grammar is not None:
+                        params = replace(params, grammar=grammar.grammar)
+                        how["matcher"] = grammar.matcher()
                     sequences.append(service.sequence(prompt, params, index=index, **how))
         return response(service, request, sequences, texts)
 

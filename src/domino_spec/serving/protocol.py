@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -20,6 +21,7 @@ from pydantic_core import PydanticCustomError
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding.params import MOST_BIAS, MOST_LOGPROBS
+from domino_spec.grammars import Grammar
 from domino_spec.settings import AcceptRule
 
 MAX_CHOICES = 128
@@ -36,10 +38,6 @@ _MIN_TEMPERATURE = 1e-5
 
 _NO_TOOLS = "tools are not supported; leave it out"
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "response_format": (
-        ({"type": "text"},),
-        "only {'type': 'text'} is supported: there is no structured output yet",
-    ),
     "tools": (([],), _NO_TOOLS),
     "tool_choice": (("none",), _NO_TOOLS),
     "parallel_tool_calls": ((False, True), _NO_TOOLS),
@@ -175,6 +173,49 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
+class TextFormat(StrictModel):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(StrictModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(StrictModel):
+    """A schema and its name."""
+
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    schema_: dict[str, JsonValue] = Field(alias="schema")
+    strict: bool | None = Field(
+        default=None,
+        description="false ignores keywords that cannot be enforced; otherwise they are refused.",
+    )
+
+
+class JsonSchemaFormat(StrictModel):
+    """JSON that a schema describes."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's way to ask for structured outputs: one of these."""
+
+    json_: dict[str, JsonValue] | str | None = Field(
+        default=None, alias="json", description="A JSON schema."
+    )
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(default=None, description="In Lark's notation or GBNF.")
+    json_object: bool | None = None
+
+
 class ApiRequest(StrictModel):
     """The body of any endpoint."""
 
@@ -261,6 +302,17 @@ class BaseRequest(ApiRequest):
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     request_id: str | None = None
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = Field(default=None, description="What the text must be.")
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, JsonValue] | str | None = Field(
+        default=None, description="An older name of structured_outputs.json."
+    )
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     domino: DominoOptions = DominoOptions()
 
     @field_validator("domino", mode="before")
@@ -293,6 +345,49 @@ class BaseRequest(ApiRequest):
         """Whether a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
+    @property
+    def grammar_params(self) -> list[str]:
+        """The parameters that say what the text must match: one at most."""
+        found = []
+        if self.response_format is not None and self.response_format.type != "text":
+            found.append("response_format")
+        outputs = self.structured_outputs
+        for name in ("json_", "regex", "choice", "grammar", "json_object"):
+            if outputs is not None and getattr(outputs, name) not in (None, False):
+                found.append(f"structured_outputs.{name.rstrip('_')}")
+            if getattr(self, f"guided_{name.rstrip('_')}", None) is not None:
+                found.append(f"guided_{name.rstrip('_')}")
+        return found
+
+    @property
+    def grammar_param(self) -> str | None:
+        """The one of them that is given."""
+        return next(iter(self.grammar_params), None)
+
+    def to_grammar(self) -> Grammar:
+        """What the text must match, where something says so."""
+        param = self.grammar_param or ""
+        if param == "response_format":
+            if not isinstance(self.response_format, JsonSchemaFormat):
+                return Grammar.json_object()
+            given = self.response_format.json_schema
+            return Grammar.json_schema(given.schema_, lenient=given.strict is False)
+        holder: Any = self
+        if param.startswith("structured_outputs."):
+            holder = self.structured_outputs
+        kind = param.removeprefix("structured_outputs.").removeprefix("guided_")
+        if kind == "json_object":
+            return Grammar.json_object()
+        name = param.rpartition(".")[2]
+        value = getattr(holder, "json_" if name == "json" else name)
+        make: dict[str, Callable[[Any], Grammar]] = {
+            "json": Grammar.json_schema,
+            "regex": Grammar.regex,
+            "choice": Grammar.choice,
+            "grammar": Grammar.grammar,
+        }
+        return make[kind](value)
+
     def to_sampling_params(self, max_new_tokens: int, seed: int) -> SamplingParams:
         """How one choice is sampled."""
         temperature = 1.0 if self.temperature is None else self.temperature
@@ -323,8 +418,22 @@ class BaseRequest(ApiRequest):
                 default=None,
             ),
             # The seed is the server's own where the request has none.
-            accept=self.domino.accept or ("block" if self.seed is None else "coupled"),
+            accept=self.domino.accept
+            or ("block" if self.seed is None and not self.grammar_params else "coupled"),
         )
+
+    @model_validator(mode="after")
+    def _check_grammar(self) -> BaseRequest:
+        given = self.grammar_params
+        if self.structured_outputs is not None and not given:
+            words = "is empty; give json, regex, choice, grammar or json_object, or drop it"
+            raise _inconsistent("structured_outputs", words)
+        if len(given) > 1:
+            raise _inconsistent(given[1], f"is given together with {given[0]}; give one")
+        if given and self.domino.accept in ("block", "rejection"):
+            words = f"is {self.domino.accept} with {given[0]}; take coupled or match"
+            raise _inconsistent("domino.accept", words)
+        return self
 
     @model_validator(mode="after")
     def _check_stream_only(self) -> BaseRequest:

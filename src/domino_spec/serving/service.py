@@ -21,6 +21,7 @@ from domino_spec.errors import InputError
 from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
 from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.errors import ContextLengthError, at_param
+from domino_spec.serving.grammars import GrammarService
 from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.protocol import ServerInfo
 from domino_spec.serving.tokenization import PromptEncoder
@@ -125,6 +126,8 @@ class Service:
         self._prompts = PromptEncoder(self.tokenizer)
         self.encode_text = self._prompts.encode_text
         self.decode_tokens = self._prompts.decode
+        self._grammars = GrammarService(decoder.grammars)
+        self.compile_grammar = self._grammars.compile
         self._ends, self._vocab_size = decoder.eos_token_ids, decoder.target.vocab_size
         engine, context = self._make_engine(log)
         self.limits = sequence_limits(config, context)
@@ -173,6 +176,7 @@ class Service:
         """Drain, and wait until the last request has ended."""
         self.drain(seconds)
         await asyncio.to_thread(self.engine.join)
+        self._grammars.close()
 
     def info(self) -> ServerInfo:
         """What /v1/domino tells."""
