@@ -44,6 +44,19 @@ def test_speculation_gives_the_tokens_of_plain_decoding(domino, target, draft):
     assert drafted["run"]["tokens_per_second"] > 0
 
 
+def test_answers_follow_a_grammar(domino, target, draft, tmp_path):
+    arguments = ("generate", target, "--draft", draft, "-p", PROMPT, "-n", 40, "--json")
+    chosen = document(domino(*arguments, "--choice", "the fox", "--choice", "the dog"))
+    assert chosen["generations"][0]["text"] in ("the fox", "the dog")
+    file = tmp_path / "grammar.lark"
+    file.write_text('start: "a"{3} "b"')
+    assert document(domino(*arguments, "--grammar", file))["generations"][0]["text"] == "aaab"
+    both = domino(*arguments, "--grammar", file, "--regex", "a")
+    assert "--grammar and --regex are given together; give one." in both.output
+    missing = domino(*arguments, "--json-schema", tmp_path / "none.json")
+    assert "none.json cannot be read" in missing.output
+
+
 def test_without_a_drafter_it_says_that_it_decodes_plainly(domino, target):
     result = domino("generate", target, PROMPT, "-n", 3)
     assert "decoded plainly: no --draft was given" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from domino_spec.cli.command import Voice, command
 from domino_spec.cli.loading import (
     QUIET,
     ChatOptions,
+    GrammarOptions,
     LoopOptions,
     NoSpeculateOption,
     SamplingOptions,
@@ -49,6 +51,7 @@ def generate(
     no_speculate: NoSpeculateOption = False,
     draft_options: DraftOptions,
     sampling: SamplingOptions,
+    grammar: GrammarOptions,
     chat: ChatOptions,
     target_options: TargetOptions,
     loop_options: LoopOptions,
@@ -60,7 +63,7 @@ def generate(
     given = [*(texts or []), *(prompt or [])]
     written = collect_prompts(given, files=prompt_file or [], raw=raw)
     require_places(voice, target, target_options.revision, draft=draft_options)
-    params = sampling.params()
+    params = dataclasses.replace(sampling.params(), grammar=grammar.read())
     decoder = load_decoder(voice, target, target_options, draft_options, chat, loop_options)
     prompts = [as_prompt(text, decoder.tokenizer, raw=raw, system=chat.system) for text in written]
     if not raw and isinstance(prompts[0], str):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from domino_spec.api import DominoDecoder
     from domino_spec.decoding import SamplingParams
+    from domino_spec.grammars import Grammar
     from domino_spec.targets import LoadedTarget
     from domino_spec.targets.load import DtypeRule
 
@@ -45,6 +46,7 @@ ACCEPT_UNSET = "coupled with a seed, which then keeps its text, else block"
 
 _sampling = partial(setting, group="Sampling")
 _engine = partial(setting, group="Engine")
+_grammar = partial(setting, group="Structured outputs")
 
 
 class OneDraftOptions(DraftOptions):
@@ -93,6 +95,37 @@ class SamplingOptions(Settings):
         from domino_spec.decoding import SamplingParams
 
         return SamplingParams(**dict(self))
+
+
+class GrammarOptions(Settings):
+    """What the text must match; one of these at most."""
+
+    json_schema: Path | None = _grammar(None, "the answer is JSON by the schema in this file")
+    grammar: Path | None = _grammar(
+        None, "the answer follows the grammar in this file, in Lark's notation or GBNF"
+    )
+    regex: str | None = _grammar(None, "the answer matches this regular expression")
+    choice: tuple[str, ...] = _grammar((), "the answer is this text, or another such; repeatable")
+
+    def read(self) -> Grammar | None:
+        """The grammar; None where none is given."""
+        from domino_spec.grammars import Grammar
+
+        given = {name: value for name, value in dict(self).items() if value}
+        if len(given) > 1:
+            names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise InputError(f"{names} are given together; give one.")
+        for name, value in given.items():
+            if name == "choice":
+                return Grammar.choice(value)
+            if isinstance(value, Path):
+                try:
+                    value = value.read_text(encoding="utf-8")
+                except (OSError, UnicodeDecodeError) as error:
+                    raise InputError(f"{value} cannot be read: {error}.") from error
+            made: Grammar = getattr(Grammar, name)(value)
+            return made
+        return None
 
 
 class LoopOptions(Settings):

@@ -62,21 +62,22 @@ class Vocabulary:
                 f"structured outputs need a fast tokenizer, whose tokens have known bytes; found "
                 f"{found}."
             )
-        if not ends:
+        names = {int(end): backend.id_to_token(end) for end in ends}
+        names = {end: name for end, name in sorted(names.items()) if name is not None}
+        if not names:
             raise InputError(
                 "structured outputs need an end token, and the target has none: neither its "
                 "generation config nor its tokenizer names an eos_token_id."
             )
         state = json.loads(backend.to_str())
         state["truncation"] = state["padding"] = None
-        added = {int(entry["id"]): entry for entry in state.get("added_tokens", ())}
-        names = {"normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
-        for end in ends:  # or its name would be text, which ends the sequence in the midst of it
-            name = {"id": int(end), "content": backend.id_to_token(end), **names}
-            added[end] = {**added.get(end, name), "special": True}
-        known = [entry for token, entry in sorted(added.items()) if entry["content"] is not None]
-        state["added_tokens"] = known
-        return cls(json.dumps(state), rows, tuple(sorted(int(end) for end in ends)))
+        added = {int(entry["id"]): entry for entry in state["added_tokens"]}
+        plain = {"normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
+        for end, name in names.items():  # or it would be text, and end the sequence in its midst
+            known = added.get(end, {"id": end, "content": name, **plain})
+            added[end] = {**known, "special": True}
+        state["added_tokens"] = [added[token] for token in sorted(added)]
+        return cls(json.dumps(state), rows, tuple(names))
 
 
 def import_llguidance() -> Any:
@@ -113,7 +114,7 @@ def compile_prototype(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> ll
     package = import_llguidance()
     try:
         source = _source(package, grammar)
-    except ValueError as error:
+    except Exception as error:  # the converter of GBNF has errors of its own, and calls itself
         raise _wrong(grammar, str(error)) from error
     limits = package.LLParserLimits(**_LIMITS)
     matcher: llguidance.LLMatcher
@@ -128,7 +129,7 @@ def compile_prototype(tokenizer: llguidance.LLTokenizer, grammar: Grammar) -> ll
 def _source(package: Any, grammar: Grammar) -> str:
     """The grammar as llguidance takes it."""
     if grammar.kind == "json_schema":
-        options = {"lenient": grammar.lenient}
+        options = {"lenient": True} if grammar.lenient else None
         return str(package.LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     if grammar.kind == "regex":
         return str(package.LLMatcher.grammar_from_regex(grammar.text))
@@ -268,6 +269,13 @@ class Matcher:
                 f"the {self._compiled.grammar.name} became too complex after "
                 f"{len(self._committed)} tokens of the output: "
                 f"{_shortened(self._state.get_error())}. Simplify it."
+            )
+        # llguidance takes the name of a special token in text that is forced for the token.
+        ends = any(mask[end // 32] >> end % 32 & 1 for end in self._compiled.ends)
+        if ends and not self._state.is_accepting():
+            raise InputError(
+                f"the {self._compiled.grammar.name} asks for the name of an end token after "
+                f"{len(self._committed)} tokens of the output, which cannot be written as text."
             )
 
     def walk(self, drafts: Sequence[int], masks: Masks) -> int:
