@@ -228,6 +228,27 @@ MUTATIONS = (
         "kept = (places <= accepted.unsqueeze(1) + 1).to(self.counts.dtype)",
         "tests/engine/test_penalties.py",
     ),
+    Mutation(
+        "a grammar goes on from drafts that were only looked at",
+        "grammars",
+        "self._state.rollback(walked)",
+        "pass",
+        "tests/engine/test_constrained.py",
+    ),
+    Mutation(
+        "a grammar's mask is that of the position before",
+        "grammars",
+        "self.fill(masks[place + 1])",
+        "masks[place + 1] = masks[place]",
+        "tests/engine/test_constrained.py",
+    ),
+    Mutation(
+        "drafts are accepted beyond the last mask",
+        "engine",
+        "if (reach := masks.reach) is not None:",
+        "if (reach := None) is not None:",
+        "tests/engine/test_constrained.py",
+    ),
     # kernels
     Mutation(
         "the commit kernel believes the place that has no draft",

@@ -27,7 +27,7 @@ from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
-from domino_spec.engine.kernels.commit import commit, commit_tree
+from domino_spec.engine.kernels.commit import commit, commit_tree, matching_drafts
 from domino_spec.engine.kernels.linear import Normed, normed
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.scratch import apart
@@ -361,8 +361,7 @@ class ModelRunner:
             chosen = self.draws(slots, plan).choose(judged, metadata.starts)
             accepted = None
             if (reach := masks.reach) is not None:
-                agree = (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
-                accepted = torch.minimum(agree, self.slots.send(reach))
+                accepted = matching_drafts(chosen, block).minimum(self.slots.send(reach))
             report = self.report(chosen, logits, block, slots, plan, accepted)
             return _to_host(_with_none_left(report, chosen, judged), len(report))
 

@@ -47,6 +47,11 @@ def commit(
     return report, report[:, 0]
 
 
+def matching_drafts(chosen: Tensor, block: Tensor) -> Tensor:
+    """How many drafts of each row are what the target chose before the first that is not."""
+    return (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
+
+
 def commit_reference(
     chosen: Tensor,
     block: Tensor,
@@ -56,9 +61,7 @@ def commit_reference(
     told: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `commit` does."""
-    accepted = told
-    if accepted is None:
-        accepted = (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
+    accepted = matching_drafts(chosen, block) if told is None else told
     lengths[slots] += accepted + 1
     anchors[slots] = chosen.gather(1, accepted.unsqueeze(1)).squeeze(1)
     lengths[-1:].zero_()
