@@ -69,11 +69,10 @@ WRONG = {
     "top_logprobs": [21, 3],
     "response_format": [
         {"type": "xml"},
-        {"type": "json_schema"},
         {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "objekt"}}},
         {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}},
     ],
-    "structured_outputs": [{}, {"xml": "a"}, {"choice": []}, {"json": "{"}],
+    "structured_outputs": [{}, {"choice": []}, {"json": "{"}],
     "guided_json": ["[1]", 3],
     "guided_regex": ["(?=a)", ""],
     "guided_grammar": ["start: ("],
