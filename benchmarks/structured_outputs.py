@@ -176,7 +176,7 @@ def main() -> None:
         **counts,
         "equal_texts": sum(one == other for one, other in pairs),
         "server": asyncio.run(_server_info(options.url)),
-        **environment(),
+        "environment": environment(),
     }
     append_record(options.out, record)
     print(json.dumps(record, indent=1))

@@ -287,6 +287,8 @@ def test_what_a_sequence_with_a_grammar_is_made_of():
     assert params.rule == "coupled"
     with pytest.raises(InputError, match="needs a matcher of it"):
         Sequence([1], params)
+    with pytest.raises(InputError, match="expected a Grammar, such as"):
+        SamplingParams(grammar=SCHEMA)
     for rule in ("block", "rejection"):
         with pytest.raises(InputError, match=f"accept is '{rule}' with a grammar"):
             SamplingParams(grammar=JSON, accept=rule)

@@ -128,6 +128,11 @@ class SamplingParams:
                 "block before it commits a token of it, and they see committed tokens alone. Take "
                 "'coupled' or 'rejection'."
             )
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InputError(
+                f"grammar is {self.grammar!r}; expected a Grammar, such as "
+                "Grammar.json_schema(...)."
+            )
         if self.grammar is not None and self.accept in ("block", "rejection"):
             raise InputError(
                 f"accept is {self.accept!r} with a grammar, which drafts are not drawn by. Take "
