@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from domino_spec.decoding import Grammar, SamplingParams, Sequence, decode
 from domino_spec.decoding.stopping import at_eos, at_length
-from domino_spec.engine import model_runner
+from domino_spec.engine import constrained, model_runner
 from domino_spec.engine.model_runner import ModelRunner, Plan
 from domino_spec.errors import InputError
 from domino_spec.grammars import GrammarCompiler, Matcher, Vocabulary, matcher
@@ -171,7 +171,8 @@ SCRIPTS = {
     *((script, {}) for script in SCRIPTS),
     ("what the grammar allows, but not the answer", SAMPLED),
 ])  # fmt: skip
-def test_no_draft_changes_the_text(script, common):
+def test_no_draft_changes_the_text(script, common, monkeypatch):
+    monkeypatch.setattr(constrained, "WORKERS", 2 if common else 1)
     target, drafter = case("domino")
     params = params_of({"grammar": JSON}, {"grammar": CHOICE}, {"grammar": LARK}, {}, **common)
     expected = reference(target, params)

@@ -30,7 +30,7 @@ WALK_SECONDS = 0.05
 """After so long no further drafts of a cycle are walked: all sequences of a batch wait."""
 _LIMITS: dict[str, Any] = {
     # Far beyond what schemas and expressions in use take, and a few tens of milliseconds a mask.
-    "max_items_in_row": 1000,
+    "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 10_000,
