@@ -304,8 +304,8 @@ def test_no_token_left_to_a_grammar_by_something_else(monkeypatch):
     judged, index = engine.runner._judged, max(range(3), key=lambda i: len(expected[i][0]))
     end = len(PROMPTS[index]) + 5
 
-    def banned(logits, block, slots, plan, ancestors=None):
-        found = judged(logits, block, slots, plan, ancestors)
+    def banned(logits, block, metadata, plan):
+        found, slots = judged(logits, block, metadata, plan), metadata.slots
         own = [s.slot for s in engine.scheduler.running if s.index == index]
         if block is not None and plan.constrained and own:
             places = engine.slots.lengths[slots].unsqueeze(1) + torch.arange(1, block.shape[1] + 1)

@@ -158,8 +158,8 @@ def test_errors_are_the_clients_own(client, server):
     assert strange.value.code == "invalid_value"
     assert strange.value.param == "prompt"
     with pytest.raises(openai.BadRequestError) as refused:
-        create(model="tiny", messages=CHAT, logit_bias={"5": 1})
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "logit_bias")
+        create(model="tiny", messages=CHAT, prediction={"type": "content", "content": "x"})
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "prediction")
     with pytest.raises(openai.AuthenticationError) as locked:
         openai.OpenAI(base_url=f"{server.address}/v1", api_key="no", max_retries=0).models.list()
     assert locked.value.code == "invalid_api_key"
