@@ -23,7 +23,7 @@ from domino_spec.serving.metrics import Metrics
 
 _log = logging.getLogger("domino_spec.serving")
 _MAX_RETRY_SECONDS = 120.0
-_REST = 2.0
+_REST = 3.0
 """How long the event loop leaves the interpreter to the engine, by what a delivery took it."""
 _LONGEST_REST = 0.02
 _MEMORY = 0.9
