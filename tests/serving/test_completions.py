@@ -377,7 +377,7 @@ def test_blocks_are_for_streams(client):
 # Disconnecting clients ----------------------------------------------------------------------------
 
 
-async def hang_up(client, *, stream: bool, after: int = 0, held_at: int = 1) -> list[dict]:
+async def hang_up(client, *, stream: bool, after: int = 0, held_at: int | None = 1) -> list[dict]:
     """Ask, take so many messages, go; what was sent until then."""
     body = json.dumps({"model": MODEL, "messages": HELLO, "stream": stream}).encode()
     sent: list[dict] = []
@@ -407,11 +407,14 @@ async def hang_up(client, *, stream: bool, after: int = 0, held_at: int = 1) -> 
     client.service.held_at = held_at
     client.service.held = asyncio.Event()  # never set: nothing but hanging up ends this
     doing = asyncio.ensure_future(client.app(scope, receive, send))
-    if not after:
+    if held_at is None:  # while its prompt waits to be tokenised
+        client.service.encode_chat = lambda *_: waiting.set() or asyncio.Event().wait()
+    elif not after:
         while not (client.service.streams and client.service.streams[0].position == held_at):
             await asyncio.sleep(0)
         waiting.set()
-    await doing
+    async with asyncio.timeout(30):
+        await doing
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert not others, "tasks are left"
     return sent
@@ -439,3 +442,8 @@ def test_an_answer_that_was_read_to_its_end_is_not_cancelled(client):
     for stream in (False, True):
         assert client.chat(stream=stream).status_code == 200
     assert [stream.cancelled for stream in client.service.streams] == [False, False]
+
+
+def test_a_prompt_that_waits_to_be_tokenised_is_left_when_its_client_goes(client):
+    assert asyncio.run(hang_up(client, stream=False, after=0, held_at=None)) == []
+    assert not client.service.sequences

@@ -21,7 +21,12 @@ from starlette.types import Receive, Scope, Send
 from domino_spec import __version__
 from domino_spec.api.prompts import require_tokenizer
 from domino_spec.errors import DominoError
-from domino_spec.serving.completions import CompletionHandler, check_model, encode_messages
+from domino_spec.serving.completions import (
+    CompletionHandler,
+    check_model,
+    encode_messages,
+    while_connected,
+)
 from domino_spec.serving.errors import (
     ApiError,
     ClientDisconnectedError,
@@ -155,7 +160,8 @@ class JsonRoute(APIRoute):
                 request = model.model_validate(value, context=ignored)
             except ValidationError as error:
                 raise from_validation(error, value) from error
-            response = await endpoint(request)
+            # From here on: tokenising may wait too.
+            response = await while_connected(receive, endpoint(request))
             await response(scope, receive, send)
 
         self.app = handle

@@ -9,6 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,6 +23,8 @@ DISCONNECTED = 499
 """Counted, never sent: the client did not wait for a status."""
 UPLOAD_SECONDS = 60
 """For a body: sent byte by byte it would hold a connection and its memory for ever."""
+CLIENT: ContextVar[str] = ContextVar("client", default="unknown")
+"""Of the request that is handled, for fair queues."""
 _TOGETHER = 8
 _CLOSE = {"Connection": "close"}
 _REQUESTED = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
@@ -82,6 +85,7 @@ class Middleware:
         try:
             preflight = _ALLOWS in cors and _is_preflight(scope)
             self._check(scope, keyed=not preflight)  # a browser sends no key with it
+            CLIENT.set(client_of(scope))
             if preflight:
                 app = Response(status_code=204, headers=_allowed(scope))
             if scope["method"] == "POST":

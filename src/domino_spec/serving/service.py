@@ -23,6 +23,7 @@ from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.errors import ContextLengthError, at_param
 from domino_spec.serving.grammars import GrammarService
 from domino_spec.serving.metrics import Metrics
+from domino_spec.serving.middleware import CLIENT
 from domino_spec.serving.protocol import ServerInfo
 from domino_spec.serving.tokenization import PromptEncoder
 
@@ -123,14 +124,12 @@ class Service:
         self.tokenizer = decoder.tokenizer
         self.created = int(time.time())
         self._draft_name = draft_name
-        self._prompts = PromptEncoder(self.tokenizer)
-        self.encode_text = self._prompts.encode_text
-        self.decode_tokens = self._prompts.decode
         self._grammars = GrammarService(decoder.grammars)
         self.compile_grammar = self._grammars.compile
         self._ends, self._vocab_size = decoder.eos_token_ids, decoder.target.vocab_size
         engine, context = self._make_engine(log)
         self.limits = sequence_limits(config, context)
+        self._prompts = PromptEncoder(self.tokenizer, max_tokens=self.limits.max_prompt_tokens)
         self.engine = AsyncEngine(engine, max_queue=config.max_queue, metrics=metrics or Metrics())
 
     def _make_engine(self, log: Callable[[str], None]) -> tuple[StepEngine, int]:
@@ -177,6 +176,7 @@ class Service:
         self.drain(seconds)
         await asyncio.to_thread(self.engine.join)
         self._grammars.close()
+        await asyncio.to_thread(self._prompts.close)
 
     def info(self) -> ServerInfo:
         """What /v1/domino tells."""
@@ -190,6 +190,16 @@ class Service:
             device=str(self.decoder.target.device),
             dtype=str(self.decoder.target.dtype).removeprefix("torch."),
         )
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A text's tokens, as the tokenizer begins one."""
+        return await self._prompts.encode_text(
+            text, add_special_tokens=add_special_tokens, client=CLIENT.get()
+        )
+
+    async def decode_tokens(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones by their names."""
+        return await self._prompts.decode(tokens)
 
     async def encode_chat(
         self,
@@ -207,7 +217,7 @@ class Service:
             )
         given = {**self.decoder.chat_options, **options}
         return await self._prompts.encode_chat(
-            messages, given, add_special_tokens=add_special_tokens
+            messages, given, add_special_tokens=add_special_tokens, client=CLIENT.get()
         )
 
     def sequence(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Decoded:

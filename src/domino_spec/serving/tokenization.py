@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import re
 import secrets
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from domino_spec.api.prompts import encode_text, encode_texts, render_chat, require_tokenizer
+from domino_spec.api.prompts import encode_texts, render_chat, require_tokenizer
+from domino_spec.engine.scheduler import FairQueue
+from domino_spec.serving.errors import ContextLengthError, QueueFullError
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
-_SHORT, _LONG = 4_000, 200_000
-"""Characters: shorter prompts are encoded in the event loop, longer ones in a thread, long ones in
-turn."""
+_NO_CHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+"""Code points that never are characters: no text of a token has them."""
+_SHORT = 4_000
+"""Characters: shorter prompts are encoded together and wait for no long one."""
 _MESSAGE = 32
 """Characters that a template adds to a message, roughly: many empty ones are long too."""
+_SLICE = 256
+"""Pieces of a long prompt in one call: short prompts share the tokenizer's threads with it."""
+_WAITING_CHARACTERS = 64 * 1024 * 1024
+"""Of long prompts that wait, all together: they wait in memory."""
+_WAITING_SHORT = 4096
+"""Short prompts that wait."""
+_CHARACTERS_PER_SECOND = 1e6
+"""Of one text on one core, roughly; what is told to clients for whom there is no room."""
 
 
 class PromptEncoder:
-    """Encodes prompts of requests that come at the same time together.
+    """Encodes prompts in two threads of its own, never in the event loop.
 
-    A tokenizer works without the GIL and on several texts at once: what arrived in one pass of the
-    event loop takes little longer than its longest text.
+    One takes all short prompts that have come together: a tokenizer works without the GIL and on
+    several texts at once. The other takes long ones, one after the other and fairly between
+    clients. A prompt whose request was cancelled while it waited is not encoded.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, max_tokens: int | None = None) -> None:
+        """`max_tokens` of a prompt: what surely has more is refused before it is encoded."""
         self._tokenizer = tokenizer
         self._chats = ChatEncoder(tokenizer)
-        self._waiting: dict[bool, list[tuple[list[str], asyncio.Future[list[int]]]]] = {
-            True: [],
-            False: [],
-        }
-        """Pieces of prompts, by whether the tokenizer adds special tokens."""
-        self._long = asyncio.Semaphore(1)
+        self._max_tokens = max_tokens
+        self._bound = TokenBound(tokenizer)
+        self._short: list[tuple[list[str], bool, asyncio.Future[list[int]]]] = []
+        self._short_running = self._long_running = False
+        self._long: FairQueue[_LongPrompt] = FairQueue()
+        self._long_characters = 0
+        """Of the prompts in the queue."""
+        self._short_thread = ThreadPoolExecutor(1, "domino-encode-short")
+        self._long_thread = ThreadPoolExecutor(1, "domino-encode-long")
 
-    async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode_text(
+        self, text: str, *, add_special_tokens: bool = True, client: str = ""
+    ) -> list[int]:
         """A text's tokens, as the tokenizer begins one."""
+        require_tokenizer(self._tokenizer)
         if len(text) <= _SHORT:
-            return await self._encode_soon([text], add_special_tokens=add_special_tokens)
-        encode = partial(encode_text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(len(text), encode, text, require_tokenizer(self._tokenizer))
+            return await self._encode_short([text], add_special_tokens=add_special_tokens)
+        encode = partial(self._encode, [text], add_special_tokens)
+        return await self._encode_long(len(text), encode, client)
 
     async def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones by their names."""
@@ -60,52 +84,265 @@ class PromptEncoder:
         template_kwargs: Mapping[str, Any],
         *,
         add_special_tokens: bool = False,
+        client: str = "",
     ) -> list[int]:
         """Messages through the target's chat template."""
-        size = len(messages) * _MESSAGE + sum(len(message["content"]) for message in messages)
-        size += len(str(template_kwargs)) if template_kwargs else 0
+        size = _size_of([*messages, template_kwargs]) + len(messages) * _MESSAGE
         if size <= _SHORT and not add_special_tokens:
             pieces = self._chats.render(messages, template_kwargs)
-            return await self._encode_soon(pieces, add_special_tokens=False)
-        encode = partial(self._chats.encode, add_special_tokens=add_special_tokens)
-        return await self._in_thread(size, encode, messages, template_kwargs)
+            return await self._encode_short(pieces, add_special_tokens=False)
 
-    async def _in_thread(
-        self, size: int, encode: Callable[..., list[int]], *given: Any
-    ) -> list[int]:
-        if size <= _LONG:
-            return await asyncio.to_thread(encode, *given)
-        async with self._long:  # each takes seconds and a hundred times its own size
-            return await asyncio.to_thread(encode, *given)
+        def encode() -> list[int]:
+            first, *rest = self._chats.render(messages, template_kwargs) or [""]
+            self._refuse_long([first, *rest])
+            found = self._encode([first], add_special_tokens)
+            return found + self._encode(rest, False)
 
-    async def _encode_soon(self, pieces: list[str], *, add_special_tokens: bool) -> list[int]:
-        """After what else this pass of the event loop brings, together with that."""
+        return await self._encode_long(size, encode, client)
+
+    def close(self) -> None:
+        """End the threads, once what they do is done."""
+        self._short_thread.shutdown(cancel_futures=True)
+        self._long_thread.shutdown(cancel_futures=True)
+
+    # Short prompts ------------------------------------------------------------------------------
+
+    async def _encode_short(self, pieces: list[str], *, add_special_tokens: bool) -> list[int]:
+        if len(self._short) >= _WAITING_SHORT:
+            raise QueueFullError(
+                f"{len(self._short)} prompts wait to be tokenised already; come back later.",
+                retry_after=1,
+            )
         loop = asyncio.get_running_loop()
-        if not self._waiting[add_special_tokens]:
-            loop.call_soon(self._encode_waiting, add_special_tokens)
         ids: asyncio.Future[list[int]] = loop.create_future()
-        self._waiting[add_special_tokens].append((pieces, ids))
+        self._short.append((pieces, add_special_tokens, ids))
+        if not self._short_running:  # after what else this pass of the event loop brings
+            self._short_running = True
+            loop.call_soon(self._run_short, loop)
         return await ids
 
-    def _encode_waiting(self, add_special_tokens: bool) -> None:
-        waiting, self._waiting[add_special_tokens] = self._waiting[add_special_tokens], []
-        texts = [piece for pieces, _ in waiting for piece in pieces]
-        try:
-            found = iter(
-                encode_texts(texts, self._tokenizer, add_special_tokens=add_special_tokens)
-            )
-        except Exception as error:
-            if len(waiting) > 1:  # one text's error is not its neighbours'
-                for one in waiting:
-                    self._waiting[add_special_tokens] = [one]
-                    self._encode_waiting(add_special_tokens)
-            elif not waiting[0][1].done():
-                waiting[0][1].set_exception(error)
+    def _run_short(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Encode what waits; what comes meanwhile is encoded after it, together again."""
+        waiting = [each for each in self._short if not each[2].done()]
+        self._short.clear()
+        self._short_running = bool(waiting)
+        if not waiting:
             return
-        for pieces, ids in waiting:
-            own = [token for _ in pieces for token in next(found)]
-            if not ids.done():  # its request may have been cancelled
-                ids.set_result(own)
+        work = [(pieces, special) for pieces, special, _ in waiting]
+        running = loop.run_in_executor(self._short_thread, self._encode_together, work)
+
+        def finish(done: asyncio.Future[list[list[int] | Exception]]) -> None:
+            for (_, _, ids), found in zip(waiting, done.result(), strict=True):
+                _resolve(ids, found)
+            self._run_short(loop)
+
+        running.add_done_callback(finish)
+
+    def _encode_together(
+        self, prompts: Sequence[tuple[list[str], bool]]
+    ) -> list[list[int] | Exception]:
+        found: list[list[int] | Exception] = [[]] * len(prompts)
+        for special in (True, False):
+            places = [place for place, given in enumerate(prompts) if given[1] is special]
+            texts = [piece for place in places for piece in prompts[place][0]]
+            try:
+                encoded = iter(self._encode_pieces(texts, special) if texts else ())
+                for place in places:
+                    found[place] = [token for _ in prompts[place][0] for token in next(encoded)]
+            except Exception as error:
+                if len(prompts) == 1:
+                    return [error]
+                for place in places:  # one prompt's error is not its neighbours'
+                    found[place : place + 1] = self._encode_together([prompts[place]])
+        return found
+
+    # Long prompts -------------------------------------------------------------------------------
+
+    async def _encode_long(
+        self, size: int, encode: Callable[[], list[int]], client: str
+    ) -> list[int]:
+        if self._long_characters + size > max(_WAITING_CHARACTERS, size):
+            raise QueueFullError(
+                f"prompts of {self._long_characters} characters wait to be tokenised already; come "
+                "back later.",
+                retry_after=self._long_characters / _CHARACTERS_PER_SECOND,
+            )
+        loop = asyncio.get_running_loop()
+        prompt = _LongPrompt(encode, size, loop.create_future())
+        self._long.put(prompt, client=client, cost=size)
+        self._long_characters += size
+        if not self._long_running:
+            self._run_long(loop)
+        try:
+            return await prompt.ids
+        finally:
+            if self._long.remove(prompt):  # its client left while it waited
+                self._long_characters -= size
+
+    def _run_long(self, loop: asyncio.AbstractEventLoop) -> None:
+        prompt = self._long.take()
+        self._long_running = prompt is not None
+        if prompt is None:
+            return
+        self._long_characters -= prompt.size
+        running = loop.run_in_executor(self._long_thread, prompt.run)
+
+        def finish(done: asyncio.Future[list[int] | Exception]) -> None:
+            _resolve(prompt.ids, done.result())
+            self._run_long(loop)
+
+        running.add_done_callback(finish)
+
+    def _refuse_long(self, pieces: list[str]) -> None:
+        if self._max_tokens is None:
+            return
+        least = self._bound.min_tokens(pieces)
+        if least > self._max_tokens:
+            raise ContextLengthError(
+                f"the prompt has at least {least} tokens ({sum(map(len, pieces))} characters); "
+                f"this server takes {self._max_tokens}. Shorten it."
+            )
+
+    def _encode(self, pieces: list[str], add_special_tokens: bool) -> list[int]:
+        """In a thread: refuse what is too long whatever its tokens are, encode the rest."""
+        self._refuse_long(pieces)
+        slices = (pieces[at : at + _SLICE] for at in range(0, len(pieces), _SLICE))
+        return [
+            token
+            for each in slices
+            for ids in self._encode_pieces(each, add_special_tokens)
+            for token in ids
+        ]
+
+    def _encode_pieces(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+        return encode_texts(texts, self._tokenizer, add_special_tokens=add_special_tokens)
+
+
+class _LongPrompt(NamedTuple):
+    encode: Callable[[], list[int]]
+    size: int
+    ids: asyncio.Future[list[int]]
+
+    def run(self) -> list[int] | Exception:
+        """In a thread; an error is the request's, not the thread's."""
+        try:
+            return self.encode()
+        except Exception as error:
+            return error
+
+
+def _resolve(ids: asyncio.Future[list[int]], found: list[int] | Exception) -> None:
+    if ids.done():  # its request was cancelled
+        return
+    if isinstance(found, Exception):
+        ids.set_exception(found)
+    else:
+        ids.set_result(found)
+
+
+def _size_of(value: Any) -> int:
+    """Characters of all text in there; a number, a name or a list costs a few too."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _size_of(each) for name, each in value.items())
+    if isinstance(value, Sequence):
+        return len(value) + sum(map(_size_of, value))
+    return 8
+
+
+class TokenBound:
+    """The least number of tokens that a text can have, without tokenising it.
+
+    A byte's weight is one by the length of the longest token that holds it, so that the weights
+    of a token's bytes add up to one at most, and those of a text's bytes to no more than its
+    tokens. That needs a tokenizer whose tokens are the text's bytes, none of them dropped; of any
+    other nothing is known, and the bound is 0.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._weights = None if backend is None else _byte_weights(tokenizer, backend)
+        self._forms: list[str] = []
+        self._strips = False
+        self._covered: set[str] = set()
+        """Characters that surely become part of a token."""
+        if backend is not None and self._weights is not None:
+            self._forms = _normal_forms(backend) or []
+            added = backend.get_added_tokens_decoder().values()
+            self._strips = any(each.lstrip or each.rstrip for each in added)
+            whole = np.count_nonzero(self._weights) == len(_UTF8)
+            visible = map(chr, range(0x21, 0x7F) if whole or not self._forms else ())
+            self._covered = {each for each in visible if self._weights[ord(each)]}
+
+    def min_tokens(self, pieces: Sequence[str]) -> int:
+        """Of these, encoded one by one."""
+        if self._weights is None:
+            return 0
+        text = "".join(pieces)
+        if self._strips:  # an added token may take any white space around it
+            text = "".join(text.split())
+        for form in self._forms if not text.isascii() else ():
+            text = unicodedata.normalize(form, text)  # type: ignore[arg-type]
+        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        counts = np.bincount(data, minlength=256)
+        least = math.ceil(float(counts @ self._weights) * (1 - 1e-9))
+        # Pieces are encoded one by one: each has a token of its own.
+        return max(least, sum(1 for piece in pieces if piece[:1] in self._covered))
+
+
+_KEEP_ALL = frozenset({"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"})
+"""Pre-tokenizers that drop nothing, unless they are told to."""
+_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
+_UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
+"""Bytes that text has."""
+
+
+def _byte_weights(tokenizer: Any, backend: Tokenizer) -> np.ndarray[Any, Any] | None:
+    """By byte; None where a token's bytes are not the text's."""
+    texts = TokenTexts(tokenizer)
+    kinds = [each["type"] for each in _steps(backend.pre_tokenizer)]
+    kept = _KEEP_ALL.issuperset(kinds) and "Removed" not in str(_steps(backend.pre_tokenizer))
+    by_bytes = "ByteLevel" in kinds
+    falls_back = texts.spaced and getattr(backend.model, "byte_fallback", False)
+    if not (kept and (by_bytes or falls_back)) or _normal_forms(backend) is None:
+        return None
+    vocab = backend.get_vocab(with_added_tokens=True)
+    tokens = {texts.bytes_of(token) for token in vocab.values()}
+    # A byte without a token is dropped, or unknown together with all around it.
+    known = {byte for byte in _UTF8 if bytes([byte]) in tokens}
+    if not by_bytes and known != _UTF8:
+        return None
+    weights = np.zeros(256)
+    for token in sorted(tokens, key=len):
+        weights[list(known.intersection(token))] = 1 / len(token)  # the longest last
+    return weights
+
+
+def _normal_forms(backend: Tokenizer) -> list[str] | None:
+    """Unicode forms that text is brought into; None where it is changed in other ways."""
+    forms = []
+    for step in _steps(backend.normalizer):
+        match step:
+            case {"type": str(form)} if form in _FORMS:
+                forms.append(form)
+            case {"type": "Prepend", "prepend": "\u2581"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}:
+                pass  # one character for another, and back in the token's text
+            case _:
+                return None
+    return forms
+
+
+def _steps(part: Any) -> list[dict[str, Any]]:
+    """A normalizer's or pre-tokenizer's own, those of a sequence one by one."""
+    if part is None:
+        return []
+    found = json.loads(part.__getstate__())
+    if found["type"] != "Sequence":
+        return [found]
+    return list(found.get("normalizers") or found.get("pretokenizers") or ())
 
 
 class ChatEncoder:
@@ -120,10 +357,7 @@ class ChatEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        names = sorted(_special_names(tokenizer), key=len, reverse=True)
-        any_of = "|".join(map(re.escape, names))
-        self._special = re.compile(any_of) if names else None
-        self._positions = re.compile(f"(?={any_of})")  # of names inside other names too
+        self._names = _special_names(tokenizer)
 
     def encode(
         self,
@@ -142,10 +376,10 @@ class ChatEncoder:
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
     ) -> list[str]:
         """The rendered chat, in pieces that are to be encoded one by one."""
-        if self._special is None or not self._has_special([*messages, template_kwargs]):
+        if not self._has_special([*messages, template_kwargs]):
             return [render_chat(messages, self._tokenizer, template_kwargs)]
         # Neither case nor white space, which templates change, and nothing that can be guessed.
-        cut = f"\ufdd0{secrets.randbelow(10**18)}\ufdd1"
+        cut = "".join(secrets.choice(_NO_CHARACTERS) for _ in range(12))
         text = render_chat(
             [self._split(message, cut) for message in messages],
             self._tokenizer,
@@ -155,8 +389,7 @@ class ChatEncoder:
 
     def _has_special(self, value: Any) -> bool:
         if isinstance(value, str):
-            assert self._special is not None
-            return self._special.search(value) is not None
+            return any(name in value for name in self._names)
         if isinstance(value, Mapping):
             return any(self._has_special(each) for each in value.values())
         return isinstance(value, Sequence) and any(self._has_special(each) for each in value)
@@ -164,8 +397,10 @@ class ChatEncoder:
     def _split(self, value: Any, cut: str) -> Any:
         """The same with `cut` inside every name of a special token."""
         if isinstance(value, str):
-            inside = [match.start() + 1 for match in self._positions.finditer(value)]
-            return cut.join(value[i:j] for i, j in pairwise([0, *inside, len(value)]))
+            for name in self._names:
+                while name in value:  # again, for a name that overlaps itself
+                    value = value.replace(name, name[0] + cut + name[1:])
+            return value
         if isinstance(value, Mapping):
             return {name: self._split(each, cut) for name, each in value.items()}
         if isinstance(value, Sequence):
@@ -200,7 +435,8 @@ class TokenTexts:
         self._special |= {int(token) for token, entry in added.items() if entry.special}
         decoder = _decoder(tokenizer)
         self._byte_level = "ByteLevel" in decoder
-        self._spaced = _SPACE in decoder or "Metaspace" in decoder
+        self.spaced = _SPACE in decoder or "Metaspace" in decoder
+        """Whether tokens write a space as a mark."""
         self._bytes: dict[int, bytes] = {}
 
     def is_special(self, token: int) -> bool:
@@ -228,7 +464,7 @@ class TokenTexts:
             return bytes(_LETTERS[letter] for letter in name)
         if byte := _BYTE.fullmatch(name):
             return bytes([int(byte[1], 16)])
-        if self._spaced:
+        if self.spaced:
             return str(name).replace(_SPACE, " ").encode()
         return str(self.tokenizer.decode([token])).encode()
 
