@@ -93,6 +93,35 @@ def test_a_name_that_was_made_to_mean_this_machine_is_refused(client, host):
         assert error_of(response)["code"] == "host_not_allowed"
 
 
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ([("content-length", "2"), ("transfer-encoding", "chunked")], "both Content-Length and"),
+        ([("content-length", "2"), ("content-length", "3")], "Content-Length is not one whole"),
+        ([("content-length", "+2")], "Content-Length is not one whole"),
+        ([("transfer-encoding", "gzip, chunked")], "Transfer-Encoding is not chunked"),
+        ([("host", "127.0.0.1"), ("host", "localhost")], "2 Host headers"),
+    ],
+)
+def test_a_request_that_a_proxy_may_read_as_another(client, headers, found):
+    """Whatever the parser lets through: it differs between its versions."""
+    response = client.send("POST", "/v1/completions", headers=headers)
+    assert response.status_code == 400
+    assert response.headers["connection"] == "close"
+    assert error_of(response)["code"] == "invalid_http"
+    assert found in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/nothing", "/"])
+@pytest.mark.parametrize("protocol", ["websocket", "h2c"])
+def test_connections_are_not_upgraded(client, path, protocol):
+    headers = {"connection": "keep-alive, Upgrade", "upgrade": protocol}
+    response = client.get(path, headers=headers)
+    assert response.status_code == 400
+    assert response.headers["connection"] == "close"
+    assert error_of(response)["code"] == "upgrade_not_supported"
+
+
 def test_a_public_server_has_any_name(make_client):
     client = make_client(config=ServerConfig(model=MODEL, page=False, host="0.0.0.0"))
     assert client.get("/health", headers={"host": "models.example"}).status_code == 200

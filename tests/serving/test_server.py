@@ -68,19 +68,57 @@ def test_a_port_that_another_took_while_the_model_was_loaded():
         serve(tiny_decoder(), settings(port=port), sockets=[ours], log=lambda _: None)
 
 
-@pytest.mark.parametrize("pieces", [[b"GET / HTTP/1.1\r\nX: "], [b"GET /"], [b"A"]])
-def test_a_head_without_an_end_is_refused(pieces):
-    """It costs its sender nothing, and comes before any key is asked for."""
+@pytest.fixture(scope="module")
+def shared():
     with live() as server:
-        address = server.servers[0].sockets[0].getsockname()
-        sent = 0
-        with socket.create_connection(address, timeout=20) as client, contextlib.suppress(OSError):
-            for piece in itertools.chain(pieces, itertools.repeat(b"a" * 4096)):
-                client.sendall(piece)  # until the server closes
-                sent += len(piece)
-                if sent > 100 * MAX_HEAD:
-                    break
-        assert sent <= 100 * MAX_HEAD
+        yield server
+
+
+def connect(server):
+    return socket.create_connection(server.servers[0].sockets[0].getsockname(), timeout=20)
+
+
+@pytest.mark.parametrize("pieces", [[b"GET / HTTP/1.1\r\nX: "], [b"GET /"], [b"A"]])
+def test_a_head_without_an_end_is_refused(shared, pieces):
+    """It costs its sender nothing, and comes before any key is asked for."""
+    sent = 0
+    with connect(shared) as client, contextlib.suppress(OSError):
+        for piece in itertools.chain(pieces, itertools.repeat(b"a" * 4096)):
+            client.sendall(piece)  # until the server closes
+            sent += len(piece)
+            if sent > 100 * MAX_HEAD:
+                break
+    assert sent <= 100 * MAX_HEAD
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+LENGTH, CHUNKED = b"Content-Length: 2\r\n", b"Transfer-Encoding: chunked\r\n"
+CHUNKS = b"2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        POST + LENGTH + CHUNKED + b"\r\n" + CHUNKS,
+        POST + CHUNKED + LENGTH + b"\r\n" + CHUNKS,
+        POST + LENGTH + b"Content-Length: 3\r\n\r\n{} ",
+        POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKS,
+        POST.replace(b"1.1", b"1.0") + CHUNKED + b"\r\n" + CHUNKS,
+        POST + CHUNKED + b"\r\n" + CHUNKS.replace(b"\r\n", b"\n"),
+        POST.replace(b"\r\n", b"\n") + b"Content-Length: 2\n\n{}",
+        POST + b"X: a\rb\r\n" + LENGTH + b"\r\n{}",
+        b"\x16\x03\x01\r\n\r\n",
+        POST + b"Connection: Upgrade\r\nUpgrade: websocket\r\n" + LENGTH + b"\r\n{}",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    ],
+)
+def test_what_is_not_one_plain_request_is_refused_and_closed(shared, caplog, request_bytes):
+    with connect(shared) as client, client.makefile("rb") as answer:
+        client.sendall(request_bytes + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head, _, body = answer.read().partition(b"\r\n\r\n")  # until the server closes
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] in ("invalid_http", "upgrade_not_supported")
+    assert not caplog.records
 
 
 def test_a_long_head_and_a_longer_body_are_taken():

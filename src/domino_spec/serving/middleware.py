@@ -30,6 +30,7 @@ _CLOSE = {"Connection": "close"}
 _REQUESTED = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
 """Names of headers, as a browser lists those that a page wants to send."""
 _PREFLIGHT_SECONDS = 600
+_FRAMING = (b"content-length", b"transfer-encoding", b"host", b"connection", b"upgrade")
 _HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -127,6 +128,7 @@ class Middleware:
         }
 
     def _check(self, scope: Scope, *, keyed: bool) -> None:
+        _check_framing(scope)
         given: list[str] = []
         for name, raw in scope["headers"]:
             value = raw.decode("latin-1")
@@ -227,6 +229,39 @@ def _allowed(scope: Scope) -> dict[str, str]:
     if _header(scope, b"access-control-request-private-network") == "true":
         found["Access-Control-Allow-Private-Network"] = "true"
     return found
+
+
+def _check_framing(scope: Scope) -> None:
+    """Refuse what a proxy in front of this server may have read as another request.
+
+    The parser refuses most of it by itself; how much depends on its version.
+    """
+    found: dict[bytes, list[bytes]] = {name: [] for name in _FRAMING}
+    for name, value in scope["headers"]:
+        if name in found:
+            found[name].append(value.strip().lower())
+    length, coding = found[b"content-length"], found[b"transfer-encoding"]
+    version, wrong = scope.get("http_version"), None
+    if length and coding:
+        wrong = "the request has both Content-Length and Transfer-Encoding; send one of them."
+    elif len(length) > 1 or not all(each.isdigit() for each in length):
+        wrong = "the Content-Length is not one whole number; send one."
+    elif coding and (coding != [b"chunked"] or version == "1.0"):
+        wrong = "the Transfer-Encoding is not chunked, of HTTP/1.1; send a Content-Length instead."
+    elif len(found[b"host"]) > 1 or (not found[b"host"] and version == "1.1"):
+        wrong = f"the request has {len(found[b'host'])} Host headers; send one."
+    if wrong is not None:
+        raise ApiError(400, wrong, code="invalid_http", headers=_CLOSE)
+    options = b",".join(found[b"connection"]).split(b",")
+    if found[b"upgrade"] and b"upgrade" in map(bytes.strip, options):
+        # The parser reads nothing after such a head, not even the request's own body.
+        raise ApiError(
+            400,
+            "this server speaks HTTP/1.1 only, no WebSocket or HTTP/2; send the request without "
+            "an Upgrade header.",
+            code="upgrade_not_supported",
+            headers=_CLOSE,
+        )
 
 
 def is_open(path: str) -> bool:

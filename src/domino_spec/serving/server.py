@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from domino_spec.api import DominoDecoder
 from domino_spec.serving.app import make_app
 from domino_spec.serving.config import ServerConfig, address_error, bind_sockets
+from domino_spec.serving.errors import ApiError
 from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.service import Service
 
@@ -23,8 +24,14 @@ _GRACE_SECONDS = 5
 """For the last bytes to reach their readers once every request has ended."""
 MAX_HEAD = 65_536
 """Bytes of a request line and its headers."""
+_INVALID = "Invalid HTTP request received."
+"""What uvicorn says of whatever its parser refuses."""
 _SWITCH_SECONDS = 0.0003
 """How long the event loop may keep the engine's thread from going on, and the other way round."""
+
+
+_log = logging.getLogger("uvicorn.error.requests")
+_log.setLevel(logging.ERROR)  # what clients do wrong they are told; the log is for our failures
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -32,6 +39,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
+        self.logger = _log
         self._head: int | None = 0
         """Bytes of a request's head so far; None in a body."""
 
@@ -51,7 +59,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head += len(data)
         super().data_received(data)
         if self._head is not None and self._head > MAX_HEAD and not self.transport.is_closing():
-            self.send_400_response(f"The request's head has more than {MAX_HEAD} bytes.")
+            self.send_400_response(f"the request's head has more than {MAX_HEAD} bytes; send less.")
+
+    def send_400_response(self, msg: str) -> None:
+        """What never reaches the application is answered in the same shape, and closed."""
+        if msg == _INVALID:
+            msg = "the request is not valid HTTP/1.1; check its headers and its length."
+        body = ApiError(400, msg, code="invalid_http").to_json()
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
 class Server(uvicorn.Server):
@@ -64,6 +84,7 @@ class Server(uvicorn.Server):
                 host=service.config.host,
                 port=service.config.port,
                 http=LimitedProtocol,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 server_header=False,
