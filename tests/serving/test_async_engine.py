@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import statistics
 import threading
 import time
 import weakref
@@ -193,34 +194,48 @@ def test_requests_are_taken_while_the_caches_are_made_anew():
         assert heard.reason == "length"
 
 
-@pytest.mark.parametrize(("queue", "seconds"), [(9, 11), (400, 120)])  # two minutes at most
-def test_retry_after_is_by_how_many_wait(queue, seconds):
-    engine = AsyncEngine(FakeEngine(slots=1), max_queue=queue, metrics=Counts())  # not started
-    engine.submit(requests(queue + 1)[0])
-    with pytest.raises(QueueFullError) as caught:
-        engine.submit([request(999)[0]])
+@pytest.mark.parametrize(("count", "seconds"), [(1, 1), (9, 5), (400, 120)])
+def test_retry_after_is_by_how_many_have_to_leave(count, seconds):
+    engine = AsyncEngine(FakeEngine(slots=2), max_queue=400, metrics=Counts())  # not started
+    engine.submit(requests(402)[0])
+    with pytest.raises(QueueFullError, match=f"in about {seconds} seconds") as caught:
+        engine.submit(requests(count)[0])
     assert caught.value.retry_after == seconds  # a second each, as nothing is known of them
 
 
-def test_retry_after_is_by_the_time_of_decoding_not_of_queueing(monkeypatch):
-    """Thirty requests of two seconds, one at a time: the last has waited for a minute."""
-    clock = [0.0]
+@pytest.mark.parametrize("tokens", [(40,), (40, 41, 42), (1, 200), (5, 6, 7, 400), range(1, 100)])
+@pytest.mark.parametrize("slots", [1, 8])
+def test_retry_after_is_when_there_is_room(monkeypatch, slots, tokens):
+    """A simulation under load: whenever there is room a request comes, and the next is refused."""
+    clock, rng = [0.0], random.Random(0)
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     def tick(engine):
-        clock[0] += 2.0
+        clock[0] += 1.0
 
-    fake = FakeEngine(slots=1, on_step=tick)
-    with serving(fake, max_queue=29) as engine:
-        sequences, heard = requests(30, tokens=1)
-        engine.submit(sequences)
-        assert all(each.reason == "length" for each in heard)
-        fake.gated = True
-        engine.submit(requests(30, tokens=1)[0])
-        assert soon(lambda: engine.running == 1)
+    engine = AsyncEngine(FakeEngine(slots, on_step=tick), max_queue=4, metrics=Counts())
+
+    def step():
+        engine._take_in()
+        engine._step()
+
+    told, waited = [], []
+    for number in range(20 * slots + 40):
+        engine.submit([request(number, tokens=rng.choice(tokens))[0]])
+        if number < 5 * slots or engine._unfinished < slots + 4:
+            while engine._unfinished == slots + 4:
+                step()
+            continue
         with pytest.raises(QueueFullError) as caught:
-            engine.submit([request(99)[0]])
-        assert 45 <= caught.value.retry_after <= 60  # thirty times up to two seconds
+            engine.submit([request(0)[0]])
+        told.append(caught.value.retry_after)
+        since = clock[0]
+        while engine._unfinished == slots + 4:
+            step()
+        waited.append(clock[0] - since)
+    in_time = [actual <= said for actual, said in zip(waited, told, strict=True)]
+    assert statistics.fmean(in_time) > 0.4, "a client that waits as told is likely to find room"
+    assert statistics.fmean(told) < 1.6 * statistics.fmean(waited), "and does not wait in vain"
 
 
 def test_a_cancelled_sequence_leaves_its_place_in_the_queue_at_once():

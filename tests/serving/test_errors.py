@@ -143,6 +143,45 @@ def test_messages_that_are_none(client, message, param, code):
     assert (error["param"], error["code"]) == (param, code)
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "message"),
+    [
+        ("chat", {"stop": ["a"] * 17}, "stop: has 17 entries; expected at most 16."),
+        ("chat", {"stop": 3}, "stop: expected a string or a list; found 3."),
+        ("chat", {"stop": [3]}, "stop[0]: expected a string; found 3."),
+        ("complete", {"prompt": []}, "prompt: has 0 entries; expected at least 1."),
+        ("complete", {"prompt": [[]]}, "prompt[0]: has 0 entries; expected at least 1."),
+        ("complete", {"prompt": None}, "prompt: expected a string or a list; found null."),
+        ("complete", {"prompt": [-1]},
+         "prompt[0]: should be greater than or equal to 0; found -1."),
+        ("complete", {"prompt": [True]},
+         "prompt[0]: expected a string or an integer or a list; found true."),
+        ("chat", {"n": 129},
+         "129 choices are requested; this server gives at most 16 to one request."),
+        ("chat", {"temperature": 3}, "temperature: should be less than or equal to 2; found 3."),
+        ("chat", {"messages": [*HELLO, "hi"]}, "messages[1]: expected an object; found 'hi'."),
+        ("chat", {"messages": [{"role": "assistant", "content": None}]},
+         "messages[0].content: expected a string or a list; found null."),
+        ("chat", {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+         "messages[0].tool_calls: tools are not supported."),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [CALL]}]},
+         "messages[0].tool_calls: tools are not supported."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(client, kind, body, message):
+    assert error_of(getattr(client, kind)(**body))["message"] == message
+
+
+def test_more_choices_than_the_queue_holds_is_about_n(make_client):
+    client = make_client(refuse=InputError("3 sequences are requested at once."))
+    assert error_of(client.chat(n=3))["param"] == "n"
+    assert error_of(client.complete(n=3))["param"] == "n"
+    assert error_of(client.complete(prompt=["a", "b"]))["param"] == "prompt"
+
+
 def test_missing_parameters(client):
     for body, missing in (({"model": MODEL}, "messages"), ({"messages": HELLO}, "model")):
         error = error_of(client.send("POST", "/v1/chat/completions", json=body))
@@ -181,7 +220,8 @@ def test_a_template_that_refuses(client):
     ("failure", "status", "code", "later"),
     [
         (QueueFullError("full", retry_after=2.2), 429, "rate_limit_exceeded", "3"),
-        (ShuttingDownError("going"), 503, "server_stopping", "5"),
+        (ShuttingDownError("going", retry_after=4.2), 503, "server_stopping", "5"),
+        (ShuttingDownError("broken"), 503, "server_stopping", None),
         (InputError("no such token"), 400, "invalid_value", None),
         (RuntimeError("secret: /home/me"), 500, "internal_error", None),
     ],

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from domino_spec.decoding import Sequence as Decoded
@@ -22,12 +23,15 @@ from domino_spec.serving.errors import DecodingError, QueueFullError, ShuttingDo
 from domino_spec.serving.metrics import Metrics
 
 _log = logging.getLogger("domino_spec.serving")
-_MAX_RETRY_SECONDS = 120.0
+_MAX_RETRY_SECONDS = 120
 _REST = 3.0
 """How long the event loop leaves the interpreter to the engine, by what a delivery took it."""
 _LONGEST_REST = 0.02
-_MEMORY = 0.9
-"""How much the mean time of a sequence remembers of those before."""
+_REMEMBERED = 64
+"""Sequences that ended, whose times say how long others will take."""
+_EVEN = 0.35
+"""So many fewer are expected to have left at the time by which it is as likely as not: 0.5 for one
+slot, a median of Poisson's distribution for many."""
 
 
 class StepEngine(Protocol):
@@ -179,7 +183,8 @@ class AsyncEngine:
         """Sequences that can run at a time; kept, since a reset has none for a moment."""
         self._deadline: float | None = None  # set: takes nothing new, ends then at the latest
         self._broken: str | None = None
-        self._mean_seconds = 1.0
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        """How long the sequences that ended last were in their slots."""
         self._wakeup: _Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name="domino-engine", daemon=True)
 
@@ -222,7 +227,11 @@ class AsyncEngine:
             if self._broken is not None:
                 raise ShuttingDownError(f"the server cannot decode any more: {self._broken}.")
             if self._deadline is not None:
-                raise ShuttingDownError("the server is going down and takes nothing new.")
+                # Another server can take its place once this one has ended.
+                raise ShuttingDownError(
+                    "the server is going down and takes nothing new.",
+                    retry_after=self._deadline - time.monotonic(),
+                )
             over = self._unfinished + len(sequences) - self.slots
             if over > self._max_queue:
                 slots = max(1, self.slots)
@@ -232,14 +241,38 @@ class AsyncEngine:
                         f"{len(sequences)} sequences are requested at once; this server takes "
                         f"{most}. Request fewer."
                     )
-                seconds = math.ceil((self.waiting + 1) / slots * self._mean_seconds)
+                seconds = math.ceil(self._seconds_until(over - self._max_queue))
+                seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)
                 raise QueueFullError(
-                    f"{self.waiting} sequences are waiting already and {len(sequences)} more would "
-                    f"be over the limit of {self._max_queue}; come back later.",
-                    retry_after=min(max(1, seconds), _MAX_RETRY_SECONDS),
+                    f"{self.waiting} sequences wait for one of {slots} slots and {len(sequences)} "
+                    f"more would be over the limit of {self._max_queue}; come back in about "
+                    f"{seconds} seconds.",
+                    retry_after=seconds,
                 )
             self._added.extend(sequences)
             self._changed.notify()
+
+    def _seconds_until(self, leaving: int) -> float:
+        """When so many sequences will likely have left their slots.
+
+        Each that runs leaves at the times at which the last ones left, as far as they are to come;
+        one that is older than all of them is expected to take as long again.
+        """
+        now, known = time.perf_counter(), np.array(self._seconds or [1.0])
+        admitted = [each.admitted for each in self._held.values()]
+        running = [now - since for since in admitted if since is not None]
+        ages = np.array(running + [0.0] * (self.slots - len(running)))  # those will begin at once
+        if leaving > len(ages):  # some that wait now have to run too
+            return float(known.mean()) * leaving / max(1, self.slots)
+        left = known - ages[:, None]  # [running, known]
+        longer = left > 0
+        chances = longer / np.maximum(1, longer.sum(1, keepdims=True))
+        alone = ~longer.any(1)
+        times = np.concatenate([left[longer], ages[alone]])
+        weights = np.concatenate([chances[longer], np.ones(int(alone.sum()))])
+        order = times.argsort()
+        enough = np.searchsorted(weights[order].cumsum(), leaving - _EVEN)
+        return float(times[order][min(int(enough), len(times) - 1)])
 
     def stream(self, sequences: Sequence[Decoded]) -> OutputStream:
         """Queue these and give their outputs, in the event loop that calls it."""
@@ -339,8 +372,6 @@ class AsyncEngine:
         sequence.last_output = now
         if output.finish_reason is not None:
             self._release(sequence)
-            seconds = now - (sequence.admitted or sequence.arrived)
-            self._mean_seconds += (1 - _MEMORY) * (seconds - self._mean_seconds)
             _record(self._metrics.observe_finished, sequence, output.finish_reason)
         if sequence.listener is not None:
             sequence.listener(output)
@@ -349,7 +380,10 @@ class AsyncEngine:
         """It has ended or is to be taken out; whether it was held."""
         with self._changed:
             self._cancelled.pop(id(sequence), None)
-            return self._held.pop(id(sequence), None) is not None
+            held = self._held.pop(id(sequence), None) is not None
+            if held and sequence.admitted is not None:
+                self._seconds.append(time.perf_counter() - sequence.admitted)
+            return held
 
     def _fail(self, sequence: Decoded, error: Exception) -> None:
         """The sequence will not be completed, and its client is told why."""

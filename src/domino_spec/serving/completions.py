@@ -360,7 +360,7 @@ class SequencesResponse(ABC):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope["state"]["request_id"]
         try:
-            with at_param(self.prompt_param):
+            with at_param("n" if self._request.num_choices > 1 else self.prompt_param):
                 stream = self._service.submit(self._sequences, client=client_of(scope))
             async with stream:
                 if self._request.stream:

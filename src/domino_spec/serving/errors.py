@@ -22,8 +22,6 @@ _HTTP: dict[int, tuple[str | None, str]] = {
     404: ("not_found", "there is nothing at this path; the API is under /v1/."),
     405: ("method_not_allowed", "this path does not take this method."),
 }
-_SHUTDOWN_RETRY_SECONDS = 5
-"""By then another server may have taken its place."""
 
 
 class QueueFullError(DominoError, RuntimeError):
@@ -37,6 +35,11 @@ class QueueFullError(DominoError, RuntimeError):
 
 class ShuttingDownError(DominoError, RuntimeError):
     """The server takes nothing new, or ended a sequence for that reason."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds after which another may have taken its place, where that is known."""
 
 
 class ContextLengthError(InputError):
@@ -101,7 +104,7 @@ def to_api_error(error: Exception, *, request_id: str = "", param: str | None = 
         case QueueFullError():
             status, code, later = 429, "rate_limit_exceeded", error.retry_after
         case ShuttingDownError():
-            status, code, later = 503, "server_stopping", _SHUTDOWN_RETRY_SECONDS
+            status, code, later = 503, "server_stopping", error.retry_after
         case _:
             _log.error("request %s failed", request_id, exc_info=error)
             status, code = 500, "internal_error"
@@ -145,15 +148,56 @@ def from_validation(invalid: ValidationError, body: Any) -> ApiError:
     if error["type"] == "unsupported":
         message = f"{param}: {error['msg']}."
         return ApiError(400, message, code="unsupported_parameter", param=param)
-    words = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    message = f"{param or 'the body'}: {words[:1].lower()}{words[1:]}."
+    kinds = [each["type"] for place, each in found if place == where]
+    message = f"{param or 'the body'}: {_complaint(error, kinds)}."
     return ApiError(400, message, code="invalid_value", param=param)
 
 
-def _progress(found: tuple[_Location, Mapping[str, Any]]) -> tuple[int, int]:
-    where = found[0]
+_KINDS = {
+    "string_type": "a string", "int_type": "an integer", "float_type": "a number",
+    "bool_type": "true or false", "list_type": "a list", "dict_type": "an object",
+    "model_type": "an object", "model_attributes_type": "an object",
+}  # fmt: skip
+"""What errors about the kind of a value expected, in the words of JSON."""
+
+
+def _progress(found: tuple[_Location, Mapping[str, Any]]) -> tuple[int, int, int]:
+    """A value of the right kind got further than one of a wrong kind."""
+    where, error = found
     last = where[-1] if where else 0
-    return len(where), last if isinstance(last, int) else 0
+    rank = 2 if error["type"] == "unsupported" else int(error["type"] not in _KINDS)
+    return len(where), last if isinstance(last, int) else 0, rank
+
+
+def _complaint(error: Mapping[str, Any], kinds: Sequence[str]) -> str:
+    """What was expected and what was found; `kinds` are the types of errors at this place."""
+    value, more = error["input"], error.get("ctx") or {}
+    if error["type"] in _KINDS:
+        expected = " or ".join(dict.fromkeys(_KINDS[kind] for kind in kinds if kind in _KINDS))
+        return f"expected {expected}; found {_shown(value)}"
+    if error["type"] in ("too_long", "too_short") and isinstance(value, Sequence | Mapping):
+        most = error["type"] == "too_long"
+        expected = f"at most {more['max_length']}" if most else f"at least {more['min_length']}"
+        return f"has {len(value)} entries; expected {expected}"
+    words = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    words = words[:1].lower() + words[1:]
+    return f"{words}; found {_shown(value)}" if words.startswith("should ") else words
+
+
+def _shown(value: Any) -> str:
+    """A value as JSON writes it, or its kind where that is long."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case str():
+            return repr(value) if len(value) <= 40 else f"a string of {len(value)} characters"
+        case list():
+            return "a list"
+        case dict():
+            return "an object"
+    return str(value) if abs(value) < 1e30 else "a very large number"
 
 
 def _location(error: Mapping[str, Any], body: Any) -> _Location:

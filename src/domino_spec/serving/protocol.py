@@ -24,7 +24,6 @@ from domino_spec.decoding.params import MOST_BIAS, MOST_LOGPROBS
 from domino_spec.grammars import Grammar
 from domino_spec.settings import AcceptRule
 
-MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_TOKEN_IDS = 1024
@@ -247,7 +246,7 @@ class BaseRequest(ApiRequest):
     """Parameters of both endpoints."""
 
     model: str
-    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES, description="Choices; 1.")
+    n: int | None = Field(default=None, ge=1, lt=2**31, description="Choices; 1.")
     stop: (
         StopString
         | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
@@ -488,6 +487,13 @@ class ChatMessage(StrictModel):
         if role in ("tool", "function"):
             raise PydanticCustomError("unsupported", "tools are not supported")
         return role
+
+    @field_validator("tool_calls", "function_call", mode="before")
+    @classmethod
+    def _check_calls(cls, calls: object) -> object:
+        if calls:
+            raise PydanticCustomError("unsupported", "tools are not supported")
+        return calls
 
     def to_template(self) -> dict[str, str]:
         """As chat templates take it."""
