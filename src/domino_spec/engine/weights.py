@@ -6,14 +6,14 @@ keeps working: its parameters become views of the joined ones, so there is no se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels.packing import Weight, packed
+from domino_spec.engine.kernels.packing import Weight, packed, page_out
 
 
 class LayerTensors:
@@ -32,6 +32,9 @@ class LayerTensors:
             if isinstance(value, Tensor) and value.dim() == 2
         }
         return replace(self, **matrices)  # type: ignore[type-var]
+
+
+T = TypeVar("T", bound=LayerTensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,17 @@ def adopt_layer(layer: Any) -> LayerWeights:
         gate_up=join([mlp.gate_proj.weight, mlp.up_proj.weight]),
         down=_own(mlp.down_proj.weight),
     )
+
+
+def adopt_packed(layer: Any, adopt: Callable[[Any], T]) -> T:
+    """A layer's packed weights. Its module keeps its own parameters: joined ones would be a copy
+    that nothing reads."""
+    own = [(parameter, parameter.data) for parameter in layer.parameters()]
+    weights = adopt(layer).packed()
+    for parameter, data in own:
+        parameter.data = data
+        page_out(data)
+    return weights
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ converted to a Transformers folder once, which then lies in the cache.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import shutil
@@ -14,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -304,6 +305,9 @@ def _convert_gguf(path: Path, folder: Path) -> None:
     tokenizer = _read_tokenizer(path, place, {"gguf_file": path.name})
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+    del model
+    with suppress(AttributeError, OSError, TypeError):  # glibc keeps what was freed, until told
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _require_all_weights(source: str | Path, loading: Mapping[str, Any]) -> None:

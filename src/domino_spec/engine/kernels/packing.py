@@ -2,10 +2,16 @@
 
 For a handful of rows a BLAS spends more time reordering the weights than multiplying. oneDNN can do
 that once, beforehand; PyTorch's compiler does the same when it freezes a model. A packed copy is
-held in addition to the model's own weights.
+held in addition to the model's own weights; where those are pages of a file, as safetensors maps
+them, the pages are given back until something reads them again.
 """
 
 from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -33,6 +39,20 @@ class Packed:
 
 
 Weight = Tensor | Packed
+_PAGEOUT = 21  # MADV_PAGEOUT; Python has no name for it
+
+
+def page_out(weight: Tensor) -> None:
+    """Give back the memory of a weight that is a file's; advice, on Linux, and never a loss."""
+    if weight.device.type != "cpu" or sys.platform != "linux" or not weight.is_contiguous():
+        return
+    start = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > start:
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(_PAGEOUT)
+            )
 
 
 def packed(weight: Weight) -> Weight:

@@ -14,9 +14,9 @@ from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cache import SlotCache
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, linear, normed
-from domino_spec.engine.kernels.packing import Weight, packed
+from domino_spec.engine.kernels.packing import Weight, packed, page_out
 from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.weights import LayerTensors, nbytes
+from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes
 from domino_spec.targets import Target
 from domino_spec.targets.support import SLIDING_ATTENTION, layer_types
 
@@ -102,9 +102,13 @@ class InferenceModel(ABC):
             embedding.weight.detach(), lm_head.weight.detach(), target.config
         )
         self.lm_head_bias = None if lm_head.bias is None else lm_head.bias.detach()
-        self.output: Weight = packed(self.lm_head) if pack else self.lm_head
-        adopted = [self.adopt_layer(layer) for layer in target.layers]
-        self.layers = [weights.packed() for weights in adopted] if pack else adopted
+        self.output: Weight = self.lm_head
+        if pack:
+            self.output = packed(self.lm_head)
+            page_out(self.lm_head)
+            self.layers = [adopt_packed(layer, self.adopt_layer) for layer in target.layers]
+        else:
+            self.layers = [self.adopt_layer(layer) for layer in target.layers]
         decoder = target.model.get_decoder()
         self.norm = decoder.norm.weight.detach()
         self._positions: nn.Module = decoder.rotary_emb
