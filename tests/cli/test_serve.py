@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import shutil
 import socket
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -166,13 +168,60 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(domino, served, 
     assert "--port" in errors_of(result)[0]
 
 
-def test_a_dry_run_starts_nothing(domino, served):
-    result = domino("serve", "org/m", "--dry-run", "--port", 9, "--api-key", KEY)
-    assert result.exit_code == 0
+def test_a_dry_run_starts_nothing(domino, served, target, draft):
+    result = domino("serve", target, "--draft", draft, "--dry-run", "--port", 9, "--api-key", KEY)
+    assert result.exit_code == 0, result.output
+    assert f"target:  {target} (" in result.stderr
     assert "port: 9" in result.stdout
     assert "api_keys: 1, not shown" in result.stdout
     assert KEY not in result.output
     assert not served
+
+
+@pytest.mark.parametrize("backend", ["native", "vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (["TARGET/gone"], "no model at"),
+        (["TARGET", "--draft", "TARGET/gone"], "gone"),
+        (["TARGET", "--draft", "TARGET"], "drafter"),
+        (["TARGET", "--port", "TAKEN"], "another program listens on port"),
+        (["TARGET", "--host", "192.0.2.1"], "this machine has no address"),
+    ],
+    ids=["target", "draft", "not a drafter", "port", "host"],
+)
+def test_a_dry_run_refuses_what_would_not_start(domino, target, backend, wrong, found):
+    with socket.create_server(("127.0.0.1", 0)) as none:
+        free = none.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = str(other.getsockname()[1])
+        words_ = [word.replace("TARGET", target).replace("TAKEN", taken) for word in wrong]
+        port = [] if "--port" in words_ else ["--port", free]
+        result = domino("serve", *words_, *port, "--backend", backend, "--dry-run")
+    assert result.exit_code == 2, result.output
+    assert found in errors_of(result)[0]
+
+
+def test_a_dry_run_of_our_own_server_reads_the_target(domino, target, draft, tmp_path):
+    encoder, bare = tmp_path / "encoder", tmp_path / "bare"
+    encoder.mkdir()
+    (encoder / "config.json").write_text('{"model_type": "t5", "architectures": ["T5Model"]}')
+    bare.mkdir()
+    shutil.copy(Path(target) / "config.json", bare)
+    for words_, found in (
+        ([encoder], "is an encoder-decoder"),
+        ([bare], "came without a tokenizer"),
+        ([target, "--context", 10**7], "the target was made for"),
+        ([target, "--device", "cuda:7"], "cuda:7"),
+        ([target, "--draft", draft, "--depth", 99], "depth is 99"),
+    ):
+        result = domino("serve", *words_, "--dry-run", "--port", 0)
+        assert result.exit_code == 2, result.output
+        assert found in errors_of(result)[0]
+    (bare / "tokenizer.json").write_bytes((Path(target) / "tokenizer.json").read_bytes())
+    result = domino("serve", bare, "--dry-run", "--port", 0)
+    assert result.exit_code == 0, result.output
+    assert "has no chat template" in result.stderr
 
 
 def test_the_servers_exit_code_is_ours(domino, served, monkeypatch):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -206,15 +206,59 @@ def load_target(
     from domino_spec import targets
 
     for draft in drafts:
-        _check_drafter(target, options, draft)
+        check_drafter(target, options, draft)
     voice.status(f"loading target {target}")
     loaded = targets.load_target(target, **target_arguments(options))
     if loaded.tokenizer is None:
-        raise TargetError(
-            f"{target} came without a tokenizer, so text cannot be read; expected tokenizer files "
-            "next to its weights. Save the model's tokenizer there."
-        )
+        raise _no_tokenizer(target)
     return loaded
+
+
+def _no_tokenizer(target: str) -> TargetError:
+    return TargetError(
+        f"{target} came without a tokenizer, so text cannot be read; expected tokenizer files "
+        "next to its weights. Save the model's tokenizer there."
+    )
+
+
+class DescribedTarget(NamedTuple):
+    """What a target's files tell without its weights."""
+
+    architecture: str
+    context_length: int | None
+    has_chat_template: bool
+
+
+def describe_target(target: str, options: TargetOptions) -> DescribedTarget:
+    """Refuse what `load_target` would refuse before it reads weights."""
+    from domino_spec.targets import load_config, load_tokenizer
+    from domino_spec.targets.gguf_metadata import gguf_metadata, gguf_shape
+    from domino_spec.targets.place import is_gguf
+    from domino_spec.targets.support import check_config, static_rope_limit
+
+    if is_gguf(target):  # its configuration comes with the conversion of its weights
+        gguf_shape(Path(target))
+        metadata = gguf_metadata(Path(target))
+        kind = str(metadata.get("general.architecture"))
+        if "tokenizer.ggml.tokens" not in metadata:
+            raise _no_tokenizer(target)
+        context = metadata.get(f"{kind}.context_length")
+        return DescribedTarget(kind, context, "tokenizer.chat_template" in metadata)
+    origin: dict[str, Any] = {
+        "revision": options.revision, "trust_remote_code": options.trust_remote_code,
+    }  # fmt: skip
+    config = load_config(target, **origin)
+    check_config(config, target)
+    tokenizer = load_tokenizer(target, **origin)
+    if tokenizer is None:
+        raise _no_tokenizer(target)
+    text = config.get_text_config()
+    limits = [getattr(text, "max_position_embeddings", None), static_rope_limit(text)]
+    return DescribedTarget(
+        architecture=str(config.model_type),
+        context_length=min((limit for limit in limits if limit is not None), default=None),
+        has_chat_template=bool(getattr(tokenizer, "chat_template", None)),
+    )
 
 
 def make_decoder(
@@ -233,7 +277,7 @@ def make_decoder(
     )
 
 
-def _check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> None:
+def check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> None:
     """All that config files and headers tell, before a large target is loaded."""
     from domino_spec.decoding.drafter import check_depth, check_tree
     from domino_spec.drafter.config import DrafterConfig

@@ -9,13 +9,22 @@ from typing import Annotated, Literal
 import typer
 
 from domino_spec.cli.command import Voice, command
-from domino_spec.cli.loading import ChatOptions, LoopOptions, load_decoder, require_places
-from domino_spec.errors import InputError
+from domino_spec.cli.loading import (
+    ChatOptions,
+    LoopOptions,
+    check_drafter,
+    describe_target,
+    load_decoder,
+    require_places,
+    target_arguments,
+)
+from domino_spec.errors import DominoError, InputError
 from domino_spec.serving.backends.args import ServeArgs
 from domino_spec.serving.config import ServerConfig
 
 KEY_VARIABLE = "DOMINO_API_KEY"
 _COMMENT = "#"
+_WOULD_NOT_START = 2
 
 
 def _keys_in(path: Path) -> list[str]:
@@ -43,7 +52,12 @@ def serve(
         typer.Option(help="native is our own engine; the others are run with our drafter."),
     ] = "native",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be run, and end.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check all that can be checked without loading weights, say what would be run, "
+            "and end: 0 if it would start, 2 if not.",
+        ),
     ] = False,
     api_key: Annotated[
         list[str] | None,
@@ -64,10 +78,16 @@ def serve(
         *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else []),
     ]
     args = args.replace(api_keys=tuple(dict.fromkeys(keys)))
-    if backend == "native":
-        code = _serve_natively(voice, args, dry=dry_run)
-    else:
-        code = _serve_with(voice, args, backend, dry=dry_run)
+    try:
+        if backend == "native":
+            code = _serve_natively(voice, args, dry=dry_run)
+        else:
+            code = _serve_with(voice, args, backend, dry=dry_run)
+    except DominoError as error:
+        if not dry_run:
+            raise
+        voice.fail(error)
+        code = _WOULD_NOT_START
     if code:
         raise typer.Exit(code)
 
@@ -80,6 +100,8 @@ def _serve_natively(voice: Voice, args: ServeArgs, *, dry: bool) -> int:
     config = args.config()
     slots = "as many as the memory holds" if config.slots is None else str(config.slots)
     if dry:
+        require_native_packages()
+        _check(voice, args, config, native=True)
         _announce(voice, args, config, slots=slots)
         shown = {name: value for name, value in dict(config).items() if name != "api_keys"}
         shown["api_keys"] = f"{len(config.api_keys)}, not shown"
@@ -104,6 +126,9 @@ def _serve_with(voice: Voice, args: ServeArgs, name: str, *, dry: bool) -> int:
     from domino_spec.serving.backends.launch import plan, run
 
     backend = find_backend(name)
+    if dry:
+        backend.refuse(args)
+        _check(voice, args, args.config(), native=False)
     launch, draft, warnings = plan(args, backend, environment=os.environ, dry=dry)
     for warning in warnings:
         voice.warn(warning)
@@ -124,6 +149,29 @@ def _serve_with(voice: Voice, args: ServeArgs, name: str, *, dry: bool) -> int:
         return 0
     voice.note(launch.shown())
     return run(launch)
+
+
+def _check(voice: Voice, args: ServeArgs, config: ServerConfig, *, native: bool) -> None:
+    """Refuse all that a start would refuse, as far as it can be known without the weights."""
+    from domino_spec.serving.config import bind_sockets
+
+    for each in bind_sockets(config):
+        each.close()
+    draft = args.model_copy(update={"draft": args.drafter})
+    require_places(voice, args.target, args.revision, draft=draft)
+    if not native:
+        return  # other backends have targets and devices of their own; drafters are checked there
+    from domino_spec.serving.service import check_context
+
+    described = describe_target(args.target, args)
+    target_arguments(args)
+    check_drafter(args.target, args, draft)
+    check_context(config, described.context_length)
+    voice.note(f"target:  {args.target} ({described.architecture})")
+    if not described.has_chat_template:
+        voice.warn(
+            "the target has no chat template, so that chats will be refused; /v1/completions works."
+        )
 
 
 def _announce(
