@@ -68,6 +68,7 @@ def engine(tmp_path, monkeypatch):
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_EXIT", "0")
     monkeypatch.delenv("DOMINO_API_KEY", raising=False)
+    monkeypatch.setattr(config, "bind_sockets", lambda settings: [])
     return tmp_path / "env"
 
 
@@ -277,6 +278,7 @@ def test_a_dry_run_shows_the_command_line(domino, engine, target, draft):
 def test_a_dry_run_needs_no_engine(domino, target, draft, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(config, "bind_sockets", lambda settings: [])
     arguments = ["serve", target, "--draft", draft, "--backend", "sglang"]
     result = domino(*arguments, "--dry-run")
     assert "shown as for SGLang 0.5.23: there is no SGLang here" in result.stderr

@@ -1,12 +1,17 @@
 """Randomised stress test over HTTP: many requests, some of them bad, some cancelled."""
 
 import asyncio
+import contextlib
 import gc
 import json
+import mmap
 import random
+import re
 import threading
+from pathlib import Path
 
 import httpx
+import pytest
 
 from domino_spec.api import DominoDecoder
 from domino_spec.decoding import Sequence, TextStream
@@ -15,7 +20,6 @@ from tests.serving.live import live
 from tests.support.families import make_target
 from tests.support.tokens import LINES, small_tokenizer
 
-REQUESTS, CONCURRENCY = 120, 24
 WORDS = " ".join(LINES).replace(",", "").split()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
@@ -131,19 +135,30 @@ async def streamed(client, rng, messages, expected, *, leave=False):
     assert (ids, said) == expected(messages, tokens)
 
 
-async def send_all(address, pool, expected, counts):
-    todo = iter(range(REQUESTS))
-    limits = httpx.Limits(max_connections=CONCURRENCY)
+async def leave_early(client, rng, messages):
+    """Wherever the request may be: in its prompt, in the queue, in a slot."""
+    long = [*messages, {"role": "user", "content": "the quick fox " * rng.choice([1, 2_000])}]
+    body = {"model": "tiny", "messages": long, "max_tokens": MOST}
+    with contextlib.suppress(httpx.TimeoutException):
+        await client.post(CHAT, json=body, timeout=httpx.Timeout(120, read=rng.random() / 50))
+
+
+async def send_all(address, pool, expected, counts, *, todo, concurrency):
+    todo = iter(todo)
+    limits = httpx.Limits(max_connections=concurrency)
 
     async def one(client, number):
         own = random.Random(number)
         messages = own.choice(pool)
-        kind = own.choices(["bad", "whole", "text", "streamed", "leave"], [1, 3, 2, 5, 2])[0]
+        kinds = ["bad", "whole", "text", "streamed", "leave", "leave early"]
+        kind = own.choices(kinds, [2, 3, 2, 5, 2, 1])[0]
         counts[kind] = counts.get(kind, 0) + 1
         if kind == "bad":
             await bad(client, own)
         elif kind == "leave":
             await streamed(client, own, messages, expected, leave=True)
+        elif kind == "leave early":
+            await leave_early(client, own, messages)
         else:
             await {"whole": whole, "text": text, "streamed": streamed}[kind](
                 client, own, messages, expected
@@ -154,17 +169,17 @@ async def send_all(address, pool, expected, counts):
             await one(client, number)
 
     async with httpx.AsyncClient(base_url=address, timeout=120, limits=limits) as client:
-        await asyncio.gather(*(several(client) for _ in range(CONCURRENCY)))
+        await asyncio.gather(*(several(client) for _ in range(concurrency)))
 
 
 def settled(server):
     """Give what was cancelled last a moment to leave; then what is still there."""
-    engine = server.service.engine
+    engine, http = server.service.engine, server.server_state
     for _ in range(1000):
-        if not (engine.running or engine.waiting or server.server_state.tasks):
+        if not (engine.running or engine.waiting or http.tasks or http.connections):
             break
         threading.Event().wait(0.01)
-    return engine.running, engine.waiting, len(server.server_state.tasks)
+    return engine.running, engine.waiting, len(http.tasks), len(http.connections)
 
 
 def kept():
@@ -173,20 +188,56 @@ def kept():
     return sum(type(thing) in (Sequence, OutputStream) for thing in gc.get_objects())
 
 
-def test_every_request_gets_what_it_would_alone_and_leaves_nothing():
-    counts, pool, expected = {}, prompts(random.Random(0)), Expected()
+def open_files():
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.exists() else 0
+
+
+def resident():
+    """Bytes, where the system tells."""
+    status = Path("/proc/self/statm")
+    return int(status.read_text().split()[1]) * mmap.PAGESIZE if status.exists() else 0
+
+
+def soak(rounds, *, requests, concurrency):
+    """Memory after each round; everything else is as it was before the first."""
+    counts, pool, expected, memory = {}, prompts(random.Random(0)), Expected(), []
     for messages in pool:
         expected.learn(messages)
         expected.learn(messages[-1]["content"])
     threads, before = threading.active_count(), kept()
     with live(slots=8, context=200, max_queue=64) as server:
-        asyncio.run(send_all(server.address, pool, expected, counts))
-        assert settled(server) == (0, 0, 0)
-        page = httpx.get(f"{server.address}/metrics").text
-        assert "domino_answers_running 0.0" in page
-        assert 'domino_answers_ended_total{reason="failed"} 0.0' in page
+        files = open_files()
+        for turn in range(rounds):
+            todo = range(turn * requests, (turn + 1) * requests)
+            sending = send_all(
+                server.address, pool, expected, counts, todo=todo, concurrency=concurrency
+            )
+            asyncio.run(sending)
+            assert settled(server) == (0, 0, 0, 0)
+            page = httpx.get(f"{server.address}/metrics").text
+            assert "domino_answers_running 0.0" in page
+            assert 'domino_answers_ended_total{reason="failed"} 0.0' in page
+            assert not re.search(r'status="5\d\d"', page)
+            gc.collect()
+            memory.append(resident())
+        engine = server.service.engine
+        assert [engine._held, engine._added, engine._cancelled] == [{}, [], {}]
+        assert sorted(engine.engine.scheduler.blocks.free) == list(range(8))
+        assert open_files() <= files
     assert threading.active_count() == threads
-    assert sum(counts.values()) == REQUESTS
+    assert sum(counts.values()) == rounds * requests
     assert min(counts.values()) > 3, counts
-    del server
+    del server, engine
     assert kept() == before
+    return memory
+
+
+def test_every_request_gets_what_it_would_alone_and_leaves_nothing():
+    soak(1, requests=100, concurrency=24)
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_leave_no_more_memory_than_the_first_hundreds():
+    first, *_, last = soak(5, requests=200, concurrency=32)
+    assert last - first < 32e6
