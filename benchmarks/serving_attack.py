@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import httpx
 from domino_spec.records import append_record, environment
 
 Found = dict[str, Any]
+MODEL = "served"
 NAME = "<|im_end|>"
 PATIENCE = 600.0
 PERIOD = 5.0
@@ -32,10 +35,10 @@ SCENARIOS = {"idle": (0, 0), "many": (12, 199_000), "large": (1, 3_900_000)}
 """Attackers, and characters of each prompt."""
 
 
-def chat(model: str, content: str, **more: object) -> dict[str, Any]:
+def chat(content: str, **more: object) -> dict[str, Any]:
     """A greedy chat."""
     messages = [{"role": "user", "content": content}]
-    return {"model": model, "messages": messages, "temperature": 0, **more}
+    return {"model": MODEL, "messages": messages, "temperature": 0, **more}
 
 
 async def timed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float, int]:
@@ -45,13 +48,13 @@ async def timed(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[float,
     return time.perf_counter() - start, response.status_code
 
 
-async def run(address: str, model: str, *, attackers: int, size: int, seconds: float) -> Found:
+async def run(address: str, *, attackers: int, size: int, seconds: float) -> Found:
     """One-token chats, one after the other, while each attacker sends its prompt every few seconds.
 
     Attackers go on until the time is over; those that are not answered by then are waited for.
     """
     async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as client:
-        attack = chat(model, NAME * (size // len(NAME)), max_tokens=1)
+        attack = chat(NAME * (size // len(NAME)), max_tokens=1)
         end = time.perf_counter() + seconds
         answered: list[tuple[float, int]] = []
 
@@ -64,7 +67,7 @@ async def run(address: str, model: str, *, attackers: int, size: int, seconds: f
         await asyncio.sleep(0.05)  # they are sent first
         spent: list[float] = []
         while time.perf_counter() < end or not all(each.done() for each in attacking):
-            one, status = await timed(client, chat(model, "Hello!", max_tokens=1))
+            one, status = await timed(client, chat("Hello!", max_tokens=1))
             assert status == 200, f"the one-token chat was answered {status}"
             spent.append(one)
         await asyncio.gather(*attacking)
@@ -82,6 +85,25 @@ def _summary(seconds: list[float]) -> dict[str, float] | None:
     return {"most": round(most, 4), "median": round(median, 4), "count": len(seconds)}
 
 
+@contextmanager
+def served(target: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`domino serve` on a free port: its address and its process."""
+    command = [
+        sys.executable, "-m", "domino_spec", "serve", target, "--port", "0", "--model-name", MODEL,
+        *options,
+    ]  # fmt: skip
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        yield (
+            next(line.split()[-1] for line in server.stderr if "listening on" in line),
+            server,
+        )
+    finally:
+        server.terminate()
+        server.communicate()
+
+
 def main() -> None:
     """Serve, attack, record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -89,24 +111,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=20, help="of each scenario")
     args = parser.parse_args()
-    command = [
-        sys.executable, "-m", "domino_spec", "serve", args.target, "--port", "0",
-        "--model-name", "attacked", "--no-page",
-    ]  # fmt: skip
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        address = next(line.split()[-1] for line in server.stderr if "listening on" in line)
+    with served(args.target, "--no-page") as (address, _):
         for name, (attackers, size) in SCENARIOS.items():
             found = {"scenario": name, "attackers": attackers, "characters": size}
-            found |= asyncio.run(
-                run(address, "attacked", attackers=attackers, size=size, seconds=args.seconds)
-            )
+            found |= asyncio.run(run(address, attackers=attackers, size=size, seconds=args.seconds))
             print(json.dumps(found), flush=True)
             append_record(args.out, {**found, "environment": environment()})
-    finally:
-        server.terminate()
-        server.wait()
 
 
 if __name__ == "__main__":
