@@ -408,7 +408,7 @@ async def hang_up(client, *, stream: bool, after: int = 0, held_at: int | None =
     client.service.held = asyncio.Event()  # never set: nothing but hanging up ends this
     doing = asyncio.ensure_future(client.app(scope, receive, send))
     if held_at is None:  # while its prompt waits to be tokenised
-        client.service.encode_chat = lambda *_: waiting.set() or asyncio.Event().wait()
+        client.service.encode_chat = lambda *_, **__: waiting.set() or asyncio.Event().wait()
     elif not after:
         while not (client.service.streams and client.service.streams[0].position == held_at):
             await asyncio.sleep(0)
