@@ -123,10 +123,11 @@ class FakeService:
     async def compile_grammar(self, grammar) -> CompiledGrammar:
         return self.grammars.compile(grammar)
 
-    def sequence(self, prompt, params, **options) -> Decoded:
+    def sequence(self, prompt, params, kept=None, rules=(), **options) -> Decoded:
+        self.kept = kept
         if len(prompt) + params.max_new_tokens > self.limits.context:
             raise ContextLengthError("it does not fit.")
-        return Decoded(prompt, params, eos=(EOS,), **options)
+        return Decoded(prompt, params, stop_rules=rules, eos=(EOS,), **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> FakeStream:
         if self.refuse is not None:
@@ -175,11 +176,12 @@ class FakeService:
         said = self.tokens
         if said is None:
             said = [*self.tokenizer(self.text)["input_ids"], EOS]
-        text, found = TextStream.of(self.tokenizer, sequence.params), []
+        text, found = TextStream.of(self.tokenizer, sequence.params, kept=self.kept), []
         for token in said:
             found.append(token)
             text.push(token)
-            if text.stopped:
+            sequence.output.append(token)
+            if text.stopped or any(rule(sequence) for rule in sequence.stop_rules):
                 return found, "stop"
             if token == EOS and not sequence.params.ignore_eos:
                 return found, "eos"

@@ -13,8 +13,6 @@ from tests.serving.conftest import HELLO, error_of, events
 from tests.serving.fake import MODEL
 
 UNSUPPORTED = {
-    "tools": [{"type": "function", "function": {"name": "f"}}],
-    "tool_choice": "auto",
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
     "modalities": ["text", "audio"],
@@ -128,7 +126,8 @@ def test_what_is_not_text_is_refused_by_name(client, kind):
 @pytest.mark.parametrize(
     ("message", "param", "code"),
     [
-        ({"role": "tool", "content": "4"}, "messages[1].role", "unsupported_parameter"),
+        ({"role": "function", "content": "4"}, "messages[1].role", "invalid_value"),
+        ({"content": "4"}, "messages[1].role", "missing_required_parameter"),
         ({"role": "wizard", "content": "4"}, "messages[1].role", "invalid_value"),
         ({"role": "user"}, "messages[1].content", "missing_required_parameter"),
         ({"role": "user", "content": None}, "messages[1].content", "invalid_value"),

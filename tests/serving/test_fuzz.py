@@ -4,6 +4,7 @@ from domino_spec.serving.app import make_app
 from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.metrics import Metrics
 from tests.serving.fake import MODEL, FakeService
+from tests.serving.scripted import TEMPLATE
 
 
 def test_the_description_is_true():
@@ -13,6 +14,7 @@ def test_the_description_is_true():
     from schemathesis.specs.openapi import checks as openapi
 
     service = FakeService(config=ServerConfig(model=MODEL, page=False, host="0.0.0.0"))
+    service.tokenizer.chat_template = TEMPLATE  # which takes tools
     app = make_app(service, metrics=Metrics())
     described = schemathesis.openapi.from_asgi("/openapi.json", app)
     operations = [found.ok() for found in described.get_all_operations()]

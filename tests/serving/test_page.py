@@ -51,6 +51,7 @@ def stage():
         "differ": Scene(FALL.blocks, plain=[[("When", False, 0.7)], [("ever", False, 0.2)]]),
         "busy": Scene([], refusal=(429, "The queue is full.", {"Retry-After": "3"})),
         "break": Scene(FALL.blocks, break_after=2),
+        "think": Scene([*ROW.blocks[:3], [("Yes.", True, 0.5)]], reasoning=3),
         "drop": Scene(FALL.blocks, hold_after=3, drop_after=3),
     }
     with chatting(ChatServer(scenes)) as server:
@@ -360,6 +361,20 @@ def test_errors_are_said_and_nothing_is_lost(tab, server, prompt, words, kept):
     assert said(tab, f"{LAST} .said p") == prompt
     assert tab.ask(f"document.querySelector('{LAST} .retry').checkVisibility()")
     assert not tab.ask("document.getElementById('send').disabled")
+
+
+def test_reasoning_is_shown_above_the_answer(tab, server):
+    shown = f"document.querySelector('{LAST} .reasoning:not([hidden]) + .text')"
+    send(tab, "think")
+    for fresh in (True, False):
+        assert tab.ask(f"{shown}.previousSibling.textContent") == "abbbb cbbbb c"
+        assert paragraphs(tab) == ["Yes."]
+        if fresh:
+            tab.open(server.url, width=DESK, fresh=False)
+            tab.until(MET)
+    send(tab, "fall")
+    assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": "Yes."}
+    assert tab.ask(f"{shown} === null")
 
 
 # A reload

@@ -7,7 +7,8 @@ import weakref
 import pytest
 
 from domino_spec.api import DominoDecoder
-from domino_spec.decoding import SamplingParams, Status
+from domino_spec.api.sequences import stop_rules
+from domino_spec.decoding import SamplingParams, Sequence, Status
 from domino_spec.engine import engine
 from domino_spec.engine.sizes import MOST_DRAFTING, Size
 from domino_spec.errors import InputError
@@ -27,6 +28,17 @@ def make_service(*, engine="auto", drafter=True, **settings):
     )  # fmt: skip
     settings = {"slots": 3, "context": 128, **settings}
     return Service(decoder, ServerConfig(model="tiny", **settings))
+
+
+def test_stop_strings_are_found_in_the_text_that_is_told():
+    """Special tokens that are part of the text are part of what is searched."""
+    tokenizer = small_tokenizer()
+    think, x = (tokenizer.convert_tokens_to_ids(name) for name in ("<|think|>", "x"))
+    params = SamplingParams(stop=("k|>x",))
+    for kept, reason in (({think: "<|think|>"}, "stop"), (None, None)):
+        sequence = Sequence([5], params, stop_rules=stop_rules(params, tokenizer, (), kept=kept))
+        sequence.take([think, x])
+        assert sequence.finish_reason == reason
 
 
 def serving(check, **settings):

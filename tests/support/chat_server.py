@@ -45,6 +45,8 @@ class Scene:
     """Blocks after which the answer fails."""
     drop_after: int | None = None
     """Blocks after which the connection is cut."""
+    reasoning: int = 0
+    """Blocks that are reasoning."""
     refusal: tuple[int, str, dict[str, str]] | None = None
     pace: float = 0.0
 
@@ -109,7 +111,8 @@ class ChatServer:
             accepted += sum(was_draft for _, was_draft, _ in block)
             last = position == sum(map(len, scene.lane(speculate=speculate)))
             shown = "".join(text for text, _, _ in block if not text.startswith("<|"))
-            choice = {"index": 0, "delta": {"content": shown}, "finish_reason": None}
+            name = "reasoning_content" if cycle < scene.reasoning else "content"
+            choice = {"index": 0, "delta": {name: shown}, "finish_reason": None}
             blocks = {"choice": 0, "cycle": cycle, "accepted": sum(t["accepted"] for t in tokens)}
             yield event({"choices": [choice], "domino": {**blocks, "tokens": tokens}})
             if last:

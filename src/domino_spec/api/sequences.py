@@ -46,14 +46,21 @@ def make_sequences(
 
 
 def stop_rules(
-    params: SamplingParams, tokenizer: Any | None, ends: Collection[int]
+    params: SamplingParams,
+    tokenizer: Any | None,
+    ends: Collection[int],
+    *,
+    kept: Mapping[int, str] | None = None,
 ) -> list[StopRule]:
-    """What ends a sequence: an end token, a stop string, its length."""
+    """What ends a sequence: an end token, a stop string, its length.
+
+    `kept` are the special tokens that are part of its text.
+    """
     rules = end_rules(params, ends)
     if params.stop:
         if tokenizer is None:
             raise InputError("stop strings need a tokenizer; pass tokenizer=...")
-        rules.append(at_strings(params.stop, tokenizer, **text_options(params)))
+        rules.append(at_strings(params.stop, tokenizer, kept=kept, **text_options(params)))
     return [*rules, at_length()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from domino_spec.decoding.params import SamplingParams
@@ -21,12 +21,17 @@ class TextStream:
         min_tokens: int = 0,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        kept: Mapping[int, str] | None = None,
     ) -> None:
-        """A stop string that ends within the first `min_tokens` tokens does not count."""
+        """A stop string that ends within the first `min_tokens` tokens does not count.
+
+        `kept` are special tokens that are part of the text in any case, with their names.
+        """
         self._tokenizer = tokenizer
         self._min_tokens = min_tokens
         self._include_stop = include_stop
         self._skip = skip_special_tokens
+        self._kept = kept or {}
         # The wrapper around the Rust tokenizer takes several times as long as the tokenizer.
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if getattr(tokenizer, "clean_up_tokenization_spaces", True):
@@ -40,9 +45,11 @@ class TextStream:
         self.stopped = False
 
     @classmethod
-    def of(cls, tokenizer: Any, params: SamplingParams) -> TextStream:
+    def of(
+        cls, tokenizer: Any, params: SamplingParams, *, kept: Mapping[int, str] | None = None
+    ) -> TextStream:
         """The text of a sequence with these parameters."""
-        return cls(tokenizer, params.stop, **text_options(params))
+        return cls(tokenizer, params.stop, kept=kept, **text_options(params))
 
     def push(self, *tokens: int) -> str:
         """The text that these tokens complete, which may be none yet."""
@@ -96,6 +103,16 @@ class TextStream:
         return text[: min(found)[int(self._include_stop)]]
 
     def _decode(self, tokens: Sequence[int]) -> str:
+        if not self._kept or self._kept.keys().isdisjoint(tokens):
+            return self._decode_plain(tokens)
+        parts, start = [], 0
+        for at, token in enumerate(tokens):
+            if token in self._kept:
+                parts += [self._decode_plain(tokens[start:at]), self._kept[token]]
+                start = at + 1
+        return "".join([*parts, self._decode_plain(tokens[start:])])
+
+    def _decode_plain(self, tokens: Sequence[int]) -> str:
         if self._backend is not None:
             return str(self._backend.decode(tokens, skip_special_tokens=self._skip))
         return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip))

@@ -58,7 +58,7 @@ class Grammar:
         if not isinstance(schema, (Mapping, bool)):
             found = type(schema).__name__
             raise InputError(f"the JSON schema is {found}; expected an object, true or false.")
-        if _deeper(schema, MAX_NESTING):
+        if nested_deeper(schema, MAX_NESTING):
             raise InputError(
                 f"the JSON schema is nested more than {MAX_NESTING} deep. Name its parts in "
                 "$defs and refer to them."
@@ -93,7 +93,7 @@ class Grammar:
         return cls("grammar", text)
 
 
-def _deeper(value: object, most: int) -> bool:
+def nested_deeper(value: object, most: int) -> bool:
     """Whether objects and lists are nested more than so deep."""
     level = [value]
     for _ in range(most + 1):

@@ -21,12 +21,7 @@ from starlette.types import Receive, Scope, Send
 from domino_spec import __version__
 from domino_spec.api.prompts import require_tokenizer
 from domino_spec.errors import DominoError
-from domino_spec.serving.completions import (
-    CompletionHandler,
-    check_model,
-    encode_messages,
-    while_connected,
-)
+from domino_spec.serving.completions import CompletionHandler, check_model, while_connected
 from domino_spec.serving.errors import (
     ApiError,
     ClientDisconnectedError,
@@ -56,6 +51,12 @@ from domino_spec.serving.protocol import (
     TokenizeResponse,
     TokenizerInfo,
     Version,
+)
+from domino_spec.serving.responses import (
+    ResponseEvent,
+    ResponseObject,
+    ResponsesHandler,
+    ResponsesRequest,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def make_app(service: Service, *, metrics: Metrics) -> FastAPI:
     )
     for kind in (HTTPException, DominoError):
         app.add_exception_handler(kind, handle_exception)
-    posted = [*completion_routes(service), *token_routes(service)]
+    handler = CompletionHandler(service)
+    posted = [*completion_routes(service, handler), *token_routes(service, handler)]
     app.router.routes += posted
     app.add_middleware(
         Middleware,
@@ -206,9 +208,8 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
 
 
-def completion_routes(service: Service) -> list[JsonRoute]:
+def completion_routes(service: Service, handler: CompletionHandler) -> list[JsonRoute]:
     """The endpoints that decode."""
-    handler = CompletionHandler(service)
 
     def route(path: str, endpoint: Callable[..., Any], model: type[BaseModel]) -> JsonRoute:
         content: dict[str, Any] = {"text/event-stream": {}}
@@ -217,10 +218,11 @@ def completion_routes(service: Service) -> list[JsonRoute]:
     return [
         route("/v1/chat/completions", handler.chat_completions, ChatCompletionResponse),
         route("/v1/completions", handler.completions, CompletionResponse),
+        route("/v1/responses", ResponsesHandler(handler).responses, ResponseObject),
     ]
 
 
-def token_routes(service: Service) -> list[JsonRoute]:
+def token_routes(service: Service, handler: CompletionHandler) -> list[JsonRoute]:
     """Text to tokens and back, as vLLM's server does it."""
     config = service.config
 
@@ -229,7 +231,7 @@ def token_routes(service: Service) -> list[JsonRoute]:
         check_model(config.model if request.model is None else request.model, config.model)
         special = request.add_special_tokens is not False
         if request.messages is not None:
-            tokens = await encode_messages(service, request.messages, request)
+            tokens = await handler.encode_messages(request)
         else:
             with at_param("prompt"):
                 prompt = request.prompt or ""
@@ -365,6 +367,7 @@ _REF = "#/components/schemas/{model}"
 _CHUNKS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionChunk,
     "/v1/completions": CompletionChunk,
+    "/v1/responses": ResponseEvent,
 }
 
 
@@ -385,10 +388,11 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
     config, schemas = service.config, schema["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    for model in (ChatCompletionRequest, CompletionRequest):
+    for model in (ChatCompletionRequest, CompletionRequest, ResponsesRequest):
         fields = schemas[model.__name__]["properties"]
         fields["model"]["enum"] = [config.model]
-        fields["n"]["anyOf"][0]["maximum"] = config.max_choices
+        if "n" in fields:
+            fields["n"]["anyOf"][0]["maximum"] = config.max_choices
     for other in (TokenizeRequest, DetokenizeRequest):
         schemas[other.__name__]["properties"]["model"]["anyOf"][0]["enum"] = [config.model]
     if not config.strict:  # as `StrictModel.inside` says
@@ -405,9 +409,22 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
         schemas.update(chunk.pop("$defs"))
         schemas[kind.__name__] = chunk
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
-        content["text/event-stream"] = {"itemSchema": _event_schema(kind.__name__)}
+        schema_of = _named_event_schema if kind is ResponseEvent else _event_schema
+        content["text/event-stream"] = {"itemSchema": schema_of(kind.__name__)}
     if config.api_keys:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+
+
+def _named_event_schema(event: str) -> dict[str, Any]:
+    """An event under the name of its type."""
+    told = {"$ref": _REF.format(model=event)}
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": told,
+    }
+    named = {"event": {"type": "string"}, "data": data}
+    return {"type": "object", "required": ["event", "data"], "properties": named}
 
 
 def _event_schema(chunk: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -22,16 +22,17 @@ from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
 from domino_spec.errors import InputError
-from domino_spec.grammars import CompiledGrammar
+from domino_spec.grammars import CompiledGrammar, Grammar
+from domino_spec.serving.chat import ChatFormat, Message, after_one_call
 from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_param, to_api_error
 from domino_spec.serving.middleware import client_of
+from domino_spec.serving.parsers import MessageFormat, MessageParser, Piece, merge
 from domino_spec.serving.protocol import (
     BaseRequest,
     ChatCompletionRequest,
-    ChatMessage,
+    ChatFinishReason,
     ChatOptions,
     CompletionRequest,
-    FinishReason,
 )
 from domino_spec.serving.tokenization import TokenTexts
 
@@ -63,20 +64,49 @@ class CompletionHandler:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._texts = None if service.tokenizer is None else TokenTexts(service.tokenizer)
+        self._format = None if self._texts is None else ChatFormat(self._texts, service.config)
 
     async def chat_completions(self, request: ChatCompletionRequest) -> SequencesResponse:
         """Complete a chat; with `stream`, in server-sent events as blocks are committed."""
-        service = self._service
+        return await self.chat(request, ChatResponse)
+
+    async def chat(
+        self, request: ChatCompletionRequest, response: Callable[..., SequencesResponse]
+    ) -> SequencesResponse:
+        """Complete a chat, answered in the shape of `response`."""
         self._check(request, 1)
-        grammar = await self._compile(request)
-        prompt = await encode_messages(service, request.messages, request)
-        return self._respond(request, [prompt], ChatResponse, grammar)
+        assert self._format is not None
+        prompt = await self.encode_messages(request)
+        form = self._format.message_format(request, prompt)
+        grammar = await self._compile(self._format.grammar(request, form))
+        return self._respond(request, [prompt], response, form, grammar)
+
+    async def encode_messages(self, request: ChatOptions) -> list[int]:
+        """Token ids of a chat, through the target's own template."""
+        service, known = self._service, self._format
+        if known is None:
+            raise InputError("the model came without a tokenizer, which has the chat template.")
+        options = request.chat_template_kwargs or {}
+        _check_template_kwargs(options, known.template, service.tokenizer)
+        options = {**options, **request.template_options, **known.template_options(request)}
+        messages = request.to_template()
+        if "developer" not in known.template:  # OpenAI's newer name; most templates know the old
+            for message in messages:
+                if message["role"] == "developer":
+                    message["role"] = "system"
+        with at_param("messages"):
+            return await service.encode_chat(
+                messages, options, add_special_tokens=bool(request.add_special_tokens)
+            )
 
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
         self._check(request, len(request.prompts))
         prompts: list[Sequence[int]] = []
-        grammar = await self._compile(request)
+        grammar = None
+        if (param := request.grammar_param) is not None:
+            with at_param(param):
+                grammar = await self._compile((param, request.to_grammar()))
         with at_param("prompt"):
             for prompt in request.prompts:
                 if isinstance(prompt, str):
@@ -87,7 +117,7 @@ class CompletionHandler:
                     )
                 else:
                     prompts.append(prompt)
-        return self._respond(request, prompts, CompletionResponse, grammar)
+        return self._respond(request, prompts, CompletionResponse, MessageFormat(), grammar)
 
     def _check(self, request: BaseRequest, prompts: int) -> None:
         config, count = self._service.config, prompts * request.num_choices
@@ -103,25 +133,26 @@ class CompletionHandler:
                 param="n" if request.num_choices > 1 else "prompt",
             )
 
-    async def _compile(self, request: BaseRequest) -> CompiledGrammar | None:
-        """The request's grammar, before anything of it is queued."""
-        if (param := request.grammar_param) is None:
+    async def _compile(self, grammar: tuple[str, Grammar] | None) -> CompiledGrammar | None:
+        """A request's grammar and the parameter it comes from, before anything is queued."""
+        if grammar is None:
             return None
-        with at_param(param):
-            return await self._service.compile_grammar(request.to_grammar())
+        with at_param(grammar[0]):
+            return await self._service.compile_grammar(grammar[1])
 
     def _respond(
         self,
         request: BaseRequest,
         prompts: Sequence[Sequence[int]],
-        response: type[SequencesResponse],
+        response: Callable[..., SequencesResponse],
+        form: MessageFormat,
         grammar: CompiledGrammar | None = None,
     ) -> SequencesResponse:
         service, texts, options = self._service, self._texts, request.domino
         assert texts is not None
         first = secrets.randbelow(_SEEDS) if request.seed is None else request.seed
         sequences: list[Decoded] = []
-        with at_param(response.prompt_param):
+        with at_param("prompt" if isinstance(request, CompletionRequest) else "messages"):
             for prompt in prompts:
                 limits = service.limits
                 room = min(limits.max_new_tokens, limits.context - len(prompt))
@@ -133,31 +164,16 @@ class CompletionHandler:
                     if choice and request.echo_logprobs is None:  # a prompt is scored once
                         params = replace(params, prompt_logprobs=None)
                     how: dict[str, Any] = {"speculate": options.speculate, "reuse": options.reuse}
+                    if form.kept:
+                        how["kept"] = form.kept
+                    if form.tools is not None and not form.parallel:
+                        how["rules"] = [after_one_call(form, texts.tokenizer, params)]
                     if grammar is not None:
-                        params = replace(params, grammar=grammar.grammar)
+                        accept = options.accept or "coupled"
+                        params = replace(params, grammar=grammar.grammar, accept=accept)
                         how["matcher"] = grammar.matcher()
                     sequences.append(service.sequence(prompt, params, index=index, **how))
-        return response(service, request, sequences, texts)
-
-
-async def encode_messages(
-    service: Service, messages: Sequence[ChatMessage], request: ChatOptions
-) -> list[int]:
-    """Token ids of a chat, through the target's own template."""
-    template = str(getattr(service.tokenizer, "chat_template", None) or "")
-    options = request.chat_template_kwargs or {}
-    _check_template_kwargs(options, template, service.tokenizer)
-    given = [message.to_template() for message in messages]
-    if "developer" not in template:  # OpenAI's newer name; most templates know the old one
-        for message in given:
-            if message["role"] == "developer":
-                message["role"] = "system"
-    with at_param("messages"):
-        return await service.encode_chat(
-            given,
-            {**options, **request.template_options},
-            add_special_tokens=bool(request.add_special_tokens),
-        )
+        return response(service, request, sequences, texts, form)
 
 
 def check_model(name: str, served: str) -> None:
@@ -204,36 +220,47 @@ class ScoredToken(NamedTuple):
     top: tuple[tuple[int, float], ...]
 
 
-Delta = tuple[str, list[ScoredToken], dict[str, Any] | None]
-"""What an output added to a choice: text, log-probabilities and its block."""
+Delta = tuple[list[Piece], list[ScoredToken], dict[str, Any] | None]
+"""What an output added to a choice: its message's, log-probabilities and its block."""
 
 
 class Choice:
-    """Detokenises a sequence's outputs.
+    """Detokenises a sequence's outputs, and takes a message's apart.
 
     Log-probabilities are given for the tokens that the text is made of, together with their text:
-    neither tokens of a stop string nor the end-of-sequence token are part of it. Where the text
-    repeats the prompt every token has one, so that a client can count them.
+    neither tokens of a stop string nor the end-of-sequence token are part of it. Reasoning, calls
+    and their markers are. Where the text repeats the prompt every token has one, so that a client
+    can count them.
     """
 
     def __init__(
-        self, sequence: Decoded, request: BaseRequest, texts: TokenTexts, echo: str | None = None
+        self,
+        sequence: Decoded,
+        request: BaseRequest,
+        texts: TokenTexts,
+        form: MessageFormat,
+        echo: str | None = None,
     ) -> None:
         """`echo` is the prompt's text, where the choice is to begin with it."""
         self.sequence = sequence
         self.index = sequence.index
         self.echo = echo
         self.text = echo or ""
+        """All that was written."""
+        self.message = Message(form)
         self.scored: list[ScoredToken] = []
-        self.finish_reason: FinishReason | None = None
-        self.tokens = self.accepted = self.rejected = 0
+        self.finish_reason: ChatFinishReason | None = None
+        self.tokens = self.accepted = self.rejected = self.reasoning_tokens = 0
+        self._parser = None if form.plain else MessageParser(form)
+        self._kept, self._reasoning_end = form.kept, form.reasoning_end
+        self._thought = 0
         self._texts = texts
         self._logprobs = request.num_logprobs
         self._blocks = request.domino.blocks
-        self._stream = TextStream.of(texts.tokenizer, sequence.params)
+        self._stream = TextStream.of(texts.tokenizer, sequence.params, kept=form.kept)
         self._skip = sequence.params.skip_special_tokens
         # Each token's own text, stop strings and all.
-        self._pieces = TextStream(texts.tokenizer, skip_special_tokens=self._skip)
+        self._pieces = TextStream(texts.tokenizer, skip_special_tokens=self._skip, kept=form.kept)
         self._pieces_length = len(self.text)
         self._silent = request.max_new_tokens == 0
         self._pending: list[ScoredToken] = []
@@ -242,25 +269,58 @@ class Choice:
         """What a step added to it."""
         if self._silent:
             self.finish_reason = "length"
-            return "", [], None
+            return [], [], None
         tokens, block = output.tokens, None
         own = self.sequence.in_text(tokens)
         if self._blocks or self._logprobs is not None:
             block = self._add_tokens(output, len(own))
         self.tokens += len(tokens)
         self.accepted += output.accepted
-        text = self._stream.push(*own)
+        pieces = self._read(own)
         if output.finish_reason is not None:
-            text += self._stream.finish()  # held back in case it became a stop string
-            self.finish_reason = "length" if output.finish_reason == "length" else "stop"
+            pieces += self._finish(length=output.finish_reason == "length")
             self.rejected = max(0, sum(output.sequence.stats.offered) - self.accepted)
-        self.text += text
+        if len(pieces) > 1:
+            pieces = merge(pieces)
+        for piece in pieces:
+            self.message.add(piece)
         ready = len(self._pending) if self.echo is not None and self.finish_reason else 0
         while ready < len(self._pending) and self._pending[ready].start < len(self.text):
             ready += 1
         scored, self._pending = self._pending[:ready], self._pending[ready:]
         self.scored += scored
-        return text, scored, block
+        return pieces, scored, block
+
+    def _read(self, tokens: Sequence[int]) -> list[Piece]:
+        parser, pieces = self._parser, []
+        # Tokens after reasoning are not counted: up to its last one, or one by one.
+        while parser is not None and parser.reasoning and tokens:
+            end = 1
+            if self._reasoning_end is not None:
+                end = len(tokens)
+                if self._reasoning_end in tokens:
+                    end = tokens.index(self._reasoning_end) + 1
+            pieces += self._take(self._stream.push(*tokens[:end]))
+            self._thought += end
+            self.reasoning_tokens = self._thought if parser.reasoned else 0
+            tokens = tokens[end:]
+        return pieces + self._take(self._stream.push(*tokens))
+
+    def _take(self, text: str) -> list[Piece]:
+        self.text += text
+        if self._parser is not None:
+            return self._parser.push(text)
+        return [Piece("content", text)] if text else []
+
+    def _finish(self, *, length: bool) -> list[Piece]:
+        parser = self._parser
+        pieces = self._take(self._stream.finish())  # held back in case it became a stop string
+        self.finish_reason = "length" if length else "stop"
+        if parser is not None:
+            pieces += parser.finish()
+            if parser.calls and parser.whole and not length:
+                self.finish_reason = "tool_calls"
+        return pieces
 
     def scored_prompt(self) -> list[ScoredToken]:
         """The prompt's tokens, where the text begins with them and they are wanted."""
@@ -302,13 +362,13 @@ class Choice:
         start, piece = self._pieces_length, ""
         if in_text:
             piece = self._pieces.push(token)
-        hidden = not in_text or (self._skip and self._texts.is_special(token))
-        if hidden:
+        named = token in self._kept or not self._skip
+        if in_text and (named or not self._texts.is_special(token)):
+            self._pieces_length += len(piece)
+        else:
             piece = self._texts.text_of(token)
             if self.echo is None:
                 return piece
-        else:
-            self._pieces_length += len(piece)
         if self._logprobs is not None and score is not None:
             top = score.top[: self._logprobs]
             self._pending.append(ScoredToken(token, start, score.logprob, top))
@@ -327,8 +387,6 @@ class SequencesResponse(ABC):
 
     prefix: ClassVar[str]
     prompt_param: ClassVar[str]
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
 
     def __init__(
         self,
@@ -336,23 +394,17 @@ class SequencesResponse(ABC):
         request: BaseRequest,
         sequences: Sequence[Decoded],
         texts: TokenTexts,
+        form: MessageFormat,
     ) -> None:
         self.texts = texts
         self._service, self._request, self._sequences = service, request, sequences
-        self._choices = [Choice(each, request, texts, self._echo(each)) for each in sequences]
+        self._choices = [Choice(each, request, texts, form, self._echo(each)) for each in sequences]
         self._common: dict[str, Any] = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": service.config.model,
             "system_fingerprint": FINGERPRINT,
         }
-        self._chunk = {**self._common, "object": self.chunk_kind}
-        options = request.stream_options
-        self._tells_usage = bool(options and options.continuous_usage_stats)
-        if request.include_usage and not self._tells_usage:
-            self._chunk["usage"] = None
-        # Encoded once: a stream has a chunk for every block, and all but its choice is the same.
-        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await while_connected(receive, self._run(scope, receive, send))
@@ -391,13 +443,10 @@ class SequencesResponse(ABC):
                 if not (started or events):
                     raise
                 failure = error
-                events.append(_sse(to_api_error(error, request_id=request_id).to_json()))
+                events += self._error_events(to_api_error(error, request_id=request_id))
             ended = failure is not None or all(c.finish_reason for c in self._choices)
-            if ended:
-                if failure is None and self._request.include_usage:
-                    usage = {**self._chunk, "choices": [], "usage": self._usage()}
-                    events.append(_sse(to_json(usage)))
-                events.append(_DONE)
+            if ended and failure is None:
+                events += self._end_events()
             if events and not started:
                 started = True
                 await send(_START)
@@ -413,19 +462,96 @@ class SequencesResponse(ABC):
             raise output.error
         choice = self._choices[output.sequence.index]
         begins = not choice.tokens
-        text, scored, block = choice.add(output)
+        return self._events(choice, choice.add(output), begins=begins)
+
+    def _echo(self, sequence: Decoded) -> str | None:  # noqa: ARG002
+        """The text of a prompt that is to be repeated."""
+        return None
+
+    @abstractmethod
+    def _events(self, choice: Choice, delta: Delta, *, begins: bool) -> list[bytes]:
+        """What a stream tells of a delta; none where the response is not streamed."""
+
+    @abstractmethod
+    def _end_events(self) -> list[bytes]:
+        """After the last choice."""
+
+    @abstractmethod
+    def _error_events(self, error: ApiError) -> list[bytes]:
+        """In the midst of a stream."""
+
+    @abstractmethod
+    def _whole(self) -> dict[str, Any]:
+        """What is sent where nothing is streamed."""
+
+    def _usage(self) -> dict[str, Any]:
+        """Tokens of the request; a prompt counts once, however many choices it has."""
+        prompts = [choice.sequence for choice in self._choices[:: self._request.num_choices]]
+        prompt = sum(len(sequence.prompt) for sequence in prompts)
+        new = sum(choice.tokens for choice in self._choices)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": sum(each.cached for each in prompts)},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(choice.accepted for choice in self._choices),
+                "rejected_prediction_tokens": sum(choice.rejected for choice in self._choices),
+                "reasoning_tokens": sum(choice.reasoning_tokens for choice in self._choices),
+            },
+        }
+
+
+class ChoicesResponse(SequencesResponse):
+    """Choices in OpenAI's older shapes, whole or in chunks."""
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(
+        self,
+        service: Service,
+        request: BaseRequest,
+        sequences: Sequence[Decoded],
+        texts: TokenTexts,
+        form: MessageFormat,
+    ) -> None:
+        super().__init__(service, request, sequences, texts, form)
+        self._chunk = {**self._common, "object": self.chunk_kind}
+        options = request.stream_options
+        self._tells_usage = bool(options and options.continuous_usage_stats)
+        if request.include_usage and not self._tells_usage:
+            self._chunk["usage"] = None
+        # Encoded once: a stream has a chunk for every block, and all but its choice is the same.
+        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
+
+    def _events(self, choice: Choice, delta: Delta, *, begins: bool) -> list[bytes]:
         if not self._request.stream:
             return []
+        pieces, scored, block = delta
         events = [self._event(choice, fields) for fields in self._first_fields() if begins]
         if begins and choice.echo is not None:
-            text, scored = choice.echo + text, choice.scored_prompt() + scored
-        if text or scored or block:
-            logprobs = self._logprobs(scored)
-            events.append(self._event(choice, self._chunk_fields(text), logprobs, block=block))
+            pieces = merge([Piece("content", choice.echo), *pieces])
+            scored = choice.scored_prompt() + scored
+        if not pieces and (scored or block):
+            pieces = [Piece("content", "")]
+        logprobs = self._logprobs(scored)
+        for fields in self._chunk_fields(choice, pieces):
+            events.append(self._event(choice, fields, logprobs, block=block))
+            logprobs = block = None
         if choice.finish_reason is not None:
             reason = choice.finish_reason
-            events.append(self._event(choice, self._chunk_fields(None), finish_reason=reason))
+            events.append(self._event(choice, self._last_fields(), finish_reason=reason))
         return events
+
+    def _end_events(self) -> list[bytes]:
+        if not self._request.include_usage:
+            return [_DONE]
+        usage = {**self._chunk, "choices": [], "usage": self._usage()}
+        return [_sse(to_json(usage)), _DONE]
+
+    def _error_events(self, error: ApiError) -> list[bytes]:
+        return [_sse(error.to_json()), _DONE]
 
     def _event(
         self,
@@ -433,7 +559,7 @@ class SequencesResponse(ABC):
         fields: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         *,
-        finish_reason: FinishReason | None = None,
+        finish_reason: ChatFinishReason | None = None,
         block: dict[str, Any] | None = None,
     ) -> bytes:
         told = {
@@ -450,7 +576,7 @@ class SequencesResponse(ABC):
         choices = [
             {
                 "index": choice.index,
-                **self._whole_fields(choice.text),
+                **self._whole_fields(choice),
                 "logprobs": self._logprobs([*choice.scored_prompt(), *choice.scored]),
                 "finish_reason": choice.finish_reason or "stop",
                 **self._choice_prompt(choice),
@@ -459,10 +585,6 @@ class SequencesResponse(ABC):
         ]
         whole = {"object": self.kind, "choices": choices, "usage": self._usage()}
         return {**self._common, **whole, **self._prompt()}
-
-    def _echo(self, sequence: Decoded) -> str | None:  # noqa: ARG002
-        """The text of a prompt that is to be repeated."""
-        return None
 
     def _choice_prompt(self, choice: Choice) -> dict[str, Any]:  # noqa: ARG002
         """What a choice tells of its prompt."""
@@ -489,22 +611,6 @@ class SequencesResponse(ABC):
             found.append(each)
         return {"prompt_logprobs": found}
 
-    def _usage(self) -> dict[str, Any]:
-        """Tokens of the request; a prompt counts once, however many choices it has."""
-        prompts = [choice.sequence for choice in self._choices[:: self._request.num_choices]]
-        prompt = sum(len(sequence.prompt) for sequence in prompts)
-        new = sum(choice.tokens for choice in self._choices)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": new,
-            "total_tokens": prompt + new,
-            "prompt_tokens_details": {"cached_tokens": sum(each.cached for each in prompts)},
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": sum(choice.accepted for choice in self._choices),
-                "rejected_prediction_tokens": sum(choice.rejected for choice in self._choices),
-            },
-        }
-
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return None if self._request.num_logprobs is None else self._scored(scored)
 
@@ -513,18 +619,22 @@ class SequencesResponse(ABC):
         return ()
 
     @abstractmethod
-    def _whole_fields(self, text: str) -> dict[str, Any]:
-        """Text as a choice of a whole response has it."""
+    def _whole_fields(self, choice: Choice) -> dict[str, Any]:
+        """Of a choice in a whole response."""
 
     @abstractmethod
-    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
-        """Text as a choice of a chunk has it; None ends the choice."""
+    def _chunk_fields(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+        """Of the chunks that tell these pieces, which the choice has taken in."""
+
+    @abstractmethod
+    def _last_fields(self) -> dict[str, Any]:
+        """Of the chunk that ends a choice."""
 
     @abstractmethod
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]: ...
 
 
-class ChatResponse(SequencesResponse):
+class ChatResponse(ChoicesResponse):
     """chat.completion and its chunks."""
 
     prefix, prompt_param = "chatcmpl", "messages"
@@ -536,11 +646,42 @@ class ChatResponse(SequencesResponse):
     def _first_fields(self) -> Sequence[dict[str, Any]]:
         return ({"delta": {"role": "assistant", "content": ""}},)
 
-    def _whole_fields(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _whole_fields(self, choice: Choice) -> dict[str, Any]:
+        message = choice.message
+        more: dict[str, Any] = {}
+        if message.reasoning:
+            more["reasoning_content"] = message.reasoning
+        if message.calls:
+            more["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for call in message.calls
+            ]
+        content = None if more and not message.content else message.content
+        told = {"role": "assistant", "content": content, "refusal": None, **more}
+        return {"message": told}
 
-    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
-        return {"delta": {} if text is None else {"content": text}}
+    def _chunk_fields(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+        index = len(choice.message.calls) - sum(kind == "call" for kind, _ in pieces) - 1
+        for kind, text in pieces:
+            delta: dict[str, Any]
+            if kind == "content":
+                delta = {"content": text}
+            elif kind == "reasoning":
+                delta = {"reasoning_content": text}
+            elif kind == "call":
+                index += 1
+                call = {"index": index, "id": choice.message.calls[index].id, "type": "function"}
+                delta = {"tool_calls": [{**call, "function": {"name": text, "arguments": ""}}]}
+            else:
+                delta = {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+            yield {"delta": delta}
+
+    def _last_fields(self) -> dict[str, Any]:
+        return {"delta": {}}
 
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         content = [
@@ -560,7 +701,7 @@ class ChatResponse(SequencesResponse):
         }
 
 
-class CompletionResponse(SequencesResponse):
+class CompletionResponse(ChoicesResponse):
     """text_completion, whole and in chunks."""
 
     prefix, prompt_param = "cmpl", "prompt"
@@ -581,11 +722,15 @@ class CompletionResponse(SequencesResponse):
         first = choice.index - choice.index % self._request.num_choices
         return self._prompt_logprobs(self._sequences[first])
 
-    def _whole_fields(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _whole_fields(self, choice: Choice) -> dict[str, Any]:
+        return {"text": choice.text}
 
-    def _chunk_fields(self, text: str | None) -> dict[str, Any]:
-        return {"text": text or ""}
+    def _chunk_fields(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
+        del choice
+        yield from ({"text": text} for _, text in pieces)
+
+    def _last_fields(self) -> dict[str, Any]:
+        return {"text": ""}
 
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ import errno
 import re
 import socket
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MinLen
 from pydantic import AfterValidator, Field
@@ -19,6 +19,8 @@ from domino_spec.settings import Settings
 
 LOOPBACK = "127.0.0.1"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
+ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
+ReasoningParserName = Literal["auto", "think", "none"]
 
 
 def _not_blank(key: str) -> str:
@@ -57,6 +59,10 @@ class ServerConfig(Settings):
     header of the response."""
     page: bool = True
     """Whether `/` shows the chat page."""
+    tool_call_parser: ToolCallParserName = "auto"
+    """The format in which the model writes calls; `auto` is what its chat template teaches."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """How it marks its reasoning; `auto` looks for <think> in its chat template."""
     slots: _Count | None = None
     """Sequences that run at a time; None takes what the memory holds, up to the engine's most."""
     context: _Count | None = None

@@ -139,8 +139,13 @@ def from_validation(invalid: ValidationError, body: Any) -> ApiError:
     found = [(_location(error, body), error) for error in errors]
     first = found[0][0][:1]
     where, error = max((each for each in found if each[0][:1] == first), key=_progress)
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):  # of the field that decides
+        where = (*where, error["ctx"]["discriminator"].strip("'"))
     param = (error.get("ctx") or {}).get("param") or _path(where) or None
-    if error["type"] == "missing":
+    if error["type"] == "union_tag_invalid":
+        message = f"{param} is not one of {error['ctx']['expected_tags']}."
+        return ApiError(400, message, code="invalid_value", param=param)
+    if error["type"] in ("missing", "union_tag_not_found"):
         return ApiError(400, f"{param} is missing.", code="missing_required_parameter", param=param)
     if error["type"] == "extra_forbidden":
         message = f"{param} is not a parameter of this endpoint."

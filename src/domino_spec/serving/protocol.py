@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -22,12 +23,17 @@ from pydantic_core import PydanticCustomError
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding.params import MOST_BIAS, MOST_LOGPROBS
 from domino_spec.grammars import Grammar
+from domino_spec.grammars.grammar import MAX_NESTING, nested_deeper
+from domino_spec.serving.parsers import TOOL_NAME, read_object
 from domino_spec.settings import AcceptRule
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_TOKEN_IDS = 1024
 """Of `logit_bias` and `stop_token_ids`."""
+MAX_TOOLS = 128
+"""Tools of a request, and calls of a message."""
+MAX_ID_LENGTH = 128
 DEFAULT_COMPLETION_TOKENS = 16
 """As OpenAI's completions."""
 _MAX_FIELDS = 100
@@ -35,13 +41,14 @@ _MAX_FIELDS = 100
 _MIN_TEMPERATURE = 1e-5
 """Logits divided by less leave float32's range; the likeliest token has all the weight anyway."""
 
-_NO_TOOLS = "tools are not supported; leave it out"
+_NO_TOOLS = "tools are for chats; use /v1/chat/completions or /v1/responses"
+_OLD_TOOLS = "OpenAI's older form of tools is not supported; give tools and tool_choice"
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tools": (([],), _NO_TOOLS),
     "tool_choice": (("none",), _NO_TOOLS),
     "parallel_tool_calls": ((False, True), _NO_TOOLS),
-    "functions": (([],), _NO_TOOLS),
-    "function_call": (("none",), _NO_TOOLS),
+    "functions": (([],), _OLD_TOOLS),
+    "function_call": (("none",), _OLD_TOOLS),
     "modalities": ((["text"],), "only ['text'] is supported"),
     "audio": ((), "only text is supported"),
     "prediction": ((), "predicted outputs are not supported: the drafter predicts by itself"),
@@ -65,7 +72,10 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((), "the model's own template is used; see chat_template_kwargs"),
     "documents": (([],), "put documents into the messages"),
     "mm_processor_kwargs": (({},), "only text is supported"),
-    "include_reasoning": ((True,), "reasoning is part of the text; see chat_template_kwargs"),
+    "include_reasoning": (
+        (True,),
+        "reasoning_content is always told; see chat_template_kwargs",
+    ),
     "thinking_token_budget": ((), "the amount of reasoning cannot be set"),
     "priority": ((0,), "requests have no priority: the queue is fair; leave it out"),
     "cache_salt": ((), "prompts are reused across requests; set domino.reuse to false"),
@@ -118,11 +128,17 @@ class StrictModel(BaseModel):
         ignored, value = info.context, limit_fields(value)
         if cls.inside is None or not isinstance(ignored, IgnoredFields):
             return value
-        if not isinstance(value, dict) or not (unknown := value.keys() - cls.model_fields.keys()):
+        if not isinstance(value, dict) or not (unknown := value.keys() - _names(cls)):
             return value
         for name in sorted(unknown):
             ignored.add(cls.inside + name)
         return {name: each for name, each in value.items() if name not in unknown}
+
+
+@cache
+def _names(model: type[BaseModel]) -> frozenset[str]:
+    """Fields as requests call them."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -175,17 +191,23 @@ class StreamOptions(StrictModel):
 class TextFormat(StrictModel):
     """Any text."""
 
+    inside: ClassVar[str | None] = "response_format."
+
     type: Literal["text"]
 
 
 class JsonObjectFormat(StrictModel):
     """Any JSON object."""
 
+    inside: ClassVar[str | None] = "response_format."
+
     type: Literal["json_object"]
 
 
 class JsonSchema(StrictModel):
     """A schema and its name."""
+
+    inside: ClassVar[str | None] = "response_format.json_schema."
 
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
@@ -199,12 +221,16 @@ class JsonSchema(StrictModel):
 class JsonSchemaFormat(StrictModel):
     """JSON that a schema describes."""
 
+    inside: ClassVar[str | None] = "response_format."
+
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class StructuredOutputs(StrictModel):
     """vLLM's way to ask for structured outputs: one of these."""
+
+    inside: ClassVar[str | None] = "structured_outputs."
 
     json_: dict[str, JsonValue] | str | None = Field(
         default=None, alias="json", description="A JSON schema."
@@ -219,6 +245,7 @@ class ApiRequest(StrictModel):
     """The body of any endpoint."""
 
     inside: ClassVar[str | None] = ""
+    unsupported: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = UNSUPPORTED
 
     # Pydantic runs the last of these first: what is refused by name is not unknown.
     @model_validator(mode="before")
@@ -226,11 +253,11 @@ class ApiRequest(StrictModel):
     def _refuse_unsupported(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        given = UNSUPPORTED.keys() & (value.keys() - cls.model_fields.keys())
+        given = cls.unsupported.keys() & (value.keys() - cls.model_fields.keys())
         for name in sorted(given):
-            harmless, reason = UNSUPPORTED[name]
+            harmless, reason = cls.unsupported[name]
             if value[name] is not None and value[name] not in harmless:
-                raise _inconsistent(name, reason, kind="unsupported")
+                raise inconsistent(name, reason, kind="unsupported")
         return {name: each for name, each in value.items() if name not in given}
 
 
@@ -426,26 +453,26 @@ class BaseRequest(ApiRequest):
         given = self.grammar_params
         if self.structured_outputs is not None and not given:
             words = "is empty; give json, regex, choice, grammar or json_object, or drop it"
-            raise _inconsistent("structured_outputs", words)
+            raise inconsistent("structured_outputs", words)
         if len(given) > 1:
-            raise _inconsistent(given[1], f"is given together with {given[0]}; give one")
+            raise inconsistent(given[1], f"is given together with {given[0]}; give one")
         if given and self.domino.accept in ("block", "rejection"):
             words = f"is {self.domino.accept} with {given[0]}; take coupled or match"
-            raise _inconsistent("domino.accept", words)
+            raise inconsistent("domino.accept", words)
         return self
 
     @model_validator(mode="after")
     def _check_stream_only(self) -> BaseRequest:
         if not self.stream and self.stream_options is not None:
-            raise _inconsistent("stream_options", "is for streams only; set stream, or drop it")
+            raise inconsistent("stream_options", "is for streams only; set stream, or drop it")
         if not self.stream and self.domino.blocks:
-            raise _inconsistent("domino.blocks", "is for streams only; set stream, or drop it")
+            raise inconsistent("domino.blocks", "is for streams only; set stream, or drop it")
         if self.stream and self.prompt_logprobs is not None:
-            raise _inconsistent("prompt_logprobs", "is not for streams; drop it, or stream")
+            raise inconsistent("prompt_logprobs", "is not for streams; drop it, or stream")
         most = self.max_new_tokens
         if self.min_tokens and most is not None and self.min_tokens > most:
             words = f"is {self.min_tokens}, more than max_tokens, which is {most}"
-            raise _inconsistent("min_tokens", words)
+            raise inconsistent("min_tokens", words)
         return self
 
 
@@ -467,40 +494,182 @@ class TextPart(StrictModel):
         return kind
 
 
-class ChatMessage(StrictModel):
-    """A message. An assistant's may come as this server sent it."""
+MessageContent = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
+ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
+CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
+
+
+class FunctionDefinition(StrictModel):
+    """A function that the model may call."""
+
+    inside: ClassVar[str | None] = "tools.function."
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, JsonValue] | None = Field(
+        default=None, description="JSON schema of an object: the function's arguments."
+    )
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_object(cls, schema: dict[str, Any] | None) -> dict[str, Any] | None:
+        if schema is not None and schema.get("type", "object") != "object":
+            raise PydanticCustomError("wrong_schema", "arguments are an object; set its type so")
+        if nested_deeper(schema, MAX_NESTING):
+            raise PydanticCustomError(
+                "too_deep", "is nested more than {most} deep", {"most": MAX_NESTING}
+            )
+        return schema
+
+
+class BaseTool(StrictModel):
+    """A tool that the client runs: the server has none of its own."""
+
+    inside: ClassVar[str | None] = "tools."
+
+    type: Literal["function"]
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _check_type(cls, kind: object) -> object:
+        if kind != "function" and isinstance(kind, str):
+            raise PydanticCustomError(
+                "unsupported", "tools of this type are not supported; give functions"
+            )
+        return kind
+
+
+class Tool(BaseTool):
+    """A function that the model may call."""
+
+    function: FunctionDefinition
+
+
+class FunctionName(StrictModel):
+    """A function of the request's tools."""
+
+    inside: ClassVar[str | None] = "tool_choice.function."
+
+    name: ToolName
+
+
+class NamedToolChoice(StrictModel):
+    """The function that is to be called."""
+
+    inside: ClassVar[str | None] = "tool_choice."
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class FunctionCall(StrictModel):
+    """The function that was called, and its arguments as JSON."""
+
+    inside: ClassVar[str | None] = "messages.tool_calls.function."
+
+    name: ToolName
+    arguments: str
+    parsed_arguments: JsonValue = None
+    """OpenAI's client keeps them here, and sends them along."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, text: str) -> str:
+        return check_arguments(text)
+
+
+def check_arguments(text: str) -> str:
+    """Refuse what is no JSON object; nothing stands for no arguments."""
+    if text and read_object(text) is None:
+        raise PydanticCustomError("no_object", "is not a JSON object, as arguments are")
+    return text
+
+
+class ToolCall(StrictModel):
+    """A call in an assistant's message."""
+
+    inside: ClassVar[str | None] = "messages.tool_calls."
+
+    id: CallId
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+    def to_template(self) -> dict[str, Any]:
+        """Templates write the arguments as JSON themselves."""
+        arguments = read_object(self.function.arguments) or {}
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class BaseMessage(StrictModel):
+    """Fields of every message; null where they belong to another role."""
 
     inside: ClassVar[str | None] = "messages."
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
     name: str | None = None
     refusal: None = None
     annotations: EmptyList | None = None
     audio: None = None
-    tool_calls: EmptyList | None = None
     function_call: None = None
 
-    @field_validator("role", mode="before")
-    @classmethod
-    def _check_role(cls, role: object) -> object:
-        if role in ("tool", "function"):
-            raise PydanticCustomError("unsupported", "tools are not supported")
-        return role
-
-    @field_validator("tool_calls", "function_call", mode="before")
-    @classmethod
-    def _check_calls(cls, calls: object) -> object:
-        if calls:
-            raise PydanticCustomError("unsupported", "tools are not supported")
-        return calls
-
-    def to_template(self) -> dict[str, str]:
+    def to_template(self) -> dict[str, Any]:
         """As chat templates take it."""
-        parts = self.content
+        parts: Any = getattr(self, "content", None) or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
         name = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": text, **name}
+        return {"role": getattr(self, "role"), "content": text, **name}  # noqa: B009
+
+
+class TextMessage(BaseMessage):
+    """What the model is told."""
+
+    role: Literal["system", "developer", "user"]
+    content: MessageContent
+    tool_calls: EmptyList | None = None
+    tool_call_id: None = None
+
+
+class ToolMessage(BaseMessage):
+    """What a call gave."""
+
+    role: Literal["tool"]
+    content: MessageContent
+    tool_call_id: CallId
+    tool_calls: EmptyList | None = None
+
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {**super().to_template(), "tool_call_id": self.tool_call_id}
+
+
+class AssistantTurn(BaseMessage):
+    """What the model wrote, as this server sent it or otherwise."""
+
+    role: Literal["assistant"]
+    content: MessageContent | None = None
+    reasoning_content: str | None = None
+    parsed: JsonValue = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_call_id: None = None
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """What it called."""
+        return self.tool_calls or []
+
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        message = super().to_template()
+        if self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        if self.calls:
+            message["tool_calls"] = [call.to_template() for call in self.calls]
+        return message
+
+
+ChatMessage = Annotated[TextMessage | AssistantTurn | ToolMessage, Field(discriminator="role")]
 
 
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
@@ -510,9 +679,28 @@ TemplateKwargs = Annotated[
 ]
 
 
-class ChatOptions(ApiRequest):
-    """How messages become a prompt."""
+def check_tools(names: Sequence[str], choice: object, named: str | None, *, at: str) -> None:
+    """Refuse two tools of a name, and the choice of a tool that is not there."""
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            words = f"is {name!r}, as another tool's is; expected one tool of a name"
+            raise inconsistent(f"tools[{place}]{at}.name", words)
+    if named is not None and named not in names:
+        words = f"is {named!r}; expected the name of one of the tools"
+        raise inconsistent(f"tool_choice{at}.name", words)
+    if choice in ("auto", "required") and not names:
+        words = f"is {choice!r} without tools; give some, or leave it out"
+        raise inconsistent("tool_choice", words)
 
+
+class ChatOptions(ApiRequest):
+    """How messages and tools become a prompt."""
+
+    messages: Messages | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = Field(
+        default=None, description="auto where there are tools."
+    )
     chat_template_kwargs: TemplateKwargs = None
     add_generation_prompt: bool | None = Field(
         default=None, description="Whether an answer begins; true, unless a message goes on."
@@ -529,11 +717,71 @@ class ChatOptions(ApiRequest):
             return {"add_generation_prompt": False, "continue_final_message": True}
         return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
 
+    @property
+    def functions(self) -> list[FunctionDefinition]:
+        """What the model may call."""
+        if self.tool_choice == "none":
+            return []
+        return [tool.function for tool in self.tools or []]
+
+    @property
+    def uses_tools(self) -> bool:
+        """Whether the messages tell of calls."""
+        return any(
+            isinstance(message, ToolMessage) or bool(getattr(message, "tool_calls", None))
+            for message in self.messages or []
+        )
+
+    @property
+    def continued(self) -> str:
+        """The text that the answer goes on with, if any."""
+        if not (self.continue_final_message and self.messages):
+            return ""
+        return str(self.messages[-1].to_template()["content"])
+
+    def to_template(self) -> list[dict[str, Any]]:
+        """The messages as templates take them; some want the function's name with its result."""
+        messages: list[dict[str, Any]] = []
+        names: dict[str, str] = {}
+        for message in self.messages or []:
+            told = message.to_template()
+            if isinstance(message, AssistantTurn):
+                names |= {call.id: call.function.name for call in message.calls}
+            elif isinstance(message, ToolMessage):
+                told = {"name": names[message.tool_call_id], **told}
+            messages.append(told)
+        return messages
+
     @model_validator(mode="after")
     def _check_generation_prompt(self) -> ChatOptions:
         if self.continue_final_message and self.add_generation_prompt:
             words = "begins an answer, and continue_final_message goes on with one; set one of them"
-            raise _inconsistent("add_generation_prompt", words)
+            raise inconsistent("add_generation_prompt", words)
+        return self
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> ChatOptions:
+        names, choice = [tool.function.name for tool in self.tools or []], self.tool_choice
+        named = choice.function.name if isinstance(choice, NamedToolChoice) else None
+        check_tools(names, choice, named, at=".function")
+        return self
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> ChatOptions:
+        known: set[str] = set()
+        for place, message in enumerate(self.messages or []):
+            at = f"messages[{place}]"
+            if isinstance(message, AssistantTurn):
+                if message.content is None and not (message.calls or message.reasoning_content):
+                    raise inconsistent(
+                        f"{at}.content", "is null in a message without tool_calls; expected text"
+                    )
+                known |= {call.id for call in message.calls}
+            elif isinstance(message, ToolMessage) and message.tool_call_id not in known:
+                raise inconsistent(
+                    f"{at}.tool_call_id",
+                    f"is {message.tool_call_id!r}; expected the id of a call in a message before",
+                )
         return self
 
 
@@ -544,6 +792,7 @@ class ChatCompletionRequest(ChatOptions, BaseRequest):
     max_completion_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
+    parallel_tool_calls: bool | None = Field(default=None, description="true.")
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -558,11 +807,11 @@ class ChatCompletionRequest(ChatOptions, BaseRequest):
     @model_validator(mode="after")
     def _check_consistent(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
-            raise _inconsistent("top_logprobs", "is given without logprobs; set it, or drop this")
+            raise inconsistent("top_logprobs", "is given without logprobs; set it, or drop this")
         if None not in (self.max_tokens, self.max_completion_tokens) and (
             self.max_tokens != self.max_completion_tokens
         ):
-            raise _inconsistent("max_tokens", "differs from max_completion_tokens; give one")
+            raise inconsistent("max_tokens", "differs from max_completion_tokens; give one")
         return self
 
 
@@ -612,7 +861,7 @@ class CompletionRequest(BaseRequest):
     def _check_best_of(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != self.num_choices:
             words = "choices are not selected from several; leave it out or give the same as n"
-            raise _inconsistent("best_of", words, kind="unsupported")
+            raise inconsistent("best_of", words, kind="unsupported")
         return self
 
 
@@ -625,13 +874,12 @@ class TokenizeRequest(ChatOptions):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Messages | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
     def _check_one(self) -> TokenizeRequest:
         if (self.prompt is None) is (self.messages is None):
-            raise _inconsistent("prompt", "expected either a prompt or messages")
+            raise inconsistent("prompt", "expected either a prompt or messages")
         return self
 
 
@@ -642,7 +890,7 @@ class DetokenizeRequest(ApiRequest):
     tokens: Annotated[list[TokenId], Field(fail_fast=True)]
 
 
-def _inconsistent(
+def inconsistent(
     param: str, words: str, kind: Literal["inconsistent", "unsupported"] = "inconsistent"
 ) -> PydanticCustomError:
     """About a parameter that another one makes wrong; pydantic cannot tell which."""
@@ -652,6 +900,7 @@ def _inconsistent(
 # Responses: fields that are not set are left out -------------------------------------------------
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class TopLogprob(BaseModel):
@@ -704,10 +953,11 @@ class PromptTokensDetails(BaseModel):
 
 
 class CompletionTokensDetails(BaseModel):
-    """Drafts that became text, and drafts that did not."""
+    """Drafts that became text, drafts that did not, and tokens of reasoning."""
 
     accepted_prediction_tokens: int
     rejected_prediction_tokens: int
+    reasoning_tokens: int
 
 
 class Usage(BaseModel):
@@ -741,12 +991,29 @@ class DominoBlock(BaseModel):
     tokens: list[BlockToken]
 
 
+class FunctionCallOutput(BaseModel):
+    """The function that is called, and its arguments as the model wrote them."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOutput(BaseModel):
+    """A call that the client is to make."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCallOutput
+
+
 class AssistantMessage(BaseModel):
-    """The generated message."""
+    """The generated message; null content where there are calls or reasoning alone."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallOutput] | None = None
 
 
 class ChatChoice(BaseModel):
@@ -755,7 +1022,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
 
 
 class CompletionChoice(BaseModel):
@@ -768,11 +1035,29 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class FunctionCallDelta(BaseModel):
+    """The name in a call's first chunk, then pieces of its arguments."""
+
+    name: str = ""
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """What a chunk adds to one of the calls."""
+
+    index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionCallDelta
+
+
 class ChatDelta(BaseModel):
     """What a chunk adds to a message."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning_content: str = ""
+    tool_calls: list[ToolCallDelta] = []
 
 
 class ChatChunkChoice(BaseModel):
@@ -781,7 +1066,7 @@ class ChatChunkChoice(BaseModel):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
 
 
 class CompletionChunkChoice(BaseModel):

@@ -12,7 +12,7 @@ from domino_spec import __version__
 from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import check_ids
 from domino_spec.api.sequences import stop_rules
-from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.params import TOKEN_FIELDS
 from domino_spec.engine.reference import ReferenceEngine
@@ -220,14 +220,26 @@ class Service:
             messages, given, add_special_tokens=add_special_tokens, client=CLIENT.get()
         )
 
-    def sequence(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> Decoded:
-        """A sequence for one choice; `options` are those of `Sequence`."""
+    def sequence(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        kept: Mapping[int, str] | None = None,
+        rules: Sequence[StopRule] = (),
+        **options: Any,
+    ) -> Decoded:
+        """A sequence for one choice; `options` are those of `Sequence`.
+
+        `kept` are special tokens that are part of its text, `rules` further stop rules.
+        """
         self._check(len(prompt), params.max_new_tokens)
         check_ids(prompt, self._vocab_size)
         for name in TOKEN_FIELDS:
             with at_param(name):
                 params.check_vocabulary(self._vocab_size, (name,))
-        rules, seed = stop_rules(params, self.tokenizer, self._ends), params.seed_of(0)
+        rules = [*rules, *stop_rules(params, self.tokenizer, self._ends, kept=kept)]
+        seed = params.seed_of(0)
         return Decoded(prompt, params, stop_rules=rules, eos=self._ends, seed=seed, **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> OutputStream:

@@ -391,7 +391,7 @@ class ChatEncoder:
         if isinstance(value, str):
             return any(name in value for name in self._names)
         if isinstance(value, Mapping):
-            return any(self._has_special(each) for each in value.values())
+            return any(self._has_special([*each]) for each in value.items())
         return isinstance(value, Sequence) and any(self._has_special(each) for each in value)
 
     def _split(self, value: Any, cut: str) -> Any:
@@ -402,7 +402,7 @@ class ChatEncoder:
                     value = value.replace(name, name[0] + cut + name[1:])
             return value
         if isinstance(value, Mapping):
-            return {name: self._split(each, cut) for name, each in value.items()}
+            return {self._split(name, cut): self._split(each, cut) for name, each in value.items()}
         if isinstance(value, Sequence):
             return [self._split(each, cut) for each in value]
         return value

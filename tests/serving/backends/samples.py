@@ -43,6 +43,8 @@ SAMPLES: dict[str, Any] = {
     "max_queue": 12,
     "max_body_bytes": 5000,
     "drain_seconds": 4.5,
+    "tool_call_parser": "hermes",
+    "reasoning_parser": "think",
     "tensor_parallel": 2,
     "memory_share": 0.5,
     "engine_python": "/somewhere/python",

@@ -12,7 +12,12 @@ from annotated_types import Gt, Le
 from pydantic import Field, PositiveInt, model_validator
 
 from domino_spec.errors import InputError
-from domino_spec.serving.config import LOOPBACK, ServerConfig
+from domino_spec.serving.config import (
+    LOOPBACK,
+    ReasoningParserName,
+    ServerConfig,
+    ToolCallParserName,
+)
 from domino_spec.settings import DraftOptions, TargetOptions, Thinking, setting
 
 GGUF_SUFFIX = ".gguf"
@@ -64,6 +69,13 @@ class ServeArgs(DraftOptions, TargetOptions):
     )
     strict: bool = _server(False, "`native`: refuse unknown fields of requests")
     page: bool | None = _server(None, "`native`: the chat page at /", unset="it is shown")
+
+    tool_call_parser: ToolCallParserName | None = _server(
+        None, "`native`: the format of calls of tools", unset="what the chat template teaches"
+    )
+    reasoning_parser: ReasoningParserName | None = _server(
+        None, "`native`: how reasoning is marked", unset="think where the chat template knows it"
+    )
 
     slots: int | None = _limit(None, "answers decoded together")
     context: int | None = _limit(None, "tokens of prompt and answer together")

@@ -119,6 +119,10 @@ class Backend(ABC):
             "max_prompt_tokens": "--context bounds prompt and answer together",
             "max_body_bytes": "let a proxy before it bound the body",
             "strict": f"{self.title} ignores unknown fields; drop it",
+            "tool_call_parser": f"pass {self.title}'s own after --, such as -- --tool-call-parser "
+            "NAME",
+            "reasoning_parser": f"pass {self.title}'s own after --, such as -- --reasoning-parser "
+            "NAME",
         }
         if args.page:
             shared["page"] = "the chat page is the native server's"

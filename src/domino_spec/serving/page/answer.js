@@ -49,9 +49,12 @@ export class Answer {
     this.record = []; // [milliseconds since the request, chunk]
     this.row = new Row(this.name);
     this.words = make("div", "words");
+    this.reasoning = make("p", "reasoning soft");
+    this.reasoning.append(""); // one text, which grows
+    this.reasoning.hidden = true;
     this.formatted = new Formatted();
     this.note = make("p", "note soft");
-    this.words.append(this.row.element, this.formatted.element);
+    this.words.append(this.row.element, this.reasoning, this.formatted.element);
     this.counters = make("dl", "counters");
     this.values = COUNTERS.map(([label, , meaning]) => {
       const pair = make("div");
@@ -110,7 +113,7 @@ export class Answer {
   }
 
   take(chunk, now) {
-    const content = chunk.choices?.[0]?.delta?.content;
+    const { content, reasoning_content: reasoning } = chunk.choices?.[0]?.delta ?? {};
     const finish = chunk.choices?.[0]?.finish_reason;
     if (chunk.domino?.tokens.length) {
       if (this.state === "waiting") this.say("");
@@ -121,6 +124,10 @@ export class Answer {
         this.ids.push(token.id);
         this.pieces.push(token.text);
       }
+    }
+    if (reasoning) {
+      this.reasoning.firstChild.appendData(reasoning);
+      this.reasoning.hidden = false;
     }
     if (content) this.text += content;
     if (finish) {

@@ -57,9 +57,11 @@ const rounded = (value) => (typeof value === "number" ? Number(value.toPrecision
 export function pack([after, { choices, domino, usage }]) {
   const [choice] = choices ?? [];
   const details = usage?.completion_tokens_details;
+  const content = choice?.delta?.content ?? "";
+  const reasoning = choice?.delta?.reasoning_content;
   return [
     Math.round(after * 10) / 10,
-    choice?.delta?.content ?? "",
+    reasoning ? [content, reasoning] : content,
     choice?.finish_reason ?? null,
     domino?.cycle ?? 0,
     (domino?.tokens ?? []).map(({ id, text, accepted, probability, lost }) =>
@@ -73,15 +75,18 @@ function check(good) {
 }
 
 // A chunk as the server sent it; `position` is that of its first token.
-export function unpack([after, content, finish, cycle, tokens, usage], position) {
+export function unpack([after, said, finish, cycle, tokens, usage], position) {
+  const [content, reasoning] = Array.isArray(said) ? said : [said, ""];
   check(Number.isFinite(after) && typeof content === "string" && Number.isInteger(cycle));
+  check(typeof reasoning === "string");
   check(finish === null || typeof finish === "string");
   const made = tokens.map(([id, text, accepted, probability, lost = []], i) => {
     check(Number.isInteger(id) && typeof text === "string" && lost.every((one) => typeof one === "string"));
     check(probability === null || Number.isFinite(probability));
     return { id, text, accepted: accepted === 1, position: position + i, probability, lost };
   });
-  const chunk = { choices: [{ delta: { content }, finish_reason: finish }], domino: { cycle, tokens: made } };
+  const delta = { content, reasoning_content: reasoning };
+  const chunk = { choices: [{ delta, finish_reason: finish }], domino: { cycle, tokens: made } };
   if (usage) {
     const [accepted, rejected] = usage;
     check(Number.isInteger(accepted) && Number.isInteger(rejected));

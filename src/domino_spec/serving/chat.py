@@ -1,0 +1,203 @@
+"""How chats with this model are written: tools in the prompt, calls and reasoning in the output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from domino_spec.decoding import SamplingParams, StopRule, TextStream
+from domino_spec.decoding import Sequence as Decoded
+from domino_spec.decoding.sequence import STOP
+from domino_spec.grammars import Grammar
+from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.errors import ApiError, at_param
+from domino_spec.serving.message_grammar import message_grammar
+from domino_spec.serving.parsers import (
+    THINK,
+    THINK_END,
+    TOOL_FORMATS,
+    MessageFormat,
+    MessageParser,
+    Piece,
+    ToolFormat,
+    find_tool_format,
+    reasons,
+)
+from domino_spec.serving.protocol import ChatCompletionRequest, ChatOptions, NamedToolChoice
+from domino_spec.serving.tokenization import TokenTexts
+
+_SINGLE = "single tool-call"
+"""In templates whose authors allow one call a message."""
+_TAIL = 8
+"""Tokens at a prompt's end that may open reasoning."""
+
+
+class ChatFormat:
+    """What the model's chat template knows, and how its output is read."""
+
+    def __init__(self, texts: TokenTexts, config: ServerConfig) -> None:
+        self._texts, self._config = texts, config
+        added = getattr(texts.tokenizer, "added_tokens_decoder", None) or {}
+        self._added = {str(entry.content): int(token) for token, entry in added.items()}
+
+    @property
+    def template(self) -> str:
+        """The model's own."""
+        return str(getattr(self._texts.tokenizer, "chat_template", None) or "")
+
+    @property
+    def tools(self) -> ToolFormat | None:
+        """How calls are written, if that is known."""
+        parser = self._config.tool_call_parser
+        return find_tool_format(self.template) if parser == "auto" else TOOL_FORMATS.get(parser)
+
+    @property
+    def reasons(self) -> bool:
+        """Whether reasoning may precede the text."""
+        parser = self._config.reasoning_parser
+        return reasons(self.template) if parser == "auto" else parser == "think"
+
+    def template_options(self, request: ChatOptions) -> dict[str, Any]:
+        """Tools for the template; refused where it would not tell the model of them."""
+        if request.uses_tools and "tool" not in self.template:
+            raise _unsupported("messages", "knows neither calls nor their results")
+        functions = request.functions
+        if not functions:
+            return {}
+        if self._config.tool_call_parser == "none":
+            raise ApiError(
+                400,
+                "tools: this server was started with --tool-call-parser none; leave them out.",
+                code="unsupported_parameter",
+                param="tools",
+            )
+        if not re.search(r"\btools\b", self.template):
+            raise _unsupported("tools", "does not know tools, so that it is told of none")
+        if self.tools is None:
+            raise _unsupported(
+                "tools",
+                "describes calls in a format that is not known here; start the server with "
+                f"--tool-call-parser ({', '.join(TOOL_FORMATS)}) if it is one of these",
+            )
+        told = [function.model_dump(exclude_unset=True) for function in functions]
+        return {"tools": [{"type": "function", "function": each} for each in told]}
+
+    def message_format(
+        self, request: ChatCompletionRequest, prompt: Sequence[int]
+    ) -> MessageFormat:
+        """How the output after this prompt is read."""
+        functions, choice = request.functions, request.tool_choice
+        names = tuple(function.name for function in functions)
+        # Several calls could not be given back to a template that takes one a message.
+        parallel = request.parallel_tool_calls is not False and _SINGLE not in self.template
+        begun = self.reasons and (
+            self._texts.text_of(*prompt[-_TAIL:]).rstrip().endswith(THINK)
+            or request.continued.rfind(THINK) > request.continued.rfind(THINK_END)
+        )
+        tools = self.tools if functions else None
+        if isinstance(choice, NamedToolChoice):
+            names, parallel = (choice.function.name,), False
+        markers = set() if tools is None else set(tools.markers)
+        markers |= {THINK, THINK_END} if self.reasons else set()
+        added = {name: self._added[name] for name in markers & self._added.keys()}
+        return MessageFormat(
+            tools=tools,
+            names=names,
+            parallel=parallel,
+            reasons=self.reasons,
+            begun=begun,
+            kept={added[name]: name for name in added if self._texts.is_special(added[name])},
+            reasoning_end=added.get(THINK_END),
+        )
+
+    def grammar(
+        self, request: ChatCompletionRequest, form: MessageFormat
+    ) -> tuple[str, Grammar] | None:
+        """What the output must match, with the parameter that says so.
+
+        Calls that are required, and those of strict functions, fit their schemas.
+        """
+        param, content = request.grammar_param or "tools", None
+        if request.grammar_param is not None:
+            with at_param(param):
+                content = request.to_grammar()
+        named = [each for each in request.functions if each.name in form.names]
+        required = isinstance(request.tool_choice, NamedToolChoice)
+        required = required or request.tool_choice == "required"
+        if content is None and not (required or any(each.strict for each in named)):
+            return None
+        if request.domino.accept in ("block", "rejection"):
+            raise ApiError(
+                400,
+                f"domino.accept: is {request.domino.accept} where {param} say what the output must "
+                "match; take coupled or match.",
+                code="invalid_value",
+                param="domino.accept",
+            )
+        if content is not None and not (named or form.reasons):
+            return param, content
+        found = message_grammar(form, named, required=required, content=content)
+        if found is None and not (named or form.begun):
+            found = content  # the model reasons about nothing then
+        if found is None:
+            raise ApiError(
+                400,
+                f"{param} goes neither with tools nor after reasoning that the template opens; "
+                "give a JSON schema, a regular expression or choices instead.",
+                code="invalid_value",
+                param=param,
+            )
+        return param, found
+
+
+def after_one_call(form: MessageFormat, tokenizer: Any, params: SamplingParams) -> StopRule:
+    """Stop where no further call is to follow. One rule serves one sequence."""
+    skip, parser = params.skip_special_tokens, MessageParser(form)
+    text = TextStream(tokenizer, kept=form.kept, skip_special_tokens=skip)
+
+    def rule(sequence: Decoded) -> str | None:
+        parser.push(text.push(sequence.output[-1]))
+        return STOP if parser.done else None
+
+    return rule
+
+
+def _unsupported(param: str, words: str) -> ApiError:
+    return ApiError(
+        400,
+        f"{param}: the model's chat template {words}.",
+        code="unsupported_parameter",
+        param=param,
+    )
+
+
+@dataclass
+class Call:
+    """A call of a message."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class Message:
+    """What a choice has come to."""
+
+    def __init__(self, form: MessageFormat) -> None:
+        self.reasoning = self.content = ""
+        self.calls: list[Call] = []
+        self._form = form
+
+    def add(self, piece: Piece) -> None:
+        """Take in what comes next."""
+        if piece.kind == "content":
+            self.content += piece.text
+        elif piece.kind == "reasoning":
+            self.reasoning += piece.text
+        elif piece.kind == "arguments":
+            self.calls[-1].arguments += piece.text
+        else:
+            assert self._form.tools is not None
+            self.calls.append(Call(self._form.tools.new_id(), piece.text))
