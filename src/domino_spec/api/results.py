@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from domino_spec.decoding import AcceptanceStats, RunStats, TokenScore
@@ -30,6 +30,7 @@ class Generation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""
+        told = [{"logprob": each.logprob, "top": each.top} for each in self.scores or ()]
         return {
             "text": self.text,
             "tokens": self.tokens,
@@ -37,7 +38,7 @@ class Generation:
             "finish_reason": self.finish_reason,
             "stats": self.stats.to_dict(),
             "run": self.run.to_dict(),
-            **({} if self.scores is None else {"scores": [asdict(each) for each in self.scores]}),
+            **({} if self.scores is None else {"scores": told}),
         }
 
 
