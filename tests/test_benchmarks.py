@@ -248,7 +248,7 @@ def stress(tmp_path, monkeypatch):
     out = tmp_path / "crowd.jsonl"
 
     def ask(*kinds):
-        arguments = ["--crowds", "1", "--turns", "30", "--out", str(out), "--drafters", *kinds]
+        arguments = ["--crowds", "1", "--turns", "45", "--out", str(out), "--drafters", *kinds]
         monkeypatch.setattr(sys, "argv", ["stress", *arguments])
         return out
 

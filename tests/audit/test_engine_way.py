@@ -35,7 +35,9 @@ def test_forwards_of_rows_that_come_and_go_are_told_as_they_were(ahead, monkeypa
     engine = make_engine(make_target("llama"), LookupDrafter(depth=5), slots=2, ahead=ahead)
     depths, started = iter(range(10_000)), []
     engine.policy = SimpleNamespace(
-        choose=lambda batch: Drafts(next(depths) % 6), record=lambda *_, **__: None
+        choose=lambda batch: Drafts(next(depths) % 6),
+        record=lambda *_, **__: None,
+        observe=lambda *_: None,
     )
     plain = engine._start_cycles
 

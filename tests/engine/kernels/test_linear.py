@@ -337,9 +337,7 @@ def compile_case(
         "eps": "fp32",
     }
     sources = 128 if "norm" in extras else 0
-    settings = few_rows.constants(cut, dtype, k, alone=rows <= 32, sources=sources, **flags) | {
-        "OVERLAP": True
-    }
+    settings = few_rows.constants(cut, dtype, k, sources=sources, **flags) | {"OVERLAP": True}
     return Case(few_rows.__name__, "_few_rows", types, settings, aligned=NUMBERS)
 
 

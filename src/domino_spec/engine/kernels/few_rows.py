@@ -153,7 +153,6 @@ def launch(
             cut,
             x.dtype,
             k,
-            alone=slabs == 1,
             sources=0 if squares is None else len(squares),
             group=group if weight.dim() == 3 else 0,
             bias=bias is not None,
@@ -172,7 +171,6 @@ def constants(
     dtype: torch.dtype,
     k: int,
     *,
-    alone: bool = True,
     sources: int = 0,
     group: int = 0,
     bias: bool = False,
@@ -183,7 +181,6 @@ def constants(
     """What the kernel is compiled for."""
     return {
         "ROWS": cut.rows,
-        "ALONE": alone,
         "COLUMNS": cut.columns,
         "DEPTH": cut.depth,
         "STAGES": cut.stages,
@@ -251,7 +248,6 @@ if triton_available():
         out_stride,
         eps,
         ROWS: tl.constexpr,
-        ALONE: tl.constexpr,
         COLUMNS: tl.constexpr,
         DEPTH: tl.constexpr,
         STAGES: tl.constexpr,
@@ -306,15 +302,17 @@ if triton_available():
             pieces = tl.load(
                 squares + source * squares_stride + row[None, :], mask=source < SOURCES, other=0.0
             )
+        # Tall tiles may be several, which read the same of the weight.
+        POLICY: tl.constexpr = "evict_first" if ROWS == 16 else ""
         for step in tl.range(0, STEPS, num_stages=STAGES):
             at = ((share * STEPS + step) * DEPTH + depth)[None, :]
             fed = tl.load(
                 x_rows + at, mask=live & (at < K), other=0.0, eviction_policy="evict_last"
             )
-            streamed = _slab(first_rows, at, K, EVEN, "evict_first" if ALONE else "")
+            streamed = _slab(first_rows, at, K, EVEN, POLICY)
             first = tl.dot(fed, streamed.T, first, input_precision="ieee")
             if GATED:
-                streamed = _slab(second_rows, at, K, EVEN, "evict_first" if ALONE else "")
+                streamed = _slab(second_rows, at, K, EVEN, POLICY)
                 second = tl.dot(fed, streamed.T, second, input_precision="ieee")
         let_next_come(OVERLAP)
 
