@@ -24,7 +24,7 @@ from domino_spec.serving.metrics import Metrics
 
 _log = logging.getLogger("domino_spec.serving")
 _MAX_RETRY_SECONDS = 120
-_REST = 3.0
+_REST = 2.0
 """How long the event loop leaves the interpreter to the engine, by what a delivery took it."""
 _LONGEST_REST = 0.02
 _REMEMBERED = 64
@@ -63,24 +63,29 @@ class _Wakeup:
 
     Whatever the loop does, the engine's thread waits for: there is one interpreter lock. So the
     loop rests after each delivery, in proportion to what that took. With few streams this is less
-    than a step; with many, outputs of several steps come together and are sent as one.
+    than a step; with many, outputs of several steps come together and are sent as one. First and
+    last outputs do not wait: a client's next request may.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._outputs: deque[tuple[OutputStream, SequenceOutput]] = deque()
+        self._waiting: deque[OutputStream] = deque()
+        """Streams with outputs to come, some of them more than once."""
         self._scheduled = False
         self._rests_until = 0.0
 
-    def post(self, stream: OutputStream, output: SequenceOutput) -> None:
-        """From any thread."""
-        self._outputs.append((stream, output))
-        if not self._scheduled:
-            self._scheduled = True
-            try:
+    def post(self, stream: OutputStream, *, urgent: bool) -> None:
+        """From any thread: this stream has outputs."""
+        try:
+            if urgent:
+                self.loop.call_soon_threadsafe(stream.receive)
+                return
+            self._waiting.append(stream)
+            if not self._scheduled:
+                self._scheduled = True
                 self.loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:  # the loop is closed
-                self._outputs.clear()
+        except RuntimeError:  # the loop is closed
+            self._waiting.clear()
 
     def _wake(self) -> None:
         rest = self._rests_until - self.loop.time()
@@ -92,9 +97,8 @@ class _Wakeup:
     def _run(self) -> None:
         began = time.thread_time()  # without what this thread waited for the interpreter
         self._scheduled = False  # before the first is taken: what is posted meanwhile comes again
-        while self._outputs:
-            stream, output = self._outputs.popleft()
-            stream.receive(output)
+        while self._waiting:
+            self._waiting.popleft().receive()
         self.loop.call_soon(self._rest, began)  # after all readers, which were woken before it
 
     def _rest(self, began: float) -> None:
@@ -117,6 +121,7 @@ class OutputStream:
     ) -> None:
         """`wakeup` is the one that all streams of an event loop share."""
         self._wakeup = wakeup or _Wakeup(asyncio.get_running_loop())
+        self._incoming: deque[SequenceOutput] = deque()
         self._outputs: list[SequenceOutput] = []
         self._changed = asyncio.Event()
         self._open = len(sequences)
@@ -127,12 +132,15 @@ class OutputStream:
 
     def deliver(self, output: SequenceOutput) -> None:
         """From any thread; a loop that is gone hears nothing."""
-        self._wakeup.post(self, output)
+        self._incoming.append(output)
+        last = output.finish_reason is not None or output.error is not None
+        self._wakeup.post(self, urgent=last or output.cycle == 0)
 
-    def receive(self, output: SequenceOutput) -> None:
-        """In the event loop."""
-        self._outputs.append(output)
-        self._changed.set()
+    def receive(self) -> None:
+        """In the event loop: take in what has come, if some has."""
+        while self._incoming:
+            self._outputs.append(self._incoming.popleft())
+            self._changed.set()
 
     def cancel(self) -> None:
         """The client is gone: slots are freed before the next step."""
