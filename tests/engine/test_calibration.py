@@ -174,6 +174,9 @@ def test_batches_that_would_take_too_long_are_foretold(monkeypatch):
     assert found[1] == own
     assert found[2]["greedy"] == {0: 1.5, 1: 2.0, 3: 3.0}
     assert found[2]["sampled"] == {0: 0.2}
+    own["greedy"] = {0: 1.0, 1: 2.0, 3: 1.9}  # a busy moment: nothing costs less than nothing
+    found, _ = calibration.measure_costs(engine, [1, 2])
+    assert found[2]["greedy"] == {0: 1.9, 1: 1.9, 3: 1.9}
 
 
 def test_cycles_tell_the_policy_what_they_take(monkeypatch):

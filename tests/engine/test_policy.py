@@ -312,4 +312,23 @@ def test_a_pause_is_no_cost():
     policy = DepthPolicy(Costs({1: {0: 1.0, 7: 1.5}}), 7)
     for _ in range(50):
         policy.observe(ONE, Drafts(7), 60.0)
-    assert policy.costs(1) == {0: 1.0, 7: 1.5}
+        policy.observe(ONE, Drafts(7), 1.5)
+    assert policy.costs(1) == {0: 1.0, 7: pytest.approx(1.5)}
+
+
+def test_what_always_takes_ten_times_as_long_is_believed():
+    policy = DepthPolicy(Costs({1: {0: 1.0, 7: 1.5}}), 7)
+    for _ in range(50):
+        policy.observe(ONE, Drafts(7), 30.0)
+    assert policy.costs(1) == {0: pytest.approx(20.0), 7: pytest.approx(30.0)}
+
+
+@pytest.mark.parametrize("slowed", [4.0, 9.0])
+def test_a_busy_while_is_forgotten(slowed):
+    """Depths that were run while the machine was slow are tried again."""
+    true = {0: 1.0, 1: 1.1, 2: 1.2, 3: 1.3, 5: 1.5, 7: 1.7}
+    policy = DepthPolicy(Costs({1: true}), 7)
+    lived(policy, true, 100, accepted=6)
+    lived(policy, {depth: slowed * seconds for depth, seconds in true.items()}, 20, accepted=6)
+    lived(policy, true, 3000, accepted=6)
+    assert lived(policy, true, 100, accepted=6).count(7) > 80

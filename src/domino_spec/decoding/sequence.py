@@ -275,18 +275,24 @@ class SequenceOutput:
 
 
 def merged(outputs: Iterable[SequenceOutput]) -> list[SequenceOutput]:
-    """Of each sequence the outputs of several steps as one, for readers who need no cycles."""
-    found: dict[int, SequenceOutput] = {}
+    """Of each sequence the outputs of several steps as one, for readers who need no cycles.
+
+    An error stays apart from what was committed before it.
+    """
+    found: list[SequenceOutput] = []
+    places: dict[int, int] = {}
     for output in outputs:
-        before = found.get(id(output.sequence))
-        if before is not None:
-            output = replace(
-                output,
-                tokens=before.tokens + output.tokens,
-                accepted=before.accepted + output.accepted,
-                scores=None if before.scores is None else before.scores + (output.scores or ()),
-                drafts=before.drafts + output.drafts,
-                tree=None,
-            )
-        found[id(output.sequence)] = output
-    return list(found.values())
+        place = places.setdefault(id(output.sequence), len(found))
+        if place == len(found) or output.error is not None:
+            found.append(output)
+            continue
+        before = found[place]
+        found[place] = replace(
+            output,
+            tokens=before.tokens + output.tokens,
+            accepted=before.accepted + output.accepted,
+            scores=None if before.scores is None else before.scores + (output.scores or ()),
+            drafts=before.drafts + output.drafts,
+            tree=None,
+        )
+    return found

@@ -163,7 +163,7 @@ def measure_costs(engine: Engine, batches: Sequence[int]) -> tuple[Measured, boo
 
 def _foretold(times: Mapping[int, float], measured: int, batch: int) -> dict[int, float]:
     """Seconds by drafts of another batch size: on a CPU they go by the tokens verified."""
-    points = sorted(((count + 1) * measured, seconds) for count, seconds in times.items())
+    points = [((count + 1) * measured, seconds) for count, seconds in rising(times).items()]
     if len(points) < 2:
         return {count: seconds * batch / measured for count, seconds in times.items()}
     slopes = [

@@ -385,7 +385,7 @@ class Engine:
                 for launch in launched:
                     outputs += self._collect(launch)
                 collected += launched
-            self._time(collected, alone=not (first or hooked or pending))
+            self._time(collected, alone=not (plan.prefill or hooked or pending))
             self._collected = []
             return outputs
 
@@ -526,7 +526,8 @@ class Engine:
             plan = self._plan(params, self.depth, self.nodes, alone=not drafts)
             drawn = sum(each.samples for each in params) / len(params)
             size = self.runner.size_of(len(params))
-            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0)
+            timed = not (plan.hooked or plan.constrained)
+            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0, timed=timed)
             known = self._kinds[drafts] = (sequences, plan, batch)
         return known[1:]
 
@@ -727,7 +728,7 @@ class Engine:
         chosen = [(self.depth, self.nodes)]
         if self.policy is not None and drafts:
             chosen = [(depth, 0) for depth in depths(self.depth)]
-            chosen += [(self.depth, nodes) for nodes in trees(self.nodes)]
+            chosen += [(min(nodes, self.depth), nodes) for nodes in trees(self.nodes)]
         for depth, nodes in chosen:
             plan = self._plan([params], depth, nodes, alone=not drafts)
             if plan.nodes == nodes or len(chosen) == 1:  # not a chain instead of a tree

@@ -31,6 +31,8 @@ _HOPED_GAIN = 1.2
 
 _COMMON_SHARE, _OWN_SHARE = 0.1, 0.1
 """Of what a cycle took beyond what was expected: learnt of all cycles, and at least of its kind."""
+_KEPT = 0.996
+"""Of what is known of one kind of cycle alone, after each cycle."""
 _EXPLORED_EVERY, _REFRESHED_EVERY = 16, 512
 _PAUSE = 10.0
 """A cycle that took so many times what was expected was interrupted."""
@@ -115,16 +117,22 @@ class LiveCosts:
 
     def observe(self, drafts: Drafts, seconds: float) -> None:
         """A cycle took so long."""
-        if drafts not in self._measured or not 0 < seconds < _PAUSE * self[drafts]:
+        if drafts not in self._measured or seconds <= 0:
             return
-        self._last[drafts].append(seconds)
-        error = math.log(min(self._last[drafts]) / self[drafts])
+        last = self._last[drafts]
+        last.append(seconds)
+        least = min(last)
+        if least > _PAUSE * self[drafts] and len(last) < last.maxlen:  # type: ignore[operator]
+            return  # it was interrupted, unless all are like that
+        error = math.log(least / self[drafts])
         if not any(self.seen.values()):
             self._common = error
         else:
             self._common += _COMMON_SHARE * error
-            self._own[drafts] += max(1 / (1 + self.seen[drafts]), _OWN_SHARE) * error
+            self._own[drafts] += max(1 / (2 + self.seen[drafts]), _OWN_SHARE) * error
         self.seen[drafts] += 1
+        for each in self._own:  # what was seen long ago is believed less and less
+            self._own[each] *= _KEPT
 
 
 @dataclass
@@ -228,6 +236,8 @@ class Batch:
     """The share of the sequences that sample."""
     trees: bool = False
     """Whether all can verify trees."""
+    timed: bool = True
+    """Whether it will be known what their cycles took."""
 
 
 class DepthPolicy:
@@ -280,7 +290,9 @@ class DepthPolicy:
         """Plain decoding or the best chain instead, where it has hardly been seen, or for long."""
         key, live = (batch.size, batch.kinds), self._costs_of(batch.size, batch.kinds)
         turn = self._turns[key] = self._turns.get(key, 0) + 1
-        if not found.depth or turn % _EXPLORED_EVERY or not any(live.seen.values()):
+        if not (found.depth and batch.timed) or turn % _EXPLORED_EVERY:
+            return found
+        if not any(live.seen.values()):
             return found
         for other in (Drafts(0), Drafts(self._best(costs, batch))):
             if other != found and other in live.seen and live.seen[other] < _TRIALS:

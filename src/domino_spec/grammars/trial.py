@@ -39,6 +39,8 @@ class Trials:
     def check(self, grammar: Grammar) -> None:
         """Wait until the grammar was compiled there; an error if it cannot be, or not in time."""
         with self._lock:
+            if self._process is not None and self._process.poll() is not None:
+                self._end()  # it died of something else than this grammar
             process = self._process or self._start()
             given = {"kind": grammar.kind, "text": grammar.text, "lenient": grammar.lenient}
             answer = _ask(process, given, seconds=TRIAL_SECONDS)

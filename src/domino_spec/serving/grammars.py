@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from domino_spec.grammars import CompiledGrammar, Grammar, GrammarCompiler
 from domino_spec.grammars.trial import TRIAL_SECONDS, Trials
@@ -18,7 +19,8 @@ class GrammarService:
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
         self._trials = Trials(lambda: compiler.vocabulary)
-        self._turn = asyncio.Semaphore(1)  # or each would hold a thread that prompts need too
+        # Of its own: what a client left behind would hold threads that others need too.
+        self._thread = ThreadPoolExecutor(1, "domino-grammars")
         self._waiting = 0
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
@@ -32,14 +34,18 @@ class GrammarService:
             )
         self._waiting += 1
         try:
-            async with self._turn:
-                if (found := self._compiler.known(grammar)) is None:
-                    await asyncio.to_thread(self._trials.check, grammar)
-                    found = await asyncio.to_thread(self._compiler.compile, grammar)
-                return found
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, self._compile, grammar)
         finally:
             self._waiting -= 1
 
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        if (found := self._compiler.known(grammar)) is None:
+            self._trials.check(grammar)
+            found = self._compiler.compile(grammar)
+        return found
+
     def close(self) -> None:
         """End the process in which grammars are tried out."""
+        self._thread.shutdown(cancel_futures=True)
         self._trials.close()

@@ -318,7 +318,8 @@ class ResponsesRequest(ApiRequest):
             if isinstance(item, MessageItem):
                 turn["content"] = _text(item.content)
             elif isinstance(item, ReasoningItem):
-                turn["reasoning_content"] = _text(item.content or [])
+                if text := _text(item.content or []):
+                    turn["reasoning_content"] = text
             else:
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}

@@ -279,7 +279,7 @@ class TokenBound:
         """Of these, encoded one by one."""
         if self._weights is None:
             return 0
-        text = "".join(pieces)
+        text = "".join(pieces).replace("\u2581", " ")  # what spaces become may be typed, too
         if self._strips:  # an added token may take any white space around it
             text = "".join(text.split())
         for form in self._forms if not text.isascii() else ():
