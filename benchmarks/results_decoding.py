@@ -227,7 +227,7 @@ def _structured(records: Path) -> list[str]:
         "## Structured outputs",
         "Greedy chats with a JSON schema each (four schemas in turn), of at most 64 tokens, to "
         "`domino serve` with SmolLM2-135M-Instruct in float32, its released CPU drafter at a fixed "
-        "depth of 4 and 16 slots. The machine had other work, and at this batch a CPU is busy "
+        "depth of 4 and 16 slots. At this batch a CPU is busy "
         "without drafts, so the times are no speedup: the point is that answers are valid and the "
         "same.",
         table(columns, found),
