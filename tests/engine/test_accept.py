@@ -109,7 +109,7 @@ HOT = {
 }
 
 
-def sampled(pair, *, samples=SAMPLES, tree=0, **params) -> tuple[float, float]:
+def sampled(pair, *, samples=SAMPLES, tree=0, budget=0, **params) -> tuple[float, float]:
     """Deviations of many samples' three tokens, and the drafts accepted in a cycle.
 
     The engine's runner alone: sequences of the host would take most of the time.
@@ -119,7 +119,7 @@ def sampled(pair, *, samples=SAMPLES, tree=0, **params) -> tuple[float, float]:
     engine = make_engine(target, drafter, slots=ROWS, capacity=24, candidates=few, tree=tree)
     runner, own = engine.runner, SamplingParams(max_new_tokens=4, **params)
     slots, first = list(range(ROWS)), Plan.of([own], 0, alone=False)
-    plan = Plan.of([own], engine.depth, engine.nodes, alone=False)
+    plan = replace(Plan.of([own], engine.depth, engine.nodes, alone=False), budget=budget)
     found, accepted = Counter(), []
     for lot in range(samples // ROWS):
         seeds = [lot * ROWS + slot for slot in slots]
@@ -228,9 +228,13 @@ def test_block_verification_accepts_more_of_the_papers_example():
 
 
 def test_a_block_ends_where_the_draws_agree_with_the_reference():
-    """Random distributions of every length, zeros among them, one row as many."""
+    """Random distributions of every length, zeros among them, one row as many.
+
+    A sequence that verifies fewer drafts than others is one whose block is shorter.
+    """
     draw = torch.Generator().manual_seed(0)
-    for depth, seed in itertools.product((1, 2, 5), range(3)):
+    for depth, seed, lengths in itertools.product((1, 2, 5), range(3), (None, [0, 1, 3, 5])):
+        ends = None if lengths is None else torch.tensor(lengths).clamp(max=depth)
         p = torch.randn(4, depth + 1, VOCAB, generator=draw) * 2
         q = torch.randn(4, depth, VOCAB, generator=draw)
         p[:, :, seed] = -torch.inf
@@ -241,14 +245,19 @@ def test_a_block_ends_where_the_draws_agree_with_the_reference():
         )
         starts = torch.arange(4) * 3
         block = torch.randint(VOCAB, (4, depth + 1), generator=draw)
-        together = rules.accept(p, block, draws, starts, [DraftLogits(q, None)], mixed=False)
+        kept = [DraftLogits(q, None)]
+        together = rules.accept(p, block, draws, starts, kept, mixed=False, lengths=ends)
         for row in range(4):
-            one = slice(row, row + 1)
+            one, end = slice(row, row + 1), depth if ends is None else int(ends[row])
+            if not end:
+                assert int(together[1][row]) == 0
+                continue
             own = Draws(**{
                 name: value[one] for name, value in vars(draws).items() if torch.is_tensor(value)
             })  # fmt: skip
-            kept = [DraftLogits(q[one, :1], None), DraftLogits(q[one, 1:], None)]
-            alone = rules.accept(p[one], block[one], own, starts[one], kept, mixed=False)
+            kept = [DraftLogits(q[one, :1], None), DraftLogits(q[one, 1:end], None)]
+            short = (p[one, : end + 1], block[one, : end + 1], own, starts[one])
+            alone = rules.accept(*short, kept, mixed=False)
             assert int(alone[1]) == int(together[1][row])
             kept_tokens = slice(0, int(alone[1]) + 1)
             assert torch.equal(alone[0][0, kept_tokens], together[0][row, kept_tokens])

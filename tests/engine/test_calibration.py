@@ -10,7 +10,7 @@ from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration, measure
 from domino_spec.engine.calibration import adapt_depth, measured_sizes
 from domino_spec.engine.model_runner import KINDS, filled_size
-from domino_spec.engine.policy import Batch, Costs, DepthPolicy, Drafts, depths
+from domino_spec.engine.policy import Batch, Costs, DepthPolicy, Drafts, budgets, depths
 from tests.engine.runs import make_engine, make_requests, run_engine, run_reference
 from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
 from tests.support.pair import bigram_target, knowing_drafter
@@ -33,6 +33,7 @@ def test_costs_are_measured_once_and_kept(cache, monkeypatch):
     assert tuple(int(depth) for depth in kept["1"]["greedy"]) == depths(7)
     assert kept["1"].keys() == {"greedy", *KINDS}
     assert kept["2"]["sampled"].keys() == {"0", "7"}
+    assert tuple(int(budget) for budget in kept["2"]["budgets"]) == budgets(7)
     monkeypatch.setattr(calibration, "measure_costs", None)  # nothing is measured again
     again = make_engine(make_target("llama"), random_drafter(), slots=2)
     found = adapt_depth(again)
@@ -126,7 +127,7 @@ def test_a_file_that_lacks_a_kind_is_completed(cache, monkeypatch, lost):
     assert measured == [2]
     after = json.loads(path.read_text())
     assert after["1"] == kept["1"]
-    assert after["2"].keys() == {"greedy", *KINDS}
+    assert after["2"].keys() == {"greedy", "budgets", *KINDS}
 
 
 def test_a_busy_moment_is_not_believed(cache, monkeypatch):
@@ -162,21 +163,28 @@ def test_measuring_anew_is_for_the_asking(cache):
     assert adapt_depth(engine).costs(1)[7] == 1.0  # and kept
 
 
-def test_batches_that_would_take_too_long_are_foretold(monkeypatch):
+def test_batches_that_would_take_too_long_are_extrapolated(monkeypatch):
     """On a CPU a cycle costs what its tokens cost; beyond what was measured, on the same line."""
     monkeypatch.setattr(calibration, "_MOST_SECONDS", 0.0)
-    own = {"greedy": {0: 1.0, 1: 1.5, 3: 2.0}} | {kind: {0: 0.1} for kind in KINDS}
+    own = {"greedy": {0: 1.0, 1: 1.5, 2: 1.75, 3: 2.0, 5: 2.5}} | {kind: {0: 0.1} for kind in KINDS}
     monkeypatch.setattr(calibration, "_whole_cycles", lambda *_: (dict(own), True))
     monkeypatch.setattr(calibration, "measure_extras", lambda *_: {})
     engine = make_engine(make_target("llama"), random_drafter(), slots=2)
     found, settled = calibration.measure_costs(engine, [2, 1])
     assert settled
     assert found[1] == own
-    assert found[2]["greedy"] == {0: 1.5, 1: 2.0, 3: 3.0}
+    assert found[2]["greedy"] == {0: 1.5, 1: 2.0, 2: 2.5, 3: 3.0, 5: 4.0}
+    assert found[2]["budgets"] == {1: 2.0, 2: 2.5, 3: 3.0, 5: 4.0}  # as chains, until seen
     assert found[2]["sampled"] == {0: 0.2}
-    own["greedy"] = {0: 1.0, 1: 2.0, 3: 1.9}  # a busy moment: nothing costs less than nothing
+    own["greedy"] = {
+        0: 1.0,
+        1: 2.0,
+        2: 1.9,
+        3: 1.9,
+        5: 1.9,
+    }  # a busy moment: nothing costs less than nothing
     found, _ = calibration.measure_costs(engine, [1, 2])
-    assert found[2]["greedy"] == {0: 1.9, 1: 1.9, 3: 1.9}
+    assert set(found[2]["greedy"].values()) == {1.9}
 
 
 def test_cycles_tell_the_policy_what_they_take(monkeypatch):
@@ -245,7 +253,8 @@ def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
         SamplingParams(presence_penalty=0.5, **short),
     ]
     run_engine(engine, PROMPTS, params=mixed)
-    assert policy.batches[0] == Batch(3, ("sampled", "uncoupled", "filtered", "penalised"), 1 / 3)
+    kinds = ("sampled", "uncoupled", "filtered", "penalised")
+    assert policy.batches[0] == Batch(3, kinds, 1 / 3, packs=True)
     assert policy.batches[-1] == Batch(1), "the expensive sequences have left"
     assert set(policy.shown) == {(3, False), (3, True)}
 

@@ -67,6 +67,8 @@ class Drafter(ABC):
     """Drafts in a cycle."""
     can_branch: bool = False
     """Whether it can draft trees."""
+    has_logits: bool = False
+    """Whether samplers see the logits of its drafts."""
     nodes: int = 0
     """Drafts of a cycle's tree, which is up to `depth` deep; 0 drafts a chain."""
     provenance: Provenance

@@ -75,6 +75,7 @@ class ModelDrafter(Drafter):
     """A drafter with a trained model, which reads the target's embedding and lm_head."""
 
     model: DraftModule
+    has_logits = True
 
     def __init__(
         self,

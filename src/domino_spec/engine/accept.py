@@ -25,6 +25,7 @@ def accept(
     drawn_from: Sequence[DraftLogits],
     *,
     mixed: bool,
+    lengths: Tensor | None = None,  # [batch]: drafts that were verified, where not all were
 ) -> tuple[Tensor, Tensor]:
     """Tokens [batch, n] and how many drafts of each sequence are accepted, [batch].
 
@@ -33,12 +34,13 @@ def accept(
     """
     assert draws.rules is not None
     drafts = block[:, 1:]
-    accepted, following = _verified(logits, drafts, draws, starts, drawn_from)
+    accepted, following = _verified(logits, drafts, draws, starts, drawn_from, lengths)
     chosen = torch.cat((drafts, following.unsqueeze(1)), dim=1)
     chosen = chosen.scatter(1, accepted.unsqueeze(1), following.unsqueeze(1))
     if mixed:
         own = draws.choose(logits, starts)
         agree = (own[:, :-1] == drafts).long().cumprod(dim=1).sum(dim=1)
+        agree = agree if lengths is None else agree.minimum(lengths)
         drawn = draws.rules >= REJECTION
         chosen = torch.where(drawn.unsqueeze(1), chosen, own)
         accepted = torch.where(drawn, accepted, agree)
@@ -51,6 +53,7 @@ def _verified(
     draws: Draws,
     starts: Tensor,
     drawn_from: Sequence[DraftLogits],
+    lengths: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """How many drafts are accepted, and the token after them, both [batch]."""
     assert draws.temperature is not None
@@ -73,21 +76,27 @@ def _verified(
     q_draft = _of_drafts(q, drawn_from, drafts).clamp(min=torch.finfo(torch.float32).tiny)
 
     # Token by token, and as a block: `joint` [batch, n] is P_0 ... P_depth.
-    one_by_one = (u * q_draft < p_draft).long().cumprod(dim=1).sum(dim=1)
+    ends = torch.full_like(starts, count) if lengths is None else lengths
+    verified = places <= ends.unsqueeze(1)  # [batch, depth]
+    one_by_one = ((u * q_draft < p_draft) & verified).long().cumprod(dim=1).sum(dim=1)
     walk = (p_draft.log() - q_draft.log()).cumsum(dim=1)
     joint = (walk - walk.clamp(min=0).cummax(dim=1).values).exp()
     joint = torch.cat((torch.ones_like(joint[:, :1]), joint), dim=1)
     by_block = draws.rules == BLOCK
-    scale = torch.where(by_block.unsqueeze(1), joint, 1.0)
-    scale[:, -1] = 1.0  # after the last draft the next token is p's own
+    # After the last verified draft the next token is p's own.
+    last = torch.arange(count + 1, device=starts.device) == ends.unsqueeze(1)  # [batch, n]
+    scale = torch.where(by_block.unsqueeze(1) & ~last, joint, 1.0)
     left = p * scale.unsqueeze(2)
+    if lengths is not None:  # what was not verified takes nothing off
+        own = torch.split(verified.unsqueeze(2), [each.shape[1] for each in q], dim=1)
+        q = [chances * kept for chances, kept in zip(q, own, strict=True)]
     _subtract(left, q, drawn_from)
     left.clamp_(min=0)
-    room = left[:, 1:-1].sum(dim=2)  # [batch, depth - 1]
-    inner = joint[:, 1:-1]
+    room = left[:, 1:].sum(dim=2)  # [batch, depth]
+    inner = joint[:, 1:]
     chance = torch.where(room > 0, room / (room + 1 - inner), 0.0)
-    success = u < torch.cat((chance, joint[:, -1:]), dim=1)
-    accepted = torch.where(by_block, _last(success), one_by_one)
+    chance = torch.where(last[:, 1:], inner, chance)
+    accepted = torch.where(by_block, _last((u < chance) & verified), one_by_one)
 
     at = accepted.view(-1, 1, 1).expand(-1, 1, p.shape[2])
     weights, plain = left.gather(1, at).squeeze(1), p.gather(1, at).squeeze(1)

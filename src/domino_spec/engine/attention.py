@@ -8,7 +8,7 @@ share is computed once, and sequences in neighbouring slots attend together, ove
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,12 +29,27 @@ _CALL_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
+class Packed:
+    """Sequences with different numbers of new tokens, which lie one after the other."""
+
+    slots: Tensor  # [sequences]
+    starts: Tensor  # [sequences]
+    offsets: Tensor  # [sequences + 1]: where each one's new tokens begin
+    rows: Tensor  # [tokens]: whose token it is
+    steps: Tensor  # [tokens]: its place among its sequence's new ones
+    count: int
+    """The most new tokens that a sequence can have."""
+
+
+@dataclass(frozen=True)
 class AttentionMetadata:
     """Sequences of a forward: their slots, what these hold already, and their new tokens.
 
     New token i of a sequence goes to place starts + i of its slot. That is its position too, unless
     `positions` says another (at most its place); it sees the slot's old tokens, and of the new ones
     those that the layer's causality says, or `ancestors`: a tree of drafts is one forward.
+    Tokens of `packed` sequences stand for themselves here: each is one of one new token, and sees
+    those of its sequence before it, which are stored first.
     """
 
     slots: Tensor  # [sequences]
@@ -46,6 +61,7 @@ class AttentionMetadata:
     positions: Tensor | None = None  # [sequences, count]
     ancestors: Tensor | None = None  # [sequences, count] int64: bit j says that it sees token j
     paths: Tensor | None = None  # [sequences, count, count]: the same tokens in order, for kernels
+    packed: Packed | None = None
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
@@ -94,6 +110,7 @@ def run_attention(
         query, keys, values, metadata.slots, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
         positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
+        packed=metadata.packed,
     ).flatten(0, 1)  # fmt: skip
 
 
@@ -242,6 +259,9 @@ class HostMetadata(Spans):
         super().__init__(
             metadata.slots, metadata.starts, metadata.count, metadata.positions, metadata.ancestors
         )
+        self._packed = metadata.packed
+        if (packed := metadata.packed) is not None:
+            self._whole = Spans(packed.slots, packed.starts, packed.count)
         cos, sin = rotary
         steps = torch.arange(metadata.count, device=metadata.starts.device)
         self._places = metadata.starts.unsqueeze(1) + steps  # [sequences, count]
@@ -253,6 +273,15 @@ class HostMetadata(Spans):
         half = cos.shape[1] // 2
         signed = torch.cat((-sin[places][..., :half], sin[places][..., half:]), dim=-1)
         self.sin = signed.to(dtype).unsqueeze(2)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, **how: Any) -> Tensor:
+        """Packed tokens attend in blocks of one length: keys and values are read once for each."""
+        if (packed := self._packed) is None:
+            return super().attend(query, keys, values, **how)
+        blocks = query.new_zeros(len(packed.slots), packed.count, *query.shape[2:])
+        blocks[packed.rows, packed.steps] = query[:, 0]
+        mixed = self._whole.attend(blocks, keys, values, **how)
+        return mixed[packed.rows, packed.steps].unsqueeze(1)
 
     def rotated(self, states: Tensor) -> Tensor:
         """Rotary positions on [sequences, count, heads, head_dim]."""

@@ -29,15 +29,15 @@ from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.measure import Bench, least_seconds, seconds_of
 from domino_spec.engine.model_runner import KINDS, Drafted, Plan
-from domino_spec.engine.policy import Costs, DepthPolicy, depths, rising, trees
+from domino_spec.engine.policy import Costs, DepthPolicy, budgets, depths, rising, trees
 from domino_spec.errors import InputError
 
 Measured = dict[int, dict[str, dict[int, float]]]
 """Seconds by batch size, kind and depth: of whole cycles under `_GREEDY`, else what is added.
 
-Under `_TREES` of whole cycles too, by the number of nodes."""
+Under `_TREES` and `_BUDGETS` of whole cycles too, by the number of nodes, or by the budget."""
 
-_GREEDY, _TREES = "greedy", "trees"
+_GREEDY, _TREES, _BUDGETS = _WHOLE = ("greedy", "trees", "budgets")
 _BATCH_SIZES = (1, 4, 16, 64)
 _CONTEXT = 256
 _MOST_ROUNDS = 5
@@ -117,11 +117,16 @@ def costs_of(engine: Engine, batches: Sequence[int], *, anew: bool = False) -> C
         for batch in batches
         if never
     }
-    return Costs(greedy, dict(zip(KINDS, added, strict=True)), branched)
+    packed = {
+        batch: {b: found[batch][_BUDGETS][b] for b in wanted[batch][_BUDGETS]}
+        for batch in batches
+        if wanted[batch][_BUDGETS]
+    }
+    return Costs(greedy, dict(zip(KINDS, added, strict=True)), branched, packed)
 
 
 def points(engine: Engine, batch: int) -> dict[str, tuple[int, ...]]:
-    """The depths at which each kind of cycle is timed, and the sizes of trees.
+    """The depths at which each kind of cycle is timed, the sizes of trees, and budgets.
 
     Greedy ones at all. What other kinds add goes token by token; but a GPU sorts few tokens in
     another way than many, and only its shallow cycles are about launching: one depth is between.
@@ -132,15 +137,16 @@ def points(engine: Engine, batch: int) -> dict[str, tuple[int, ...]]:
         few.add(every[len(every) // 2])
         if batch > MAX_ROWS:  # no kernels make their trees
             branched = ()
-    own = {_GREEDY: every, _TREES: branched}
+    packed = budgets(engine.depth) if engine.has_chances and batch > 1 else ()
+    own = {_GREEDY: every, _TREES: branched, _BUDGETS: packed}
     return own | dict.fromkeys(KINDS, tuple(sorted(few)))
 
 
 def measure_costs(engine: Engine, batches: Sequence[int]) -> tuple[Measured, bool]:
     """Time one cycle of each depth and batch size, and what each kind adds; whether it is settled.
 
-    On a CPU this ends within a minute: larger batches that would take longer are foretold from the
-    last that was measured.
+    On a CPU this ends within a minute: larger batches that would take longer are extrapolated
+    from the last that was measured.
     """
     bench = Bench(engine, context=min(_CONTEXT, engine.capacity))
     found: Measured = {}
@@ -151,17 +157,20 @@ def measure_costs(engine: Engine, batches: Sequence[int]) -> tuple[Measured, boo
         if found and late and bench.device.type == "cpu":
             before = max(found)
             found[batch] = {
-                kind: _foretold(times, before, batch) for kind, times in found[before].items()
+                kind: _extrapolated(times, before, batch) for kind, times in found[before].items()
             }
+            # One sequence alone has no budget: as much as chains of so many drafts, until seen.
+            if own[_BUDGETS] and _BUDGETS not in found[batch]:
+                found[batch][_BUDGETS] = {b: found[batch][_GREEDY][b] for b in own[_BUDGETS]}
             continue
-        whole, steady = _whole_cycles(bench, batch, own[_GREEDY], own[_TREES])
+        whole, steady = _whole_cycles(bench, batch, {kind: own[kind] for kind in _WHOLE})
         found[batch] = whole | measure_extras(bench, batch, own[KINDS[0]])
         settled = settled and steady
         last = time.perf_counter() - start
     return found, settled
 
 
-def _foretold(times: Mapping[int, float], measured: int, batch: int) -> dict[int, float]:
+def _extrapolated(times: Mapping[int, float], measured: int, batch: int) -> dict[int, float]:
     """Seconds by drafts of another batch size: on a CPU they go by the tokens verified."""
     points = [((count + 1) * measured, seconds) for count, seconds in rising(times).items()]
     if len(points) < 2:
@@ -181,10 +190,12 @@ def _foretold(times: Mapping[int, float], measured: int, batch: int) -> dict[int
 
 
 def _whole_cycles(
-    bench: Bench, batch: int, depths: Sequence[int], nodes: Sequence[int]
+    bench: Bench, batch: int, points: Mapping[str, Sequence[int]]
 ) -> tuple[dict[str, dict[int, float]], bool]:
-    plans = {(_GREEDY, depth): Plan(depth) for depth in depths}
-    plans |= {(_TREES, n): Plan(min(n, bench.engine.depth), n) for n in nodes}
+    deepest = bench.engine.depth
+    plans = {(_GREEDY, depth): Plan(depth) for depth in points[_GREEDY]}
+    plans |= {(_TREES, n): Plan(min(n, deepest), n) for n in points[_TREES]}
+    plans |= {(_BUDGETS, b): Plan(deepest, budget=b) for b in points[_BUDGETS]}
     settled = True
     if bench.device.type == "cuda":
         spent = {name: bench.cycle_seconds(batch, plan) for name, plan in plans.items()}
@@ -231,7 +242,7 @@ def _read(path: Path) -> Measured:
             int(batch): {
                 kind: {int(depth): check(spent) for depth, spent in times.items()}
                 for kind, times in row.items()
-                for check in (seconds if kind in (_GREEDY, _TREES) else _added,)
+                for check in (seconds if kind in _WHOLE else _added,)
             }
             for batch, row in read_measurement(path).items()
         }

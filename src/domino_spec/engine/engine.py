@@ -25,10 +25,11 @@ from domino_spec.decoding.stopping import at_length, end_rules
 from domino_spec.engine.block_manager import BlockManager
 from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
+from domino_spec.engine.kernels.lengths import MILLION
 from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.model_runner import ModelRunner, Pending, Plan, PromptChunk
 from domino_spec.engine.models import load_model
-from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, depths, trees
+from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, budgets, depths, trees
 from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import Chunk, Scheduler
 from domino_spec.engine.scores import ScoreTable, read_prompt_scores
@@ -40,6 +41,7 @@ from domino_spec.engine.sizes import (
     packs_by_default,
 )
 from domino_spec.engine.slots import Slots
+from domino_spec.engine.verify_lengths import AcceptanceModel
 from domino_spec.errors import InputError, MismatchError
 from domino_spec.targets import Target
 
@@ -82,6 +84,7 @@ class Engine:
         depth: int | None = None,
         tree: int | None = None,
         adaptive: bool = False,
+        lengths: bool = True,
         remeasure: bool = False,
         graphs: bool | None = None,
         ahead: bool | None = None,
@@ -95,7 +98,8 @@ class Engine:
         between two sequences, to what is asked for. `depth` is drafts a cycle, by default the
         drafter's own; `tree` is drafts of a tree instead, which is up to `depth` deep. `adaptive`
         lets each cycle choose fewer, in a chain or a tree, by costs that are measured once (anew if
-        `remeasure`) and corrected by what cycles take.
+        `remeasure`) and corrected by what cycles take; with `lengths` a batch may verify more
+        drafts of one sequence than of another.
         `graphs` captures work in CUDA graphs; `ahead` starts the next cycle before the last one's
         report is read. Both are on where there is a GPU. `pack` keeps a copy of the weights in the
         order in which a CPU multiplies fastest. `reuse` remembers what lies in the caches: a prompt
@@ -126,6 +130,9 @@ class Engine:
             if self._adaptive and tree is None and drafter.can_branch:
                 wanted = wanted or MOST_NODES
             self.nodes = drafter.tree_nodes(wanted, self.depth) if wanted else 0
+        self._chances: AcceptanceModel | None = None
+        if lengths and drafter is not None and drafter.has_logits and self.depth > 1:
+            self._chances = AcceptanceModel(self.depth, target.device)
         # A sequence may run a block past its end, and another one started ahead of its report.
         self.margin = 2 * (max(self.depth, self.nodes) + 1) + (
             0 if drafter is None else drafter.lookahead
@@ -162,13 +169,20 @@ class Engine:
     def _make_slots(self, slots: int, scheduler: Scheduler | None = None) -> None:
         """Everything that belongs to slots; `scheduler` is the one whose queue goes on."""
         self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
-        self.runner = ModelRunner(self.target, self.drafter, self.slots, graphs=self._graphs)
+        self.runner = ModelRunner(
+            self.target, self.drafter, self.slots, graphs=self._graphs, chances=self._chances
+        )
         blocks = BlockManager(slots, reuse=self._reuse)
         self.scheduler = scheduler or Scheduler(blocks, drafts=self.drafts_for)
         self.scheduler.blocks = blocks
         self._launches: deque[list[Launch]] = deque()
         self._kinds: dict[bool, tuple[tuple[Decoded, ...], Plan, Batch]] = {}
         """The last batch with drafts, and without, and what kind of cycle it is."""
+
+    @property
+    def has_chances(self) -> bool:
+        """Whether a policy may let sequences of a batch verify different numbers of drafts."""
+        return self._chances is not None
 
     def drafts_for(self, sequence: Decoded) -> bool:
         """Whether drafts are made for a sequence; otherwise its draft cache stays empty."""
@@ -396,7 +410,8 @@ class Engine:
             return
         plan, batch = launches[0].plan, launches[0].batch
         if batch is not None:
-            self.policy.observe(batch, Drafts(plan.depth, plan.nodes), self._reported - before)
+            drafts = Drafts(plan.depth, plan.nodes, plan.budget)
+            self.policy.observe(batch, drafts, self._reported - before)
 
     def _admit(self) -> None:
         for sequence, found in self.scheduler.admit(self.capacity):
@@ -515,8 +530,7 @@ class Engine:
                 continue
             plan, batch = self._kind_of(own, drafts=drafts)
             if self.policy is not None and drafts:
-                chosen = self.policy.choose(batch)
-                plan = replace(plan, depth=chosen.depth, nodes=chosen.nodes)
+                plan = replace(plan, **self.policy.choose(batch)._asdict())
             yield own, plan, batch if self.policy is not None and drafts else None
 
     def _kind_of(self, sequences: tuple[Decoded, ...], *, drafts: bool) -> tuple[Plan, Batch]:
@@ -526,8 +540,9 @@ class Engine:
             plan = self._plan(params, self.depth, self.nodes, alone=not drafts)
             drawn = sum(each.samples for each in params) / len(params)
             size = self.runner.size_of(len(params))
-            timed = not (plan.hooked or plan.constrained)
-            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0, timed=timed)
+            timed = not plan.on_host
+            packs = self.has_chances and len(params) > 1 and timed
+            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0, packs=packs, timed=timed)
             known = self._kinds[drafts] = (sequences, plan, batch)
         return known[1:]
 
@@ -540,11 +555,16 @@ class Engine:
     def _collect(self, launch: Launch) -> list[SequenceOutput]:
         """Wait for a report and commit what it says, up to each sequence's end."""
         report, places = launch.report(), launch.plan.depth + 1
-        nodes = launch.plan.nodes
+        nodes, budget = launch.plan.nodes, launch.plan.budget
         width = places + 1 + (places - 1 + 2 * (nodes + 1) if nodes else 0)
+        width += places if budget else 0
         table = ScoreTable(report[:, width:], places) if launch.plan.scored else None
         rows = report[:, :width].tolist()
         outputs = []
+        if budget and self.policy is not None and launch.batch is not None:
+            promised = [each / MILLION for each in rows[0][places + 2 :]]
+            accepted = sum(row[0] for row in rows) / len(rows)
+            self.policy.record_lengths(launch.batch, promised, budget, accepted)
         for index, (sequence, row) in enumerate(zip(launch.sequences, rows, strict=True)):
             if sequence.finished and launch.taken is None:
                 continue  # it ended, or was aborted, after this was started
@@ -562,7 +582,7 @@ class Engine:
                 self._collect_prompt(sequence)
             else:
                 sequence.cycles += 1
-                if self.policy is not None and launch.plan.depth:
+                if self.policy is not None and launch.plan.depth and not budget:
                     sampled = sequence.params.samples
                     if tree is None:
                         self.policy.record(accepted, launch.plan.depth, sampled=sampled)
@@ -574,7 +594,7 @@ class Engine:
                 taken = self._take(sequence, tokens)
             accepted, drafts = min(accepted, len(taken)), 0
             if not launch.prefill and sequence.error is None:
-                deep, ranks = launch.plan.depth, None
+                deep, ranks = row[places + 1] if budget else launch.plan.depth, None
                 if tree is not None:
                     deep, ranks = tree.depth, tree.ranks[:accepted]
                 drafts = sequence.end_cycle(len(taken), accepted, deep, ranks)
@@ -734,6 +754,10 @@ class Engine:
             if plan.nodes == nodes or len(chosen) == 1:  # not a chain instead of a tree
                 most = MAX_ROWS if nodes and self.policy is not None else sequences
                 self.runner.capture_cycles(min(sequences, most), plan)
+        if self.policy is not None and drafts and self.has_chances and not plan.on_host:
+            for budget in budgets(self.depth):
+                chain = self._plan([params], self.depth, alone=False)
+                self.runner.capture_cycles(sequences, replace(chain, budget=budget), fewest=2)
 
 
 def check_settings(

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -27,7 +28,8 @@ from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
-from domino_spec.engine.kernels.commit import commit, commit_tree, matching_drafts
+from domino_spec.engine.kernels.commit import commit, commit_tree
+from domino_spec.engine.kernels.lengths import Lengths
 from domino_spec.engine.kernels.linear import Normed, normed
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.scratch import apart
@@ -35,6 +37,7 @@ from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import DraftLogits, Draws, needs_filter
 from domino_spec.engine.scores import AT_ONCE, prompt_columns, score_columns
 from domino_spec.engine.slots import Slots
+from domino_spec.engine.verify_lengths import AcceptanceModel, PackedBlocks
 from domino_spec.errors import InputError
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -72,6 +75,8 @@ class Plan:
     """Drafts verified; 0 is plain decoding."""
     nodes: int = 0
     """Drafts of a tree that is up to `depth` deep; 0 verifies a chain."""
+    budget: int = 0
+    """Drafts of a chain that a sequence verifies on average, by their chances; 0 verifies all."""
     sampled: bool = False
     """Whether some sequence draws its tokens."""
     uncoupled: bool = False
@@ -122,6 +127,11 @@ class Plan:
             hooked=any(each.hooked for each in params),
             constrained=any(each.constrained for each in params),
         )
+
+    @property
+    def unpacks(self) -> bool:
+        """Whether choosing looks at a sequence's tokens together, or their logits are reported."""
+        return self.uncoupled or self.penalised or self.scored
 
     @property
     def on_host(self) -> bool:
@@ -284,6 +294,13 @@ class Drafted:
     """Whose nodes the block holds; None where it is a chain."""
     drawn_from: Sequence[DraftLogits] = ()
     """What the drafts were drawn from, where some accept rule asks for it."""
+    packed: PackedBlocks | None = None
+    """What of the block is verified; None where all of it is."""
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """What the target reads, by its metadata."""
+        return self.block if self.packed is None else self.packed.pack(self.block)
 
 
 @dataclass(frozen=True)
@@ -308,9 +325,12 @@ class ModelRunner:
         *,
         graphs: bool,
         pad: bool | None = None,
+        chances: AcceptanceModel | None = None,
     ) -> None:
         """With `graphs` work is captured; `pad` alone only pads prompts, which tests want."""
         self.model, self.drafter, self.slots = model, drafter, slots
+        self.chances = chances
+        """Of drafts, by which sequences verify different numbers of them; None where all do."""
         self._device = slots.device
         self._graphs = graphs
         self.recorder: Any = GraphRecorder() if graphs else None
@@ -359,10 +379,8 @@ class ModelRunner:
             metadata = AttentionMetadata(slots, self.slots.lengths[slots], block.shape[1])
             judged = self._masked(self._judged(logits, block, metadata, plan), masks)
             chosen = self.draws(slots, plan).choose(judged, metadata.starts)
-            accepted = None
-            if (reach := masks.reach) is not None:
-                accepted = matching_drafts(chosen, block).minimum(self.slots.send(reach))
-            report = self.report(chosen, logits, block, slots, plan, accepted)
+            reach = None if masks.reach is None else self.slots.send(masks.reach)
+            report = self.report(chosen, logits, block, slots, plan, reach=reach)
             return _to_host(_with_none_left(report, chosen, judged), len(report))
 
     def _masked(self, judged: Tensor, masks: DraftMasks) -> Tensor:
@@ -400,12 +418,12 @@ class ModelRunner:
         """The size of the batch that so many sequences run in here."""
         return filled_size(sequences) if self._graphs else sequences
 
-    def capture_cycles(self, sequences: int, plan: Plan) -> None:
+    def capture_cycles(self, sequences: int, plan: Plan, *, fewest: int = 1) -> None:
         """Record a cycle for each size that so many sequences, or fewer, are filled up to."""
         if self._graphs:
             with on_device(self._device):
                 for size in reversed(sizes_up_to(sequences)):  # smaller ones fit into what it took
-                    if (size, plan) not in self._cycles:
+                    if size >= fewest and (size, plan) not in self._cycles:
                         self.capture_cycle(size, plan)
 
     def capture_cycle(self, size: int, plan: Plan) -> Captured:
@@ -441,19 +459,24 @@ class ModelRunner:
         """One cycle: for each sequence the count of accepted drafts, then the tokens chosen.
 
         Gives [sequences, depth + 2], or what `commit_tree` gives. The first `accepted + 1` of the
-        tokens are committed. If they are scored, columns of `score_columns` follow.
+        tokens are committed. Where lengths differ a column says how many drafts were verified, and
+        one for each place what a budget so large had promised. If tokens are scored, columns of
+        `score_columns` follow.
         """
         starts, draws = self.slots.lengths[slots], self.draws(slots, plan)
         try:
             drafted, states = self._draft_and_verify(slots, starts, draws, plan)
             with self._timed("verify"):
-                logits = self.model.logits(states).view(*drafted.block.shape, -1)
+                logits = self.model.logits(states).view(*drafted.tokens.shape, -1)
+                if drafted.packed is not None and plan.unpacks:
+                    logits = drafted.packed.unpack(logits)
                 chosen, accepted = self.choose(logits, drafted, draws, plan)
         finally:
             self._side_stream.join()
         if drafted.tree is not None:
             return self._report_tree(chosen, logits, drafted, plan)
-        return self.report(chosen, logits, drafted.block, slots, plan, accepted)
+        lengths = None if drafted.packed is None else drafted.packed.lengths
+        return self.report(chosen, logits, drafted.block, slots, plan, accepted, lengths=lengths)
 
     def draws(self, slots: Tensor, plan: Plan) -> Draws:
         """How these slots' sequences choose in such a cycle."""
@@ -480,17 +503,18 @@ class ModelRunner:
         """
         with self._timed("draft"):
             drafted = self.draft(slots, starts, draws, plan)
-        block, metadata = drafted.block, drafted.metadata
+        tokens, metadata = drafted.tokens, drafted.metadata
         drafter = None if plan.alone else self.drafter
         layers = () if drafter is None else drafter.capture_layers
         with self._timed("verify"):
-            states, captured = self.model.forward(block, metadata, layers)
+            states, captured = self.model.forward(tokens, metadata, layers)
         if drafter is not None:
+            places = {"slots": metadata.slots, "starts": metadata.starts}
             with self._timed("draft"), self._side_stream.work():
                 if drafted.tree is None:
-                    drafter.update_cache(captured, block, slots=slots, starts=starts)
+                    drafter.update_cache(captured, tokens, **places)
                 else:
-                    drafter.update_tree(captured, drafted.tree, slots=slots, starts=starts)
+                    drafter.update_tree(captured, drafted.tree, **places)
         return drafted, states
 
     def draft(self, slots: Tensor, starts: Tensor, draws: Draws, plan: Plan) -> Drafted:
@@ -499,7 +523,7 @@ class ModelRunner:
         if not plan.depth:
             return Drafted(AttentionMetadata(slots, starts, 1), anchors.unsqueeze(1))
         assert self.drafter is not None
-        sampler = draws.for_drafts(starts)
+        sampler = draws.for_drafts(starts, keep=plan.budget > 0)
         common: dict[str, Any] = {
             "slots": slots, "starts": starts, "depth": plan.depth, "sampler": sampler
         }  # fmt: skip
@@ -507,8 +531,13 @@ class ModelRunner:
             block = torch.cat(
                 (anchors.unsqueeze(1), self.drafter.propose(anchors, **common)), dim=1
             )
+            drawn_from = (sampler.kept or []) if plan.uncoupled else []
+            if plan.budget:
+                packed = self._packed(slots, sampler, plan)
+                metadata = packed.metadata(slots, starts)
+                return Drafted(metadata, block, drawn_from=drawn_from, packed=packed)
             metadata = AttentionMetadata(slots, starts, block.shape[1])
-            return Drafted(metadata, block, drawn_from=sampler.kept or [])
+            return Drafted(metadata, block, drawn_from=drawn_from)
         tree = self.drafter.propose_tree(anchors, nodes=plan.nodes, **common)
         metadata = AttentionMetadata(
             slots,
@@ -520,9 +549,22 @@ class ModelRunner:
         )
         return Drafted(metadata, tree.tokens, tree)
 
+    def _packed(self, slots: Tensor, sampler: Draws, plan: Plan) -> PackedBlocks:
+        """What of the drafts that a sampler has kept the logits of is verified."""
+        assert self.chances is not None
+        assert sampler.kept is not None
+        heat = sampler.temperature
+        lengths = self.chances.choose(
+            sampler.kept,
+            sampled=torch.zeros_like(slots, dtype=torch.bool) if heat is None else heat > 0,
+            live=slots != self.slots.spare,
+            budget=plan.budget,
+        )
+        return PackedBlocks(lengths, plan.depth + 1)
+
     def choose(
         self,
-        logits: Tensor,  # [sequences, n, vocabulary]
+        logits: Tensor,  # [sequences, n, vocabulary]; packed [tokens, 1, vocabulary]
         drafted: Drafted,
         draws: Draws,
         plan: Plan,
@@ -531,11 +573,22 @@ class ModelRunner:
 
         And how many drafts that accepts [sequences], where comparing does not tell.
         """
-        block, metadata = drafted.block, drafted.metadata
+        block, metadata, lengths = drafted.block, drafted.metadata, None
+        if (packed := drafted.packed) is not None:
+            if not plan.unpacks:
+                judged = self._judged(logits, None, metadata, plan)
+                own = self.draws(metadata.slots, plan)
+                return packed.unpack(own.choose(judged, metadata.starts)), None
+            lengths = packed.lengths.lengths
+            assert metadata.packed is not None
+            metadata = AttentionMetadata(
+                metadata.packed.slots, metadata.packed.starts, block.shape[1]
+            )
         judged = self._judged(logits, block, metadata, plan)
         if drafted.drawn_from:
             starts, drawn_from = metadata.starts, drafted.drawn_from
-            return accept(judged, block, draws, starts, drawn_from, mixed=plan.mixed)
+            mixed = plan.mixed
+            return accept(judged, block, draws, starts, drawn_from, mixed=mixed, lengths=lengths)
         return draws.choose(judged, metadata.starts, positions=metadata.positions), None
 
     def _judged(
@@ -568,14 +621,25 @@ class ModelRunner:
         slots: Tensor,
         plan: Plan,
         accepted: Tensor | None = None,
+        *,
+        reach: Tensor | None = None,
+        lengths: Lengths | None = None,
     ) -> Tensor:
-        """Accept and commit what was chosen after a block; what `run_cycle` gives."""
+        """Accept and commit what was chosen after a block; what `run_cycle` gives.
+
+        `reach` [sequences] are the drafts that can be accepted, where not all can.
+        """
         state = self.slots
-        told = self._pretended(block) if plan.forced else accepted
-        report, accepted = commit(chosen, block, slots, state.lengths, state.anchors, told)
+        reach = reach if lengths is None else lengths.lengths
+        told = self._pretended(block, reach) if plan.forced else accepted
+        report, accepted = commit(chosen, block, slots, state.lengths, state.anchors, told, reach)
         self.model.cache.commit(slots, accepted)
         if plan.penalised:
             state.penalties.count(slots, block, accepted)
+        if lengths is not None:
+            assert self.chances is not None
+            self.chances.learn(lengths, accepted)
+            report = torch.cat((report, lengths.columns), dim=1)
         if not plan.scored:
             return report
         return torch.cat((report, score_columns(logits, chosen, ranked=plan.ranked)), dim=1)
@@ -606,11 +670,12 @@ class ModelRunner:
         if self.clock is not None:
             self.clock[part] = self.clock.get(part, 0.0) + time.perf_counter() - start
 
-    def _pretended(self, block: Tensor) -> Tensor:
+    def _pretended(self, block: Tensor, reach: Tensor | None = None) -> Tensor:
         """The next count of the pattern for every sequence, [sequences]."""
         count = self._pattern.index_select(0, self._turn.remainder(self._period))
         self._turn.add_(1)
-        return count.clamp(max=block.shape[1] - 1).repeat(len(block))
+        count = count.clamp(max=block.shape[1] - 1).repeat(len(block))
+        return count if reach is None else count.minimum(reach)
 
     def _pretended_path(self, tree: DraftTree) -> Tensor:
         """The same as nodes on the way to the deepest one, as bits [sequences]."""

@@ -3,7 +3,9 @@
 A cycle costs more the more drafts it verifies, and the last of them are the least likely to be
 accepted. In a large batch, or on a processor that is busy with a small one, fewer drafts pay;
 sometimes none. The same holds where choosing a token is expensive: every verified draft is sampled
-or penalised. A tree accepts more than a chain of as many drafts, which may be worth its making.
+or penalised. A tree accepts more than a chain of as many drafts, which may be worth its making. And
+a batch may verify the likeliest drafts of all its sequences, some of one and many of another
+(`verify_lengths`), which is worth more than as many of each.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ LADDER = (0, 1, 2, 3, 5, 7, 11, 15)
 """Depths worth measuring; 0 is plain decoding."""
 TREES = (3, 7, 15)
 """Nodes of trees worth measuring."""
-_FORGETTING = 0.98
+BUDGETS = (1, 2, 3, 5)
+"""Drafts a sequence, on average over a batch, worth measuring where lengths differ."""
+_FORGETTING, _FORGETTING_FAST = 0.98, 0.9
+"""Of a sequence's cycles, and of cycles of whole batches."""
 _PRIOR_CHANCE = 0.8
 _PRIOR_WEIGHT = 4.0
 _TRIALS = 4
 _RETRY = 64
 _DISABLED_AFTER = 48
 _HOPED_GAIN = 1.2
-"""What a tree is hoped to commit, compared with a chain as deep, before it was seen."""
+"""What a tree, or a budget, is hoped to commit, compared with a chain of as many drafts."""
 
 
 _COMMON_SHARE, _OWN_SHARE = 0.1, 0.1
@@ -42,10 +47,19 @@ Seconds = Mapping[int, Mapping[int, float]]
 
 
 class Drafts(NamedTuple):
-    """What a cycle verifies: a chain of `depth` drafts, or a tree of `nodes` up to `depth` deep."""
+    """What a cycle verifies: a chain of `depth` drafts, or a tree of `nodes` up to `depth` deep.
+
+    Or of chains of `depth` drafts so many as make `budget` a sequence, on average.
+    """
 
     depth: int
     nodes: int = 0
+    budget: int = 0
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether all sequences verify as many drafts, in a chain."""
+        return not self.nodes and not self.budget
 
 
 @dataclass(frozen=True)
@@ -61,6 +75,8 @@ class Costs:
     """
     trees: Seconds = field(default_factory=dict)
     """Of the same cycles with trees, by the number of nodes."""
+    budgets: Seconds = field(default_factory=dict)
+    """Of the same cycles with lengths that differ, by the budget; for batches of two and more."""
 
     def __post_init__(self) -> None:
         if not self.cycles:
@@ -78,6 +94,11 @@ class Costs:
     def of_trees(self, size: int, kinds: Collection[str] = ()) -> dict[int, float]:
         """Seconds by nodes."""
         return self._with_extras(self.trees, size, kinds) if self.trees else {}
+
+    def of_budgets(self, size: int, kinds: Collection[str] = ()) -> dict[int, float]:
+        """Seconds by budget."""
+        known = self.budgets and size >= min(self.budgets)
+        return self._with_extras(self.budgets, size, kinds) if known else {}
 
     def _with_extras(self, cycles: Seconds, size: int, kinds: Collection[str]) -> dict[int, float]:
         lower, upper = _around(cycles, size)
@@ -104,6 +125,7 @@ class LiveCosts:
         self._common = 0.0  # logarithms of the factors
         self._own = dict.fromkeys(measured, 0.0)
         self._last: dict[Drafts, deque[float]] = {each: deque(maxlen=3) for each in measured}
+        self._seconds: dict[Drafts, float] | None = None  # until the next observation
         self.seen = dict.fromkeys(measured, 0)
         """Cycles of each kind that were observed."""
 
@@ -111,15 +133,17 @@ class LiveCosts:
         return self._measured[drafts] * math.exp(self._common + self._own[drafts])
 
     @property
-    def seconds(self) -> dict[Drafts, float]:
+    def seconds(self) -> Mapping[Drafts, float]:
         """By what is verified."""
-        return {drafts: self[drafts] for drafts in self._measured}
+        if self._seconds is None:
+            self._seconds = {drafts: self[drafts] for drafts in self._measured}
+        return self._seconds
 
     def observe(self, drafts: Drafts, seconds: float) -> None:
         """A cycle took so long."""
         if drafts not in self._measured or seconds <= 0:
             return
-        last = self._last[drafts]
+        last, self._seconds = self._last[drafts], None
         last.append(seconds)
         least = min(last)
         if least > _PAUSE * self[drafts] and len(last) < last.maxlen:  # type: ignore[operator]
@@ -209,6 +233,31 @@ class Acceptance:
         return (faith * hoped + seen * found) / (faith + seen)
 
 
+class Promises:
+    """What budgets are likely to commit: as chances promised it, by how such promises were kept."""
+
+    def __init__(self, depth: int) -> None:
+        self._promised = [0.0] * depth
+        self._hoped = 1.0
+        self._offered = self._accepted = 0.0
+
+    def record(self, promised: Sequence[float], budget: int, accepted: float) -> None:
+        """A cycle's promises by budget, from 1 on, and what its own gave: drafts a sequence."""
+        for place, each in enumerate(promised):
+            self._promised[place] += (1 - _FORGETTING_FAST) * (each - self._promised[place])
+        self._hoped *= _FORGETTING_FAST
+        self._offered = self._offered * _FORGETTING_FAST + promised[budget - 1]
+        self._accepted = self._accepted * _FORGETTING_FAST + accepted
+
+    def tokens(self, budget: int, hoped: float) -> float:
+        """Expected tokens a sequence, where so many are hoped for before anything was seen."""
+        if not self._offered:
+            return hoped
+        seen = self._promised[budget - 1] / (1 - self._hoped)
+        kept = self._accepted / self._offered
+        return self._hoped * hoped + (1 - self._hoped) * (1 + kept * seen)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disabled:
     """Why drafting is disabled: even the best depth commits fewer tokens per second than none."""
@@ -236,6 +285,8 @@ class Batch:
     """The share of the sequences that sample."""
     trees: bool = False
     """Whether all can verify trees."""
+    packs: bool = False
+    """Whether they can verify different numbers of drafts."""
     timed: bool = True
     """Whether it will be known what their cycles took."""
 
@@ -257,6 +308,7 @@ class DepthPolicy:
         self._turns: dict[tuple[int, tuple[str, ...]], int] = {}
         self._plain_in_a_row: dict[tuple[str, ...], int] = {}
         self._chains_in_a_row: dict[tuple[str, ...], int] = {}
+        self._promises: dict[tuple[str, ...], Promises] = {}
         self._last = Batch(1)
 
     def record(self, accepted: int, depth: int, *, sampled: bool) -> None:
@@ -267,23 +319,29 @@ class DepthPolicy:
         """One sequence's cycle: the accepted nodes of a tree."""
         (self.drawn if sampled else self.acceptance).record_tree(path, parents)
 
+    def record_lengths(
+        self, batch: Batch, promised: Sequence[float], budget: int, accepted: float
+    ) -> None:
+        """A cycle of a batch whose lengths differed: `Promises.record`."""
+        own = self._promises.setdefault(batch.kinds, Promises(self._depth))
+        own.record(promised, budget, accepted)
+
     def observe(self, batch: Batch, drafts: Drafts, seconds: float) -> None:
         """A cycle that verified these for such a batch took so long, host and all."""
         self._costs_of(batch.size, batch.kinds).observe(drafts, seconds)
 
     def choose(self, batch: Batch) -> Drafts:
-        """The drafts that commit most tokens a second: a chain, a tree or none.
+        """The drafts that commit most tokens a second: a chain, a tree, a budget or none.
 
-        While chains are best, a tree has a try now and then, unless it is too expensive to pay. And
-        what is not chosen is run now and then, to see what it costs today.
+        While chains are best, the others have a try now and then, unless they are too expensive to
+        pay. And what is not chosen is run now and then, to see what it costs today.
         """
         costs = self.costs(batch.size, batch.kinds)
-        nodes = self._choose_tree(costs, batch) if batch.trees else 0
-        if nodes:
-            self._last, self._plain_in_a_row[batch.kinds] = batch, 0
-            found = Drafts(min(nodes, self._depth), nodes)
-        else:
+        found = self._choose_other(costs, batch)
+        if found is None:
             found = Drafts(self._choose_depth(costs, batch))
+        else:
+            self._last, self._plain_in_a_row[batch.kinds] = batch, 0
         return self._explored(costs, batch, found)
 
     def _explored(self, costs: Mapping[int, float], batch: Batch, found: Drafts) -> Drafts:
@@ -297,24 +355,39 @@ class DepthPolicy:
         for other in (Drafts(0), Drafts(self._best(costs, batch))):
             if other != found and other in live.seen and live.seen[other] < _TRIALS:
                 return other
-        return Drafts(0) if turn % _REFRESHED_EVERY == 0 else found
+        if turn % _REFRESHED_EVERY == 0:
+            return Drafts(0)
+        # A budget does not tell what chains would commit.
+        again = found.budget and 2 * turn % _REFRESHED_EVERY == 0
+        return Drafts(self._best(costs, batch)) if again else found
 
-    def _choose_tree(self, costs: Mapping[int, float], batch: Batch) -> int:
-        """The nodes of the tree that commits most tokens a second; 0 where a chain commits more."""
+    def _choose_other(self, costs: Mapping[int, float], batch: Batch) -> Drafts | None:
+        """The tree or budget that commits most tokens a second; None where a chain commits more."""
+        seconds = self._costs_of(batch.size, batch.kinds).seconds
+        others = {d: s for d, s in seconds.items() if self._can_verify(d, batch)}
+        if not others:
+            return None
         depth = self._best(costs, batch)
         pace = self.tokens(depth, batch) / costs[depth]
-        paces = {n: self._tree_tokens(n, batch) / s for n, s in self._tree_costs(batch).items()}
         chains = self._chains_in_a_row.get(batch.kinds, 0) + 1
         self._chains_in_a_row[batch.kinds] = chains
         if chains % _RETRY == 0 and depth:
-            # What a tree might get, whatever the last ones got: a large one tells of all.
-            affordable = _HOPED_GAIN * costs[depth]
-            return max((n for n, s in self._tree_costs(batch).items() if s < affordable), default=0)
-        best = max(paces, key=lambda n: paces[n], default=0)
-        if not best or paces[best] <= pace:
-            return 0
+            # What a tree might get, whatever the last ones got: a large one tells of all. A budget
+            # tells of all others, and has its turn after the trees'.
+            affordable = [d for d, s in others.items() if s < _HOPED_GAIN * costs[depth]]
+            budgets = chains // _RETRY % 2 == 0
+            own = [d for d in affordable if bool(d.budget) is budgets] or affordable
+            return max(own, default=None)
+        best = max(others, key=lambda d: self._other_tokens(d, batch) / others[d])
+        if self._other_tokens(best, batch) / others[best] <= pace:
+            return None
         self._chains_in_a_row[batch.kinds] = 0
         return best
+
+    @staticmethod
+    def _can_verify(drafts: Drafts, batch: Batch) -> bool:
+        """Whether it is a tree or a budget that these sequences can have."""
+        return (drafts.nodes > 0 and batch.trees) or (drafts.budget > 0 and batch.packs)
 
     def _choose_depth(self, costs: Mapping[int, float], batch: Batch) -> int:
         """The depth that commits most tokens a second; if that is 0, now and then another.
@@ -363,14 +436,17 @@ class DepthPolicy:
         drawn = self.drawn.tokens(depth) if batch.drawn > 0 else 0.0
         return (1 - batch.drawn) * greedy + batch.drawn * drawn
 
-    def _tree_tokens(self, nodes: int, batch: Batch) -> float:
-        greedy = self.acceptance.tree_tokens(nodes) if batch.drawn < 1 else 0.0
-        drawn = self.drawn.tree_tokens(nodes) if batch.drawn > 0 else 0.0
+    def _other_tokens(self, drafts: Drafts, batch: Batch) -> float:
+        """The expected tokens per sequence and cycle of a tree or a budget."""
+        if drafts.budget:
+            # No more than if all of every chain were verified.
+            hoped = _HOPED_GAIN * self.tokens(drafts.budget, batch)
+            hoped = min(hoped, self.tokens(self._depth, batch))
+            promises = self._promises.get(batch.kinds)
+            return hoped if promises is None else promises.tokens(drafts.budget, hoped)
+        greedy = self.acceptance.tree_tokens(drafts.nodes) if batch.drawn < 1 else 0.0
+        drawn = self.drawn.tree_tokens(drafts.nodes) if batch.drawn > 0 else 0.0
         return (1 - batch.drawn) * greedy + batch.drawn * drawn
-
-    def _tree_costs(self, batch: Batch) -> dict[int, float]:
-        live = self._costs_of(batch.size, batch.kinds).seconds
-        return {drafts.nodes: seconds for drafts, seconds in live.items() if drafts.nodes}
 
     def _trials(self, batch: Batch) -> int:
         """Recorded cycles of the kind of sequence (greedy, sampling) that has fewer."""
@@ -396,7 +472,7 @@ class DepthPolicy:
     def costs(self, size: int, kinds: tuple[str, ...] = ()) -> Mapping[int, float]:
         """Seconds by depth of a cycle of a batch of this size."""
         live = self._costs_of(size, kinds).seconds
-        return {drafts.depth: seconds for drafts, seconds in live.items() if not drafts.nodes}
+        return {drafts.depth: seconds for drafts, seconds in live.items() if drafts.is_chain}
 
     def _costs_of(self, size: int, kinds: tuple[str, ...]) -> LiveCosts:
         found = self._live.get((size, kinds))
@@ -407,9 +483,14 @@ class DepthPolicy:
                 for n, s in self._measured.of_trees(size, kinds).items()
                 if n <= self._nodes
             }
+            packed = {
+                Drafts(self._depth, budget=b): s
+                for b, s in self._measured.of_budgets(size, kinds).items()
+                if b < self._depth
+            }
             known = {
                 drafts: seconds
-                for drafts, seconds in (chains | branched).items()
+                for drafts, seconds in (chains | branched | packed).items()
                 if drafts.depth <= self._depth and math.isfinite(seconds)
             }
             found = self._live[size, kinds] = LiveCosts(known)
@@ -424,6 +505,11 @@ def depths(limit: int) -> tuple[int, ...]:
 def trees(limit: int) -> tuple[int, ...]:
     """Sizes of trees worth measuring up to this one, which is part of them; none for 0."""
     return tuple(sorted({nodes for nodes in TREES if nodes < limit} | {limit})) if limit else ()
+
+
+def budgets(depth: int) -> tuple[int, ...]:
+    """Budgets worth measuring of chains so deep."""
+    return tuple(budget for budget in BUDGETS if budget < depth)
 
 
 def best_path(parents: Sequence[int]) -> list[int]:

@@ -47,10 +47,13 @@ class Draws:
     kept: list[DraftLogits] | None = field(default=None, compare=False)
     """Where drafts that are drawn leave what they were drawn from, one lot after the other."""
 
-    def for_drafts(self, starts: Tensor) -> Draws:
-        """How the drafts of a cycle from `starts` [batch] on are chosen."""
+    def for_drafts(self, starts: Tensor, *, keep: bool = False) -> Draws:
+        """How the drafts of a cycle from `starts` [batch] on are chosen.
+
+        Their logits are kept where an accept rule asks for them, or `keep` does.
+        """
         if self.rules is None:
-            return self
+            return replace(self, kept=[]) if keep else self
         assert self.temperature is not None
         assert self.seeds is not None
         return replace(

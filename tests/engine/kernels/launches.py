@@ -12,6 +12,7 @@ from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.kernels import (
     commit,
     compact,
+    lengths,
     rollout_candidates,
     rollout_vocabulary,
     rotate,
@@ -58,6 +59,23 @@ def plain() -> None:
 def block() -> None:
     """A block of 16."""
     _attention(16, heads=32, kv_heads=8, head_dim=128, window=None)
+
+
+def packed() -> None:
+    """Blocks of up to 8 tokens, 96 in all, of 32 sequences of SmolLM2; and how long each is."""
+    cache, whole = _meta(33, 3, CAPACITY, 64), _meta(32, dtype=torch.long)
+    split_attention.launch(
+        _meta(96, 1, 9, 64), cache, cache, whole, whole, causal=True, window=None, scale=0.125,
+        offsets=_meta(33, dtype=torch.long), count=8,
+    )  # fmt: skip
+    lengths.usable = lambda _: True
+    some = _meta(32, dtype=torch.bool)
+    weights = _meta(2, 7, 2, dtype=torch.float32)
+    found = lengths.verify_lengths(_meta(32, 7, dtype=torch.float32), weights, some, some, 2)
+    lengths.learn(
+        found, _meta(32, 9, dtype=torch.long)[:, 0], weights, _meta(2, 7, 3, dtype=torch.float32),
+        _meta(3, dtype=torch.float32),
+    )  # fmt: skip
 
 
 def branched() -> None:

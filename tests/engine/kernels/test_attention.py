@@ -9,7 +9,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from domino_spec.drafter.masks import BlockLayout, dense_mask
 from domino_spec.drafter.tree import ancestor_mask, tree_of
 from domino_spec.engine import attention as host_attention
-from domino_spec.engine.attention import AttentionMetadata, Spans
+from domino_spec.engine.attention import AttentionMetadata, HostMetadata, Packed, Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
 from tests.engine.kernels import test_rotate
 
@@ -86,6 +86,41 @@ WAYS = {
         )
     ),
 }
+PACKED = {
+    "kernel": attention.attend,
+    "four": WAYS["four"],
+    "rows": lambda query, keys, values, slots, starts, *, packed, **rule: HostMetadata(
+        AttentionMetadata(slots, starts, 1, packed=packed),
+        (torch.zeros(CAPACITY, 32), torch.zeros(CAPACITY, 32)),
+        query.dtype,
+    ).attend(query, keys, values, **rule),
+    "batch": lambda *given, packed, **rule: WAYS["batch"](*given, **rule),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "window"),
+    [("kernel", None), ("four", 20), ("rows", None), ("rows", 20), ("batch", None)],
+)
+def test_packed_sequences_get_what_whole_blocks_give(device, way, window):
+    """Sequences with 9, 1 and 4 new tokens, in one row of tokens: to the last bit by kernels."""
+    starts, lengths = [0, 15, CAPACITY - 9], [9, 1, 4]
+    query, *cache, slots, at = inputs(9, torch.float32, device, starts=starts)
+    rule = {"causal": True, "window": window, "scale": 0.2}
+    whole = WAYS["rows" if way in ("rows", "batch") else way](query, *cache, slots, at, **rule)
+    rows = torch.tensor([row for row, n in enumerate(lengths) for _ in range(n)], device=device)
+    steps = torch.tensor([step for n in lengths for step in range(n)], device=device)
+    offsets = torch.tensor([0, 9, 10, 14], device=device)
+    packed = Packed(slots, at, offsets, rows, steps, 9)
+    asked = query[rows, steps].unsqueeze(1)
+    if way == "four":
+        found = WAYS[way](asked, *cache, slots, at, **rule, offsets=offsets, count=9)
+    else:
+        found = PACKED[way](asked, *cache, slots[rows], at[rows] + steps, **rule, packed=packed)
+    exact = {"rtol": 0, "atol": 0} if way in ("kernel", "four") else {}
+    torch.testing.assert_close(found[:, 0], whole[rows, steps], **exact)
+
+
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]  # each node's parent: the anchor has two children
 
 

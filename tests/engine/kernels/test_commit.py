@@ -33,6 +33,16 @@ def test_slots_advance_by_what_was_accepted(apply, pretended, device):
     assert anchors[3] == -1
 
 
+@pytest.mark.parametrize("apply", [commit, commit_reference], ids=["kernel", "reference"])
+def test_no_draft_behind_the_reach_is_accepted(apply, device):
+    arguments = [torch.tensor(each, device=device) for each in (CHOSEN, BLOCK, SLOTS)]
+    slots = [torch.zeros(5, dtype=torch.long, device=device) for _ in range(2)]
+    reach = torch.tensor([2, 3, 3, 0], device=device)
+    report, counts = apply(*arguments, *slots, None, reach)
+    assert report[:, 0].tolist() == counts.tolist() == [2, 1, 0, 0]
+    assert slots[0].tolist() == [2, 1, 3, 0, 0]
+
+
 def test_a_plain_step_advances_by_one(device):
     lengths, anchors = torch.tensor([7, 0], device=device), torch.zeros(2, device=device).long()
     chosen, block = torch.tensor([[3]], device=device), torch.tensor([[1]], device=device)

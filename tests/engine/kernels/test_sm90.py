@@ -11,12 +11,18 @@ TREES = ("tree", "tree_drawn")
 
 @pytest.fixture(scope="module")
 def found():
-    return sm90.launched("tests.engine.kernels.launches", "plain", *CANDIDATES, *VOCABULARY, *TREES)
+    shapes = ("plain", "packed", *CANDIDATES, *VOCABULARY, *TREES)
+    return sm90.launched("tests.engine.kernels.launches", *shapes)
 
 
 def test_attention(found):
     sm90.assert_fits(found["plain"])
     assert found["plain"].keys() == {"_rotate", "_attend", "_join"}
+
+
+def test_sequences_of_different_lengths(found):
+    sm90.assert_fits(found["packed"])
+    assert found["packed"].keys() == {"_attend", "_lengths", "_learn"}
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ says (never more than its place); of the other new tokens it sees those up to it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,6 +22,9 @@ from torch.nn import functional as F
 from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.kernels.runtime import usable
 from domino_spec.engine.kernels.split_attention import launch
+
+if TYPE_CHECKING:
+    from domino_spec.engine.attention import Packed
 
 MAX_TOKENS = 64
 """More tokens a row are a prompt."""
@@ -44,14 +49,22 @@ def attend(
     positions: Tensor | None = None,  # [rows, n] int64
     ancestors: Tensor | None = None,  # [rows, n] int64: bit j says that it sees new token j
     paths: Tensor | None = None,  # [rows, n, n] int64: the same tokens, one a position
+    packed: Packed | None = None,
 ) -> Tensor:
     """[rows, n, heads * head_dim].
 
     A token sees the cache up to itself (`causal`) or up to the last new one; with a window only
     positions nearer than that, on both sides, which is `drafter.masks`' rule. `longest` is a bound
     on starts + n that the caller knows: where PyTorch attends over a batch, it need not look
-    further; n itself says that all rows are empty.
+    further; n itself says that all rows are empty. Rows that are `packed` tokens share the reading
+    of their sequence's keys.
     """
+    if packed is not None and usable(query) and packed.count <= MAX_TOKENS:
+        assert causal
+        return launch(
+            query, keys, values, packed.slots, packed.starts, causal=True, window=window,
+            scale=scale, offsets=packed.offsets, count=packed.count,
+        )  # fmt: skip
     if usable(query) and query.shape[1] <= MAX_TOKENS:
         return launch(
             query, keys, values, slots, starts,

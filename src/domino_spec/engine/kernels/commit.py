@@ -20,13 +20,14 @@ def commit(
     lengths: Tensor,  # [slots + 1]; the last one, the spare slot's, stays 0
     anchors: Tensor,  # [slots + 1]
     told: Tensor | None = None,  # [rows]: accepted drafts, if they are not to be counted
+    reach: Tensor | None = None,  # [rows]: drafts that can be accepted, where not all can
 ) -> tuple[Tensor, Tensor]:  # [rows, n + 1], [rows]
     """For each row how many drafts were accepted, then what was chosen; and the former alone.
 
     Slots advance by the accepted drafts and the anchor before them.
     """
     if not usable(chosen):
-        return commit_reference(chosen, block, slots, lengths, anchors, told)
+        return commit_reference(chosen, block, slots, lengths, anchors, told, reach)
     rows, n = chosen.shape
     report = chosen.new_empty(rows, n + 1)
     _commit[(rows,)](
@@ -36,6 +37,7 @@ def commit(
         lengths,
         anchors,
         chosen if told is None else told,
+        reach,
         report,
         n,
         len(lengths) - 1,
@@ -47,11 +49,6 @@ def commit(
     return report, report[:, 0]
 
 
-def matching_drafts(chosen: Tensor, block: Tensor) -> Tensor:
-    """How many drafts of each row are what the target chose before the first that is not."""
-    return (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
-
-
 def commit_reference(
     chosen: Tensor,
     block: Tensor,
@@ -59,9 +56,13 @@ def commit_reference(
     lengths: Tensor,
     anchors: Tensor,
     told: Tensor | None = None,
+    reach: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What `commit` does."""
-    accepted = matching_drafts(chosen, block) if told is None else told
+    accepted = told
+    if accepted is None:
+        accepted = (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
+        accepted = accepted if reach is None else accepted.minimum(reach)
     lengths[slots] += accepted + 1
     anchors[slots] = chosen.gather(1, accepted.unsqueeze(1)).squeeze(1)
     lengths[-1:].zero_()
@@ -157,6 +158,7 @@ if triton_available():
         lengths,
         anchors,
         told,
+        reach,  # [rows], or None
         report,
         n,
         spare,
@@ -175,7 +177,10 @@ if triton_available():
         else:
             drafts = tl.load(block + row * n + place + 1, mask=place < n - 1, other=0)
             # The first place that does not agree; the last one has no draft.
-            refused = (tokens != drafts) | (place >= n - 1)
+            end = n - 1
+            if reach is not None:
+                end = tl.load(reach + row).to(tl.int32)
+            refused = (tokens != drafts) | (place >= end)
             accepted = tl.min(tl.where(refused, place, PADDED), axis=0).to(tl.int64)
         tl.store(report + row * (n + 1), accepted)
         tl.store(report + row * (n + 1) + 1 + place, tokens, mask=place < n)

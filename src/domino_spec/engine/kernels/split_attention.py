@@ -9,7 +9,8 @@ What a query gets does not depend on how many others are asked with it, to the l
 are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
 a block gets what it would have got alone. So does a node of a tree: stretches that reach new tokens
 have a program a node, which reads its own ancestors in the order of their positions (`paths`, for
-each node the new tokens on the way to it).
+each node the new tokens on the way to it). Packed rows have different numbers of queries, which lie
+one row's after the other's; programs are made for the most a row may have.
 """
 
 from __future__ import annotations
@@ -55,11 +56,21 @@ def launch(
     scale: float,
     positions: Tensor | None = None,  # [rows, n] int64
     paths: Tensor | None = None,  # [rows, n, n] int64
+    offsets: Tensor | None = None,  # [rows + 1] int64: where each row's queries begin
+    count: int = 0,
     block: int = BLOCK,
     splits: int | None = None,
 ) -> Tensor:
-    """The kernels; the last two arguments are what shapes decide in production."""
+    """The kernels; the last two arguments are what shapes decide in production.
+
+    With `offsets` queries are packed, [tokens, 1, heads, head_dim], up to `count` a row.
+    """
     rows, n, heads, head_dim = query.shape
+    shape = (rows, n)
+    if offsets is not None:
+        assert causal
+        assert paths is None
+        rows, n = len(slots), count
     kv_heads, capacity = keys.shape[1:3]
     group = heads // kv_heads
     assert query.is_contiguous()
@@ -77,7 +88,7 @@ def launch(
     parts = query.new_empty(rows, kv_heads, splits, n * group, head_dim, dtype=wide)
     highest = query.new_empty(rows, kv_heads, splits, n * group, dtype=wide)
     totals = torch.empty_like(highest)
-    mixed = query.new_empty(rows, n, heads * head_dim)
+    mixed = query.new_empty(*shape, heads * head_dim)
     assert splits & (splits - 1) == 0
     shared = (n, capacity, window or 0, splits.bit_length() - 1)
     warps, stages = effort(head_dim, query.element_size())
@@ -101,6 +112,7 @@ def launch(
         starts,
         positions,
         paths,
+        offsets,
         mixed,
         parts,
         highest,
@@ -120,6 +132,7 @@ def launch(
         _join[(triton.cdiv(n * group, joined), kv_heads, rows)](
             starts,
             positions,
+            offsets,
             mixed,
             parts,
             highest,
@@ -170,9 +183,18 @@ if triton_available():
         return position, end, first, each, tl.cdiv(stop - first, each)
 
     @triton.jit
-    def _places(row, head, query, n, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
-        """Which of [rows, n, heads] a head's queries are."""
-        return ((row * n + query // GROUP) * KV_HEADS + head) * GROUP + query % GROUP
+    def _queries(row, n, offsets):
+        """(where a row's queries begin among all, how many it has)."""
+        base, own = row * n, n
+        if offsets is not None:
+            base = tl.load(offsets + row).to(tl.int32)
+            own = tl.load(offsets + row + 1).to(tl.int32) - base
+        return base, own
+
+    @triton.jit
+    def _places(base, head, query, KV_HEADS: tl.constexpr, GROUP: tl.constexpr):
+        """Which of [tokens, heads] a head's queries are."""
+        return ((base + query // GROUP) * KV_HEADS + head) * GROUP + query % GROUP
 
     @triton.jit
     def _over_tile(
@@ -211,6 +233,7 @@ if triton_available():
         starts,
         positions,  # [rows, n], or None
         paths,  # [rows, n, n], or None
+        offsets,  # [rows + 1], or None
         mixed,
         parts,
         highest,
@@ -237,8 +260,9 @@ if triton_available():
         head, row = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
+        base, own_n = _queries(row, n, offsets)
         index = tile * QUERIES + tl.arange(0, QUERIES)
-        live = index < count
+        live = index < own_n * GROUP
         token = tile * 0
         shared_tiles = tl.cdiv(count, QUERIES)
         if paths is not None:
@@ -253,10 +277,12 @@ if triton_available():
         if positions is not None:
             positions += row * n
         position, end, first, each, used = _stretches(
-            index, start, positions, n, capacity, window, log_splits,
+            index, start, positions, own_n, capacity, window, log_splits,
             CAUSAL, GROUP, BLOCK, WINDOWED,
         )  # fmt: skip
         takes = split < used
+        if offsets is not None:
+            takes = takes & live
         low = (first + split * each) * BLOCK
         high = tl.minimum(low + each * BLOCK, end)
         border = start // BLOCK * BLOCK  # from here on nodes see different tokens
@@ -267,7 +293,7 @@ if triton_available():
         if furthest <= lowest:
             return
         lane = tl.arange(0, HEAD_DIM)
-        place = _places(row, head, index, n, KV_HEADS, GROUP)
+        place = _places(base, head, index, KV_HEADS, GROUP)
         asked = tl.load(
             query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
         )
@@ -322,6 +348,7 @@ if triton_available():
     def _join(
         starts,
         positions,
+        offsets,
         mixed,
         parts,
         highest,
@@ -345,14 +372,15 @@ if triton_available():
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
+        base, own_n = _queries(row, n, offsets)
         index = tile * TILE + tl.arange(0, TILE)
         if positions is not None:
             positions += row * n
         _, _, _, _, used = _stretches(
-            index, start, positions, n, capacity, window, log_splits,
+            index, start, positions, own_n, capacity, window, log_splits,
             CAUSAL, GROUP, BLOCK, WINDOWED,
         )  # fmt: skip
-        shared = (index < count) & (used > 1)
+        shared = (index < own_n * GROUP) & (used > 1)
         lane = tl.arange(0, HEAD_DIM)
         split = tl.arange(0, SPLITS)
         there = (split[:, None] < used[None, :]) & shared[None, :]
@@ -371,7 +399,7 @@ if triton_available():
         mix = tl.sum(part * weight[:, :, None], axis=0)
         mix = mix / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
-            mixed + _places(row, head, index, n, KV_HEADS, GROUP)[:, None] * HEAD_DIM
+            mixed + _places(base, head, index, KV_HEADS, GROUP)[:, None] * HEAD_DIM
             + lane[None, :],
             mix.to(mixed.dtype.element_ty),
             mask=shared[:, None],
