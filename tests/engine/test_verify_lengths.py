@@ -9,7 +9,7 @@ import torch
 from domino_spec.drafters import drafter_of
 from domino_spec.drafters.block import BlockDrafter
 from domino_spec.engine import model_runner, verify_lengths
-from domino_spec.engine.kernels.lengths import lengths_reference
+from domino_spec.engine.kernels import lengths
 from domino_spec.engine.policy import Batch, Costs, DepthPolicy, Drafts
 from domino_spec.engine.sampling import RULES
 from tests.engine.replays import Replays
@@ -88,14 +88,6 @@ def test_captured_cycles_and_those_that_fill_up_a_batch_change_nothing(monkeypat
     assert run_packed(target, drafter, PROMPTS[:3], budget=2, graphs=True, **common)[0] == expected
 
 
-def test_a_broken_drafter_teaches_nothing():
-    """What is no number is no margin."""
-    logits = torch.tensor([[[torch.nan, 1.0, 2.0], [torch.inf, 0.0, 1.0], [3.0, -torch.inf, 1.0]]])
-    found = verify_lengths.margins([verify_lengths.DraftLogits(logits, None)])
-    assert found.isfinite().all()
-    assert found[0, 2] == 2.0
-
-
 # The distribution --------------------------------------------------------------------------------
 
 
@@ -124,8 +116,7 @@ def test_a_length_that_looks_at_the_drawn_token_is_noticed(small, monkeypatch, r
         last[:] = [propose(self, anchors, **how)]
         return last[0]
 
-    def looks(drawn_from):
-        logits = torch.cat([each.logits for each in drawn_from], dim=1)
+    def looks(logits):
         return torch.where(logits.argmax(dim=2) == last[0], 9.0, 0.0)
 
     monkeypatch.setattr(BlockDrafter, "propose", watched)
@@ -163,7 +154,8 @@ def test_sequences_stay_independent_of_each_other():
 
     All of two tokens each, enumerated: the product of what the target gives each of them.
     """
-    weights, nobody = torch.tensor([-0.3, 1.5]).repeat(2, 2, 1), torch.zeros(2, dtype=torch.bool)
+    weights = torch.tensor([-0.3, 1.5]).repeat(2, 2, 1)
+    batch = lengths.Batch(torch.arange(2), torch.zeros(2, dtype=torch.long), spare=2)
     seen, wrong = set(), 0.0
     for seed in range(8):
         draw = torch.Generator().manual_seed(seed)
@@ -179,11 +171,11 @@ def test_sequences_stay_independent_of_each_other():
             sure = (chances[..., 0] / chances[..., 1]).log().abs().float()
             drawn = torch.where(chances.argmax(dim=2) == drafts, 4.0, 0.0)
             for margins, total in ((sure, found), (drawn, looked)):
-                lengths = lengths_reference(margins, weights, nobody, ~nobody, 1).lengths.tolist()
-                laws = [committed(*each[r], tokens[2 * r : 2 * r + 2], lengths[r]) for r in (0, 1)]
+                verified = lengths.lengths_reference(margins, weights, batch, 1).lengths.tolist()
+                laws = [committed(*each[r], tokens[2 * r : 2 * r + 2], verified[r]) for r in (0, 1)]
                 total += chance * torch.outer(*laws)
                 if total is found:
-                    seen.add((seed, *lengths))
+                    seen.add((seed, *verified))
         torch.testing.assert_close(found, target)
         wrong = max(wrong, float((looked - target).abs().max()))
     assert len(seen) > 8, "lengths must follow the drafts for the test to see"

@@ -29,7 +29,7 @@ from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
 from domino_spec.engine.kernels.commit import commit, commit_tree
-from domino_spec.engine.kernels.lengths import Lengths
+from domino_spec.engine.kernels.lengths import Batch, Lengths
 from domino_spec.engine.kernels.linear import Normed, normed
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.scratch import apart
@@ -533,9 +533,8 @@ class ModelRunner:
             )
             drawn_from = (sampler.kept or []) if plan.uncoupled else []
             if plan.budget:
-                packed = self._packed(slots, sampler, plan)
-                metadata = packed.metadata(slots, starts)
-                return Drafted(metadata, block, drawn_from=drawn_from, packed=packed)
+                packed = self._packed(slots, starts, sampler, plan)
+                return Drafted(packed.metadata, block, drawn_from=drawn_from, packed=packed)
             metadata = AttentionMetadata(slots, starts, block.shape[1])
             return Drafted(metadata, block, drawn_from=drawn_from)
         tree = self.drafter.propose_tree(anchors, nodes=plan.nodes, **common)
@@ -549,17 +548,12 @@ class ModelRunner:
         )
         return Drafted(metadata, tree.tokens, tree)
 
-    def _packed(self, slots: Tensor, sampler: Draws, plan: Plan) -> PackedBlocks:
-        """What of the drafts that a sampler has kept the logits of is verified."""
+    def _packed(self, slots: Tensor, starts: Tensor, sampler: Draws, plan: Plan) -> PackedBlocks:
+        """What of the drafts, whose logits a sampler has kept, is verified."""
         assert self.chances is not None
         assert sampler.kept is not None
-        heat = sampler.temperature
-        lengths = self.chances.choose(
-            sampler.kept,
-            sampled=torch.zeros_like(slots, dtype=torch.bool) if heat is None else heat > 0,
-            live=slots != self.slots.spare,
-            budget=plan.budget,
-        )
+        batch = Batch(slots, starts, self.slots.spare, sampler.temperature)
+        lengths = self.chances.choose(sampler.kept, batch, plan.budget)
         return PackedBlocks(lengths, plan.depth + 1)
 
     def choose(
@@ -578,7 +572,7 @@ class ModelRunner:
             if not plan.unpacks:
                 judged = self._judged(logits, None, metadata, plan)
                 own = self.draws(metadata.slots, plan)
-                return packed.unpack(own.choose(judged, metadata.starts)), None
+                return packed.unpack_tokens(own.choose(judged, metadata.starts)), None
             lengths = packed.lengths.lengths
             assert metadata.packed is not None
             metadata = AttentionMetadata(

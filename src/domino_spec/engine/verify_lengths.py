@@ -23,17 +23,24 @@ distribution, independent of the others'. A chance that looked at the drawn toke
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from domino_spec.engine.attention import AttentionMetadata, Packed
-from domino_spec.engine.kernels.lengths import Lengths, learn, verify_lengths
-from domino_spec.engine.kernels.topk import top_candidates
+from domino_spec.engine.kernels.lengths import (
+    Batch,
+    Lengths,
+    learn,
+    margins,
+    unpack,
+    unpacked_places,
+    verify_lengths,
+)
 from domino_spec.engine.sampling import DraftLogits
 
-_MOST_MARGIN = 16.0
 _PRIOR = (-0.5, 0.7)
 """Bias and slope before anything was seen."""
 _KNOWN = (2.0, 0.0, 8.0)
@@ -54,33 +61,18 @@ class AcceptanceModel:
         self.information = self.prior.repeat(2, depth, 1)
         """Sums over observations: of 1, the margin and its square, a quarter of each."""
 
-    def choose(
-        self,
-        drawn_from: list[DraftLogits],
-        *,
-        sampled: Tensor,  # [sequences] bool
-        live: Tensor,  # [sequences] bool: not those that fill up the batch
-        budget: int,
-    ) -> Lengths:
+    def choose(self, drawn_from: Sequence[DraftLogits], batch: Batch, budget: int) -> Lengths:
         """How many of its drafts, whose logits these are, each sequence verifies.
 
         `budget` is their number a sequence, on average over the batch.
         """
-        return verify_lengths(margins(drawn_from), self.weights, sampled, live, budget)
+        found = [margins(each.logits) for each in drawn_from]
+        whole = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        return verify_lengths(whole, self.weights, batch, budget)
 
     def learn(self, lengths: Lengths, accepted: Tensor) -> None:
         """So many drafts of each sequence were accepted."""
         learn(lengths, accepted, self.weights, self.information, self.prior)
-
-
-def margins(drawn_from: list[DraftLogits]) -> Tensor:
-    """How far the best logit of each draft is ahead of the second, [sequences, depth] float32."""
-    found = []
-    for each in drawn_from:
-        best, _ = top_candidates(each.logits.flatten(0, 1), min(2, each.logits.shape[2]))
-        margin = (best[:, 0].float() - best[:, -1].float()).clamp(max=_MOST_MARGIN)
-        found.append(torch.nan_to_num(margin).view(each.logits.shape[:2]))
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1)
 
 
 @dataclass(frozen=True)
@@ -95,17 +87,20 @@ class PackedBlocks:
         """The verified tokens [tokens, 1] of whole blocks [sequences, width]."""
         return block[self.lengths.rows, self.lengths.steps].unsqueeze(1)
 
-    def unpack(self, values: Tensor) -> Tensor:
-        """Values [tokens, 1, ...] of verified tokens as [sequences, width, ...].
+    def unpack(self, logits: Tensor) -> Tensor:
+        """Logits [tokens, 1, vocabulary] of verified tokens as [sequences, width, vocabulary].
 
-        Places that were not verified have the values of the last one that was.
+        Places that were not verified have those of the last one that was.
         """
-        lengths = self.lengths.lengths.unsqueeze(1)
-        steps = torch.arange(self.width, device=values.device).minimum(lengths)
-        return values[self.lengths.offsets[:-1].unsqueeze(1) + steps, 0]
+        return logits[unpacked_places(self.lengths, self.width), 0]
 
-    def metadata(self, slots: Tensor, starts: Tensor) -> AttentionMetadata:
+    def unpack_tokens(self, tokens: Tensor) -> Tensor:
+        """The same of tokens [tokens, 1]."""
+        return unpack(tokens, self.lengths, self.width)
+
+    @property
+    def metadata(self) -> AttentionMetadata:
         """Each token is a sequence of one, whose attention is that of its block."""
-        rows, steps = self.lengths.rows, self.lengths.steps
-        packed = Packed(slots, starts, self.lengths.offsets, rows, steps, self.width)
-        return AttentionMetadata(slots[rows], starts[rows] + steps, 1, packed=packed)
+        own, batch = self.lengths, self.lengths.batch
+        packed = Packed(batch.slots, batch.starts, own.offsets, own.rows, own.steps, self.width)
+        return AttentionMetadata(own.slots, own.places, 1, packed=packed)

@@ -69,9 +69,10 @@ def packed() -> None:
         offsets=_meta(33, dtype=torch.long), count=8,
     )  # fmt: skip
     lengths.usable = lambda _: True
-    some = _meta(32, dtype=torch.bool)
     weights = _meta(2, 7, 2, dtype=torch.float32)
-    found = lengths.verify_lengths(_meta(32, 7, dtype=torch.float32), weights, some, some, 2)
+    batch = lengths.Batch(whole, whole, 32, _meta(32, dtype=torch.float32))
+    found = lengths.verify_lengths(lengths.margins(_meta(32, 7, 32)), weights, batch, 2)
+    lengths.unpack(_meta(96, 1, dtype=torch.long), found, 8)
     lengths.learn(
         found, _meta(32, 9, dtype=torch.long)[:, 0], weights, _meta(2, 7, 3, dtype=torch.float32),
         _meta(3, dtype=torch.float32),

@@ -37,7 +37,7 @@ def test_slots_advance_by_what_was_accepted(apply, pretended, device):
 def test_no_draft_behind_the_reach_is_accepted(apply, device):
     arguments = [torch.tensor(each, device=device) for each in (CHOSEN, BLOCK, SLOTS)]
     slots = [torch.zeros(5, dtype=torch.long, device=device) for _ in range(2)]
-    reach = torch.tensor([2, 3, 3, 0], device=device)
+    reach = torch.tensor([[2, 9], [3, 9], [3, 9], [0, 9]], device=device)[:, 0]
     report, counts = apply(*arguments, *slots, None, reach)
     assert report[:, 0].tolist() == counts.tolist() == [2, 1, 0, 0]
     assert slots[0].tolist() == [2, 1, 3, 0, 0]

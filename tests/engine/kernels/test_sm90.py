@@ -22,7 +22,7 @@ def test_attention(found):
 
 def test_sequences_of_different_lengths(found):
     sm90.assert_fits(found["packed"])
-    assert found["packed"].keys() == {"_attend", "_lengths", "_learn"}
+    assert found["packed"].keys() == {"_attend", "_margins", "_lengths", "_unpack", "_learn"}
 
 
 @pytest.mark.slow

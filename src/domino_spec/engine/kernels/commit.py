@@ -38,6 +38,7 @@ def commit(
         anchors,
         chosen if told is None else told,
         reach,
+        0 if reach is None else reach.stride(0),
         report,
         n,
         len(lengths) - 1,
@@ -150,7 +151,7 @@ if triton_available():
 
     from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
 
-    @triton.jit(do_not_specialize=["n", "spare"])
+    @triton.jit(do_not_specialize=["reach_stride", "n", "spare"])
     def _commit(
         chosen,
         block,
@@ -159,6 +160,7 @@ if triton_available():
         anchors,
         told,
         reach,  # [rows], or None
+        reach_stride,
         report,
         n,
         spare,
@@ -179,7 +181,7 @@ if triton_available():
             # The first place that does not agree; the last one has no draft.
             end = n - 1
             if reach is not None:
-                end = tl.load(reach + row).to(tl.int32)
+                end = tl.load(reach + row * reach_stride).to(tl.int32)
             refused = (tokens != drafts) | (place >= end)
             accepted = tl.min(tl.where(refused, place, PADDED), axis=0).to(tl.int64)
         tl.store(report + row * (n + 1), accepted)
