@@ -28,7 +28,7 @@ from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_par
 from domino_spec.serving.middleware import client_of
 from domino_spec.serving.parsers import MessageFormat, MessageParser, Piece, merge
 from domino_spec.serving.protocol import (
-    BaseRequest,
+    BaseCompletionRequest,
     ChatCompletionRequest,
     ChatFinishReason,
     ChatOptions,
@@ -119,7 +119,7 @@ class CompletionHandler:
                     prompts.append(prompt)
         return self._respond(request, prompts, CompletionResponse, MessageFormat(), grammar)
 
-    def _check(self, request: BaseRequest, prompts: int) -> None:
+    def _check(self, request: BaseCompletionRequest, prompts: int) -> None:
         config, count = self._service.config, prompts * request.num_choices
         check_model(request.model, config.model)
         if self._texts is None:
@@ -142,7 +142,7 @@ class CompletionHandler:
 
     def _respond(
         self,
-        request: BaseRequest,
+        request: BaseCompletionRequest,
         prompts: Sequence[Sequence[int]],
         response: Callable[..., SequencesResponse],
         form: MessageFormat,
@@ -236,7 +236,7 @@ class Choice:
     def __init__(
         self,
         sequence: Decoded,
-        request: BaseRequest,
+        request: BaseCompletionRequest,
         texts: TokenTexts,
         form: MessageFormat,
         echo: str | None = None,
@@ -391,7 +391,7 @@ class SequencesResponse(ABC):
     def __init__(
         self,
         service: Service,
-        request: BaseRequest,
+        request: BaseCompletionRequest,
         sequences: Sequence[Decoded],
         texts: TokenTexts,
         form: MessageFormat,
@@ -511,7 +511,7 @@ class ChoicesResponse(SequencesResponse):
     def __init__(
         self,
         service: Service,
-        request: BaseRequest,
+        request: BaseCompletionRequest,
         sequences: Sequence[Decoded],
         texts: TokenTexts,
         form: MessageFormat,

@@ -176,16 +176,21 @@ class DominoOptions(StrictModel):
     )
 
 
-class StreamOptions(StrictModel):
-    """What a stream carries besides text."""
+class BaseStreamOptions(StrictModel):
+    """What a stream carries besides its text or events."""
 
     inside: ClassVar[str | None] = "stream_options."
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class StreamOptions(BaseStreamOptions):
+    """Of completions."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(
         default=None, description="Every chunk tells the usage so far."
     )
-    include_obfuscation: Literal[False] | None = None
 
 
 class TextFormat(StrictModel):
@@ -270,15 +275,9 @@ def _few(value: object) -> object:
 
 
 class BaseRequest(ApiRequest):
-    """Parameters of both endpoints."""
+    """Parameters of every endpoint that generates text."""
 
     model: str
-    n: int | None = Field(default=None, ge=1, lt=2**31, description="Choices; 1.")
-    stop: (
-        StopString
-        | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
-        | None
-    ) = Field(default=None, description="Text that ends a choice and is not part of it.")
     seed: int | None = Field(
         default=None,
         ge=-(2**63),
@@ -291,6 +290,37 @@ class BaseRequest(ApiRequest):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 or -1 is off.")
     min_p: float | None = Field(default=None, ge=0, le=1)
+    stream: bool | None = None
+    stream_options: BaseStreamOptions | None = None
+    user: str | None = None
+    metadata: Annotated[
+        dict[str, str] | None, Field(max_length=16), BeforeValidator(limit_fields)
+    ] = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    domino: DominoOptions = DominoOptions()
+
+    @field_validator("domino", mode="before")
+    @classmethod
+    def _default_options(cls, value: object) -> object:
+        return DominoOptions() if value is None else value
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> BaseRequest:
+        if not self.stream and self.stream_options is not None:
+            raise inconsistent("stream_options", "is for streams only; set stream, or drop it")
+        return self
+
+
+class BaseCompletionRequest(BaseRequest):
+    """Parameters of both completions endpoints."""
+
+    n: int | None = Field(default=None, ge=1, lt=2**31, description="Choices; 1.")
+    stop: (
+        StopString
+        | Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
+        | None
+    ) = Field(default=None, description="Text that ends a choice and is not part of it.")
     max_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -319,14 +349,7 @@ class BaseRequest(ApiRequest):
         default=None, ge=0, le=MOST_LOGPROBS, description="Of the prompt's tokens; not in streams."
     )
     ignore_eos: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
-    metadata: Annotated[
-        dict[str, str] | None, Field(max_length=16), BeforeValidator(limit_fields)
-    ] = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
     request_id: str | None = None
     response_format: (
         Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
@@ -339,12 +362,6 @@ class BaseRequest(ApiRequest):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
-    domino: DominoOptions = DominoOptions()
-
-    @field_validator("domino", mode="before")
-    @classmethod
-    def _default_options(cls, value: object) -> object:
-        return DominoOptions() if value is None else value
 
     @property
     def num_choices(self) -> int:
@@ -449,7 +466,7 @@ class BaseRequest(ApiRequest):
         )
 
     @model_validator(mode="after")
-    def _check_grammar(self) -> BaseRequest:
+    def _check_grammar(self) -> BaseCompletionRequest:
         given = self.grammar_params
         if self.structured_outputs is not None and not given:
             words = "is empty; give json, regex, choice, grammar or json_object, or drop it"
@@ -462,9 +479,7 @@ class BaseRequest(ApiRequest):
         return self
 
     @model_validator(mode="after")
-    def _check_stream_only(self) -> BaseRequest:
-        if not self.stream and self.stream_options is not None:
-            raise inconsistent("stream_options", "is for streams only; set stream, or drop it")
+    def _check_stream_only(self) -> BaseCompletionRequest:
         if not self.stream and self.domino.blocks:
             raise inconsistent("domino.blocks", "is for streams only; set stream, or drop it")
         if self.stream and self.prompt_logprobs is not None:
@@ -476,22 +491,27 @@ class BaseRequest(ApiRequest):
         return self
 
 
+TEXT_PARTS_ONLY = "parts of this type are not supported: the model reads text alone"
+
+
+def only(*types: str, reason: str) -> Callable[[object], object]:
+    """A validator that refuses other types by name, as what is not supported."""
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and value not in types:
+            raise PydanticCustomError("unsupported", "{reason}", {"reason": reason})
+        return value
+
+    return check
+
+
 class TextPart(StrictModel):
     """A part of a message."""
 
     inside: ClassVar[str | None] = "messages.content."
 
-    type: Literal["text"]
+    type: Annotated[Literal["text"], BeforeValidator(only("text", reason=TEXT_PARTS_ONLY))]
     text: str
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _check_type(cls, kind: object) -> object:
-        if kind != "text" and isinstance(kind, str):
-            raise PydanticCustomError(
-                "unsupported", "parts of this type are not supported: the model reads text alone"
-            )
-        return kind
 
 
 MessageContent = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
@@ -523,26 +543,20 @@ class FunctionDefinition(StrictModel):
         return schema
 
 
-class BaseTool(StrictModel):
-    """A tool that the client runs: the server has none of its own."""
+ToolType = Annotated[
+    Literal["function"],
+    BeforeValidator(
+        only("function", reason="tools of this type are not supported; give functions")
+    ),
+]
+
+
+class Tool(StrictModel):
+    """A function that the model may call; the client runs it."""
 
     inside: ClassVar[str | None] = "tools."
 
-    type: Literal["function"]
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _check_type(cls, kind: object) -> object:
-        if kind != "function" and isinstance(kind, str):
-            raise PydanticCustomError(
-                "unsupported", "tools of this type are not supported; give functions"
-            )
-        return kind
-
-
-class Tool(BaseTool):
-    """A function that the model may call."""
-
+    type: ToolType
     function: FunctionDefinition
 
 
@@ -785,7 +799,7 @@ class ChatOptions(ApiRequest):
         return self
 
 
-class ChatCompletionRequest(ChatOptions, BaseRequest):
+class ChatCompletionRequest(ChatOptions, BaseCompletionRequest):
     """The body of /v1/chat/completions."""
 
     messages: Messages
@@ -815,7 +829,7 @@ class ChatCompletionRequest(ChatOptions, BaseRequest):
         return self
 
 
-class CompletionRequest(BaseRequest):
+class CompletionRequest(BaseCompletionRequest):
     """The body of /v1/completions."""
 
     prompt: (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -18,19 +18,18 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, to_json
+from pydantic_core import to_json
 
 from domino_spec.serving.completions import Choice, CompletionHandler, Delta, SequencesResponse
 from domino_spec.serving.errors import ApiError, from_validation
 from domino_spec.serving.parsers import Piece
 from domino_spec.serving.protocol import (
     MAX_TOOLS,
+    TEXT_PARTS_ONLY,
     UNSUPPORTED,
-    ApiRequest,
-    BaseTool,
+    BaseRequest,
     CallId,
     ChatCompletionRequest,
-    DominoOptions,
     EmptyList,
     FunctionDefinition,
     JsonObjectFormat,
@@ -40,10 +39,11 @@ from domino_spec.serving.protocol import (
     TemplateKwargs,
     TextFormat,
     ToolName,
+    ToolType,
     check_arguments,
     check_tools,
     inconsistent,
-    limit_fields,
+    only,
 )
 
 _STATE = "nothing is stored here; send the whole conversation as input"
@@ -74,26 +74,20 @@ Status = Literal["in_progress", "completed", "incomplete"]
 # Requests -----------------------------------------------------------------------------------------
 
 
+PartType = Literal["input_text", "output_text", "text", "reasoning_text"]
+
+
 class InputPart(StrictModel):
     """A part of a message: text, also as this server sent it."""
 
     inside: ClassVar[str | None] = "input.content."
 
-    type: Literal["input_text", "output_text", "text", "reasoning_text"]
+    type: Annotated[PartType, BeforeValidator(only(*get_args(PartType), reason=TEXT_PARTS_ONLY))]
     text: str
     annotations: EmptyList | None = None
     logprobs: EmptyList | None = None
     parsed: JsonValue = None
     """OpenAI's client keeps an object here, and sends it along."""
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _check_type(cls, kind: object) -> object:
-        if isinstance(kind, str) and not kind.endswith("text"):
-            raise PydanticCustomError(
-                "unsupported", "parts of this type are not supported: the model reads text alone"
-            )
-        return kind
 
 
 InputText = str | Annotated[list[InputPart], Field(fail_fast=True, min_length=1)]
@@ -167,10 +161,12 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(FunctionDefinition, BaseTool):
+class FunctionTool(FunctionDefinition):
     """A function that the model may call."""
 
     inside: ClassVar[str | None] = "tools."
+
+    type: ToolType
 
 
 class FunctionChoice(StrictModel):
@@ -180,14 +176,6 @@ class FunctionChoice(StrictModel):
 
     type: Literal["function"]
     name: ToolName
-
-
-class ResponseStreamOptions(StrictModel):
-    """What a stream carries besides its events: nothing."""
-
-    inside: ClassVar[str | None] = "stream_options."
-
-    include_obfuscation: Literal[False] | None = None
 
 
 class ResponseJsonSchema(JsonSchema):
@@ -217,12 +205,11 @@ class TextOptions(StrictModel):
         return {"type": "json_schema", "json_schema": schema}
 
 
-class ResponsesRequest(ApiRequest):
+class ResponsesRequest(BaseRequest):
     """The body of /v1/responses."""
 
     unsupported = _UNSUPPORTED
 
-    model: str
     input: str | Annotated[list[InputItem], Field(fail_fast=True, min_length=1)]
     instructions: str | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
@@ -230,21 +217,7 @@ class ResponsesRequest(ApiRequest):
     parallel_tool_calls: bool | None = None
     text: TextOptions = TextOptions()
     max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
-    temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
-    user: str | None = None
-    metadata: Annotated[
-        dict[str, str] | None, Field(max_length=16), BeforeValidator(limit_fields)
-    ] = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    top_k: int | None = Field(default=None, ge=-1, lt=2**31)
-    min_p: float | None = Field(default=None, ge=0, le=1)
     chat_template_kwargs: TemplateKwargs = None
-    domino: DominoOptions | None = None
 
     @field_validator("text", mode="before")
     @classmethod
@@ -256,11 +229,9 @@ class ResponsesRequest(ApiRequest):
         choice = self.tool_choice
         named = choice.name if isinstance(choice, FunctionChoice) else None
         check_tools([tool.name for tool in self.tools or []], choice, named, at="")
-        if self.domino is not None and self.domino.blocks:
+        if self.domino.blocks:
             words = "is told by chat completions alone; leave it out"
             raise inconsistent("domino.blocks", words, kind="unsupported")
-        if not self.stream and self.stream_options is not None:
-            raise inconsistent("stream_options", "is for streams only; set stream, or drop it")
         known: set[str] = set()
         for place, item in enumerate(self.input if isinstance(self.input, list) else []):
             if isinstance(item, FunctionCallItem):
@@ -282,7 +253,7 @@ class ResponsesRequest(ApiRequest):
         ]
         same = (
             "model", "parallel_tool_calls", "temperature", "top_p", "stream", "seed", "top_k",
-            "min_p", "chat_template_kwargs",
+            "min_p", "chat_template_kwargs", "domino",
         )  # fmt: skip
         return ChatCompletionRequest.model_validate({
             **{name: getattr(self, name) for name in same},
@@ -291,7 +262,6 @@ class ResponsesRequest(ApiRequest):
             "tool_choice": choice,
             "max_completion_tokens": self.max_output_tokens,
             "response_format": self.text.to_chat(),
-            "domino": self.domino,
         })  # fmt: skip
 
     def _messages(self) -> list[dict[str, Any]]:
