@@ -12,6 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic_core import to_json
@@ -508,22 +509,24 @@ class ChoicesResponse(SequencesResponse):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(
-        self,
-        service: Service,
-        request: BaseCompletionRequest,
-        sequences: Sequence[Decoded],
-        texts: TokenTexts,
-        form: MessageFormat,
-    ) -> None:
-        super().__init__(service, request, sequences, texts, form)
-        self._chunk = {**self._common, "object": self.chunk_kind}
-        options = request.stream_options
-        self._tells_usage = bool(options and options.continuous_usage_stats)
-        if request.include_usage and not self._tells_usage:
-            self._chunk["usage"] = None
-        # Encoded once: a stream has a chunk for every block, and all but its choice is the same.
-        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
+    @property
+    def _tells_usage(self) -> bool:
+        """Whether every chunk tells the usage so far."""
+        options = self._request.stream_options
+        return bool(options and options.continuous_usage_stats)
+
+    @cached_property
+    def _chunk(self) -> dict[str, Any]:
+        """What all chunks have in common."""
+        chunk = {**self._common, "object": self.chunk_kind}
+        if self._request.include_usage and not self._tells_usage:
+            chunk["usage"] = None
+        return chunk
+
+    @cached_property
+    def _chunk_start(self) -> bytes:
+        """Encoded once: a stream has a chunk for every block, alike but for its choice."""
+        return b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
 
     def _events(self, choice: Choice, delta: Delta, *, begins: bool) -> list[bytes]:
         if not self._request.stream:
