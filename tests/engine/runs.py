@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -110,22 +111,30 @@ def own(target: Target) -> Target:
     return fresh
 
 
+def draft(engine: Engine, drafts_of: Callable[[int, int], list[int]]) -> None:
+    """Let the engine draft what `drafts_of` gives for a sequence's index and tokens so far."""
+
+    def propose(_anchors, *, slots, starts, depth, sampler):
+        running = {sequence.slot: sequence for sequence in engine.scheduler.running}
+        found = []
+        for slot, start in zip(slots.tolist(), starts.tolist(), strict=True):
+            sequence = running.get(slot)  # gone, where a cycle was started ahead
+            done = 0 if sequence is None else start + 1 - len(sequence.prompt)
+            drafts = [] if sequence is None else drafts_of(sequence.index, done)[:depth]
+            found.append(drafts + [0] * (depth - len(drafts)))
+        return torch.tensor(found)
+
+    engine.drafter.propose = propose
+
+
 def script(engine: Engine, answers: list[list[int]]) -> None:
     """Let the engine draft each sequence's known answer, right four times in five."""
     vocabulary = engine.target.vocab_size
 
-    def propose(_anchors, *, slots, starts, depth, sampler):
-        running = {sequence.slot: sequence for sequence in engine.scheduler.running}
-        drafts = []
-        for slot, start in zip(slots.tolist(), starts.tolist(), strict=True):
-            sequence = running.get(slot)  # gone, where a cycle was started ahead
-            done = 0 if sequence is None else start + 1 - len(sequence.prompt)
-            known = [] if sequence is None else answers[sequence.index][done : done + depth]
-            known = known + [0] * (depth - len(known))
-            drafts.append([
-                token if (done * 31 + place * 17) % 5 else (token + 1) % vocabulary
-                for place, token in enumerate(known)
-            ])  # fmt: skip
-        return torch.tensor(drafts)
+    def drafts_of(index, done):
+        return [
+            token if (done * 31 + place * 17) % 5 else (token + 1) % vocabulary
+            for place, token in enumerate(answers[index][done:])
+        ]
 
-    engine.drafter.propose = propose
+    draft(engine, drafts_of)

@@ -18,7 +18,7 @@ from domino_spec.engine.model_runner import ModelRunner, Plan
 from domino_spec.errors import InputError
 from domino_spec.grammars import GrammarCompiler, Matcher, Vocabulary, matcher
 from tests.engine.replays import Replays
-from tests.engine.runs import make_engine
+from tests.engine.runs import draft, make_engine
 from tests.engine.stress import disturbed_target, drafter_for, table_for
 from tests.support.hooks import ban_by_prefix
 from tests.support.pair import SIZE
@@ -99,22 +99,6 @@ def run(engine, params, **how):
 
 def text_of(output):
     return "".join(TOKENS[token] for token in output if token != END)
-
-
-def draft(engine, drafts_of):
-    """Let the engine draft what `drafts_of` gives for a sequence."""
-
-    def propose(_anchors, *, slots, starts, depth, sampler):
-        running = {sequence.slot: sequence for sequence in engine.scheduler.running}
-        found = []
-        for slot, start in zip(slots.tolist(), starts.tolist(), strict=True):
-            sequence = running.get(slot)  # gone, where a cycle was started ahead
-            done = 0 if sequence is None else start + 1 - len(sequence.prompt)
-            drafts = [] if sequence is None else drafts_of(sequence.index, done)[:depth]
-            found.append(drafts + [END] * (depth - len(drafts)))
-        return torch.tensor(found)
-
-    engine.drafter.propose = propose
 
 
 @pytest.mark.parametrize(("kind", "ahead"), [("domino", True), ("lookup", False)])
