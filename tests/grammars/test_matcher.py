@@ -101,7 +101,7 @@ def test_an_end_token_that_is_no_special_one_is_no_text():
 def test_a_grammar_is_compiled_once_while_it_is_used(monkeypatch):
     tokenizer = small_tokenizer()
     compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, rows=97, ends=[2]))
-    monkeypatch.setattr(matcher, "MOST_COMPILED", 2)
+    monkeypatch.setattr(matcher, "MAX_COMPILED", 2)
     one, two, three = (Grammar.choice([word]) for word in ("the", "fox", "dog"))
     first = compiler.compile(one)
     compiler.compile(two)

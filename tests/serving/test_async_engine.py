@@ -216,7 +216,7 @@ def test_retry_after_is_when_there_is_room(monkeypatch, slots, tokens):
     engine = AsyncEngine(FakeEngine(slots, on_step=tick), max_queue=4, metrics=Counts())
 
     def step():
-        engine._take_in()
+        engine._update_requests()
         engine._step()
 
     told, waited = [], []

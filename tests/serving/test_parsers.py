@@ -11,7 +11,7 @@ from domino_spec.serving.parsers import (
     MessageParser,
     find_tool_format,
     merge,
-    reasons,
+    supports_reasoning,
 )
 
 NAMES = ("add", "get_weather")
@@ -113,13 +113,13 @@ def test_a_call_is_told_as_it_is_written():
         [("arguments", ": 1}")], [], [], [],
     ]  # fmt: skip
     assert parser.finish() == []
-    assert parser.whole
+    assert parser.complete
 
 
 def test_a_call_that_is_cut_off_is_not_whole():
     parser = MessageParser(form("hermes"))
     parser.push('<tool_call>{"name": "add", "arguments": {"a": [')
-    assert (parser.finish(), parser.calls, parser.whole) == ([], 1, False)
+    assert (parser.finish(), parser.calls, parser.complete) == ([], 1, False)
     text = '<tool_call>{"name": "add", "argu'
     assert calls("hermes", text) == (text, []), "nothing is lost that is no call yet"
 
@@ -152,13 +152,13 @@ def test_special_tokens_are_no_text():
     ("<think></think>\n<think>", False, ("", "<think>")),
 ])  # fmt: skip
 def test_reasoning(text, begun, expected):
-    shape = MessageFormat(reasons=True, begun=begun)
+    shape = MessageFormat(reasoning=True, reasoning_begun=begun)
     assert read(shape, text)[:2] == expected
     assert read(shape, *text)[:2] == expected
 
 
 def test_calls_in_reasoning_are_thoughts():
-    shape = form("hermes", reasons=True)
+    shape = form("hermes", reasoning=True)
     text = f"<think><tool_call>{ADD}</tool_call></think>\n<tool_call>{WEATHER}</tool_call>"
     assert read(shape, text) == (f"<tool_call>{ADD}</tool_call>", "", [KÖLN])
 
@@ -177,8 +177,8 @@ def test_how_a_text_is_cut_changes_nothing():
     for _ in range(600):
         text = "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 12)))
         shape = form(
-            draw.choice([*TOOL_FORMATS]), reasons=draw.random() < 0.3, begun=draw.random() < 0.3,
-            parallel=draw.random() < 0.8,
+            draw.choice([*TOOL_FORMATS]), reasoning=draw.random() < 0.3,
+            reasoning_begun=draw.random() < 0.3, parallel=draw.random() < 0.8,
         )  # fmt: skip
         whole = read(shape, text)
         found += bool(whole[2])
@@ -210,8 +210,8 @@ def test_the_template_says_which_format():
     assert find_tool_format("{{ '[TOOL_CALLS] [' }}") is TOOL_FORMATS["mistral"]
     assert find_tool_format("<tool_call><function=f><parameter=x>") is None
     assert find_tool_format("{{ tools }}") is None
-    assert reasons("{% if enable_thinking %}<think>{% endif %}")
-    assert not reasons(QWEN)
+    assert supports_reasoning("{% if enable_thinking %}<think>{% endif %}")
+    assert not supports_reasoning(QWEN)
 
 
 def test_ids_fit_the_templates():

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from domino_spec.api import DominoDecoder
 from domino_spec.decoding import Grammar
 from domino_spec.errors import InputError
-from domino_spec.grammars import trial
+from domino_spec.grammars import sandbox
 from tests.serving.live import live
 from tests.support.families import VOCAB, make_target, random_drafter
 
@@ -145,7 +145,7 @@ HOSTILE = {
 
 
 def test_hostile_grammars_are_refused_by_name_and_stall_nothing(server, monkeypatch):
-    monkeypatch.setattr(trial, "TRIAL_SECONDS", 0.7)
+    monkeypatch.setattr(sandbox, "COMPILE_TIMEOUT", 0.7)
     before = time.perf_counter()
     good = {"prompt": "red", "max_tokens": 3}
     for what, body in HOSTILE.items():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Masks = npt.NDArray[np.int32]
 
-MOST_COMPILED = 64
+MAX_COMPILED = 64
 """Compiled grammars kept, those used last."""
 WALK_SECONDS = 0.05
 """After so long no further drafts of a cycle are walked: all sequences of a batch wait."""
@@ -38,7 +38,7 @@ _LIMITS: dict[str, Any] = {
     "max_grammar_size": 50_000,
     "verbose_errors": False,
 }
-_LONGEST_MESSAGE = 300
+_MAX_ERROR_LENGTH = 300
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _wrong(grammar: Grammar, reason: str) -> InputError:
 
 def _shortened(reason: str) -> str:
     words = " ".join(reason.replace("<non-verbose/>", "").split()).rstrip(".")
-    return words if len(words) <= _LONGEST_MESSAGE else f"{words[:_LONGEST_MESSAGE]} …"
+    return words if len(words) <= _MAX_ERROR_LENGTH else f"{words[:_MAX_ERROR_LENGTH]} …"
 
 
 class GrammarCompiler:
@@ -195,7 +195,7 @@ class GrammarCompiler:
         compiled = CompiledGrammar(grammar, prototype, words=words, ends=vocabulary.ends)
         with self._lock:
             self._compiled[grammar] = compiled
-            while len(self._compiled) > MOST_COMPILED:
+            while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         return compiled
 

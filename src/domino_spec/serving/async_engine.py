@@ -190,8 +190,8 @@ class AsyncEngine:
         self.slots = engine.max_sequences
         """Sequences that can run at a time; kept, since a reset has none for a moment."""
         self._deadline: float | None = None  # set: takes nothing new, ends then at the latest
-        self._broken: str | None = None
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._failure: str | None = None
+        self._slot_seconds: deque[float] = deque(maxlen=_REMEMBERED)
         """How long the sequences that ended last were in their slots."""
         self._wakeup: _Wakeup | None = None
         self._thread = threading.Thread(target=self._run, name="domino-engine", daemon=True)
@@ -205,7 +205,7 @@ class AsyncEngine:
     @property
     def state(self) -> str:
         """`ready`, `stopping` or `failed`."""
-        if self._broken is not None:
+        if self._failure is not None:
             return "failed"
         return "ready" if self._deadline is None else "stopping"
 
@@ -232,8 +232,8 @@ class AsyncEngine:
     def submit(self, sequences: Sequence[Decoded]) -> None:
         """Queue all of these or none."""
         with self._changed:
-            if self._broken is not None:
-                raise ShuttingDownError(f"the server cannot decode any more: {self._broken}.")
+            if self._failure is not None:
+                raise ShuttingDownError(f"the server cannot decode any more: {self._failure}.")
             if self._deadline is not None:
                 # Another server can take its place once this one has ended.
                 raise ShuttingDownError(
@@ -266,7 +266,7 @@ class AsyncEngine:
         Each that runs leaves at the times at which the last ones left, as far as they are to come;
         one that is older than all of them is expected to take as long again.
         """
-        now, known = time.perf_counter(), np.array(self._seconds or [1.0])
+        now, known = time.perf_counter(), np.array(self._slot_seconds or [1.0])
         admitted = [each.admitted for each in self._held.values()]
         running = [now - since for since in admitted if since is not None]
         ages = np.array(running + [0.0] * (self.slots - len(running)))  # those will begin at once
@@ -316,12 +316,12 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._wait():
-                self._take_in()
+                self._update_requests()
                 self._step()
                 self._update_gauges()
         except BaseException as error:  # a bug of this file: no client may wait for ever
             _log.exception("the engine's thread stopped")
-            self._break(f"its engine stopped ({type(error).__name__})")
+            self._set_failure(f"its engine stopped ({type(error).__name__})")
         finally:
             self._end_all(ShuttingDownError("the server went down before this request was done."))
             self._update_gauges()
@@ -330,7 +330,7 @@ class AsyncEngine:
         """Until there is something to do; False when it is time to end."""
         with self._changed:
             while True:
-                if self._broken is not None:
+                if self._failure is not None:
                     return False
                 busy = bool(self._held or self._added)
                 if self._deadline is not None:
@@ -339,7 +339,7 @@ class AsyncEngine:
                     return True
                 self._changed.wait()
 
-    def _take_in(self) -> None:
+    def _update_requests(self) -> None:
         with self._changed:
             added, self._added = self._added, []
             cancelled = list(self._cancelled.values())
@@ -368,9 +368,9 @@ class AsyncEngine:
             return
         now = time.perf_counter()
         for output in outputs:
-            self._hand_out(output, now)
+            self._deliver(output, now)
 
-    def _hand_out(self, output: SequenceOutput, now: float) -> None:
+    def _deliver(self, output: SequenceOutput, now: float) -> None:
         sequence = output.sequence
         if output.error is not None:
             _log.error("a sequence failed", exc_info=output.error)
@@ -390,7 +390,7 @@ class AsyncEngine:
             self._cancelled.pop(id(sequence), None)
             held = self._held.pop(id(sequence), None) is not None
             if held and sequence.admitted is not None:
-                self._seconds.append(time.perf_counter() - sequence.admitted)
+                self._slot_seconds.append(time.perf_counter() - sequence.admitted)
             return held
 
     def _fail(self, sequence: Decoded, error: Exception) -> None:
@@ -410,12 +410,12 @@ class AsyncEngine:
             outputs = self.engine.reset(error)
         except Exception:
             _log.exception("the engine could not be reset")
-            self._break(f"after {type(error).__name__} its caches could not be made anew")
+            self._set_failure(f"after {type(error).__name__} its caches could not be made anew")
             return
         now = time.perf_counter()
         for output in outputs:
             if output.error is None:
-                self._hand_out(output, now)
+                self._deliver(output, now)
             else:
                 self._fail(output.sequence, error)
         # Where no sequence is lost the next step would fail as this one did.
@@ -424,9 +424,9 @@ class AsyncEngine:
             self._fail(sequence, error)
             self.engine.abort(sequence)
 
-    def _break(self, reason: str) -> None:
+    def _set_failure(self, reason: str) -> None:
         with self._changed:
-            self._broken = reason
+            self._failure = reason
 
     def _end_all(self, error: Exception) -> None:
         with self._changed:

@@ -23,7 +23,7 @@ from domino_spec.serving.parsers import (
     Piece,
     ToolFormat,
     find_tool_format,
-    reasons,
+    supports_reasoning,
 )
 from domino_spec.serving.protocol import ChatCompletionRequest, ChatOptions, NamedToolChoice
 from domino_spec.serving.tokenization import TokenTexts
@@ -54,10 +54,10 @@ class ChatFormat:
         return find_tool_format(self.template) if parser == "auto" else TOOL_FORMATS.get(parser)
 
     @property
-    def reasons(self) -> bool:
+    def reasoning(self) -> bool:
         """Whether reasoning may precede the text."""
         parser = self._config.reasoning_parser
-        return reasons(self.template) if parser == "auto" else parser == "think"
+        return supports_reasoning(self.template) if parser == "auto" else parser == "think"
 
     def template_options(self, request: ChatOptions) -> dict[str, Any]:
         """Tools for the template; refused where it would not tell the model of them."""
@@ -92,7 +92,7 @@ class ChatFormat:
         names = tuple(function.name for function in functions)
         # Several calls could not be given back to a template that takes one a message.
         parallel = request.parallel_tool_calls is not False and _SINGLE not in self.template
-        begun = self.reasons and (
+        begun = self.reasoning and (
             self._texts.text_of(*prompt[-_TAIL:]).rstrip().endswith(THINK)
             or request.continued.rfind(THINK) > request.continued.rfind(THINK_END)
         )
@@ -100,14 +100,14 @@ class ChatFormat:
         if isinstance(choice, NamedToolChoice):
             names, parallel = (choice.function.name,), False
         markers = set() if tools is None else set(tools.markers)
-        markers |= {THINK, THINK_END} if self.reasons else set()
+        markers |= {THINK, THINK_END} if self.reasoning else set()
         added = {name: self._added[name] for name in markers & self._added.keys()}
         return MessageFormat(
             tools=tools,
             names=names,
             parallel=parallel,
-            reasons=self.reasons,
-            begun=begun,
+            reasoning=self.reasoning,
+            reasoning_begun=begun,
             kept={added[name]: name for name in added if self._texts.is_special(added[name])},
             reasoning_end=added.get(THINK_END),
         )
@@ -136,10 +136,10 @@ class ChatFormat:
                 code="invalid_value",
                 param="domino.accept",
             )
-        if content is not None and not (named or form.reasons):
+        if content is not None and not (named or form.reasoning):
             return param, content
         found = message_grammar(form, named, required=required, content=content)
-        if found is None and not (named or form.begun):
+        if found is None and not (named or form.reasoning_begun):
             found = content  # the model reasons about nothing then
         if found is None:
             raise ApiError(

@@ -319,7 +319,7 @@ class Choice:
         self.finish_reason = "length" if length else "stop"
         if parser is not None:
             pieces += parser.finish()
-            if parser.calls and parser.whole and not length:
+            if parser.calls and parser.complete and not length:
                 self.finish_reason = "tool_calls"
         return pieces
 

@@ -1,4 +1,4 @@
-"""Grammars of requests: compiled off the event loop, once they were tried out elsewhere."""
+"""Grammars of requests: compiled off the event loop, in a sandbox first."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from domino_spec.grammars import CompiledGrammar, Grammar, GrammarCompiler
-from domino_spec.grammars.trial import TRIAL_SECONDS, Trials
+from domino_spec.grammars.sandbox import COMPILE_TIMEOUT, GrammarSandbox
 from domino_spec.serving.errors import QueueFullError
 
-_MOST_WAITING = 64
+_MAX_WAITING = 64
 """Grammars that wait to be compiled, one after the other."""
 
 
@@ -18,7 +18,7 @@ class GrammarService:
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
-        self._trials = Trials(lambda: compiler.vocabulary)
+        self._sandbox = GrammarSandbox(lambda: compiler.vocabulary)
         # Of its own: what a client left behind would hold threads that others need too.
         self._thread = ThreadPoolExecutor(1, "domino-grammars")
         self._waiting = 0
@@ -27,10 +27,10 @@ class GrammarService:
         """The compiled grammar; at once where it is known."""
         if (found := self._compiler.known(grammar)) is not None:
             return found
-        if self._waiting >= _MOST_WAITING:
+        if self._waiting >= _MAX_WAITING:
             raise QueueFullError(
                 f"{self._waiting} grammars are waiting to be compiled; come back later.",
-                retry_after=TRIAL_SECONDS,
+                retry_after=COMPILE_TIMEOUT,
             )
         self._waiting += 1
         try:
@@ -41,11 +41,11 @@ class GrammarService:
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         if (found := self._compiler.known(grammar)) is None:
-            self._trials.check(grammar)
+            self._sandbox.check(grammar)
             found = self._compiler.compile(grammar)
         return found
 
     def close(self) -> None:
-        """End the process in which grammars are tried out."""
+        """End the sandbox."""
         self._thread.shutdown(cancel_futures=True)
-        self._trials.close()
+        self._sandbox.close()

@@ -69,10 +69,11 @@ class _Rules:
     def text(self) -> str:
         """The grammar."""
         start = "message"
-        if self._form.reasons:
+        if self._form.reasoning:
             thought = rf"{self._text_until(THINK_END)} /\s*/"
-            begun = f"{thought} message"
-            start = begun if self._form.begun else f"({self._marker(THINK)} {thought})? message"
+            if not self._form.reasoning_begun:
+                thought = f"({self._marker(THINK)} {thought})?"
+            start = f"{thought} message"
         return "\n".join([f"start: {start}", *self._rules])
 
     def add_calls(
@@ -89,7 +90,7 @@ class _Rules:
         if form.bare or form.begin is None:
             calls = 'call ("; " call)*' if parallel else "call"
             # Text where JSON at its beginning would be a call, and a marker reasoning.
-            marker = "<" if self._form.reasons else ""
+            marker = "<" if self._form.reasoning else ""
             text = "content" if content else rf"/(\s*[^\s{{\[{marker}](?s:.*))?/"
             self.add("message", calls if required else f"{calls} | {text}")
             return

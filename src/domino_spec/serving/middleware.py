@@ -25,7 +25,7 @@ UPLOAD_SECONDS = 60
 """For a body: sent byte by byte it would hold a connection and its memory for ever."""
 CLIENT: ContextVar[str] = ContextVar("client", default="unknown")
 """Of the request that is handled, for fair queues."""
-_TOGETHER = 8
+_REQUESTS_PER_PASS = 8
 _CLOSE = {"Connection": "close"}
 _REQUESTED = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{1,2000}")
 """Names of headers, as a browser lists those that a page wants to send."""
@@ -56,7 +56,7 @@ class Middleware:
         self._app = app
         self._posted = posted
         self._metrics = metrics
-        self._turn = asyncio.Semaphore(_TOGETHER)
+        self._pass = asyncio.Semaphore(_REQUESTS_PER_PASS)
         self._max_bytes = config.max_body_bytes
         self._keys = [_digest(key.encode()) for key in config.api_keys]
         self._origins = frozenset(config.allowed_origins)
@@ -90,7 +90,7 @@ class Middleware:
             if preflight:
                 app = Response(status_code=204, headers=_allowed(scope))
             if scope["method"] == "POST":
-                await self._wait_turn()
+                await self._wait_for_pass()
                 if (route := self._posted.get(scope["path"])) is not None:
                     scope["route"], app = route, route.app
             await app(scope, self._limited(receive), send_with_headers)
@@ -109,9 +109,9 @@ class Middleware:
                 seconds=time.perf_counter() - start,
             )
 
-    async def _wait_turn(self) -> None:
+    async def _wait_for_pass(self) -> None:
         """A few requests in a pass of the event loop: tokens go out in the midst of a burst."""
-        async with self._turn:
+        async with self._pass:
             await asyncio.sleep(0)
 
     def _cors_headers(self, scope: Scope) -> dict[bytes, bytes]:

@@ -50,7 +50,7 @@ class ToolFormat:
     """What the JSON calls the arguments; either name is read."""
     listed: bool = False
     """Whether the JSON is a list of calls."""
-    signs: tuple[str, ...] = ()
+    other_markers: tuple[str, ...] = ()
     """Other markers, which may be special tokens too."""
     id_prefix: str = "call_"
     id_length: int = 24
@@ -58,7 +58,9 @@ class ToolFormat:
     @property
     def markers(self) -> tuple[str, ...]:
         """Everything that may be a special token, which text leaves out."""
-        return tuple(each for each in (self.begin, self.end, *self.signs) if each is not None)
+        return tuple(
+            each for each in (self.begin, self.end, *self.other_markers) if each is not None
+        )
 
     def new_id(self) -> str:
         """A call's id; some templates take ids of one length alone."""
@@ -70,7 +72,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(begin="<tool_call>", end="</tool_call>"),
     "llama3_json": ToolFormat(bare=True, begin="<|python_tag|>", arguments="parameters"),
     "mistral": ToolFormat(
-        begin="[TOOL_CALLS]", listed=True, named=True, signs=("[ARGS]", "[CALL_ID]"),
+        begin="[TOOL_CALLS]", listed=True, named=True, other_markers=("[ARGS]", "[CALL_ID]"),
         id_prefix="", id_length=9,
     ),
     "json": ToolFormat(bare=True),
@@ -91,7 +93,7 @@ def find_tool_format(template: str) -> ToolFormat | None:
     return None
 
 
-def reasons(template: str) -> bool:
+def supports_reasoning(template: str) -> bool:
     """Whether a chat template knows reasoning between <think> and </think>."""
     return THINK in template or THINK_END in template
 
@@ -166,7 +168,7 @@ _HEAD = re.compile(
 _NAMED = re.compile(
     rf"({TOOL_NAME})(?:\[CALL_ID\][a-zA-Z0-9_-]{{0,64}})?(?:\[ARGS\])?[ \t\r\n]{{0,9}}"
 )
-_LONGEST_NAMED = 200
+_MAX_NAMED_LENGTH = 200
 
 
 class _Nesting:
@@ -221,7 +223,7 @@ class ToolCallParser:
         Without `parallel` the first call is the last, and what follows it is dropped.
         """
         self.calls = 0
-        self.whole = True
+        self.complete = True
         """Whether the last call has all of its arguments."""
         self._form, self._names, self._parallel = form, frozenset(names), parallel
         self._hidden = re.compile("|".join(map(re.escape, hidden))) if hidden else None
@@ -252,11 +254,11 @@ class ToolCallParser:
         """What was held back, when no more text comes."""
         waits = self._state in (self._after_arguments, self._after_call)  # for the call's end
         if not waits and not (self._called and self._text.isspace()):
-            self._say("content", self._text)
+            self._emit("content", self._text)
         out, self._out, self._text = self._out, [], ""
         return out
 
-    def _say(self, kind: PieceKind, text: str) -> None:
+    def _emit(self, kind: PieceKind, text: str) -> None:
         if kind == "content" and self._hidden is not None:
             text = self._hidden.sub("", text)
         if text:
@@ -288,13 +290,13 @@ class ToolCallParser:
         found = -1 if begin is None else text.find(begin)
         if begin is not None and found >= 0:
             shown = text[:found].rstrip()
-            self._say("content", self._consume(len(shown)))
+            self._emit("content", self._consume(len(shown)))
             self._at = found - len(shown) + len(begin)
             self._state = self._before_call
             return True
         # White space before a call is no text; whether this is, the next piece tells.
         shown = text if begin is None else text[: len(text) - overlap(text, begin)].rstrip()
-        self._say("content", self._consume(len(shown)))
+        self._emit("content", self._consume(len(shown)))
         return False
 
     def _before_call(self) -> bool:
@@ -316,9 +318,9 @@ class ToolCallParser:
 
     def _before_arguments(self) -> bool:
         """A name, and the arguments as JSON of their own."""
-        brace = self._text.find("{", self._at, self._at + _LONGEST_NAMED)
+        brace = self._text.find("{", self._at, self._at + _MAX_NAMED_LENGTH)
         if brace < 0:
-            waiting = len(self._text) - self._at < _LONGEST_NAMED
+            waiting = len(self._text) - self._at < _MAX_NAMED_LENGTH
             return False if waiting else self._reject(self._at)
         named = _NAMED.fullmatch(self._text, self._at, brace)
         if named is None or named[1] not in self._names:
@@ -338,23 +340,23 @@ class ToolCallParser:
         if call is None or call[0] not in self._names:
             return self._reject(end)
         self._consume(end)
-        self._say("call", call[0])
-        self._say("arguments", call[1])
+        self._emit("call", call[0])
+        self._emit("arguments", call[1])
         self.calls += 1
         return self._end_call(self._after_call)
 
     def _reject(self, end: int) -> bool:
         """It was no call: text up to here."""
-        self._say("content", self._consume(end))
+        self._emit("content", self._consume(end))
         self._in_list = False
         self._state = self._in_text
         return True
 
     def _call(self, name: str, arguments: int, then: Callable[[], bool]) -> bool:
-        self._say("call", name)
+        self._emit("call", name)
         self._consume(arguments)
         self.calls += 1
-        self.whole = False
+        self.complete = False
         self._nesting = _Nesting()
         self._then = then
         self._state = self._in_arguments
@@ -363,14 +365,14 @@ class ToolCallParser:
     def _in_arguments(self) -> bool:
         found = self._nesting.end(self._text, 0)
         if found is None:
-            self._say("arguments", self._consume(len(self._text)))
+            self._emit("arguments", self._consume(len(self._text)))
             return False
         end, closed = found
-        self._say("arguments", self._consume(end))
+        self._emit("arguments", self._consume(end))
         return self._end_call(self._then if closed else self._after_call)
 
     def _end_call(self, then: Callable[[], bool]) -> bool:
-        self.whole = True
+        self.complete = True
         self._state = then if self._parallel else self._drop
         return True
 
@@ -465,8 +467,8 @@ class MessageFormat:
     tools: ToolFormat | None = None
     names: tuple[str, ...] = ()
     parallel: bool = True
-    reasons: bool = False
-    begun: bool = False
+    reasoning: bool = False
+    reasoning_begun: bool = False
     """Whether the prompt ends inside of reasoning."""
     kept: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that are markers, with their text."""
@@ -476,14 +478,14 @@ class MessageFormat:
     @property
     def plain(self) -> bool:
         """Whether all of the output is text."""
-        return self.tools is None and not self.reasons
+        return self.tools is None and not self.reasoning
 
 
 class MessageParser:
     """Reasoning first, if any, then text and calls."""
 
     def __init__(self, form: MessageFormat) -> None:
-        self._reasoning = ReasoningParser(begun=form.begun) if form.reasons else None
+        self._reasoning = ReasoningParser(begun=form.reasoning_begun) if form.reasoning else None
         self._calls: ToolCallParser | None = None
         if form.tools is not None:
             self._calls = ToolCallParser(
@@ -506,9 +508,9 @@ class MessageParser:
         return 0 if self._calls is None else self._calls.calls
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether no call was cut off."""
-        return self._calls is None or self._calls.whole
+        return self._calls is None or self._calls.complete
 
     @property
     def done(self) -> bool:

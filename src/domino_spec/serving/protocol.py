@@ -118,20 +118,20 @@ class StrictModel(BaseModel):
     """Takes declared fields of the declared type and nothing else."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    inside: ClassVar[str | None] = None
-    """Where unknown fields may be ignored: the path to such an object; None always refuses."""
+    unknown_prefix: ClassVar[str | None] = None
+    """Written before the name of an unknown field that is ignored; None refuses it instead."""
 
     @model_validator(mode="before")
     @classmethod
     def _ignore_unknown(cls, value: object, info: ValidationInfo) -> object:
         """Drop unknown fields, if the context is there to collect them."""
         ignored, value = info.context, limit_fields(value)
-        if cls.inside is None or not isinstance(ignored, IgnoredFields):
+        if cls.unknown_prefix is None or not isinstance(ignored, IgnoredFields):
             return value
         if not isinstance(value, dict) or not (unknown := value.keys() - _names(cls)):
             return value
         for name in sorted(unknown):
-            ignored.add(cls.inside + name)
+            ignored.add(cls.unknown_prefix + name)
         return {name: each for name, each in value.items() if name not in unknown}
 
 
@@ -179,7 +179,7 @@ class DominoOptions(StrictModel):
 class BaseStreamOptions(StrictModel):
     """What a stream carries besides its text or events."""
 
-    inside: ClassVar[str | None] = "stream_options."
+    unknown_prefix: ClassVar[str | None] = "stream_options."
 
     include_obfuscation: Literal[False] | None = None
 
@@ -196,7 +196,7 @@ class StreamOptions(BaseStreamOptions):
 class TextFormat(StrictModel):
     """Any text."""
 
-    inside: ClassVar[str | None] = "response_format."
+    unknown_prefix: ClassVar[str | None] = "response_format."
 
     type: Literal["text"]
 
@@ -204,7 +204,7 @@ class TextFormat(StrictModel):
 class JsonObjectFormat(StrictModel):
     """Any JSON object."""
 
-    inside: ClassVar[str | None] = "response_format."
+    unknown_prefix: ClassVar[str | None] = "response_format."
 
     type: Literal["json_object"]
 
@@ -212,7 +212,7 @@ class JsonObjectFormat(StrictModel):
 class JsonSchema(StrictModel):
     """A schema and its name."""
 
-    inside: ClassVar[str | None] = "response_format.json_schema."
+    unknown_prefix: ClassVar[str | None] = "response_format.json_schema."
 
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
@@ -226,7 +226,7 @@ class JsonSchema(StrictModel):
 class JsonSchemaFormat(StrictModel):
     """JSON that a schema describes."""
 
-    inside: ClassVar[str | None] = "response_format."
+    unknown_prefix: ClassVar[str | None] = "response_format."
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -235,7 +235,7 @@ class JsonSchemaFormat(StrictModel):
 class StructuredOutputs(StrictModel):
     """vLLM's way to ask for structured outputs: one of these."""
 
-    inside: ClassVar[str | None] = "structured_outputs."
+    unknown_prefix: ClassVar[str | None] = "structured_outputs."
 
     json_: dict[str, JsonValue] | str | None = Field(
         default=None, alias="json", description="A JSON schema."
@@ -249,7 +249,7 @@ class StructuredOutputs(StrictModel):
 class ApiRequest(StrictModel):
     """The body of any endpoint."""
 
-    inside: ClassVar[str | None] = ""
+    unknown_prefix: ClassVar[str | None] = ""
     unsupported: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = UNSUPPORTED
 
     # Pydantic runs the last of these first: what is refused by name is not unknown.
@@ -266,7 +266,7 @@ class ApiRequest(StrictModel):
         return {name: each for name, each in value.items() if name not in given}
 
 
-def _few(value: object) -> object:
+def limit_token_ids(value: object) -> object:
     """Refuse very many token ids before each of them is validated."""
     if isinstance(value, (dict, list)) and len(value) > MAX_TOKEN_IDS:
         words = "has more than {most} token ids"
@@ -332,7 +332,7 @@ class BaseCompletionRequest(BaseRequest):
         ]
         | None,
         Field(max_length=MAX_TOKEN_IDS),
-        BeforeValidator(_few),
+        BeforeValidator(limit_token_ids),
     ] = Field(default=None, description="Added to the logits of tokens, by their ids.")
     min_tokens: int | None = Field(
         default=None, ge=0, lt=2**31, description="Neither end tokens nor stop end a choice before."
@@ -340,7 +340,7 @@ class BaseCompletionRequest(BaseRequest):
     stop_token_ids: Annotated[
         list[TokenId] | None,
         Field(fail_fast=True, max_length=MAX_TOKEN_IDS),
-        BeforeValidator(_few),
+        BeforeValidator(limit_token_ids),
     ] = Field(default=None, description="Further tokens that end a choice.")
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = Field(default=None, description="In the text; true.")
@@ -508,7 +508,7 @@ def only(*types: str, reason: str) -> Callable[[object], object]:
 class TextPart(StrictModel):
     """A part of a message."""
 
-    inside: ClassVar[str | None] = "messages.content."
+    unknown_prefix: ClassVar[str | None] = "messages.content."
 
     type: Annotated[Literal["text"], BeforeValidator(only("text", reason=TEXT_PARTS_ONLY))]
     text: str
@@ -522,7 +522,7 @@ CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 class FunctionDefinition(StrictModel):
     """A function that the model may call."""
 
-    inside: ClassVar[str | None] = "tools.function."
+    unknown_prefix: ClassVar[str | None] = "tools.function."
 
     name: ToolName
     description: str | None = None
@@ -554,7 +554,7 @@ ToolType = Annotated[
 class Tool(StrictModel):
     """A function that the model may call; the client runs it."""
 
-    inside: ClassVar[str | None] = "tools."
+    unknown_prefix: ClassVar[str | None] = "tools."
 
     type: ToolType
     function: FunctionDefinition
@@ -563,7 +563,7 @@ class Tool(StrictModel):
 class FunctionName(StrictModel):
     """A function of the request's tools."""
 
-    inside: ClassVar[str | None] = "tool_choice.function."
+    unknown_prefix: ClassVar[str | None] = "tool_choice.function."
 
     name: ToolName
 
@@ -571,7 +571,7 @@ class FunctionName(StrictModel):
 class NamedToolChoice(StrictModel):
     """The function that is to be called."""
 
-    inside: ClassVar[str | None] = "tool_choice."
+    unknown_prefix: ClassVar[str | None] = "tool_choice."
 
     type: Literal["function"]
     function: FunctionName
@@ -580,7 +580,7 @@ class NamedToolChoice(StrictModel):
 class FunctionCall(StrictModel):
     """The function that was called, and its arguments as JSON."""
 
-    inside: ClassVar[str | None] = "messages.tool_calls.function."
+    unknown_prefix: ClassVar[str | None] = "messages.tool_calls.function."
 
     name: ToolName
     arguments: str
@@ -603,7 +603,7 @@ def check_arguments(text: str) -> str:
 class ToolCall(StrictModel):
     """A call in an assistant's message."""
 
-    inside: ClassVar[str | None] = "messages.tool_calls."
+    unknown_prefix: ClassVar[str | None] = "messages.tool_calls."
 
     id: CallId
     type: Literal["function"] = "function"
@@ -620,7 +620,7 @@ class ToolCall(StrictModel):
 class BaseMessage(StrictModel):
     """Fields of every message; null where they belong to another role."""
 
-    inside: ClassVar[str | None] = "messages."
+    unknown_prefix: ClassVar[str | None] = "messages."
 
     name: str | None = None
     refusal: None = None

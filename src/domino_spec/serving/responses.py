@@ -80,7 +80,7 @@ PartType = Literal["input_text", "output_text", "text", "reasoning_text"]
 class InputPart(StrictModel):
     """A part of a message: text, also as this server sent it."""
 
-    inside: ClassVar[str | None] = "input.content."
+    unknown_prefix: ClassVar[str | None] = "input.content."
 
     type: Annotated[PartType, BeforeValidator(only(*get_args(PartType), reason=TEXT_PARTS_ONLY))]
     text: str
@@ -96,7 +96,7 @@ InputText = str | Annotated[list[InputPart], Field(fail_fast=True, min_length=1)
 class BaseItem(StrictModel):
     """Fields that items have once a server sent them."""
 
-    inside: ClassVar[str | None] = "input."
+    unknown_prefix: ClassVar[str | None] = "input."
 
     id: str | None = None
     status: Status | None = None
@@ -164,7 +164,7 @@ InputItem = Annotated[
 class FunctionTool(FunctionDefinition):
     """A function that the model may call."""
 
-    inside: ClassVar[str | None] = "tools."
+    unknown_prefix: ClassVar[str | None] = "tools."
 
     type: ToolType
 
@@ -172,7 +172,7 @@ class FunctionTool(FunctionDefinition):
 class FunctionChoice(StrictModel):
     """The function that is to be called."""
 
-    inside: ClassVar[str | None] = "tool_choice."
+    unknown_prefix: ClassVar[str | None] = "tool_choice."
 
     type: Literal["function"]
     name: ToolName
@@ -181,7 +181,7 @@ class FunctionChoice(StrictModel):
 class ResponseJsonSchema(JsonSchema):
     """JSON that a schema describes."""
 
-    inside: ClassVar[str | None] = "text.format."
+    unknown_prefix: ClassVar[str | None] = "text.format."
 
     type: Literal["json_schema"]
 
@@ -189,7 +189,7 @@ class ResponseJsonSchema(JsonSchema):
 class TextOptions(StrictModel):
     """What the text must be."""
 
-    inside: ClassVar[str | None] = "text."
+    unknown_prefix: ClassVar[str | None] = "text."
 
     format: (
         Annotated[TextFormat | JsonObjectFormat | ResponseJsonSchema, Field(discriminator="type")]
@@ -282,7 +282,7 @@ class ResponsesRequest(BaseRequest):
                 messages.append({"role": item.role, "content": _text(item.content)})
                 turn = None
                 continue
-            if turn is None or not _goes_on(turn, item):
+            if turn is None or not _continues_turn(turn, item):
                 turn = {"role": "assistant", "content": None}
                 messages.append(turn)
             if isinstance(item, MessageItem):
@@ -302,7 +302,9 @@ def _text(parts: str | list[InputPart]) -> str:
     return parts if isinstance(parts, str) else "".join(part.text for part in parts)
 
 
-def _goes_on(turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem) -> bool:
+def _continues_turn(
+    turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem
+) -> bool:
     """Whether the item belongs to this turn: reasoning comes first, calls last."""
     if isinstance(item, FunctionCallItem):
         return True

@@ -27,18 +27,18 @@ from domino_spec.serving.middleware import CLIENT
 from domino_spec.serving.protocol import ServerInfo
 from domino_spec.serving.tokenization import PromptEncoder
 
-_CAPTURED = 64
+_CAPTURE_SIZE = 64
 """Sequences for which cycles are captured at start; larger batches at their first use."""
 _UNKNOWN_CONTEXT = 4096
 """Where neither the target nor the configuration says how long a sequence may be."""
 _CPU_SLOTS = 8
 """A CPU is busy with few sequences: more of them only share it."""
-_LONGEST, _CPU_LONGEST = 32768, 4096
+_DEFAULT_CONTEXT, _CPU_DEFAULT_CONTEXT = 32768, 4096
 """Defaults: a context of millions would leave room for no other sequence."""
-_SHORTEST = 512
-_FEW = 4
+_MIN_CONTEXT = 512
+_MIN_SLOTS = 4
 """So many sequences at a time are worth a shorter context."""
-_SHARE = 0.6
+_MEMORY_SHARE = 0.6
 """Of the free memory; activations, prompts and the rest of the machine need some too."""
 
 
@@ -74,16 +74,16 @@ def cache_size(
     What the configuration names is kept, or refused where it cannot be had.
     """
     wanted = check_context(config, context)
-    longest = _LONGEST if on_gpu else _CPU_LONGEST
+    longest = _DEFAULT_CONTEXT if on_gpu else _CPU_DEFAULT_CONTEXT
     capacity = config.context or min(wanted or longest, longest)
     most = config.slots or (MOST_DRAFTING if on_gpu else _CPU_SLOTS)
     if free is None:
         return Size(most, capacity)
-    room = int(_SHARE * free) // token_bytes  # tokens
+    room = int(_MEMORY_SHARE * free) // token_bytes  # tokens
     if config.context is None:
-        least = config.slots or min(most, _FEW)
-        while (least + 1) * capacity > room and capacity > _SHORTEST:
-            capacity = max(capacity // 2, _SHORTEST)
+        least = config.slots or min(most, _MIN_SLOTS)
+        while (least + 1) * capacity > room and capacity > _MIN_CONTEXT:
+            capacity = max(capacity // 2, _MIN_CONTEXT)
     slots = most
     while config.slots is None and slots > 1 and (slots + 1) * capacity > room:
         slots -= 1
@@ -91,8 +91,8 @@ def cache_size(
         taken = (slots + 1) * capacity * token_bytes
         raise InputError(
             f"{slots} slots of {capacity} tokens take {taken / 1e9:.1f} GB of memory; "
-            f"{_SHARE * free / 1e9:.1f} GB are there for them. Ask for fewer slots or a shorter "
-            "context."
+            f"{_MEMORY_SHARE * free / 1e9:.1f} GB are there for them. Ask for fewer slots or a "
+            "shorter context."
         )
     return Size(slots, capacity)
 
@@ -160,7 +160,7 @@ class Service:
         for scores, drafts in kinds:
             for temperature, seed in sampling if drafts else sampling[:2]:
                 params = SamplingParams(temperature=temperature, seed=seed, logprobs=scores)
-                count = min(size.slots, _CAPTURED) if scores is None else 1
+                count = min(size.slots, _CAPTURE_SIZE) if scores is None else 1
                 engine.capture(count, params, speculate=drafts)
         log(f"{size.slots} slots of {size.capacity} tokens")
         return engine, size.capacity

@@ -22,8 +22,8 @@ from domino_spec.engine.scheduler import FairQueue
 from domino_spec.serving.errors import ContextLengthError, QueueFullError
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"
-_NO_CHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_METASPACE = "\u2581"
+_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 """Code points that never are characters: no text of a token has them."""
 _SHORT = 4_000
 """Characters: shorter prompts are encoded together and wait for no long one."""
@@ -279,7 +279,7 @@ class TokenBound:
         """Of these, encoded one by one."""
         if self._weights is None:
             return 0
-        text = "".join(pieces).replace("\u2581", " ")  # what spaces become may be typed, too
+        text = "".join(pieces).replace(_METASPACE, " ")  # what spaces become may be typed, too
         if self._strips:  # an added token may take any white space around it
             text = "".join(text.split())
         for form in self._forms if not text.isascii() else ():
@@ -291,7 +291,7 @@ class TokenBound:
         return max(least, sum(1 for piece in pieces if piece[:1] in self._covered))
 
 
-_KEEP_ALL = frozenset({"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"})
+_LOSSLESS = frozenset({"ByteLevel", "Metaspace", "Split", "Digits", "Punctuation"})
 """Pre-tokenizers that drop nothing, unless they are told to."""
 _FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 _UTF8 = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
@@ -302,7 +302,7 @@ def _byte_weights(tokenizer: Any, backend: Tokenizer) -> np.ndarray[Any, Any] | 
     """By byte; None where a token's bytes are not the text's."""
     texts = TokenTexts(tokenizer)
     kinds = [each["type"] for each in _steps(backend.pre_tokenizer)]
-    kept = _KEEP_ALL.issuperset(kinds) and "Removed" not in str(_steps(backend.pre_tokenizer))
+    kept = _LOSSLESS.issuperset(kinds) and "Removed" not in str(_steps(backend.pre_tokenizer))
     by_bytes = "ByteLevel" in kinds
     falls_back = texts.spaced and getattr(backend.model, "byte_fallback", False)
     if not (kept and (by_bytes or falls_back)) or _normal_forms(backend) is None:
@@ -379,7 +379,7 @@ class ChatEncoder:
         if not self._has_special([*messages, template_kwargs]):
             return [render_chat(messages, self._tokenizer, template_kwargs)]
         # Neither case nor white space, which templates change, and nothing that can be guessed.
-        cut = "".join(secrets.choice(_NO_CHARACTERS) for _ in range(12))
+        cut = "".join(secrets.choice(_NONCHARACTERS) for _ in range(12))
         text = render_chat(
             [self._split(message, cut) for message in messages],
             self._tokenizer,
@@ -435,7 +435,7 @@ class TokenTexts:
         self._special |= {int(token) for token, entry in added.items() if entry.special}
         decoder = _decoder(tokenizer)
         self._byte_level = "ByteLevel" in decoder
-        self.spaced = _SPACE in decoder or "Metaspace" in decoder
+        self.spaced = _METASPACE in decoder or "Metaspace" in decoder
         """Whether tokens write a space as a mark."""
         self._bytes: dict[int, bytes] = {}
 
@@ -465,7 +465,7 @@ class TokenTexts:
         if byte := _BYTE.fullmatch(name):
             return bytes([int(byte[1], 16)])
         if self.spaced:
-            return str(name).replace(_SPACE, " ").encode()
+            return str(name).replace(_METASPACE, " ").encode()
         return str(self.tokenizer.decode([token])).encode()
 
 

@@ -1,4 +1,4 @@
-"""Tries grammars out in a process of its own, which a hostile one can only slow down or crash.
+"""A sandbox that compiles grammars first: a process of its own with limits on time and memory.
 
 No limit of the compiler's bounds its time: a JSON schema of forty characters takes it minutes. And
 it calls itself as deep as a grammar is nested, to the end of the stack.
@@ -19,13 +19,13 @@ from domino_spec.errors import InputError
 from domino_spec.grammars.grammar import Grammar
 from domino_spec.grammars.matcher import Vocabulary, compile_prototype, make_tokenizer
 
-TRIAL_SECONDS = 3.0
-"""A grammar that takes longer is refused; those in use take some milliseconds."""
-_START_SECONDS = 120.0
-_MOST_MEMORY = 4 << 30
+COMPILE_TIMEOUT = 3.0
+"""Seconds; a grammar that takes longer is refused, and those in use take some milliseconds."""
+_START_TIMEOUT = 120.0
+_MEMORY_LIMIT = 4 << 30
 
 
-class Trials:
+class GrammarSandbox:
     """The process, started at the first grammar and again after one that it had to be ended for.
 
     It ends by itself when its input does, with this process at the latest.
@@ -43,15 +43,15 @@ class Trials:
                 self._end()  # it died of something else than this grammar
             process = self._process or self._start()
             given = {"kind": grammar.kind, "text": grammar.text, "lenient": grammar.lenient}
-            answer = _ask(process, given, seconds=TRIAL_SECONDS)
-            if answer is None:
+            response = _request(process, given, timeout=COMPILE_TIMEOUT)
+            if response is None:
                 self._end()
                 raise InputError(
-                    f"the {grammar.name} takes longer than {TRIAL_SECONDS:g} s to compile, or more "
-                    "memory or nesting than there is. Simplify it."
+                    f"the {grammar.name} takes longer than {COMPILE_TIMEOUT:g} s to compile, or "
+                    "more memory or nesting than there is. Simplify it."
                 )
-            if answer["error"] is not None:
-                raise InputError(answer["error"])
+            if response["error"] is not None:
+                raise InputError(response["error"])
 
     def close(self) -> None:
         """End the process."""
@@ -63,7 +63,7 @@ class Trials:
         found = str(Path(__file__).parents[2])
         paths = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH"))))
         self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "domino_spec.grammars.trial"],
+            [sys.executable, "-m", "domino_spec.grammars.sandbox"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -73,10 +73,10 @@ class Trials:
             start_new_session=True,  # a terminal's Ctrl-C is for the server, which then ends it
         )
         given = {**vars(vocabulary)}
-        answer = _ask(process, given, seconds=_START_SECONDS)
-        if answer is None or answer["error"] is not None:
+        response = _request(process, given, timeout=_START_TIMEOUT)
+        if response is None or response["error"] is not None:
             self._end()
-            reason = "its process ended" if answer is None else answer["error"]
+            reason = "its process ended" if response is None else response["error"]
             raise InputError(f"grammars cannot be compiled here: {reason}.")
         return process
 
@@ -87,11 +87,13 @@ class Trials:
             process.communicate()
 
 
-def _ask(process: subprocess.Popen[str], given: Any, *, seconds: float) -> dict[str, Any] | None:
-    """The process's answer to a line; None where it did not come in time, and the process ended."""
+def _request(
+    process: subprocess.Popen[str], given: Any, *, timeout: float
+) -> dict[str, Any] | None:
+    """The response to a line; None where it did not come in time, and the process ended."""
     assert process.stdin is not None
     assert process.stdout is not None
-    timer = threading.Timer(seconds, process.kill)
+    timer = threading.Timer(timeout, process.kill)
     timer.start()
     try:
         process.stdin.write(json.dumps(given) + "\n")
@@ -101,16 +103,16 @@ def _ask(process: subprocess.Popen[str], given: Any, *, seconds: float) -> dict[
         return None
     finally:
         timer.cancel()
-    answer: dict[str, Any] | None = json.loads(line) if line.endswith("\n") else None
-    return answer
+    response: dict[str, Any] | None = json.loads(line) if line.endswith("\n") else None
+    return response
 
 
 def _serve() -> None:
-    """Lines of the input are a vocabulary, then grammars; each is answered by a line."""
+    """Lines of the input are a vocabulary, then grammars; each gets a line in response."""
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT, _MEMORY_LIMIT))
     except (ImportError, ValueError, OSError):  # not every system has it
         pass
     tokenizer: Any = None
