@@ -165,7 +165,8 @@ CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{
         ("chat", {"messages": [{"role": "assistant", "content": None}]},
          "messages[0].content: is null in a message without tool_calls; expected text."),
         ("chat", {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL]}]},
-         "messages: the model's chat template knows neither calls nor their results."),
+         "messages: the model's chat template knows neither tool_calls nor the role tool; leave "
+         "such messages out, or serve a model whose template knows them."),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said(client, kind, body, message):

@@ -352,7 +352,8 @@ def test_tools_are_part_of_what_is_tokenised():
 def test_templates_that_know_no_tools():
     error = error_of(ask("x", template=tiny.TEMPLATE)[0])
     assert (error["code"], error["param"]) == ("unsupported_parameter", "tools")
-    assert "chat template does not know tools" in error["message"]
+    assert "chat template has no variable tools" in error["message"]
+    assert "leave them out, or serve a model" in error["message"]
     error = error_of(ask("x", template="{{ tools }} <tool_call><function=f>")[0])
     assert "--tool-call-parser" in error["message"]
     error = error_of(ask("x", config={"tool_call_parser": "none"})[0])

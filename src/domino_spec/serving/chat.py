@@ -62,7 +62,11 @@ class ChatFormat:
     def template_options(self, request: ChatOptions) -> dict[str, Any]:
         """Tools for the template; refused where it would not tell the model of them."""
         if request.uses_tools and "tool" not in self.template:
-            raise _unsupported("messages", "knows neither calls nor their results")
+            raise _unsupported(
+                "messages",
+                "knows neither tool_calls nor the role tool; leave such messages out, or serve a "
+                "model whose template knows them",
+            )
         functions = request.functions
         if not functions:
             return {}
@@ -74,7 +78,11 @@ class ChatFormat:
                 param="tools",
             )
         if not re.search(r"\btools\b", self.template):
-            raise _unsupported("tools", "does not know tools, so that it is told of none")
+            raise _unsupported(
+                "tools",
+                "has no variable tools, so that the model would not see them; leave them out, or "
+                "serve a model whose template has one",
+            )
         if self.tools is None:
             raise _unsupported(
                 "tools",
