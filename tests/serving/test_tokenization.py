@@ -344,7 +344,7 @@ UNBOUNDED = {
 TEXTS = [
     "the quick brown fox jumps over the lazy dog. ", "<|end|>", "<|end|>the fox", " ", "\n \t", "é",
     "e\u0301", "\u1112\u1161\u11ab", "\uff21", "日本", "😀", "the", " the fox", "<wide>   ", "\x00",
-    "\u2003", "u\u0308\u0304", "\u1fef",
+    "\u2003", "u\u0308\u0304", "\u1fef", "\u2581", "\u2581the",
 ]  # fmt: skip
 
 

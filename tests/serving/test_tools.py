@@ -598,6 +598,18 @@ def test_items_become_the_messages_of_a_chat():
     assert messages[3]["name"] == "get_time"
 
 
+def test_reasoning_without_text_is_no_message():
+    """A client sends back what was cut off before it came to anything."""
+    empty = {"type": "reasoning", "id": "rs", "summary": []}
+    hello, said = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well."}
+    for more in ({}, {"content": None}, {"content": []}):
+        reply, service = respond("x", input=[hello, {**empty, **more}, hello])
+        assert reply.status_code == 200
+        assert service.chats[0][0] == [hello, hello]
+    _, service = respond("x", input=[hello, empty, said])
+    assert service.chats[0][0] == [hello, said]
+
+
 @pytest.mark.parametrize(("body", "param", "code"), [
     ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_parameter"),
     ({"background": True}, "background", "unsupported_parameter"),
