@@ -140,12 +140,17 @@ def test_reduced_vocabulary_proposes_target_ids():
 
 
 @pytest.mark.parametrize(
-    "tokens",
-    [[1, 2], [1, 2, 97], [1, 2, 2], [1, -1, 2]],
+    ("tokens", "words"),
+    [
+        ([1, 2], r"draft_tokens has shape \(2,\); expected \(3,\)"),
+        ([1, 2, 97], r"draft_tokens\[2\] is target id 97, outside the vocabulary; expected diff"),
+        ([1, 2, 2], r"draft_tokens\[2\] is target id 2, a second time; .* id of its own"),
+        ([1, -1, 2], r"draft_tokens\[1\] is target id -1, outside"),
+    ],
     ids=["short", "outside", "twice", "below"],
 )
-def test_a_broken_map_of_a_reduced_vocabulary_is_an_error(tokens):
-    with pytest.raises(ConfigError, match="draft_tokens"):
+def test_a_broken_map_of_a_reduced_vocabulary_is_an_error(tokens, words):
+    with pytest.raises(ConfigError, match=words):
         DraftModel(drafter_config(draft_vocab_size=3), torch.tensor(tokens))
 
 

@@ -71,6 +71,11 @@ def test_wrong_folders_are_refused_by_name(tmp_path):
     save_drafter(random_baseline("medusa"), tmp_path / "m")
     with pytest.raises(ConfigError, match="kind 'medusa'.*domino bench"):
         load_drafter(tmp_path / "m")
+    twice = random_baseline("eagle3", draft_vocab_size=3)
+    twice.draft_tokens = torch.tensor([5, 9, 5])
+    save_drafter(twice, tmp_path / "twice")
+    with pytest.raises(CheckpointError, match="d2t maps 2 draft tokens to target id 5"):
+        load_drafter(tmp_path / "twice", any_kind=True)
     tensors = load_file(tmp_path / "m" / "model.safetensors")
     lost = tensors.pop("heads.1.blocks.0.bias")
     save_file(tensors, tmp_path / "m" / "model.safetensors")

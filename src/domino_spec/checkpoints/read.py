@@ -133,14 +133,16 @@ def draft_tokens(
         index = int(outside.nonzero()[0])
         raise CheckpointError(
             f"{OFFSETS}[{index}] maps to target id {int(tokens[index])}, outside the vocabulary of "
-            f"{vocab_size}; the map belongs to another target or is broken."
+            f"{vocab_size}; the map belongs to another target or is damaged. Name the target it "
+            "was made for, or download the drafter again."
         )
     times_used = tokens.bincount()
     if (times_used > 1).any():
         token = int(times_used.argmax())
         raise CheckpointError(
             f"{OFFSETS} maps {int(times_used[token])} draft tokens to target id {token}; expected "
-            "each target id at most once. The map is broken."
+            "each target id at most once. The map is damaged: download the drafter again, or "
+            "reduce its vocabulary anew."
         )
     if draft_vocab_size is not None:
         return tokens

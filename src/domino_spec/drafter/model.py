@@ -276,9 +276,12 @@ def check_draft_tokens(tokens: Tensor, *, size: int | None, vocab_size: int) -> 
         )
     if tokens.is_meta:
         return
-    inside = bool(((tokens >= 0) & (tokens < vocab_size)).all())
-    if not inside or len(set(tokens.tolist())) != len(tokens):
-        raise ConfigError(
-            f"draft_tokens must be different ids from 0 to {vocab_size - 1}; found one "
-            "outside or twice."
-        )
+    seen: set[int] = set()
+    for index, token in enumerate(tokens.tolist()):
+        if not 0 <= token < vocab_size or token in seen:
+            what = "a second time" if token in seen else "outside the vocabulary"
+            raise ConfigError(
+                f"draft_tokens[{index}] is target id {token}, {what}; expected different ids from "
+                f"0 to {vocab_size - 1}. Give each draft token a target id of its own."
+            )
+        seen.add(token)

@@ -141,6 +141,9 @@ def test_the_rollout_is_our_own_and_reduced_drafts_spread_over_the_whole_vocabul
     assert drafts.shape == (2, 3)
     with pytest.raises(CheckpointError, match="d2t must say which; found none"):
         served(draft_vocab_size=VOCAB).take(stored().items())
+    twice = {**stored(), "d2t": torch.tensor([1, 0, *[0] * (VOCAB - 2)])}
+    with pytest.raises(CheckpointError, match="d2t maps 2 draft tokens to target id 1"):
+        served(draft_vocab_size=VOCAB).take(twice.items())
     small = served(draft_vocab_size=4)
     small.draft_tokens.copy_(torch.tensor([3, 9, 10, 40]))
     whole = small.spread(torch.arange(4.0).view(1, 4))

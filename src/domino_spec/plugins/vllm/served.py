@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.checkpoints.packing import CODES
+from domino_spec.checkpoints.read import draft_tokens
 from domino_spec.checkpoints.tensors import OFFSETS, head_kind, public_names
 from domino_spec.drafter import HeadConfig
 from domino_spec.drafter.heads import Head, build_head
@@ -96,8 +97,10 @@ class ServedHead(nn.Module):
                 f"the drafter proposes {len(self.draft_tokens)} of the target's {self.vocab_size} "
                 f"tokens, so its {OFFSETS} must say which; found {found}. Is it another target's?"
             )
-        offsets = offsets.to(self.draft_tokens)
-        self.draft_tokens.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)
+        size = len(self.draft_tokens)
+        tokens = draft_tokens(offsets, vocab_size=self.vocab_size, draft_vocab_size=size)
+        assert tokens is not None
+        self.draft_tokens.copy_(tokens)
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         wanted = {} if self.head is None else dict(self.head.named_parameters())
