@@ -13,7 +13,6 @@ import transformers as tf
 import yaml
 from benchmarks import (
     adapt,
-    average,
     engine_crowd,
     refit_output,
     sweep,
@@ -224,22 +223,6 @@ def test_an_output_weight_is_fitted_again(tiny, tmp_path, monkeypatch):
     for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
         if "embed_proj.2" not in name:
             assert torch.equal(old.bfloat16(), new.bfloat16()), name
-
-
-def test_weights_are_averaged_and_shapes_must_agree(tmp_path, monkeypatch):
-    config = drafter_config()
-    parts = [DraftModel.fresh(config, seed=seed) for seed in (0, 1)]
-    for name, part in zip(("a", "b"), parts, strict=True):
-        save_drafter(part, tmp_path / name, dtype=torch.float32)
-    arguments = ["average", *(str(tmp_path / name) for name in ("a", "b", "c")), "--share", "0.25"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    average.main()
-    mixed = load_drafter(tmp_path / "c", dtype=torch.float32).drafter
-    for mine, a, b in zip(mixed.parameters(), *(p.parameters() for p in parts), strict=True):
-        assert torch.equal(mine, (a.lerp(b, 0.25)).bfloat16().float())
-    save_drafter(DraftModel.fresh(replace(config, block_size=5), seed=0), tmp_path / "b")
-    with pytest.raises(SystemExit, match="different shapes"):
-        average.main()
 
 
 @pytest.fixture
