@@ -1,10 +1,24 @@
 """The noise of sampling is fair, and belongs to its place."""
 
+import itertools
 import math
 
 import torch
 
-from domino_spec.decoding.noise import gumbel, hashed, noised
+from domino_spec.decoding.noise import (
+    ACCEPTS,
+    DRAFTS,
+    gumbel,
+    hashed,
+    hashed_after,
+    key_of,
+    keys,
+    noised,
+    salted,
+    salted_one,
+    uniform,
+    uniform_of,
+)
 
 
 def chi_square(counts, expected):
@@ -64,3 +78,14 @@ def test_temperature_zero_is_greedy_and_others_draw_from_the_softmax():
     warm = noised(logits, torch.arange(3)[None], torch.full((20_000,), 0.5), seeds, positions)
     shares = warm.argmax(dim=1).bincount(minlength=3) / 20_000
     torch.testing.assert_close(shares, (logits[0] / 0.5).softmax(dim=0), rtol=0.0, atol=0.01)
+
+
+def test_one_place_has_the_same_key_without_tensors():
+    numbers = [0, 1, 77, 2**31, 2**32 - 1, 2**40 + 3, 2**62, -1, -(2**63), DRAFTS]
+    for seed, position in itertools.product(numbers, numbers):
+        pair = torch.tensor(seed), torch.tensor(position)
+        assert key_of(seed, position) == tuple(map(int, keys(*pair)))
+        assert salted_one(seed, position, ACCEPTS) == int(salted(*pair, ACCEPTS))
+        bits = hashed(*pair, torch.arange(3))
+        assert hashed_after(seed, position, torch.arange(3)).equal(bits)
+        assert uniform_of(seed, position) == float(uniform(bits[0]))

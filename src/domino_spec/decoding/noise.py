@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,8 @@ STARTS: Final = (0x9E3779B9, 0x7F4A7C15)
 """Where the two words of a key begin: digits of the golden ratio."""
 MIXERS: Final = (0x85EBCA6B, 0xC2B2AE35)
 """Odd factors after which every bit of a word depends on all of them (MurmurHash3's)."""
+_ROUNDS: Final = ((16, MIXERS[0]), (13, MIXERS[1]), (16, 1))
+"""Of a word's mixing: how far it is shifted, and what it is multiplied by."""
 DRAFTS: Final = 0x243F6A8885A308D3
 ACCEPTS: Final = 0x13198A2E03707344
 RESAMPLES: Final = 0x1082EFA98EC4E6C8
@@ -32,6 +35,11 @@ def hashed(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     return hashed_words(keys(seeds, positions), tokens.to(torch.int32)).long() & WORD
 
 
+def hashed_after(seed: int, position: int, tokens: Tensor) -> Tensor:
+    """`hashed` for one seed and position, whose key needs no tensors."""
+    return hashed_words(key_of(seed, position), tokens.to(torch.int32)).long() & WORD
+
+
 def salted(seeds: Tensor, starts: Tensor, salt: int | Tensor) -> Tensor:
     """Seeds [batch] of one cycle's own draws, which no other cycle or use has.
 
@@ -41,6 +49,12 @@ def salted(seeds: Tensor, starts: Tensor, salt: int | Tensor) -> Tensor:
     """
     first, second = keys(seeds ^ salt, starts)
     return (first.long() << 32) | (second.long() & WORD)
+
+
+def salted_one(seed: int, start: int, salt: int) -> int:
+    """`salted` for one sequence, without tensors."""
+    first, second = key_of(seed ^ salt, start)
+    return (first << 32) | (second & WORD)
 
 
 def uniform(bits: Tensor) -> Tensor:
@@ -58,7 +72,26 @@ def keys(seeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     return key[0], key[1]
 
 
-def hashed_words(keys: tuple[Tensor, Tensor], tokens: Tensor) -> Tensor:
+def key_of(seed: int, position: int) -> tuple[int, int]:
+    """`keys` of one pair: each of its fifty operations on tensors costs as much as all of these."""
+    words = []
+    for start in STARTS:
+        key = start
+        for number in (seed, position):
+            for part in (number, number >> 32):
+                key = _mix_one((key ^ part) + start)
+        words.append(key - (key >> 31 << 32))
+    return words[0], words[1]
+
+
+def uniform_of(seed: int, position: int) -> float:
+    """`uniform` of the hash of one pair's token 0, without tensors."""
+    first, second = key_of(seed, position)
+    bits = np.float32(_mix_one(_mix_one(first) ^ second))
+    return float((bits + np.float32(0.5)) * np.float32(2.0**-32))
+
+
+def hashed_words(keys: tuple[Tensor, Tensor] | tuple[int, int], tokens: Tensor) -> Tensor:
     """`hashed` for int32 tokens, as int32: the same bits in half the memory."""
     return _mix(_mix(tokens + keys[0]).bitwise_xor_(keys[1]))
 
@@ -90,11 +123,19 @@ def noised(
 def _mix(word: Tensor) -> Tensor:
     """In place. Sums and products wrap, as unsigned ones would."""
     shifted = torch.empty_like(word)
-    for bits, mixer in ((16, MIXERS[0]), (13, MIXERS[1]), (16, 1)):
+    for bits, mixer in _ROUNDS:
         torch.bitwise_right_shift(word, _word(bits), out=shifted)
         word.bitwise_xor_(shifted.bitwise_and_(_word(WORD >> bits)))  # the sign is not shifted in
         if mixer != 1:
             word.mul_(_word(mixer))
+    return word
+
+
+def _mix_one(word: int) -> int:
+    """`_mix` of the low 32 bits of a number."""
+    word &= WORD
+    for bits, mixer in _ROUNDS:
+        word = (word ^ word >> bits) * mixer & WORD
     return word
 
 

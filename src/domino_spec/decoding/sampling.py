@@ -14,9 +14,9 @@ from domino_spec.decoding.noise import (
     DRAFTS,
     RESAMPLES,
     gumbel,
-    hashed,
-    salted,
-    uniform,
+    hashed_after,
+    salted_one,
+    uniform_of,
 )
 from domino_spec.decoding.processors import no_token_left
 from domino_spec.decoding.sequence import Sequence
@@ -66,7 +66,6 @@ class Sampler:
         self._bans = bans
         self._start = -1
         self._seeds: dict[int, int] = {}
-        self._uniforms: list[float] = []
 
     @property
     def plain(self) -> bool:
@@ -160,20 +159,14 @@ class Sampler:
 
     def uniform(self, position: int, start: int) -> float:
         """A number between 0 and 1."""
-        seed, place = self._cycle(start)[ACCEPTS], position - start
-        if place >= len(self._uniforms):  # many at once: a hash of one costs as much
-            offsets = torch.arange(2 * place + 16)
-            words = hashed(torch.tensor(seed), start + offsets, torch.zeros_like(offsets))
-            self._uniforms = uniform(words).tolist()
-        return self._uniforms[place]
+        return uniform_of(self._cycle(start)[ACCEPTS], position)
 
     def _cycle(self, start: int) -> dict[int, int]:
         """The seeds of a cycle's own draws, by their salts."""
         if start != self._start:
             salts = (DRAFTS, ACCEPTS, RESAMPLES)
-            seeds = salted(torch.tensor(self.seed), torch.tensor(start), torch.tensor(salts))
-            self._start, self._seeds = start, dict(zip(salts, seeds.tolist(), strict=True))
-            self._uniforms = []
+            self._start = start
+            self._seeds = {salt: salted_one(self.seed, start, salt) for salt in salts}
         return self._seeds
 
     def _scaled(self, logits: Tensor) -> Tensor:
@@ -182,7 +175,7 @@ class Sampler:
     @staticmethod
     def _noise(seed: int, position: int, like: Tensor) -> Tensor:
         ids = torch.arange(len(like), device=like.device)
-        return gumbel(hashed(ids.new_tensor(seed), ids.new_tensor(position), ids))
+        return gumbel(hashed_after(seed, position, ids))
 
 
 def make_sampler(sequence: Sequence, *, keep_scores: bool = False) -> Sampler:
