@@ -212,7 +212,7 @@ def test_a_real_near_tie_is_distinguished_from_a_bug(paired, monkeypatch):
         assert "float32" in tie.why
     assert Audit(greedy=found, sampling=None).exit_code == 0
     monkeypatch.setattr(loop, "_walk", accepts_one_too_many)
-    assert greedy(paired, way, prompts).count("bug") > 0
+    assert greedy(paired, way, prompts[:1]).count("bug") > 0
 
 
 @pytest.mark.parametrize("ahead", [False, True])
