@@ -1,5 +1,7 @@
 """What the OpenAPI description allows, and what it does not: no 500, and nothing undescribed."""
 
+import pytest
+
 from domino_spec.serving.app import make_app
 from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.metrics import Metrics
@@ -7,7 +9,8 @@ from tests.serving.fake import MODEL, FakeService
 from tests.serving.scripted import TEMPLATE
 
 
-def test_the_description_is_true():
+@pytest.mark.parametrize("examples", [5, pytest.param(60, marks=pytest.mark.slow)])
+def test_the_description_is_true(examples):
     import schemathesis  # for seconds, and needed here alone
     from hypothesis import HealthCheck, Phase, given, settings
     from schemathesis import GenerationMode, checks
@@ -34,7 +37,7 @@ def test_the_description_is_true():
 
         for mode in modes if operation.method == "post" else modes[:1]:
             settings(
-                max_examples=10, deadline=None, database=None, derandomize=True,
+                max_examples=examples, deadline=None, database=None, derandomize=True,
                 phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
             )(given(case=operation.as_strategy(generation_mode=mode))(fuzz))()  # fmt: skip
         if operation.method == "post":
