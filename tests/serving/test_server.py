@@ -7,9 +7,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-from pathlib import Path
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -19,6 +18,7 @@ from domino_spec.serving import config
 from domino_spec.serving.config import ServerConfig, bind_sockets
 from domino_spec.serving.server import MAX_HEAD, serve
 from tests.serving.live import live, tiny_decoder
+from tests.support.forked import ask
 
 
 def settings(**told) -> ServerConfig:
@@ -142,19 +142,19 @@ def test_where_the_page_is():
 # Stopping -----------------------------------------------------------------------------------------
 
 
-ROOT = Path(__file__).parent.parent.parent
 BODY = {
     "model": "tiny", "messages": [{"role": "user", "content": "the fox"}], "temperature": 0,
-    "max_tokens": 60, "stream": True, "ignore_eos": True,
+    "max_tokens": 40, "stream": True, "ignore_eos": True,
 }  # fmt: skip
 
 
-def address_of(process):
-    """Of the next server of a process."""
-    for line in process.stdout:
-        if line.startswith("listening on "):
-            return line.split()[-1]
-    raise AssertionError(f"the server ended with {process.wait()}")
+def told(path):
+    """What the servers' process writes into a file, once it has."""
+    for _ in range(6000):
+        if path.exists():
+            return path.read_text()
+        time.sleep(0.01)
+    raise AssertionError(f"{path.name} was never written")
 
 
 async def read(client, first):
@@ -174,13 +174,13 @@ async def read(client, first):
     return chunks, False
 
 
-async def interrupted(process, address, streams):
+async def interrupted(pid, address, streams):
     """Stop the server while it streams; then how the streams ended, its health and a refusal."""
     async with httpx.AsyncClient(base_url=address, timeout=60) as client:
         firsts = [asyncio.Event() for _ in range(streams)]
         tasks = [asyncio.create_task(read(client, first)) for first in firsts]
         await asyncio.gather(*(first.wait() for first in firsts[:4]))
-        process.send_signal(signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
         health = refused = None
         with contextlib.suppress(httpx.TransportError):  # it may be gone already
             while (health := await client.get("/health")).status_code == 200:
@@ -189,19 +189,19 @@ async def interrupted(process, address, streams):
         return await asyncio.gather(*tasks), health, refused
 
 
-def test_every_stream_ends_and_so_does_the_process():
+def test_every_stream_ends_and_so_does_the_process(tmp_path):
     """One server with time to end what it does, and after it one without."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.serving.process", "60", "0"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        patient = asyncio.run(interrupted(process, address_of(process), streams=7))
-        hasty = asyncio.run(interrupted(process, address_of(process), streams=7))
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.stdout.close()
+    with ThreadPoolExecutor(1) as thread:
+        job = ("tests.serving.process", "serve_each", str(tmp_path), 60, 0)
+        codes = thread.submit(ask, *job)
+        pid = int(told(tmp_path / "pid"))
+        try:
+            patient = asyncio.run(interrupted(pid, told(tmp_path / "0"), streams=7))
+            hasty = asyncio.run(interrupted(pid, told(tmp_path / "1"), streams=7))
+            assert codes.result(60) == [0, 0]
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)  # or the thread would wait for it
+            raise
     (found, health, refused), (cut, *_) = patient, hasty
     errors, finished = ends(found)
     assert not errors
