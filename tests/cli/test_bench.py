@@ -1,11 +1,13 @@
 """`domino bench`."""
 
 import json
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
 
 from domino_spec.cli.main import app
+from domino_spec.engine import measure
 from domino_spec.engine.measure import Bench
 
 ARGUMENTS = [
@@ -15,8 +17,9 @@ ARGUMENTS = [
 
 
 def test_engine_as_tables(tmp_path, monkeypatch):
-    paced = Bench.paced
+    paced, seconds_of = Bench.paced, measure.seconds_of
     monkeypatch.setattr(Bench, "paced", lambda *given, cycles: paced(*given, cycles=cycles // 16))
+    monkeypatch.setattr(measure, "seconds_of", partial(seconds_of, repeats=1))
     path = tmp_path / "records.jsonl"
     result = CliRunner().invoke(app, [*ARGUMENTS, "--rows", "2", "--out", str(path)])
     assert result.exit_code == 0, result.output
