@@ -5,6 +5,7 @@ import json
 import os
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.testing
@@ -14,9 +15,11 @@ from domino_spec.checkpoints import save_drafter
 from domino_spec.cli.main import app
 from domino_spec.cli.training_view import TrainingView
 from domino_spec.drafter import Medusa, MedusaConfig
+from domino_spec.targets import load
 from domino_spec.training import observers
 from tests.cli import tiny
 
+_LEARNT = ("vocab_size", "embedding_scale", "logit_scale", "logit_softcap", "batch_refusal")
 # Else every call of the command line builds all its commands anew.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 
@@ -31,6 +34,24 @@ def _no_curves(request, monkeypatch):
     """Drawing takes three times as long as training does here."""
     if "curves" not in request.fixturenames:
         monkeypatch.setattr(observers, "draw_curves", lambda _log, _picture: None)
+
+
+_PROBED: dict[tuple[str, ...], dict[str, Any]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _probe_once(monkeypatch):
+    """Nearly every command loads one of the same few targets, which its first probe has proven."""
+    probe = load.probe_target
+
+    def probe_target(target):
+        key = (target.name, str(target.dtype), repr(target.model.config))
+        if key not in _PROBED:
+            probe(target)
+            _PROBED[key] = {name: getattr(target, name) for name in _LEARNT}
+        vars(target).update(_PROBED[key])
+
+    monkeypatch.setattr(load, "probe_target", probe_target)
 
 
 @pytest.fixture(scope="session")
