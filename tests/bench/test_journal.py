@@ -1,6 +1,8 @@
 """A killed run goes on where it was; what could change a figure starts another file."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,7 @@ from domino_spec.bench.journal import Journal
 from domino_spec.bench.runner import measure
 from domino_spec.bench.summary import read_runs, summarise
 from domino_spec.errors import InputError
-from domino_spec.records import environment
+from domino_spec.records import environment, read_records
 from tests.bench.helpers import facts, hopeless, journal_of, make_run, prompt_set
 
 QUICK = {"repeats": 1, "warm_up": 0}
@@ -53,6 +55,20 @@ def whole_run(tmp_path_factory):
     return run, journal
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The file of a run with the default settings."""
+    run, path = make_run(), tmp_path_factory.mktemp("finished") / "r.jsonl"
+    measure(run, journal_of(run, path))
+    return path
+
+
+@pytest.fixture
+def path(finished, tmp_path):
+    """A copy of that file."""
+    return Path(shutil.copy(finished, tmp_path))
+
+
 @pytest.mark.parametrize("after", [1, 5, 6, 8])  # in a cell, between cells, at the end
 def test_a_killed_run_goes_on_where_it_was(after, whole_run, tmp_path):
     whole, expected = whole_run
@@ -80,24 +96,19 @@ def test_a_killed_run_goes_on_where_it_was(after, whole_run, tmp_path):
         assert ran == []
 
 
-def test_a_line_that_was_never_finished_is_measured_again(tmp_path):
-    run = make_run()
-    path = tmp_path / "r.jsonl"
-    measure(run, journal_of(run, path))
+def test_a_line_that_was_never_finished_is_measured_again(path):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]) + lines[-1][:50])
+    run = make_run()
     journal = journal_of(run, path)
-    measure(make_run(), journal)
+    measure(run, journal)
     assert shape_of(journal.records)[-1][2] == 4
     assert len(path.read_text().splitlines()) == len(lines)
     assert read_runs([path])[0].cells[0].units == 5
 
 
-def test_another_temperature_joins_the_file(tmp_path):
-    path = tmp_path / "r.jsonl"
-    run = make_run(repeats=1)
-    measure(run, journal_of(run, path))
-    more = make_run(temperatures=(0.0, 0.7), repeats=1)
+def test_another_temperature_joins_the_file(path):
+    more = make_run(temperatures=(0.0, 0.7))
     said = []
     measure(more, journal_of(more, path), say=said.append)
     assert not any("T 0," in words for words in said)
@@ -117,10 +128,7 @@ def other_target(run):
         ({}, other_target, "target fingerprint"),
     ],
 )
-def test_a_file_of_another_run_is_refused_and_left_alone(settings, change, named, tmp_path):
-    path = tmp_path / "r.jsonl"
-    run = make_run()
-    measure(run, journal_of(run, path))
+def test_a_file_of_another_run_is_refused_and_left_alone(settings, change, named, path):
     before = path.read_bytes()
     other = make_run(**settings)
     with pytest.raises(InputError, match=f"another run: what differs is {named}"):
@@ -128,20 +136,14 @@ def test_a_file_of_another_run_is_refused_and_left_alone(settings, change, named
     assert path.read_bytes() == before
 
 
-def test_another_machine_is_another_run(tmp_path, monkeypatch):
-    path = tmp_path / "r.jsonl"
-    run = make_run()
-    measure(run, journal_of(run, path))
+def test_another_machine_is_another_run(path, monkeypatch):
     other = {**environment(), "hardware": "another machine"}
     monkeypatch.setattr("domino_spec.bench.journal.environment", lambda: other)
     with pytest.raises(InputError, match="machine hardware"):
-        journal_of(run, path).open()
+        journal_of(make_run(), path).open()
 
 
-def test_other_prompts_of_the_same_name_are_refused(tmp_path):
-    path = tmp_path / "r.jsonl"
-    run = make_run()
-    measure(run, journal_of(run, path))
+def test_other_prompts_of_the_same_name_are_refused(path):
     other = make_run(sets=[prompt_set(numbers=(0, 1))])
     with pytest.raises(InputError, match="other prompts of the name count"):
         measure(other, journal_of(other, path))
@@ -164,11 +166,8 @@ def test_a_file_of_something_else_is_refused(text, tmp_path):
     assert path.read_text() == text
 
 
-def test_records_without_their_first_line_are_refused(tmp_path):
-    run = make_run(repeats=1)
-    journal = journal_of(run, tmp_path / "r.jsonl")
-    measure(run, journal)
+def test_records_without_their_first_line_are_refused(path):
     with pytest.raises(InputError, match="without its first line"):
-        summarise(journal.records[1:])
+        summarise(read_records(path)[1:])
     with pytest.raises(InputError, match="given twice"):
-        read_runs([journal.path, journal.path])
+        read_runs([path, path])
