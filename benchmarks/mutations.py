@@ -67,8 +67,8 @@ MUTATIONS = (
     Mutation(
         "a block goes on after a token that stops the sequence",
         "decoding",
-        "if sequence.finish_reason or not agrees:",
-        "if not agrees:",
+        "if sequence.finish_reason or child is None:",
+        "if child is None:",
         "tests/decoding",
     ),
     Mutation(
@@ -160,8 +160,8 @@ MUTATIONS = (
     Mutation(
         "the head corrects one draft too late",
         "drafter",
-        "if index >= head.prefix_len:",
-        "if index > head.prefix_len:",
+        "            if index >= head.prefix_len:\n                logits =",
+        "            if index > head.prefix_len:\n                logits =",
         "tests/drafter",
     ),
     Mutation(
@@ -507,8 +507,8 @@ MUTATIONS = (
     Mutation(
         "a stream drops its last text",
         "serving",
-        "text += self._stream.finish()",
-        "self._stream.finish()",
+        "pieces = self._take(self._stream.finish())",
+        "pieces = self._take('')",
         "tests/serving/test_completions.py tests/serving/test_openai.py",
     ),
     Mutation(
@@ -553,7 +553,7 @@ MUTATIONS = (
     Mutation(
         "a reduced vocabulary's offsets are taken for ids",
         "plugins",
-        "self.draft_tokens.copy_(torch.arange(len(offsets), device=offsets.device) + offsets)",
+        "self.draft_tokens.copy_(tokens)",
         "self.draft_tokens.copy_(offsets)",
         "tests/engines/vllm/test_settings.py",
     ),
