@@ -77,6 +77,8 @@ def main() -> None:
         for temperature in options.temperature:
             how = SamplingParams(max_new_tokens=options.tokens, temperature=temperature)
             rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+            for way, engine in engines.items():
+                engine.capture(batch, how, speculate=way != "plain")
             for turn in range(1 + options.rounds):
                 for way, engine in engines.items():
                     found = run(engine, way, prompts, how, eos)

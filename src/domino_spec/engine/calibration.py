@@ -29,7 +29,7 @@ from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.measure import Bench, least_seconds, seconds_of
 from domino_spec.engine.model_runner import KINDS, Drafted, Plan
-from domino_spec.engine.policy import Costs, DepthPolicy, budgets, depths, rising, trees
+from domino_spec.engine.policy import Costs, DepthPolicy, budgeted, budgets, depths, rising, trees
 from domino_spec.errors import InputError
 
 Measured = dict[int, dict[str, dict[int, float]]]
@@ -195,7 +195,7 @@ def _whole_cycles(
     deepest = bench.engine.depth
     plans = {(_GREEDY, depth): Plan(depth) for depth in points[_GREEDY]}
     plans |= {(_TREES, n): Plan(min(n, deepest), n) for n in points[_TREES]}
-    plans |= {(_BUDGETS, b): Plan(deepest, budget=b) for b in points[_BUDGETS]}
+    plans |= {(_BUDGETS, b): Plan(**budgeted(b, deepest)._asdict()) for b in points[_BUDGETS]}
     settled = True
     if bench.device.type == "cuda":
         spent = {name: bench.cycle_seconds(batch, plan) for name, plan in plans.items()}

@@ -29,7 +29,7 @@ from domino_spec.engine.kernels.lengths import MILLION
 from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.model_runner import ModelRunner, Pending, Plan, PromptChunk
 from domino_spec.engine.models import load_model
-from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, budgets, depths, trees
+from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, budgeted, budgets, depths, trees
 from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import Chunk, Scheduler
 from domino_spec.engine.scores import ScoreTable, read_prompt_scores
@@ -755,9 +755,10 @@ class Engine:
                 most = MAX_ROWS if nodes and self.policy is not None else sequences
                 self.runner.capture_cycles(min(sequences, most), plan)
         if self.policy is not None and drafts and self.has_chances and not plan.on_host:
+            chain = self._plan([params], self.depth, alone=False)
             for budget in budgets(self.depth):
-                chain = self._plan([params], self.depth, alone=False)
-                self.runner.capture_cycles(sequences, replace(chain, budget=budget), fewest=2)
+                packed = replace(chain, **budgeted(budget, self.depth)._asdict())
+                self.runner.capture_cycles(sequences, packed, fewest=2)
 
 
 def check_settings(

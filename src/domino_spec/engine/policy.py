@@ -236,26 +236,31 @@ class Acceptance:
 class Promises:
     """What budgets are likely to commit: as chances promised it, by how such promises were kept."""
 
-    def __init__(self, depth: int) -> None:
-        self._promised = [0.0] * depth
-        self._hoped = 1.0
+    def __init__(self) -> None:
+        self._promised: dict[int, float] = {}
+        self._hoped: dict[int, float] = {}
+        """How little is known of each budget: 1 before it was seen."""
         self._offered = self._accepted = 0.0
 
     def record(self, promised: Sequence[float], budget: int, accepted: float) -> None:
-        """A cycle's promises by budget, from 1 on, and what its own gave: drafts a sequence."""
-        for place, each in enumerate(promised):
-            self._promised[place] += (1 - _FORGETTING_FAST) * (each - self._promised[place])
-        self._hoped *= _FORGETTING_FAST
+        """A cycle's promises by budget, from 1 on, and what its own gave: drafts a sequence.
+
+        For larger budgets it has drafted too little to tell.
+        """
+        for each in range(1, budget + 1):
+            before = self._promised.get(each, 0.0)
+            self._promised[each] = before + (1 - _FORGETTING_FAST) * (promised[each - 1] - before)
+            self._hoped[each] = self._hoped.get(each, 1.0) * _FORGETTING_FAST
         self._offered = self._offered * _FORGETTING_FAST + promised[budget - 1]
         self._accepted = self._accepted * _FORGETTING_FAST + accepted
 
     def tokens(self, budget: int, hoped: float) -> float:
         """Expected tokens a sequence, where so many are hoped for before anything was seen."""
-        if not self._offered:
+        if budget not in self._promised or not self._offered:
             return hoped
-        seen = self._promised[budget - 1] / (1 - self._hoped)
-        kept = self._accepted / self._offered
-        return self._hoped * hoped + (1 - self._hoped) * (1 + kept * seen)
+        faith = self._hoped[budget]
+        seen = self._promised[budget] / (1 - faith)
+        return faith * hoped + (1 - faith) * (1 + self._accepted / self._offered * seen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,7 +328,7 @@ class DepthPolicy:
         self, batch: Batch, promised: Sequence[float], budget: int, accepted: float
     ) -> None:
         """A cycle of a batch whose lengths differed: `Promises.record`."""
-        own = self._promises.setdefault(batch.kinds, Promises(self._depth))
+        own = self._promises.setdefault(batch.kinds, Promises())
         own.record(promised, budget, accepted)
 
     def observe(self, batch: Batch, drafts: Drafts, seconds: float) -> None:
@@ -372,8 +377,8 @@ class DepthPolicy:
         chains = self._chains_in_a_row.get(batch.kinds, 0) + 1
         self._chains_in_a_row[batch.kinds] = chains
         if chains % _RETRY == 0 and depth:
-            # What a tree might get, whatever the last ones got: a large one tells of all. A budget
-            # tells of all others, and has its turn after the trees'.
+            # What a tree might get, whatever the last ones got: a large one tells of all smaller
+            # ones, and so does a budget, which has its turn after the trees'.
             affordable = [d for d, s in others.items() if s < _HOPED_GAIN * costs[depth]]
             budgets = chains // _RETRY % 2 == 0
             own = [d for d in affordable if bool(d.budget) is budgets] or affordable
@@ -441,7 +446,7 @@ class DepthPolicy:
         if drafts.budget:
             # No more than if all of every chain were verified.
             hoped = _HOPED_GAIN * self.tokens(drafts.budget, batch)
-            hoped = min(hoped, self.tokens(self._depth, batch))
+            hoped = min(hoped, self.tokens(drafts.depth, batch))
             promises = self._promises.get(batch.kinds)
             return hoped if promises is None else promises.tokens(drafts.budget, hoped)
         greedy = self.acceptance.tree_tokens(drafts.nodes) if batch.drawn < 1 else 0.0
@@ -484,7 +489,7 @@ class DepthPolicy:
                 if n <= self._nodes
             }
             packed = {
-                Drafts(self._depth, budget=b): s
+                budgeted(b, self._depth): s
                 for b, s in self._measured.of_budgets(size, kinds).items()
                 if b < self._depth
             }
@@ -510,6 +515,11 @@ def trees(limit: int) -> tuple[int, ...]:
 def budgets(depth: int) -> tuple[int, ...]:
     """Budgets worth measuring of chains so deep."""
     return tuple(budget for budget in BUDGETS if budget < depth)
+
+
+def budgeted(budget: int, depth: int) -> Drafts:
+    """What is drafted with a budget, of up to so many: drafts that nobody verifies cost too."""
+    return Drafts(min(depth, 2 * budget + 1), budget=budget)
 
 
 def best_path(parents: Sequence[int]) -> list[int]:

@@ -36,7 +36,7 @@ def made(count, depth, device, *, spare=0):
     """Margins, weights, and a batch of which some sample."""
     random = torch.Generator().manual_seed(0)
     found = torch.rand(count, depth, generator=random) * 6
-    weights = torch.stack((WEIGHTS.repeat(5, 1)[:depth], WEIGHTS.flip(0).repeat(5, 1)[:depth]))
+    weights = torch.stack((WEIGHTS.repeat(6, 1), WEIGHTS.flip(0).repeat(6, 1)))  # of more places
     heat = (torch.rand(count, generator=random) - 0.5).clamp(min=0).to(device)
     batch = batch_of(count, device, spare=spare, temperature=heat if count > 1 else None)
     return found.to(device), weights.to(device), batch
@@ -61,12 +61,13 @@ def test_kernels_do_what_the_references_do(count, depth, budget, spare, device):
         found.lengths
     )
     prior = torch.tensor([2.0, 0.0, 8.0], device=device)
-    states = [(given[1].clone(), prior.repeat(2, depth, 1)) for _ in range(2)]
+    states = [(given[1].clone(), prior.repeat(2, 18, 1)) for _ in range(2)]
     for _ in range(3):
         learn(found, accepted, *states[0], prior)
         learn_reference(expected, accepted, *states[1], prior)
     torch.testing.assert_close(states[0], states[1])
     assert not torch.equal(states[0][0], given[1])
+    assert torch.equal(states[0][0][:, depth:], given[1][:, depth:])
 
 
 def test_the_likeliest_drafts_are_verified(device):

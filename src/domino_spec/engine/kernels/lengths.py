@@ -95,7 +95,7 @@ def margins(
 
 def verify_lengths(
     margins: Tensor,  # [sequences, depth] float32
-    weights: Tensor,  # [2, depth, 2]: bias and slope of greedy sequences, and of those that sample
+    weights: Tensor,  # [2, depth or more, 2]: bias and slope of greedy sequences, and sampled ones
     batch: Batch,
     budget: int,
 ) -> Lengths:
@@ -123,6 +123,7 @@ def verify_lengths(
     _lengths[(1,)](
         found.margins,
         weights,
+        weights.shape[1],
         batch.temperature,
         batch.slots,
         batch.starts,
@@ -154,7 +155,7 @@ def _padded(margins: Tensor) -> tuple[int, int]:
 def lengths_reference(margins: Tensor, weights: Tensor, batch: Batch, budget: int) -> Lengths:
     """What `verify_lengths` does."""
     count, depth = margins.shape
-    own = weights[batch.sampled.long()]  # [sequences, depth, 2]
+    own = weights[batch.sampled.long(), :depth]  # [sequences, depth, 2]
     chances = torch.sigmoid(own[..., 0] + own[..., 1] * margins)
     reached = chances.cumprod(dim=1).where(batch.live.unsqueeze(1), -1.0)
     # By place, then by sequence: of equal products the earlier place comes first.
@@ -212,8 +213,8 @@ def unpacked_places(lengths: Lengths, width: int) -> Tensor:
 def learn(
     lengths: Lengths,
     accepted: Tensor,  # [sequences]
-    weights: Tensor,  # [2, depth, 2]
-    information: Tensor,  # [2, depth, 3]
+    weights: Tensor,  # [2, depth or more, 2]
+    information: Tensor,  # [2, depth or more, 3]
     prior: Tensor,  # [3]
 ) -> None:
     """One step of logistic regression on the drafts that were verified and reached.
@@ -235,6 +236,7 @@ def learn(
         lengths.batch.spare,
         weights,
         information,
+        weights.shape[1],
         prior,
         rows,
         places,
@@ -251,6 +253,7 @@ def learn_reference(
 ) -> None:
     """What `learn` does."""
     margins, chances, batch = lengths.margins, lengths.chances, lengths.batch
+    weights, information = (each[:, : margins.shape[1]] for each in (weights, information))
     places = torch.arange(margins.shape[1], device=margins.device)
     reach = torch.minimum(lengths.lengths, accepted + 1).unsqueeze(1)
     seen = ((places < reach) & batch.live.unsqueeze(1)).float()
@@ -307,10 +310,11 @@ if triton_available():
             kind = (tl.load(temperature + row, mask=there, other=0.0) > 0).to(tl.int32)
         return kind, there & (tl.load(slots + row, mask=there, other=0) != spare)
 
-    @triton.jit(do_not_specialize=["spare", "count", "depth", "budget"])
+    @triton.jit(do_not_specialize=["all_places", "spare", "count", "depth", "budget"])
     def _lengths(
         margins,
         weights,
+        all_places,  # of the weights
         temperature,  # [sequences], or None
         slots,
         starts,
@@ -338,7 +342,7 @@ if triton_available():
         inside = there[:, None] & (place < depth)[None, :]
         spot = row[:, None] * depth + place[None, :]
         kind, live = _who(row, there, temperature, slots, spare)
-        own = (kind[:, None] * depth + place[None, :]) * 2
+        own = (kind[:, None] * all_places + place[None, :]) * 2
         bias = tl.load(weights + own, mask=inside, other=0.0)
         slope = tl.load(weights + own + 1, mask=inside, other=0.0)
         margin = tl.load(margins + spot, mask=inside, other=0.0)
@@ -387,7 +391,7 @@ if triton_available():
         token = tl.load(tokens + tl.minimum(first + place, end - 1))
         tl.store(found + row * width + place, token, mask=place < width)
 
-    @triton.jit(do_not_specialize=["accepted_stride", "spare", "count", "depth"])
+    @triton.jit(do_not_specialize=["accepted_stride", "spare", "all_places", "count", "depth"])
     def _learn(
         margins,
         chances,
@@ -399,6 +403,7 @@ if triton_available():
         spare,
         weights,
         information,
+        all_places,  # of both
         prior,
         count,
         depth,
@@ -430,7 +435,7 @@ if triton_available():
             firsts = tl.sum(weight * margin, axis=0)
             squares = tl.sum(weight * margin * margin, axis=0)
             pull, tilt = tl.sum(error, axis=0), tl.sum(error * margin, axis=0)
-            own = information + (each * depth + place) * 3
+            own = information + (each * all_places + place) * 3
             one = tl.load(own, mask=used, other=1.0)
             first = tl.load(own + 1, mask=used, other=0.0)
             square = tl.load(own + 2, mask=used, other=1.0)
@@ -442,7 +447,7 @@ if triton_available():
             tl.store(own + 1, first, mask=used)
             tl.store(own + 2, square, mask=used)
             down = one * square - first * first
-            line = weights + (each * depth + place) * 2
+            line = weights + (each * all_places + place) * 2
             bias = tl.load(line, mask=used, other=0.0)
             slope = tl.load(line + 1, mask=used, other=0.0)
             bias += (square * pull - first * tilt) / down
