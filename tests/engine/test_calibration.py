@@ -199,6 +199,28 @@ def test_cycles_tell_the_policy_what_they_take(monkeypatch):
     assert all(drafts in (Drafts(0), Drafts(7)) and seconds > 0 for _, drafts, seconds in seen)
 
 
+def test_cycles_beside_a_prompt_or_a_hook_tell_nothing(monkeypatch):
+    """A step that computes part of a prompt, or waits for the host, takes longer."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=2, chunk=1)
+    engine.policy = policy = DepthPolicy(Costs({1: {0: 1.0, 7: 1.5}, 2: {0: 1.0, 7: 1.5}}), 7)
+    seen = []
+    monkeypatch.setattr(policy, "observe", lambda *told: seen.append(told))
+    first, second = make_requests([[3, 1], list(range(1, 13))], max_new_tokens=30)
+    engine.add_request(first)
+    while first.cycles < 3:
+        engine.step()
+    before = len(seen)
+    engine.add_request(second)
+    while not second.output:
+        engine.step()
+    assert before
+    assert first.cycles > 9  # while the second's prompt was computed
+    assert len(seen) == before
+    hooked = SamplingParams(max_new_tokens=3, processors=(lambda _, scores: scores,))
+    sequences = tuple(make_requests(PROMPTS[:1], params=[hooked]))
+    assert not engine._kind_of(sequences, drafts=True)[1].timed
+
+
 def test_measuring_again_keeps_what_was_learnt():
     engine = make_engine(make_target("llama"), random_drafter(), slots=2)
     first = adapt_depth(engine, batches=[1])
