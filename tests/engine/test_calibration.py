@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.engine import calibration, measure
@@ -25,20 +26,20 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_costs_are_measured_once_and_kept(cache, monkeypatch):
-    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    engine = make_engine(make_target("llama"), random_drafter(), slots=4)
     policy = adapt_depth(engine)
     (path,) = (cache / "costs").iterdir()
     kept = json.loads(path.read_text())
-    assert {int(batch) for batch in kept} == {1, 2}
+    assert {int(batch) for batch in kept} == {1, 4}
     assert tuple(int(depth) for depth in kept["1"]["greedy"]) == depths(7)
     assert kept["1"].keys() == {"greedy", *KINDS}
-    assert kept["2"]["sampled"].keys() == {"0", "7"}
-    assert tuple(int(budget) for budget in kept["2"]["budgets"]) == budgets(7)
+    assert kept["4"]["sampled"].keys() == {"0", "7"}
+    assert tuple(int(budget) for budget in kept["4"]["budgets"]) == budgets(7)
     monkeypatch.setattr(calibration, "measure_costs", None)  # nothing is measured again
-    again = make_engine(make_target("llama"), random_drafter(), slots=2)
+    again = make_engine(make_target("llama"), random_drafter(), slots=4)
     found = adapt_depth(again)
-    assert found.costs(2) == policy.costs(2)
-    assert found.costs(2, KINDS) == policy.costs(2, KINDS) != policy.costs(2)
+    assert found.costs(4) == policy.costs(4)
+    assert found.costs(4, KINDS) == policy.costs(4, KINDS) != policy.costs(4)
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_a_file_that_lacks_a_kind_is_completed(cache, monkeypatch, lost):
     assert measured == [2]
     after = json.loads(path.read_text())
     assert after["1"] == kept["1"]
-    assert after["2"].keys() == {"greedy", "budgets", *KINDS}
+    assert after["2"].keys() == {"greedy", *KINDS}
 
 
 def test_a_busy_moment_is_not_believed(cache, monkeypatch):
@@ -169,13 +170,13 @@ def test_batches_that_would_take_too_long_are_extrapolated(monkeypatch):
     own = {"greedy": {0: 1.0, 1: 1.5, 2: 1.75, 3: 2.0, 5: 2.5}} | {kind: {0: 0.1} for kind in KINDS}
     monkeypatch.setattr(calibration, "_whole_cycles", lambda *_: (dict(own), True))
     monkeypatch.setattr(calibration, "measure_extras", lambda *_: {})
-    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
-    found, settled = calibration.measure_costs(engine, [2, 1])
+    engine = make_engine(make_target("llama"), random_drafter(), slots=4)
+    found, settled = calibration.measure_costs(engine, [4, 1])
     assert settled
     assert found[1] == own
-    assert found[2]["greedy"] == {0: 1.5, 1: 2.0, 2: 2.5, 3: 3.0, 5: 4.0}
-    assert found[2]["budgets"] == {1: 2.0, 2: 2.5, 3: 3.0, 5: 4.0}  # as chains, until seen
-    assert found[2]["sampled"] == {0: 0.2}
+    assert found[4]["greedy"] == {0: 2.0, 1: 3.0, 2: 4.0, 3: 5.0, 5: 7.0}
+    assert found[4]["budgets"] == {1: 3.0, 2: 4.0, 3: 5.0, 5: 7.0}  # as chains, until seen
+    assert found[4]["sampled"] == {0: 0.4}
     own["greedy"] = {
         0: 1.0,
         1: 2.0,
@@ -222,10 +223,13 @@ def test_cycles_beside_a_prompt_or_a_hook_tell_nothing(monkeypatch):
 
 
 def test_measuring_again_keeps_what_was_learnt():
-    engine = make_engine(make_target("llama"), random_drafter(), slots=2)
+    engine = make_engine(make_target("llama"), random_drafter(), slots=4)
     first = adapt_depth(engine, batches=[1])
     first.record(3, 7, sampled=True)
-    second = adapt_depth(engine, batches=[1, 2])
+    chances = engine.runner.chances.weights.clone()
+    second = adapt_depth(engine, batches=[1, 4])
+    assert torch.equal(engine.runner.chances.weights, chances)  # of measurements nothing
+    assert second.promises is first.promises
     assert (second.drawn, second.acceptance) == (first.drawn, first.acceptance)
     assert second.drawn.cycles == 1
 
@@ -276,7 +280,7 @@ def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
     ]
     run_engine(engine, PROMPTS, params=mixed)
     kinds = ("sampled", "uncoupled", "filtered", "penalised")
-    assert policy.batches[0] == Batch(3, kinds, 1 / 3, packs=True)
+    assert policy.batches[0] == Batch(3, kinds, 1 / 3)
     assert policy.batches[-1] == Batch(1), "the expensive sequences have left"
     assert set(policy.shown) == {(3, False), (3, True)}
 

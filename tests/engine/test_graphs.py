@@ -48,18 +48,18 @@ def test_a_policy_may_choose_any_depth():
 
 
 def test_a_policy_may_choose_trees_and_budgets():
-    """Trees are no deeper than the drafter, and budgets are shared by two and more."""
-    engine = make_engine(make_target("llama"), random_drafter(), slots=2, tree=15)
+    """Trees are no deeper than the drafter, and budgets are shared by four and more."""
+    engine = make_engine(make_target("llama"), random_drafter(), slots=4, tree=15)
     found = recorded_by(engine)
     engine.policy = DepthPolicy(Costs({1: dict.fromkeys(depths(7), 1.0)}), 7, 15)
-    engine.capture(2, SamplingParams())
+    engine.capture(4, SamplingParams())
     assert {(plan.depth, plan.nodes) for _, plan in found if plan.nodes} == {
         (3, 3),
         (7, 7),
         (7, 15),
     }
     packed = [(size, plan.depth, plan.budget) for size, plan in found if plan.budget]
-    assert packed == [(2, 3, 1), (2, 5, 2), (2, 7, 3), (2, 7, 5)]
+    assert packed == [(4, 3, 1), (4, 5, 2), (4, 7, 3), (4, 7, 5)]
 
 
 def test_what_sequences_without_drafts_will_run_is_recorded():

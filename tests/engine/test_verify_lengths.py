@@ -1,11 +1,13 @@
 """Verify length by sequence: the same tokens, the target's distribution, more of it at a cost."""
 
 import itertools
+import random
 from dataclasses import replace
 
 import pytest
 import torch
 
+from domino_spec.decoding import SamplingParams
 from domino_spec.drafters import drafter_of
 from domino_spec.drafters.block import BlockDrafter
 from domino_spec.engine import model_runner, verify_lengths
@@ -37,11 +39,11 @@ class Always(DepthPolicy):
         self.budget, self.cycles = budget, 0
 
     def choose(self, batch):
-        self.cycles += batch.packs
-        return Drafts(self._depth, budget=self.budget if batch.packs else 0)
+        self.cycles += batch.ragged
+        return Drafts(self._depth, budget=self.budget if batch.ragged else 0)
 
 
-def run_packed(target, drafter, given, *, budget, graphs=False, **params):
+def run_ragged(target, drafter, given, *, budget, graphs=False, **params):
     """Texts of an engine whose batches have this budget, with their drafts by sequence."""
     engine = make_engine(target, drafter)
     if graphs:
@@ -61,7 +63,7 @@ def test_texts_are_the_reference_loops(params):
     expected, whole, _ = run_reference(
         target, drafter, PROMPTS, seed=11, max_new_tokens=NEW, **common
     )
-    found, counts = run_packed(target, drafter, PROMPTS, budget=2, **common)
+    found, counts = run_ragged(target, drafter, PROMPTS, budget=2, **common)
     assert found == expected
     assert sum(counts.offered) < sum(whole.offered)
     if params:
@@ -69,23 +71,57 @@ def test_texts_are_the_reference_loops(params):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lookup"])
-def test_every_kind_of_drafter_with_logits_can(kind):
-    target, given, common = target_of("llama"), prompts(), {"accept": "coupled", "temperature": 0.7}
-    drafter = drafter_of(model_of(kind))
-    expected, _, _ = run_reference(target, drafter, given, seed=11, max_new_tokens=NEW, **common)
-    found, counts = run_packed(target, drafter, given, budget=1, **common)
-    assert found == expected
+def test_sequences_of_all_rules_share_a_budget(kind):
+    """With every drafter that has logits; what draws its drafts has other tokens than plainly."""
+    rules = ({}, *({"temperature": 0.7, "accept": rule} for rule in RULES), {"top_k": 3},
+             {"repetition_penalty": 1.2})  # fmt: skip
+    params = [SamplingParams(max_new_tokens=2 * NEW, **each) for each in rules]
+    given, seeds = (prompts() * 3)[: len(params)], list(range(11, 11 + len(params)))
+    plain, _, _ = run_engine(make_engine(target_of("llama")), given, seeds=seeds, params=params)
+    engine = make_engine(target_of("llama"), drafter_of(model_of(kind)))
+    engine.policy = Always(engine.depth, 1)
+    found, counts, _ = run_engine(engine, given, seeds=seeds, params=params)
+    assert engine.policy.cycles
     assert sum(counts.accepted) > 0
+    for own, one, other in zip(params, found, plain, strict=True):
+        assert len(one) == len(other)
+        assert one == other or own.accept in DRAWN
+
+
+def test_the_policy_hears_what_was_promised_and_kept(monkeypatch):
+    """What a cycle of the report says, by sequence."""
+    engine = make_engine(make_target("llama"), random_drafter())
+    engine.policy = Always(engine.depth, 2)
+    heard, reports = [], []
+    monkeypatch.setattr(engine.policy, "record_lengths", lambda *told: heard.append(told))
+    run_cycle = engine.runner.run_cycle
+    monkeypatch.setattr(
+        engine.runner, "run_cycle", lambda *given: reports.append(run_cycle(*given)) or reports[-1]
+    )
+    _, counts, _ = run_engine(engine, PROMPTS, max_new_tokens=12, temperature=0.8)
+    ragged = [each for each in reports if each.shape[1] == 2 * engine.depth + 3]
+    assert len(heard) == len(ragged) > 1
+    for (batch, promised, budget, accepted), report in zip(heard, ragged, strict=True):
+        assert batch.ragged
+        assert budget == 2
+        assert accepted == pytest.approx(report[:, 0].float().mean().item())
+        assert promised == pytest.approx((report[0, engine.depth + 3 :] / 1e6).tolist())
+        assert report[:, engine.depth + 2].sum() == 2 * len(report)
+    whole = [each for each in reports if each.shape[1] != 2 * engine.depth + 3]
+    assert sum(counts.offered) <= sum(2 * len(r) for r in ragged) + engine.depth * sum(
+        map(len, whole)
+    )
 
 
 def test_captured_cycles_and_those_that_fill_up_a_batch_change_nothing(monkeypatch):
-    """Three sequences run as four."""
+    """Five sequences run as eight."""
     monkeypatch.setattr(model_runner, "_read_back", lambda report, n: report[:n].clone().cpu)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
-    target, drafter = make_target("llama"), random_drafter()
-    common = {"accept": "coupled", "temperature": 0.8}
-    expected = run_packed(target, drafter, PROMPTS[:3], budget=2, **common)[0]
-    assert run_packed(target, drafter, PROMPTS[:3], budget=2, graphs=True, **common)[0] == expected
+    target, drafter, given = make_target("llama"), random_drafter(), [*PROMPTS, PROMPTS[1]]
+    for common in ({"accept": "coupled"}, {"accept": "match", "repetition_penalty": 1.2}):
+        how = {"budget": 2, "temperature": 0.8, **common}
+        expected = run_ragged(target, drafter, given, **how)[0]
+        assert run_ragged(target, drafter, given, graphs=True, **how)[0] == expected
 
 
 # The distribution --------------------------------------------------------------------------------
@@ -155,7 +191,7 @@ def test_sequences_stay_independent_of_each_other():
     All of two tokens each, enumerated: the product of what the target gives each of them.
     """
     weights = torch.tensor([-0.3, 1.5]).repeat(2, 2, 1)
-    batch = lengths.Batch(torch.arange(2), torch.zeros(2, dtype=torch.long), spare=2)
+    batch = lengths.Sequences(torch.arange(2), torch.zeros(2, dtype=torch.long), spare=2)
     seen, wrong = set(), 0.0
     for seed in range(8):
         draw = torch.Generator().manual_seed(seed)
@@ -171,7 +207,7 @@ def test_sequences_stay_independent_of_each_other():
             sure = (chances[..., 0] / chances[..., 1]).log().abs().float()
             drawn = torch.where(chances.argmax(dim=2) == drafts, 4.0, 0.0)
             for margins, total in ((sure, found), (drawn, looked)):
-                verified = lengths.lengths_reference(margins, weights, batch, 1).lengths.tolist()
+                verified = lengths.lengths_reference(margins, weights, batch, 1).verified.tolist()
                 laws = [committed(*each[r], tokens[2 * r : 2 * r + 2], verified[r]) for r in (0, 1)]
                 total += chance * torch.outer(*laws)
                 if total is found:
@@ -185,10 +221,10 @@ def test_sequences_stay_independent_of_each_other():
 # The choice --------------------------------------------------------------------------------------
 
 COSTS = Costs(
-    {2: {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.6, 5: 2.0, 7: 2.4}},
-    budgets={2: {1: 1.25, 2: 1.45, 3: 1.65, 5: 2.05}},
+    {4: {0: 1.0, 1: 1.2, 2: 1.4, 3: 1.6, 5: 2.0, 7: 2.4}},
+    budgets={4: {1: 1.25, 2: 1.45, 3: 1.65, 5: 2.05}},
 )
-BATCH = Batch(2, packs=True)
+BATCH = Batch(4, ragged=True)
 
 
 def learnt(promised, accepted):
@@ -204,10 +240,10 @@ def test_a_budget_is_chosen_where_it_commits_more_tokens_a_second():
     promised = [0.9, 1.35, 1.38, 1.39, 1.4, 1.4, 1.4]
     choices = [learnt(promised, 1.35).choose(BATCH) for _ in range(8)]
     assert set(choices) == {Drafts(5, budget=2)}
-    assert learnt(promised, 1.35).choose(replace(BATCH, packs=False)).budget == 0
+    assert learnt(promised, 1.35).choose(replace(BATCH, ragged=False)).budget == 0
 
 
-def test_promises_that_are_not_kept_are_not_believed():
+def testpromises_that_are_not_kept_are_not_believed():
     assert learnt([0.9, 1.35, 1.38, 1.39, 1.4, 1.4, 1.4], 0.6).choose(BATCH).budget == 0
 
 
@@ -221,6 +257,43 @@ def test_chains_and_plain_steps_are_tried_again():
     assert any(each.is_chain and each.depth for each in choices)
 
 
+@pytest.mark.parametrize(
+    ("chains", "budgets"),
+    [((1.0, 1.1, 1.2, 1.3, 1.5, 1.7), (1.2, 1.3, 1.4, 1.6)),
+     ((1.0, 1.9, 2.8, 3.7, 5.5, 7.3), (1.1, 1.2, 1.3, 1.5))],
+    ids=["chains", "budgets"],
+)  # fmt: skip
+def test_easy_requests_after_hard_ones_get_more_drafts(chains, budgets):
+    """Whatever was learnt of hard ones: all else is tried again."""
+    depths, sizes = (0, 1, 2, 3, 5, 7), (1, 2, 3, 5)
+    costs = dict(zip(depths, chains, strict=True)), dict(zip(sizes, budgets, strict=True))
+    policy = DepthPolicy(Costs({4: costs[0]}, budgets={4: costs[1]}), 7)
+    draw, pace = random.Random(3), []
+    for cycle in range(4000):
+        chance = 0.2 if cycle < 1500 else 0.95
+        drafts = policy.choose(BATCH)
+        tokens = 4.0
+        if drafts.budget:  # as sure of all: as many of each sequence
+            promised = [sum(chance ** (i + 1) for i in range(min(b, drafts.depth)))
+                        for b in range(1, drafts.depth + 1)]  # fmt: skip
+            tokens += 4 * promised[drafts.budget - 1]
+            policy.record_lengths(BATCH, promised, drafts.budget, promised[drafts.budget - 1])
+        for _ in range(0 if drafts.budget else 4):
+            accepted = 0
+            while accepted < drafts.depth and draw.random() < chance:
+                accepted += 1
+            tokens += accepted
+            policy.record(accepted, drafts.depth, sampled=False)
+        seconds = costs[1][drafts.budget] if drafts.budget else costs[0][drafts.depth]
+        policy.observe(BATCH, drafts, seconds)
+        pace.append(tokens / seconds)
+    best = max(
+        *((1 + sum(0.95 ** (i + 1) for i in range(d))) / s for d, s in costs[0].items()),
+        *((1 + sum(0.95 ** (i + 1) for i in range(b))) / s for b, s in costs[1].items()),
+    )
+    assert sum(pace[-1000:]) / 4000 > 0.93 * best
+
+
 def test_an_engine_learns_to_choose():
     """Costs by which one of seven drafts is worth verifying: budgets are chosen, texts stay."""
     target, drafter = make_target("llama"), random_drafter()
@@ -232,4 +305,4 @@ def test_an_engine_learns_to_choose():
     found, counts, _ = run_engine(engine, PROMPTS, seeds=seeds, **common)
     assert found == run_reference(target, None, PROMPTS, seed=5, **common)[0]
     assert sum(counts.offered) > 0
-    assert engine.policy._promises
+    assert engine.policy.promises

@@ -29,7 +29,7 @@ _CALL_BYTES = 1 << 19
 
 
 @dataclass(frozen=True)
-class Packed:
+class Ragged:
     """Sequences with different numbers of new tokens, which lie one after the other."""
 
     slots: Tensor  # [sequences]
@@ -48,7 +48,7 @@ class AttentionMetadata:
     New token i of a sequence goes to place starts + i of its slot. That is its position too, unless
     `positions` says another (at most its place); it sees the slot's old tokens, and of the new ones
     those that the layer's causality says, or `ancestors`: a tree of drafts is one forward.
-    Tokens of `packed` sequences stand for themselves here: each is one of one new token, and sees
+    Tokens of `ragged` sequences stand for themselves here: each is one of one new token, and sees
     those of its sequence before it, which are stored first.
     """
 
@@ -61,7 +61,7 @@ class AttentionMetadata:
     positions: Tensor | None = None  # [sequences, count]
     ancestors: Tensor | None = None  # [sequences, count] int64: bit j says that it sees token j
     paths: Tensor | None = None  # [sequences, count, count]: the same tokens in order, for kernels
-    packed: Packed | None = None
+    ragged: Ragged | None = None
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
@@ -110,7 +110,7 @@ def run_attention(
         query, keys, values, metadata.slots, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
         positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
-        packed=metadata.packed,
+        ragged=metadata.ragged,
     ).flatten(0, 1)  # fmt: skip
 
 
@@ -259,9 +259,9 @@ class HostMetadata(Spans):
         super().__init__(
             metadata.slots, metadata.starts, metadata.count, metadata.positions, metadata.ancestors
         )
-        self._packed = metadata.packed
-        if (packed := metadata.packed) is not None:
-            self._whole = Spans(packed.slots, packed.starts, packed.count)
+        self._ragged = metadata.ragged
+        if (ragged := metadata.ragged) is not None:
+            self._whole = Spans(ragged.slots, ragged.starts, ragged.count)
         cos, sin = rotary
         steps = torch.arange(metadata.count, device=metadata.starts.device)
         self._places = metadata.starts.unsqueeze(1) + steps  # [sequences, count]
@@ -275,13 +275,13 @@ class HostMetadata(Spans):
         self.sin = signed.to(dtype).unsqueeze(2)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, **how: Any) -> Tensor:
-        """Packed tokens attend in blocks of one length: keys and values are read once for each."""
-        if (packed := self._packed) is None:
+        """Ragged tokens attend in blocks of one length: keys and values are read once for each."""
+        if (ragged := self._ragged) is None:
             return super().attend(query, keys, values, **how)
-        blocks = query.new_zeros(len(packed.slots), packed.count, *query.shape[2:])
-        blocks[packed.rows, packed.steps] = query[:, 0]
+        blocks = query.new_zeros(len(ragged.slots), ragged.count, *query.shape[2:])
+        blocks[ragged.rows, ragged.steps] = query[:, 0]
         mixed = self._whole.attend(blocks, keys, values, **how)
-        return mixed[packed.rows, packed.steps].unsqueeze(1)
+        return mixed[ragged.rows, ragged.steps].unsqueeze(1)
 
     def rotated(self, states: Tensor) -> Tensor:
         """Rotary positions on [sequences, count, heads, head_dim]."""

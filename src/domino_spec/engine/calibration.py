@@ -29,7 +29,16 @@ from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.measure import Bench, least_seconds, seconds_of
 from domino_spec.engine.model_runner import KINDS, Drafted, Plan
-from domino_spec.engine.policy import Costs, DepthPolicy, budgeted, budgets, depths, rising, trees
+from domino_spec.engine.policy import (
+    LEAST_RAGGED,
+    Costs,
+    DepthPolicy,
+    budgeted,
+    budgets,
+    depths,
+    rising,
+    trees,
+)
 from domino_spec.errors import InputError
 
 Measured = dict[int, dict[str, dict[int, float]]]
@@ -37,7 +46,8 @@ Measured = dict[int, dict[str, dict[int, float]]]
 
 Under `_TREES` and `_BUDGETS` of whole cycles too, by the number of nodes, or by the budget."""
 
-_GREEDY, _TREES, _BUDGETS = _WHOLE = ("greedy", "trees", "budgets")
+_GREEDY, _TREES, _BUDGETS = "greedy", "trees", "budgets"
+_WHOLE = (_GREEDY, _TREES, _BUDGETS)
 _BATCH_SIZES = (1, 4, 16, 64)
 _CONTEXT = 256
 _MOST_ROUNDS = 5
@@ -75,6 +85,7 @@ def adapt_depth(
     policy = DepthPolicy(costs, engine.depth, engine.nodes)
     if engine.policy is not None:  # what was learnt does not depend on costs
         policy.acceptance, policy.drawn = engine.policy.acceptance, engine.policy.drawn
+        policy.promises = engine.policy.promises
     engine.policy = policy
     return policy
 
@@ -100,7 +111,8 @@ def costs_of(engine: Engine, batches: Sequence[int], *, anew: bool = False) -> C
     ]
     settled = bool(missing)
     if missing:
-        new, settled = measure_costs(engine, missing)
+        with engine.runner.learning_nothing():
+            new, settled = measure_costs(engine, missing)
         for batch, measured in new.items():
             kept = found.setdefault(batch, {})
             for kind, spent in measured.items():
@@ -117,12 +129,12 @@ def costs_of(engine: Engine, batches: Sequence[int], *, anew: bool = False) -> C
         for batch in batches
         if never
     }
-    packed = {
+    shared = {
         batch: {b: found[batch][_BUDGETS][b] for b in wanted[batch][_BUDGETS]}
         for batch in batches
         if wanted[batch][_BUDGETS]
     }
-    return Costs(greedy, dict(zip(KINDS, added, strict=True)), branched, packed)
+    return Costs(greedy, dict(zip(KINDS, added, strict=True)), branched, shared)
 
 
 def points(engine: Engine, batch: int) -> dict[str, tuple[int, ...]]:
@@ -137,8 +149,8 @@ def points(engine: Engine, batch: int) -> dict[str, tuple[int, ...]]:
         few.add(every[len(every) // 2])
         if batch > MAX_ROWS:  # no kernels make their trees
             branched = ()
-    packed = budgets(engine.depth) if engine.has_chances and batch > 1 else ()
-    own = {_GREEDY: every, _TREES: branched, _BUDGETS: packed}
+    shared = budgets(engine.depth) if engine.has_chances and batch >= LEAST_RAGGED else ()
+    own = {_GREEDY: every, _TREES: branched, _BUDGETS: shared}
     return own | dict.fromkeys(KINDS, tuple(sorted(few)))
 
 
@@ -159,7 +171,7 @@ def measure_costs(engine: Engine, batches: Sequence[int]) -> tuple[Measured, boo
             found[batch] = {
                 kind: _extrapolated(times, before, batch) for kind, times in found[before].items()
             }
-            # One sequence alone has no budget: as much as chains of so many drafts, until seen.
+            # Too few sequences have no budget: as much as chains of so many drafts, until seen.
             if own[_BUDGETS] and _BUDGETS not in found[batch]:
                 found[batch][_BUDGETS] = {b: found[batch][_GREEDY][b] for b in own[_BUDGETS]}
             continue
@@ -232,6 +244,7 @@ def _facts(engine: Engine) -> list[Any]:
         os.environ.get(overlap.SWITCH, ""),
         engine.target.vocab_size,
         len(engine.target.layers),
+        engine.depth,
         *engine.drafter.cost_key,
     ]
 

@@ -29,7 +29,16 @@ from domino_spec.engine.kernels.lengths import MILLION
 from domino_spec.engine.kernels.trees import MAX_ROWS
 from domino_spec.engine.model_runner import ModelRunner, Pending, Plan, PromptChunk
 from domino_spec.engine.models import load_model
-from domino_spec.engine.policy import Batch, DepthPolicy, Drafts, budgeted, budgets, depths, trees
+from domino_spec.engine.policy import (
+    LEAST_RAGGED,
+    Batch,
+    DepthPolicy,
+    Drafts,
+    budgeted,
+    budgets,
+    depths,
+    trees,
+)
 from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import Chunk, Scheduler
 from domino_spec.engine.scores import ScoreTable, read_prompt_scores
@@ -541,8 +550,8 @@ class Engine:
             drawn = sum(each.samples for each in params) / len(params)
             size = self.runner.size_of(len(params))
             timed = not plan.on_host
-            packs = self.has_chances and len(params) > 1 and timed
-            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0, packs=packs, timed=timed)
+            ragged = self.has_chances and len(params) >= LEAST_RAGGED and timed
+            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0, ragged=ragged, timed=timed)
             known = self._kinds[drafts] = (sequences, plan, batch)
         return known[1:]
 
@@ -757,8 +766,8 @@ class Engine:
         if self.policy is not None and drafts and self.has_chances and not plan.on_host:
             chain = self._plan([params], self.depth, alone=False)
             for budget in budgets(self.depth):
-                packed = replace(chain, **budgeted(budget, self.depth)._asdict())
-                self.runner.capture_cycles(sequences, packed, fewest=2)
+                ragged = replace(chain, **budgeted(budget, self.depth)._asdict())
+                self.runner.capture_cycles(sequences, ragged, fewest=LEAST_RAGGED)
 
 
 def check_settings(

@@ -29,7 +29,7 @@ from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.attention import MAX_TOKENS
 from domino_spec.engine.kernels.commit import commit, commit_tree
-from domino_spec.engine.kernels.lengths import Batch, Lengths
+from domino_spec.engine.kernels.lengths import Lengths, Sequences
 from domino_spec.engine.kernels.linear import Normed, normed
 from domino_spec.engine.kernels.runtime import on_device
 from domino_spec.engine.kernels.scratch import apart
@@ -37,12 +37,12 @@ from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import DraftLogits, Draws, needs_filter
 from domino_spec.engine.scores import AT_ONCE, prompt_columns, score_columns
 from domino_spec.engine.slots import Slots
-from domino_spec.engine.verify_lengths import AcceptanceModel, PackedBlocks
+from domino_spec.engine.verify_lengths import AcceptanceModel, RaggedBlocks
 from domino_spec.errors import InputError
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Batches of captured cycles are filled up to one of these sizes."""
-MOST_GRAPHS = 256
+MOST_GRAPHS = 384
 """Kinds of cycles kept; each takes a few megabytes, and requests of all kinds make more."""
 PROMPT_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """A prompt alone is padded to one of these; longer ones keep the GPU busy by themselves."""
@@ -129,7 +129,7 @@ class Plan:
         )
 
     @property
-    def unpacks(self) -> bool:
+    def pads(self) -> bool:
         """Whether choosing looks at a sequence's tokens together, or their logits are reported."""
         return self.uncoupled or self.penalised or self.scored
 
@@ -294,13 +294,13 @@ class Drafted:
     """Whose nodes the block holds; None where it is a chain."""
     drawn_from: Sequence[DraftLogits] = ()
     """What the drafts were drawn from, where some accept rule asks for it."""
-    packed: PackedBlocks | None = None
+    ragged: RaggedBlocks | None = None
     """What of the block is verified; None where all of it is."""
 
     @cached_property
     def tokens(self) -> Tensor:
         """What the target reads, by its metadata."""
-        return self.block if self.packed is None else self.packed.pack(self.block)
+        return self.block if self.ragged is None else self.ragged.pack(self.block)
 
 
 @dataclass(frozen=True)
@@ -454,6 +454,17 @@ class ModelRunner:
         self._period.fill_(len(accepted))
         self._turn.zero_()
 
+    @contextmanager
+    def learning_nothing(self) -> Iterator[None]:
+        """Cycles inside are measurements: what they accept says nothing of drafts."""
+        state = [] if self.chances is None else [self.chances.weights, self.chances.information]
+        before = [each.clone() for each in state]
+        try:
+            yield
+        finally:
+            for each, old in zip(state, before, strict=True):
+                each.copy_(old)
+
     @torch.no_grad()
     def run_cycle(self, slots: Tensor, plan: Plan) -> Tensor:
         """One cycle: for each sequence the count of accepted drafts, then the tokens chosen.
@@ -468,14 +479,14 @@ class ModelRunner:
             drafted, states = self._draft_and_verify(slots, starts, draws, plan)
             with self._timed("verify"):
                 logits = self.model.logits(states).view(*drafted.tokens.shape, -1)
-                if drafted.packed is not None and plan.unpacks:
-                    logits = drafted.packed.unpack(logits)
+                if drafted.ragged is not None and plan.pads:
+                    logits = drafted.ragged.pad(logits)
                 chosen, accepted = self.choose(logits, drafted, draws, plan)
         finally:
             self._side_stream.join()
         if drafted.tree is not None:
             return self._report_tree(chosen, logits, drafted, plan)
-        lengths = None if drafted.packed is None else drafted.packed.lengths
+        lengths = None if drafted.ragged is None else drafted.ragged.lengths
         return self.report(chosen, logits, drafted.block, slots, plan, accepted, lengths=lengths)
 
     def draws(self, slots: Tensor, plan: Plan) -> Draws:
@@ -533,8 +544,12 @@ class ModelRunner:
             )
             drawn_from = (sampler.kept or []) if plan.uncoupled else []
             if plan.budget:
-                packed = self._packed(slots, starts, sampler, plan)
-                return Drafted(packed.metadata, block, drawn_from=drawn_from, packed=packed)
+                # Chances are those of the target's own choice, whatever drafts are chosen with.
+                sharing = Sequences(slots, starts, self.slots.spare, draws.temperature)
+                assert self.chances is not None
+                lengths = self.chances.choose(sampler.kept or [], sharing, plan.budget)
+                ragged = RaggedBlocks(lengths, plan.depth + 1)
+                return Drafted(ragged.metadata, block, drawn_from=drawn_from, ragged=ragged)
             metadata = AttentionMetadata(slots, starts, block.shape[1])
             return Drafted(metadata, block, drawn_from=drawn_from)
         tree = self.drafter.propose_tree(anchors, nodes=plan.nodes, **common)
@@ -548,17 +563,9 @@ class ModelRunner:
         )
         return Drafted(metadata, tree.tokens, tree)
 
-    def _packed(self, slots: Tensor, starts: Tensor, sampler: Draws, plan: Plan) -> PackedBlocks:
-        """What of the drafts, whose logits a sampler has kept, is verified."""
-        assert self.chances is not None
-        assert sampler.kept is not None
-        batch = Batch(slots, starts, self.slots.spare, sampler.temperature)
-        lengths = self.chances.choose(sampler.kept, batch, plan.budget)
-        return PackedBlocks(lengths, plan.depth + 1)
-
     def choose(
         self,
-        logits: Tensor,  # [sequences, n, vocabulary]; packed [tokens, 1, vocabulary]
+        logits: Tensor,  # [sequences, n, vocabulary]; ragged [tokens, 1, vocabulary]
         drafted: Drafted,
         draws: Draws,
         plan: Plan,
@@ -568,21 +575,21 @@ class ModelRunner:
         And how many drafts that accepts [sequences], where comparing does not tell.
         """
         block, metadata, lengths = drafted.block, drafted.metadata, None
-        if (packed := drafted.packed) is not None:
-            if not plan.unpacks:
+        if (ragged := drafted.ragged) is not None:
+            if not plan.pads:
                 judged = self._judged(logits, None, metadata, plan)
                 own = self.draws(metadata.slots, plan)
-                return packed.unpack_tokens(own.choose(judged, metadata.starts)), None
-            lengths = packed.lengths.lengths
-            assert metadata.packed is not None
+                return ragged.pad_tokens(own.choose(judged, metadata.starts)), None
+            lengths = ragged.lengths.verified
+            assert metadata.ragged is not None
             metadata = AttentionMetadata(
-                metadata.packed.slots, metadata.packed.starts, block.shape[1]
+                metadata.ragged.slots, metadata.ragged.starts, block.shape[1]
             )
         judged = self._judged(logits, block, metadata, plan)
         if drafted.drawn_from:
             starts, drawn_from = metadata.starts, drafted.drawn_from
-            mixed = plan.mixed
-            return accept(judged, block, draws, starts, drawn_from, mixed=mixed, lengths=lengths)
+            drafts = (block, draws, starts, drawn_from)
+            return accept(judged, *drafts, mixed=plan.mixed, lengths=lengths)
         return draws.choose(judged, metadata.starts, positions=metadata.positions), None
 
     def _judged(
@@ -624,7 +631,7 @@ class ModelRunner:
         `reach` [sequences] are the drafts that can be accepted, where not all can.
         """
         state = self.slots
-        reach = reach if lengths is None else lengths.lengths
+        reach = reach if lengths is None else lengths.verified
         told = self._pretended(block, reach) if plan.forced else accepted
         report, accepted = commit(chosen, block, slots, state.lengths, state.anchors, told, reach)
         self.model.cache.commit(slots, accepted)

@@ -23,6 +23,8 @@ TREES = (3, 7, 15)
 """Nodes of trees worth measuring."""
 BUDGETS = (1, 2, 3, 5)
 """Drafts a sequence, on average over a batch, worth measuring where lengths differ."""
+LEAST_RAGGED = 4
+"""Sequences of the smallest batch in which they do."""
 _FORGETTING, _FORGETTING_FAST = 0.98, 0.9
 """Of a sequence's cycles, and of cycles of whole batches."""
 _PRIOR_CHANCE = 0.8
@@ -76,7 +78,7 @@ class Costs:
     trees: Seconds = field(default_factory=dict)
     """Of the same cycles with trees, by the number of nodes."""
     budgets: Seconds = field(default_factory=dict)
-    """Of the same cycles with lengths that differ, by the budget; for batches of two and more."""
+    """Of the same cycles with lengths that differ, by the budget."""
 
     def __post_init__(self) -> None:
         if not self.cycles:
@@ -97,8 +99,7 @@ class Costs:
 
     def of_budgets(self, size: int, kinds: Collection[str] = ()) -> dict[int, float]:
         """Seconds by budget."""
-        known = self.budgets and size >= min(self.budgets)
-        return self._with_extras(self.budgets, size, kinds) if known else {}
+        return self._with_extras(self.budgets, size, kinds) if self.budgets else {}
 
     def _with_extras(self, cycles: Seconds, size: int, kinds: Collection[str]) -> dict[int, float]:
         lower, upper = _around(cycles, size)
@@ -245,12 +246,14 @@ class Promises:
     def record(self, promised: Sequence[float], budget: int, accepted: float) -> None:
         """A cycle's promises by budget, from 1 on, and what its own gave: drafts a sequence.
 
-        For larger budgets it has drafted too little to tell.
+        For larger budgets it has drafted too little: they get as much, or more.
         """
-        for each in range(1, budget + 1):
-            before = self._promised.get(each, 0.0)
-            self._promised[each] = before + (1 - _FORGETTING_FAST) * (promised[each - 1] - before)
-            self._hoped[each] = self._hoped.get(each, 1.0) * _FORGETTING_FAST
+        for each, own in enumerate(promised, start=1):
+            before, faith = self._promised.get(each, 0.0), self._hoped.get(each, 1.0)
+            if each > budget and (faith == 1.0 or own * (1 - faith) <= before):
+                continue
+            self._promised[each] = before + (1 - _FORGETTING_FAST) * (own - before)
+            self._hoped[each] = faith * _FORGETTING_FAST
         self._offered = self._offered * _FORGETTING_FAST + promised[budget - 1]
         self._accepted = self._accepted * _FORGETTING_FAST + accepted
 
@@ -290,7 +293,7 @@ class Batch:
     """The share of the sequences that sample."""
     trees: bool = False
     """Whether all can verify trees."""
-    packs: bool = False
+    ragged: bool = False
     """Whether they can verify different numbers of drafts."""
     timed: bool = True
     """Whether it will be known what their cycles took."""
@@ -313,7 +316,8 @@ class DepthPolicy:
         self._turns: dict[tuple[int, tuple[str, ...]], int] = {}
         self._plain_in_a_row: dict[tuple[str, ...], int] = {}
         self._chains_in_a_row: dict[tuple[str, ...], int] = {}
-        self._promises: dict[tuple[str, ...], Promises] = {}
+        self.promises: dict[tuple[str, ...], Promises] = {}
+        """Of budgets, by what sequences ask for."""
         self._last = Batch(1)
 
     def record(self, accepted: int, depth: int, *, sampled: bool) -> None:
@@ -328,7 +332,7 @@ class DepthPolicy:
         self, batch: Batch, promised: Sequence[float], budget: int, accepted: float
     ) -> None:
         """A cycle of a batch whose lengths differed: `Promises.record`."""
-        own = self._promises.setdefault(batch.kinds, Promises())
+        own = self.promises.setdefault(batch.kinds, Promises())
         own.record(promised, budget, accepted)
 
     def observe(self, batch: Batch, drafts: Drafts, seconds: float) -> None:
@@ -362,9 +366,9 @@ class DepthPolicy:
                 return other
         if turn % _REFRESHED_EVERY == 0:
             return Drafts(0)
-        # A budget does not tell what chains would commit.
-        again = found.budget and 2 * turn % _REFRESHED_EVERY == 0
-        return Drafts(self._best(costs, batch)) if again else found
+        # A budget does not tell what chains would commit: one as deep tells of all of them.
+        again = found.budget and turn % _RETRY == 0
+        return Drafts(max(d for d in costs if d <= found.depth)) if again else found
 
     def _choose_other(self, costs: Mapping[int, float], batch: Batch) -> Drafts | None:
         """The tree or budget that commits most tokens a second; None where a chain commits more."""
@@ -392,7 +396,7 @@ class DepthPolicy:
     @staticmethod
     def _can_verify(drafts: Drafts, batch: Batch) -> bool:
         """Whether it is a tree or a budget that these sequences can have."""
-        return (drafts.nodes > 0 and batch.trees) or (drafts.budget > 0 and batch.packs)
+        return (drafts.nodes > 0 and batch.trees) or (drafts.budget > 0 and batch.ragged)
 
     def _choose_depth(self, costs: Mapping[int, float], batch: Batch) -> int:
         """The depth that commits most tokens a second; if that is 0, now and then another.
@@ -447,7 +451,7 @@ class DepthPolicy:
             # No more than if all of every chain were verified.
             hoped = _HOPED_GAIN * self.tokens(drafts.budget, batch)
             hoped = min(hoped, self.tokens(drafts.depth, batch))
-            promises = self._promises.get(batch.kinds)
+            promises = self.promises.get(batch.kinds)
             return hoped if promises is None else promises.tokens(drafts.budget, hoped)
         greedy = self.acceptance.tree_tokens(drafts.nodes) if batch.drawn < 1 else 0.0
         drawn = self.drawn.tree_tokens(drafts.nodes) if batch.drawn > 0 else 0.0
@@ -488,14 +492,14 @@ class DepthPolicy:
                 for n, s in self._measured.of_trees(size, kinds).items()
                 if n <= self._nodes
             }
-            packed = {
+            ragged = {
                 budgeted(b, self._depth): s
                 for b, s in self._measured.of_budgets(size, kinds).items()
                 if b < self._depth
             }
             known = {
                 drafts: seconds
-                for drafts, seconds in (chains | branched | packed).items()
+                for drafts, seconds in (chains | branched | ragged).items()
                 if drafts.depth <= self._depth and math.isfinite(seconds)
             }
             found = self._live[size, kinds] = LiveCosts(known)
@@ -518,7 +522,7 @@ def budgets(depth: int) -> tuple[int, ...]:
 
 
 def budgeted(budget: int, depth: int) -> Drafts:
-    """What is drafted with a budget, of up to so many: drafts that nobody verifies cost too."""
+    """What is drafted with a budget, of up to so many: drafts that are not verified cost too."""
     return Drafts(min(depth, 2 * budget + 1), budget=budget)
 
 

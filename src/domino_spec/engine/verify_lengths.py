@@ -12,8 +12,11 @@ from the drafts that were verified and reached.
 
 **Why that is lossless.** Under the coupled rule and `match` a position's token is the same whatever
 is verified. Under rejection and block verification let M(x) be the distribution of what a sequence
-commits if the drafts x are verified. If x' is drawn from the drafter's distribution after x, the
-mean of M(x, x') is M(x): one more draft changes nothing on average, whatever came before. Choosing
+commits if the drafts x are verified. If x' is drawn from the drafter's distribution q after x, the
+mean of M(x, x') is M(x): one more draft changes nothing on average, whatever came before. (With P
+the joint ratio after x, 1 under token rejection if all of x was accepted, and p the target's
+distribution there: v is accepted with min(P p(v), q(v)) and drawn instead with max(P p(v) - q(v),
+0), together P p(v), as if v had been drawn from p with chance P; what ends earlier stays.) Choosing
 the best products of a batch is the same as to begin with no drafts and to add, one at a time, the
 one with the best product among the next drafts of all sequences. Which one that is depends on the
 drafts added before it, from which its logits follow, and not on itself. So the mean of the product
@@ -29,14 +32,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from domino_spec.engine.attention import AttentionMetadata, Packed
+from domino_spec.engine.attention import AttentionMetadata, Ragged
 from domino_spec.engine.kernels.lengths import (
-    Batch,
     Lengths,
+    Sequences,
     learn,
     margins,
-    unpack,
-    unpacked_places,
+    pad_tokens,
+    padded_places,
     verify_lengths,
 )
 from domino_spec.engine.sampling import DraftLogits
@@ -61,7 +64,7 @@ class AcceptanceModel:
         self.information = self.prior.repeat(2, depth, 1)
         """Sums over observations: of 1, the margin and its square, a quarter of each."""
 
-    def choose(self, drawn_from: Sequence[DraftLogits], batch: Batch, budget: int) -> Lengths:
+    def choose(self, drawn_from: Sequence[DraftLogits], batch: Sequences, budget: int) -> Lengths:
         """How many of its drafts, whose logits these are, each sequence verifies.
 
         `budget` is their number a sequence, on average over the batch.
@@ -76,7 +79,7 @@ class AcceptanceModel:
 
 
 @dataclass(frozen=True)
-class PackedBlocks:
+class RaggedBlocks:
     """Blocks of different lengths as one row of tokens, and back."""
 
     lengths: Lengths
@@ -87,20 +90,20 @@ class PackedBlocks:
         """The verified tokens [tokens, 1] of whole blocks [sequences, width]."""
         return block[self.lengths.rows, self.lengths.steps].unsqueeze(1)
 
-    def unpack(self, logits: Tensor) -> Tensor:
+    def pad(self, logits: Tensor) -> Tensor:
         """Logits [tokens, 1, vocabulary] of verified tokens as [sequences, width, vocabulary].
 
         Places that were not verified have those of the last one that was.
         """
-        return logits[unpacked_places(self.lengths, self.width), 0]
+        return logits[padded_places(self.lengths, self.width), 0]
 
-    def unpack_tokens(self, tokens: Tensor) -> Tensor:
+    def pad_tokens(self, tokens: Tensor) -> Tensor:
         """The same of tokens [tokens, 1]."""
-        return unpack(tokens, self.lengths, self.width)
+        return pad_tokens(tokens, self.lengths, self.width)
 
     @property
     def metadata(self) -> AttentionMetadata:
         """Each token is a sequence of one, whose attention is that of its block."""
         own, batch = self.lengths, self.lengths.batch
-        packed = Packed(batch.slots, batch.starts, own.offsets, own.rows, own.steps, self.width)
-        return AttentionMetadata(own.slots, own.places, 1, packed=packed)
+        ragged = Ragged(batch.slots, batch.starts, own.offsets, own.rows, own.steps, self.width)
+        return AttentionMetadata(own.slots, own.places, 1, ragged=ragged)

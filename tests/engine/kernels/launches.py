@@ -61,7 +61,7 @@ def block() -> None:
     _attention(16, heads=32, kv_heads=8, head_dim=128, window=None)
 
 
-def packed() -> None:
+def ragged() -> None:
     """Blocks of up to 8 tokens, 96 in all, of 32 sequences of SmolLM2; and how long each is."""
     cache, whole = _meta(33, 3, CAPACITY, 64), _meta(32, dtype=torch.long)
     split_attention.launch(
@@ -70,9 +70,9 @@ def packed() -> None:
     )  # fmt: skip
     lengths.usable = lambda _: True
     weights = _meta(2, 7, 2, dtype=torch.float32)
-    batch = lengths.Batch(whole, whole, 32, _meta(32, dtype=torch.float32))
+    batch = lengths.Sequences(whole, whole, 32, _meta(32, dtype=torch.float32))
     found = lengths.verify_lengths(lengths.margins(_meta(32, 7, 32)), weights, batch, 2)
-    lengths.unpack(_meta(96, 1, dtype=torch.long), found, 8)
+    lengths.pad_tokens(_meta(96, 1, dtype=torch.long), found, 8)
     lengths.learn(
         found, _meta(32, 9, dtype=torch.long)[:, 0], weights, _meta(2, 7, 3, dtype=torch.float32),
         _meta(3, dtype=torch.float32),

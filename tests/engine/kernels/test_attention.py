@@ -9,7 +9,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from domino_spec.drafter.masks import BlockLayout, dense_mask
 from domino_spec.drafter.tree import ancestor_mask, tree_of
 from domino_spec.engine import attention as host_attention
-from domino_spec.engine.attention import AttentionMetadata, HostMetadata, Packed, Spans
+from domino_spec.engine.attention import AttentionMetadata, HostMetadata, Ragged, Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
 from tests.engine.kernels import test_rotate
 
@@ -86,15 +86,15 @@ WAYS = {
         )
     ),
 }
-PACKED = {
+RAGGED = {
     "kernel": attention.attend,
     "four": WAYS["four"],
-    "rows": lambda query, keys, values, slots, starts, *, packed, **rule: HostMetadata(
-        AttentionMetadata(slots, starts, 1, packed=packed),
+    "rows": lambda query, keys, values, slots, starts, *, ragged, **rule: HostMetadata(
+        AttentionMetadata(slots, starts, 1, ragged=ragged),
         (torch.zeros(CAPACITY, 32), torch.zeros(CAPACITY, 32)),
         query.dtype,
     ).attend(query, keys, values, **rule),
-    "batch": lambda *given, packed, **rule: WAYS["batch"](*given, **rule),
+    "batch": lambda *given, ragged, **rule: WAYS["batch"](*given, **rule),
 }
 
 
@@ -102,7 +102,7 @@ PACKED = {
     ("way", "window"),
     [("kernel", None), ("four", 20), ("rows", None), ("rows", 20), ("batch", None)],
 )
-def test_packed_sequences_get_what_whole_blocks_give(device, way, window):
+def test_ragged_sequences_get_what_whole_blocks_give(device, way, window):
     """Sequences with 9, 1 and 4 new tokens, in one row of tokens: to the last bit by kernels."""
     starts, lengths = [0, 15, CAPACITY - 9], [9, 1, 4]
     query, *cache, slots, at = inputs(9, torch.float32, device, starts=starts)
@@ -111,12 +111,12 @@ def test_packed_sequences_get_what_whole_blocks_give(device, way, window):
     rows = torch.tensor([row for row, n in enumerate(lengths) for _ in range(n)], device=device)
     steps = torch.tensor([step for n in lengths for step in range(n)], device=device)
     offsets = torch.tensor([0, 9, 10, 14], device=device)
-    packed = Packed(slots, at, offsets, rows, steps, 9)
+    ragged = Ragged(slots, at, offsets, rows, steps, 9)
     asked = query[rows, steps].unsqueeze(1)
     if way == "four":
         found = WAYS[way](asked, *cache, slots, at, **rule, offsets=offsets, count=9)
     else:
-        found = PACKED[way](asked, *cache, slots[rows], at[rows] + steps, **rule, packed=packed)
+        found = RAGGED[way](asked, *cache, slots[rows], at[rows] + steps, **rule, ragged=ragged)
     exact = {"rtol": 0, "atol": 0} if way in ("kernel", "four") else {}
     torch.testing.assert_close(found[:, 0], whole[rows, steps], **exact)
 

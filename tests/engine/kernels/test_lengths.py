@@ -8,13 +8,13 @@ from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels import lengths as module
 from domino_spec.engine.kernels.lengths import (
     MILLION,
-    Batch,
+    Sequences,
     learn,
     learn_reference,
     lengths_reference,
     margins,
-    unpack,
-    unpacked_places,
+    pad_tokens,
+    padded_places,
     verify_lengths,
 )
 from domino_spec.engine.model_runner import Plan
@@ -29,7 +29,7 @@ WEIGHTS = torch.tensor([[-0.5, 0.7], [-0.2, 0.5], [0.1, 0.9]])
 def batch_of(count, device, *, spare=0, temperature=None):
     """Sequences in slots of their own, the last ones in the spare one."""
     slots = torch.tensor([*range(5, 5 + count - spare), *[SPARE] * spare], device=device)
-    return Batch(slots, 3 * torch.arange(count, device=device), SPARE, temperature)
+    return Sequences(slots, 3 * torch.arange(count, device=device), SPARE, temperature)
 
 
 def made(count, depth, device, *, spare=0):
@@ -44,21 +44,21 @@ def made(count, depth, device, *, spare=0):
 
 @pytest.mark.parametrize(
     ("count", "depth", "budget", "spare"),
-    [(1, 3, 2, 0), (5, 7, 1, 0), (8, 7, 3, 3), (9, 15, 5, 1)],
+    [(1, 3, 2, 0), (5, 7, 1, 0), (8, 7, 5, 3), (9, 15, 5, 1)],
 )
 def test_kernels_do_what_the_references_do(count, depth, budget, spare, device):
     given = made(count, depth, device, spare=spare)
     found, expected = verify_lengths(*given, budget), lengths_reference(*given, budget)
-    for name in ("lengths", "offsets", "rows", "steps", "slots", "places"):
+    for name in ("verified", "offsets", "rows", "steps", "slots", "places"):
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
     torch.testing.assert_close(found.columns, expected.columns, rtol=1e-5, atol=1)
     torch.testing.assert_close(found.chances, expected.chances)
     tokens = torch.arange(len(found.rows), device=device).unsqueeze(1) * 7
     assert torch.equal(
-        unpack(tokens, found, depth + 1), tokens[unpacked_places(expected, depth + 1), 0]
+        pad_tokens(tokens, found, depth + 1), tokens[padded_places(expected, depth + 1), 0]
     )
     accepted = (torch.arange(2 * count, device=device).view(count, 2)[:, 0] % 4).minimum(
-        found.lengths
+        found.verified
     )
     prior = torch.tensor([2.0, 0.0, 8.0], device=device)
     states = [(given[1].clone(), prior.repeat(2, 18, 1)) for _ in range(2)]
@@ -76,13 +76,13 @@ def test_the_likeliest_drafts_are_verified(device):
     weights = torch.tensor([-1.0, 1.0], device=device).repeat(2, 3, 1)
     batch = batch_of(3, device, spare=1)
     found = verify_lengths(ahead, weights, batch, 1)
-    assert found.lengths.tolist() == [2, 1, 0]
+    assert found.verified.tolist() == [2, 1, 0]
     assert found.offsets.tolist() == [0, 3, 5, 6]
     assert found.rows.tolist() == [0, 0, 0, 1, 1, 2]
     assert found.steps.tolist() == [0, 1, 2, 0, 1, 0]
     assert found.slots.tolist() == [5, 5, 5, 6, 6, SPARE]
     assert found.places.tolist() == [0, 1, 2, 3, 4, 6]
-    assert verify_lengths(ahead, weights, batch, 3).lengths.tolist() == [3, 3, 3]
+    assert verify_lengths(ahead, weights, batch, 3).verified.tolist() == [3, 3, 3]
     sure, unsure = (torch.sigmoid(torch.tensor(x)).item() for x in (8.0, -1.0))
     promised = found.columns[0, 1].item() / MILLION
     assert promised == pytest.approx((sure + sure**2 + unsure) / 2, abs=1e-5)
@@ -94,7 +94,7 @@ def test_of_equal_chances_the_earlier_draft_comes_first(equal, device):
     weights = torch.tensor([0.0, 1.0], device=device).repeat(2, 4, 1)
     ahead = torch.full((3, 4), equal, device=device)
     found = verify_lengths(ahead, weights, batch_of(3, device), 2)
-    assert found.lengths.tolist() == [2, 2, 2]
+    assert found.verified.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("most", [module.MOST_READ, 1], ids=["kernel", "reference"])
@@ -120,7 +120,7 @@ def test_chances_are_learnt_from_what_was_reached(device):
         ahead = (torch.rand(16, 3, generator=random) * 4).to(device)
         lengths = lengths_reference(ahead, weights, batch, 2)
         right = (ahead > 2).long().cumprod(dim=1).sum(dim=1)
-        learn_reference(lengths, right.minimum(lengths.lengths), weights, information, prior)
+        learn_reference(lengths, right.minimum(lengths.verified), weights, information, prior)
     low, high = (torch.sigmoid(weights[1, 0, 0] + weights[1, 0, 1] * m).item() for m in (1.0, 3.0))
     assert low < 0.1
     assert high > 0.9

@@ -11,7 +11,7 @@ TREES = ("tree", "tree_drawn")
 
 @pytest.fixture(scope="module")
 def found():
-    shapes = ("plain", "packed", *CANDIDATES, *VOCABULARY, *TREES)
+    shapes = ("plain", "ragged", *CANDIDATES, *VOCABULARY, *TREES)
     return sm90.launched("tests.engine.kernels.launches", *shapes)
 
 
@@ -21,8 +21,8 @@ def test_attention(found):
 
 
 def test_sequences_of_different_lengths(found):
-    sm90.assert_fits(found["packed"])
-    assert found["packed"].keys() == {"_attend", "_margins", "_lengths", "_unpack", "_learn"}
+    sm90.assert_fits(found["ragged"])
+    assert found["ragged"].keys() == {"_attend", "_margins", "_lengths", "_pad_tokens", "_learn"}
 
 
 @pytest.mark.slow

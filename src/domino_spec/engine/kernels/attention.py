@@ -24,7 +24,7 @@ from domino_spec.engine.kernels.runtime import usable
 from domino_spec.engine.kernels.split_attention import launch
 
 if TYPE_CHECKING:
-    from domino_spec.engine.attention import Packed
+    from domino_spec.engine.attention import Ragged
 
 MAX_TOKENS = 64
 """More tokens a row are a prompt."""
@@ -49,21 +49,21 @@ def attend(
     positions: Tensor | None = None,  # [rows, n] int64
     ancestors: Tensor | None = None,  # [rows, n] int64: bit j says that it sees new token j
     paths: Tensor | None = None,  # [rows, n, n] int64: the same tokens, one a position
-    packed: Packed | None = None,
+    ragged: Ragged | None = None,
 ) -> Tensor:
     """[rows, n, heads * head_dim].
 
     A token sees the cache up to itself (`causal`) or up to the last new one; with a window only
     positions nearer than that, on both sides, which is `drafter.masks`' rule. `longest` is a bound
     on starts + n that the caller knows: where PyTorch attends over a batch, it need not look
-    further; n itself says that all rows are empty. Rows that are `packed` tokens share the reading
+    further; n itself says that all rows are empty. Rows that are `ragged` tokens share the reading
     of their sequence's keys.
     """
-    if packed is not None and usable(query) and packed.count <= MAX_TOKENS:
+    if ragged is not None and usable(query) and ragged.count <= MAX_TOKENS:
         assert causal
         return launch(
-            query, keys, values, packed.slots, packed.starts, causal=True, window=window,
-            scale=scale, offsets=packed.offsets, count=packed.count,
+            query, keys, values, ragged.slots, ragged.starts, causal=True, window=window,
+            scale=scale, offsets=ragged.offsets, count=ragged.count,
         )  # fmt: skip
     if usable(query) and query.shape[1] <= MAX_TOKENS:
         return launch(

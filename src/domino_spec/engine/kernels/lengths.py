@@ -26,7 +26,7 @@ KEPT = 0.98
 
 
 @dataclass(frozen=True)
-class Batch:
+class Sequences:
     """Sequences whose drafts share a budget."""
 
     slots: Tensor  # [sequences]
@@ -52,7 +52,7 @@ class Batch:
 class Lengths:
     """How many drafts each sequence verifies, and where the tokens of its block lie."""
 
-    batch: Batch
+    batch: Sequences
     margins: Tensor  # [sequences, depth]
     chances: Tensor  # [sequences, depth]
     offsets: Tensor  # [sequences + 1]: where each one's anchor lies among all tokens
@@ -65,8 +65,8 @@ class Lengths:
     accepted drafts a sequence that budgets of 1, 2, ... promise."""
 
     @property
-    def lengths(self) -> Tensor:
-        """Verified drafts, [sequences]."""
+    def verified(self) -> Tensor:
+        """Drafts, [sequences]."""
         return self.columns[:, 0]
 
 
@@ -96,7 +96,7 @@ def margins(
 def verify_lengths(
     margins: Tensor,  # [sequences, depth] float32
     weights: Tensor,  # [2, depth or more, 2]: bias and slope of greedy sequences, and sampled ones
-    batch: Batch,
+    batch: Sequences,
     budget: int,
 ) -> Lengths:
     """Verify the `sequences * budget` drafts most likely to be reached and accepted."""
@@ -152,12 +152,13 @@ def _padded(margins: Tensor) -> tuple[int, int]:
     return triton.next_power_of_2(len(margins)), triton.next_power_of_2(margins.shape[1] + 1)
 
 
-def lengths_reference(margins: Tensor, weights: Tensor, batch: Batch, budget: int) -> Lengths:
+def lengths_reference(margins: Tensor, weights: Tensor, batch: Sequences, budget: int) -> Lengths:
     """What `verify_lengths` does."""
     count, depth = margins.shape
     own = weights[batch.sampled.long(), :depth]  # [sequences, depth, 2]
     chances = torch.sigmoid(own[..., 0] + own[..., 1] * margins)
-    reached = chances.cumprod(dim=1).where(batch.live.unsqueeze(1), -1.0)
+    # Rounding must not make a later product the larger one: it may look at a drawn token.
+    reached = chances.cumprod(dim=1).cummin(dim=1).values.where(batch.live.unsqueeze(1), -1.0)
     # By place, then by sequence: of equal products the earlier place comes first.
     order = reached.T.flatten().argsort(descending=True, stable=True)
     each = torch.arange(count * depth, device=margins.device)
@@ -183,16 +184,16 @@ def lengths_reference(margins: Tensor, weights: Tensor, batch: Batch, budget: in
     )
 
 
-def unpack(
+def pad_tokens(
     tokens: Tensor,  # [tokens, 1] int64
     lengths: Lengths,
     width: int,
 ) -> Tensor:
     """Tokens chosen after the verified ones as [sequences, width]; the rest repeats the last."""
     if not usable(tokens):
-        return tokens[unpacked_places(lengths, width), 0]
+        return tokens[padded_places(lengths, width), 0]
     found = tokens.new_empty(len(lengths.batch.slots), width)
-    _unpack[(len(found),)](
+    _pad_tokens[(len(found),)](
         tokens,
         lengths.offsets,
         found,
@@ -204,10 +205,10 @@ def unpack(
     return found
 
 
-def unpacked_places(lengths: Lengths, width: int) -> Tensor:
+def padded_places(lengths: Lengths, width: int) -> Tensor:
     """Which packed token stands at each place of whole blocks, [sequences, width]."""
     steps = torch.arange(width, device=lengths.offsets.device)
-    return lengths.offsets[:-1].unsqueeze(1) + steps.minimum(lengths.lengths.unsqueeze(1))
+    return lengths.offsets[:-1].unsqueeze(1) + steps.minimum(lengths.verified.unsqueeze(1))
 
 
 def learn(
@@ -255,7 +256,7 @@ def learn_reference(
     margins, chances, batch = lengths.margins, lengths.chances, lengths.batch
     weights, information = (each[:, : margins.shape[1]] for each in (weights, information))
     places = torch.arange(margins.shape[1], device=margins.device)
-    reach = torch.minimum(lengths.lengths, accepted + 1).unsqueeze(1)
+    reach = torch.minimum(lengths.verified, accepted + 1).unsqueeze(1)
     seen = ((places < reach) & batch.live.unsqueeze(1)).float()
     error = ((places < accepted.unsqueeze(1)).float() - chances) * seen
     kinds = torch.stack((~batch.sampled, batch.sampled)).float()  # [2, sequences]
@@ -301,6 +302,10 @@ if triton_available():
         margin = tl.where(some, top, 0.0) - tl.where(some, second, 0.0)
         margin = tl.where((k > 1) & (margin == margin), tl.minimum(margin, MOST), 0.0)
         tl.store(found + draft, margin)
+
+    @triton.jit
+    def _least(one, other):
+        return tl.minimum(one, other)
 
     @triton.jit
     def _who(row, there, temperature, slots, spare):
@@ -349,6 +354,7 @@ if triton_available():
         chance = tl.sigmoid(bias + slope * margin)
         tl.store(chances + spot, chance, mask=inside)
         reached = tl.cumprod(tl.where(inside, chance, 1.0), axis=1)
+        reached = tl.associative_scan(reached, 1, _least)
         reached = tl.where(live[:, None], reached, -1.0)
 
         # Of equal products the earlier place comes first, so that each row's are its first ones.
@@ -382,7 +388,7 @@ if triton_available():
             tl.store(report + 1 + each, promised + row * 0, mask=there)
 
     @triton.jit(do_not_specialize=["width"])
-    def _unpack(tokens, offsets, found, width, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
+    def _pad_tokens(tokens, offsets, found, width, WIDTH: tl.constexpr, OVERLAP: tl.constexpr):
         """One program for one sequence."""
         wait_for_last(OVERLAP)
         let_next_come(OVERLAP)
