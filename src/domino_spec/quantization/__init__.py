@@ -1,0 +1,6 @@
+"""Weights in GGUF's blocks, multiplied as they are."""
+
+from domino_spec.quantization.reference import KINDS, Kind
+from domino_spec.quantization.weight import QuantizedWeight
+
+__all__ = ["KINDS", "Kind", "QuantizedWeight"]

@@ -1,0 +1,93 @@
+"""The kernel is compiled once for a machine; where it cannot be, PyTorch gives the same."""
+
+import multiprocessing
+import warnings
+
+import pytest
+import torch
+
+from domino_spec.quantization import KINDS, QuantizedWeight, compiled, reference
+from domino_spec.quantization.compiled import Kernel, KernelNotice, kernel
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has not asked for the kernel yet, with a cache of its own."""
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, "-O0"))  # a tenth of the time
+    kernel.cache_clear()
+    yield tmp_path
+    kernel.cache_clear()
+
+
+def product(kind: str = "Q4_1") -> tuple[QuantizedWeight, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    weight = QuantizedWeight.quantize(torch.randn(9, 96, generator=generator), kind)
+    return weight, torch.randn(5, 96, generator=generator)
+
+
+@pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])
+def test_a_failing_compiler_is_said_once(fresh, monkeypatch, compiler):
+    monkeypatch.setenv("CC", compiler)
+    weight, x = product()
+    with pytest.warns(KernelNotice, match=f"PyTorch's operations.*{compiler}") as said:
+        found = weight.linear(x)
+    assert len(said) == 1
+    assert "\n" not in str(said[0].message)
+    assert torch.equal(found, reference.linear(weight.blocks, weight.kind, x, None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weight.linear(x)
+
+
+def test_no_compiler_on_the_path(fresh, monkeypatch):
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(fresh))
+    with pytest.warns(KernelNotice, match="install one"):
+        assert kernel() is None
+
+
+def test_a_kernel_that_computes_something_else_is_refused(fresh, monkeypatch):
+    monkeypatch.setattr(Kernel, "linear", lambda *_: torch.zeros(11, 7))
+    monkeypatch.setattr(compiled, "_load", lambda: Kernel.__new__(Kernel))
+    with pytest.warns(KernelNotice, match="is not the reference's"):
+        assert kernel() is None
+
+
+def test_the_switch_turns_it_off(fresh, monkeypatch):
+    monkeypatch.setenv("DOMINO_KERNELS", "off")
+    weight, x = product()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = weight.linear(x)
+    assert kernel() is None
+    assert not list(fresh.iterdir())
+    assert torch.equal(found, reference.linear(weight.blocks, weight.kind, x, None))
+
+
+def test_two_processes_at_once_leave_one_library(fresh):
+    context = multiprocessing.get_context("fork")
+    both = [context.Process(target=compiled._load) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(100)
+    assert [process.exitcode for process in both] == [0, 0]
+    made = list((fresh / "kernels").iterdir())
+    assert [path.suffix for path in made] == [".so"]
+    before = made[0].stat().st_mtime_ns
+    assert kernel() is not None
+    assert made[0].stat().st_mtime_ns == before  # found, not made again
+
+
+def test_vectors_and_plain_c_give_the_same(fresh, monkeypatch):
+    """On machines whose vectors the kernel does not know; here the cache cannot be written, too."""
+    file = fresh / "file"
+    file.touch()
+    monkeypatch.setenv("DOMINO_CACHE", str(file))
+    monkeypatch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, "-DDOMINO_SCALAR"))
+    plain = compiled._load()
+    for kind in KINDS:
+        weight, x = product(kind)
+        expected = reference.linear(weight.blocks, kind, x, None)
+        assert torch.equal(plain.linear(weight.blocks, kind, x, None), expected)
