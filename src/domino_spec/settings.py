@@ -75,6 +75,7 @@ class Settings(BaseModel):
 _target = partial(setting, group="Target")
 _drafter = partial(setting, group="Drafter")
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "fastest"]
+Quantize = Literal["keep", "int8", "int4"]
 
 
 class TargetOptions(Settings):
@@ -91,6 +92,12 @@ class TargetOptions(Settings):
         None, "spread over devices: auto, or a JSON object (needs accelerate)"
     )
     attn_implementation: str | None = _target(None, "attention of the target, such as sdpa")
+    quantize: Quantize | None = _target(
+        None,
+        "on a CPU, run weights in blocks of few bits: keep runs a GGUF file's own, int8 and int4 "
+        "round any target's",
+        unset="weights are not quantised, and a GGUF file's are unpacked",
+    )
     trust_remote_code: bool = _target(False, "run modelling code that the target brings along")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -15,10 +16,20 @@ HIDDEN, INNER, LAYERS, HEADS = 32, 64, 3, 4
 
 
 def write_gguf(
-    path: Path, *, seed: int = 0, leave_out: str = "", vocabulary: Vocabulary | None = None
+    path: Path,
+    *,
+    seed: int = 0,
+    leave_out: str = "",
+    vocabulary: Vocabulary | None = None,
+    architecture: str = "llama",
+    kinds: Mapping[str, str] | None = None,
 ) -> Path:
-    """A random model of 8-bit blocks; a Llama with a small byte-level tokenizer unless told."""
-    architecture = "llama" if vocabulary is None else vocabulary.architecture
+    """A random model of 8-bit blocks; a Llama with a small byte-level tokenizer unless told.
+
+    `kinds` are those of matrices by the last part of their names, such as attn_v.
+    """
+    if vocabulary is not None:
+        architecture = vocabulary.architecture
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name("tiny")
     writer.add_context_length(128)
@@ -47,8 +58,9 @@ def write_gguf(
         if len(shape) == 1:
             writer.add_tensor(name, values + 1)
         else:
-            packed = gguf.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+            wanted = (kinds or {}).get(name.split(".")[-2], "Q8_0")
+            kind = gguf.GGMLQuantizationType[wanted]
+            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -57,7 +69,9 @@ def write_gguf(
 
 
 def _shapes(architecture: str, size: int) -> dict[str, tuple[int, ...]]:
-    half, head = HIDDEN // 2, HIDDEN // HEADS
+    # Transformers does not read how wide Qwen3's heads are.
+    head = 128 if architecture == "qwen3" else HIDDEN // HEADS
+    whole, half = HEADS * head, HEADS * head // 2
     shapes: dict[str, tuple[int, ...]] = {"token_embd": (size, HIDDEN), "output_norm": (HIDDEN,)}
     if architecture != "gemma3":
         shapes["output"] = (size, HIDDEN)
@@ -65,10 +79,10 @@ def _shapes(architecture: str, size: int) -> dict[str, tuple[int, ...]]:
         layer = {
             "attn_norm": (HIDDEN,),
             "ffn_norm": (HIDDEN,),
-            "attn_q": (HIDDEN, HIDDEN),
+            "attn_q": (whole, HIDDEN),
             "attn_k": (half, HIDDEN),
             "attn_v": (half, HIDDEN),
-            "attn_output": (HIDDEN, HIDDEN),
+            "attn_output": (HIDDEN, whole),
             "ffn_gate": (INNER, HIDDEN),
             "ffn_up": (INNER, HIDDEN),
             "ffn_down": (HIDDEN, INNER),

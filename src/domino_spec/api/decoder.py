@@ -36,6 +36,7 @@ from domino_spec.engine.models.base import hooked_modules
 from domino_spec.engine.sampling import unsupported_reason as unsupported_params
 from domino_spec.errors import InputError
 from domino_spec.grammars import GrammarCompiler, Vocabulary
+from domino_spec.settings import Quantize
 from domino_spec.targets import LoadedTarget, Target, load_target
 
 EngineChoice = Literal["auto", "fast", "reference"]
@@ -137,6 +138,7 @@ class DominoDecoder:
         device_map: Any | None = None,
         attn_implementation: str | None = None,
         trust_remote_code: bool = False,
+        quantize: Quantize | None = None,
         shift_label: bool | None = None,
         depth: int | None = None,
         tree: int | None = None,
@@ -151,6 +153,7 @@ class DominoDecoder:
         `draft="lookup"` drafts from the text itself, for any target; `draft=None` decodes plainly.
         `shift_label` answers for a checkpoint that does not say.
         `dtype="fastest"` measures on a CPU what multiplies faster, float32 or bfloat16.
+        `quantize` keeps a CPU target's weights in blocks of few bits, as `load_target` does.
         """
         if isinstance(target, LoadedTarget):
             loaded = target
@@ -172,6 +175,7 @@ class DominoDecoder:
                 device_map=device_map,
                 attn_implementation=attn_implementation,
                 trust_remote_code=trust_remote_code,
+                quantize=quantize,
             )
         else:
             loaded = LoadedTarget.of(target)

@@ -84,7 +84,7 @@ def run_bench(
         "target": {
             "name": short_name(settings.target),
             "fingerprint": fingerprint(loaded.target),
-            "dtype": str(loaded.target.dtype).removeprefix("torch."),
+            "dtype": loaded.target.dtype_name,
             "device": loaded.target.device.type,
             "attention": loaded.target.model.config._attn_implementation,
         },

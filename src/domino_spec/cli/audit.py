@@ -162,7 +162,7 @@ def audit(
         "engine": way.name,
         "rows": way.batch_size,
         "depth": opened.depth,
-        "dtype": str(decoder.target.dtype).removeprefix("torch."),
+        "dtype": decoder.target.dtype_name,
         "device": str(decoder.target.device),
         "prompts": found.name,
         "too_long": found.too_long,

@@ -219,9 +219,12 @@ def _without_weights(
     from domino_spec.api import read_target_facts
     from domino_spec.targets import load_tokenizer
 
-    place = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
-    facts = read_target_facts(target, thinking=chat.thinking, **place)  # type: ignore[arg-type]
-    return facts, load_tokenizer(target, **place)  # type: ignore[arg-type]
+    place: dict[str, Any] = {
+        "revision": options.revision, "trust_remote_code": options.trust_remote_code,
+        "weights": options.quantize != "keep",
+    }  # fmt: skip
+    facts = read_target_facts(target, thinking=chat.thinking, **place)
+    return facts, load_tokenizer(target, **place)
 
 
 def prompts_so_far(progress: SynthProgress) -> str:

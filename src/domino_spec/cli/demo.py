@@ -99,7 +99,7 @@ def demo(
                 "target": Path(target).name,
                 "drafter": "untrained" if draft is None else draft,
                 "device": str(decoder.target.device),
-                "dtype": str(decoder.target.dtype).removeprefix("torch."),
+                "dtype": decoder.target.dtype_name,
                 "engine": run.engine,
                 "engine_reason": run.engine_reason,
                 "identical": identical == len(pairs),

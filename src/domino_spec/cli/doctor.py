@@ -92,6 +92,7 @@ def _read(
     place: dict[str, Any] = {
         "revision": target_options.revision,
         "trust_remote_code": target_options.trust_remote_code,
+        "weights": target_options.quantize != "keep",
     }
     config = load_config(target, **place)
     facts = read_target_facts(target, **place, thinking=chat.thinking)
@@ -109,6 +110,7 @@ def _read(
         dtype=_dtype(target_options, config, device),
         device=device,
         plans=plans,
+        quantize=target_options.quantize,
     )
 
 
@@ -116,6 +118,8 @@ def _dtype(options: TargetOptions, config: Any, device: torch.device) -> torch.d
     """The type in which the target would be loaded."""
     import torch
 
+    if options.quantize is not None:
+        return torch.float32
     wanted = resolved_dtype(options.dtype)
     if isinstance(wanted, torch.dtype):
         return wanted

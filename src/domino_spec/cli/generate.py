@@ -119,7 +119,7 @@ def _document(
         "speculate": speculate,
         "depth": decoder.depth if speculate else 0,
         "depth_adapts": speculate and run.engine == "fast" and decoder.adapts,
-        "dtype": str(decoder.target.dtype).removeprefix("torch."),
+        "dtype": decoder.target.dtype_name,
         "generations": answers,
         "run": {
             **run.to_dict(),

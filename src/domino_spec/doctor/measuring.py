@@ -19,6 +19,7 @@ from domino_spec.drafter import DrafterConfig, DraftModel
 from domino_spec.drafters import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
+from domino_spec.quantization.modules import kinds_in_words
 
 _MOST_MASKS = 16
 _DISAPPOINTING = 0.7
@@ -35,6 +36,9 @@ def examine_loaded(
     reason = decoder.unsupported_reason()
     runs = "runs this pair" if reason is None else f"the reference loop only: {reason}"
     found: list[Finding | None] = [Finding(name="engine", state="ok", found=runs)]
+    kinds = kinds_in_words(decoder.target.model)
+    if kinds is not None:
+        found.append(Finding(name="quantised weights", state="ok", found=kinds))
     texts = PROMPTS[: plans.prompts]
     say(f"the target answers {len(texts)} prompts of {plans.tokens} tokens")
     known = _answers(decoder, texts, "as it is", plans)

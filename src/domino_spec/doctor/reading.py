@@ -15,7 +15,10 @@ from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig, Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
+from domino_spec.quantization.reference import BLOCK, BYTES
 from domino_spec.records import hardware
+from domino_spec.settings import Quantize
+from domino_spec.targets.quantized import ROUNDED
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
 
 State = Literal["ok", "unknown", "warning", "problem"]
@@ -67,14 +70,22 @@ def examine_files(
     dtype: torch.dtype,
     device: torch.device,
     plans: Plans,
+    quantize: Quantize | None = None,
 ) -> list[Finding]:
     """What configuration files and headers tell, in the order in which a person would look."""
     drafter, provenance = described.config, described.provenance
     checks = [] if drafter is None else check_fit(drafter, provenance, facts)
     return [
         Finding(name="machine", state="ok", found=f"{hardware()}, torch {torch.__version__}"),
-        _types(described, dtype, device),
-        read_memory(config, described, plans, dtype=dtype, device=device),
+        _types(described, dtype, device, quantize),
+        read_memory(
+            config,
+            described,
+            plans,
+            dtype=dtype,
+            device=device,
+            stored=stored_bytes(config, quantize, facts.name),
+        ),
         *(_from_check(check) for check in checks if check.name != "training length"),  # see context
         *read_tokenizer(tokenizer, facts),
         *(read_mask(drafter, tokenizer) if isinstance(drafter, DrafterConfig) else []),
@@ -82,7 +93,12 @@ def examine_files(
     ]
 
 
-def _types(described: DrafterDescription, dtype: torch.dtype, device: torch.device) -> Finding:
+def _types(
+    described: DrafterDescription,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantize: Quantize | None,
+) -> Finding:
     state: State = "ok"
     advice = ""
     if dtype == torch.float16 and "BF16" in described.dtypes:
@@ -93,7 +109,9 @@ def _types(described: DrafterDescription, dtype: torch.dtype, device: torch.devi
     stored = f"drafter stored as {', '.join(described.dtypes)}"
     return Finding(
         name="type", state=state, found=stored if described.dtypes else "nothing is stored",
-        expected=f"{str(dtype).removeprefix('torch.')} on {device}", advice=advice,
+        expected=f"{str(dtype).removeprefix('torch.')} on {device}"
+        + (f", the target's matrices in blocks ({quantize})" if quantize else ""),
+        advice=advice,
     )  # fmt: skip
 
 
@@ -203,9 +221,18 @@ _TIGHT = 0.9
 
 
 def needs(
-    config: Any, described: DrafterDescription, plans: Plans, *, dtype: torch.dtype, context: int
+    config: Any,
+    described: DrafterDescription,
+    plans: Plans,
+    *,
+    dtype: torch.dtype,
+    context: int,
+    stored: int | None = None,
 ) -> dict[str, int] | None:
-    """Bytes that decoding takes at a context, by part; None if the target's size is unknown."""
+    """Bytes that decoding takes at a context, by part; None if the target's size is unknown.
+
+    `stored` are a target's whose weights are not all of `dtype`.
+    """
     weights = _parameters(config)
     if weights is None:
         return None
@@ -228,7 +255,7 @@ def needs(
     wide = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
     prefill = tokens * (2 * wide + (4 + captured) * int(text.hidden_size))
     return {
-        "target": weights * size,
+        "target": weights * size if stored is None else stored,
         "drafter": described.parameters * size,
         "caches": (target_cache + draft_cache) * size,
         "activations": logits * (size + 4) + prefill * size,
@@ -242,12 +269,14 @@ def read_memory(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    stored: int | None = None,
 ) -> Finding:
     """Whether it fits, and what to do if not."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None) or _UNPLANNED
     context = min(limit, _UNPLANNED) if plans.context is None else plans.context
     what = f"memory for {plans.rows} × {context} tokens, {str(dtype).removeprefix('torch.')}"
-    need, there = needs(config, described, plans, dtype=dtype, context=context), available(device)
+    need = needs(config, described, plans, dtype=dtype, context=context, stored=stored)
+    there = available(device)
     if need is None or there is None:
         why = "the target's size cannot be counted" if need is None else f"{device} does not tell"
         return Finding(name=what, state="unknown", found=None, expected=there, advice=why)
@@ -255,9 +284,10 @@ def read_memory(
     tight = _TIGHT * there < total <= there
     advice = "It is tight: close other programs, or plan for fewer tokens." if tight else ""
     if total > there:
+        last = "--device-map auto" if device.type == "cuda" else "--quantize int8"
         advice = (
             "Use a smaller type (--dtype bfloat16), fewer sequences (--rows), a shorter --context, "
-            f"or {'--device-map auto' if device.type == 'cuda' else 'a smaller target'}."
+            f"{last} or a smaller target."
         )
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in need.items())
     return Finding(
@@ -267,6 +297,14 @@ def read_memory(
         expected=f"{gigabytes(there)} free on {device}",
         advice=advice,
     )
+
+
+def stored_bytes(config: Any, quantize: Quantize | None, source: str) -> int | None:
+    """What a quantised target's weights take; None where they are of one type."""
+    if quantize == "keep":
+        return Path(source).stat().st_size
+    numbers = None if quantize is None else _parameters(config)
+    return None if numbers is None else numbers * BYTES[ROUNDED[str(quantize)]] // BLOCK
 
 
 def available(device: torch.device) -> int | None:

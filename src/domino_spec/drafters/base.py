@@ -13,7 +13,7 @@ from domino_spec.decoding.drafter import Drafter
 from domino_spec.drafter import DraftModule
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, normed
-from domino_spec.engine.kernels.packing import Weight, packed, page_out
+from domino_spec.engine.kernels.packing import Weight, look_up, packed, page_out
 from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.models.base import InferenceModel, rotary_table
 from domino_spec.errors import MismatchError
@@ -33,12 +33,12 @@ class WeightVocabulary:
             self.lm_head = self.lm_head[tokens]
             self.bias = None if self.bias is None else self.bias[tokens]
             self._output = packed(self.lm_head) if pack else self.lm_head
-            if pack:
+            if pack and isinstance(model.lm_head, Tensor):
                 page_out(model.lm_head)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Rows of the embedding."""
-        return self.embedding[tokens]
+        return look_up(self.embedding, tokens)
 
     def embed_normed(self, tokens: Tensor, norm: Tensor, eps: float) -> Normed:
         """The same, read by a norm."""

@@ -42,11 +42,12 @@ def read_target_facts(
     trust_remote_code: bool = False,
     thinking: bool | None = None,
     shape_alone: bool = False,
+    weights: bool = True,
 ) -> TargetFacts:
     """Describe a target from its config and tokenizer, without loading its weights.
 
     `shape_alone` leaves the tokenizer, and reads of a GGUF file no more than its metadata: its
-    configuration comes with the conversion of its weights.
+    configuration comes with the conversion of its weights, unless these are not wanted.
     """
     if shape_alone and is_gguf(source):
         require_target(source)
@@ -54,6 +55,7 @@ def read_target_facts(
         return TargetFacts(name=str(source), **shape)
     origin: dict[str, Any] = {
         "revision": revision, "base": base, "trust_remote_code": trust_remote_code,
+        "weights": weights,
     }  # fmt: skip
     config = load_config(source, **origin)
     check_config(config, str(source))

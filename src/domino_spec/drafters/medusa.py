@@ -13,7 +13,7 @@ from domino_spec.drafter import Medusa, MedusaConfig
 from domino_spec.drafters.base import ModelDrafter
 from domino_spec.engine.cache import SlotStates
 from domino_spec.engine.kernels.linear import linear
-from domino_spec.engine.kernels.packing import Packed, Weight, packed
+from domino_spec.engine.kernels.packing import Weight, packed
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.targets import Target
 
@@ -71,7 +71,7 @@ class MedusaDrafter(ModelDrafter):
 
     def _first_of(self, depth: int) -> tuple[Weight, Tensor]:
         """The first blocks of so many heads; of all, where they lie packed."""
-        if isinstance(self._first, Packed):
+        if not isinstance(self._first, Tensor):
             return self._first, self._first_bias
         size = depth * self.config.hidden_size
         return self._first[:size], self._first_bias[:size]

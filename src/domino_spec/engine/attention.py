@@ -98,6 +98,9 @@ def run_attention(
             both = torch.cat((query, key), dim=2)
         query, key = torch.split(host.rotated(both), [shape.heads, shape.kv_heads], dim=2)
         host.write(cache, key, value)
+        if shape.each_alone:
+            assert causal
+            return host.attend_each(query, keys, values, window=window, scale=shape.scale)
         return host.attend(
             query, keys, values, causal=causal, window=window, scale=shape.scale
         ).flatten(0, 1)
@@ -199,6 +202,38 @@ class Spans:
                 mix(query[group.rows], keys[own], values[own], group.seen, scale, empty=empty)
             )
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
+
+    def attend_each(
+        self,
+        query: Tensor,  # [sequences, count, heads, head_dim]
+        keys: Tensor,
+        values: Tensor,
+        *,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        """[sequences * count, heads * head_dim]: each token alone, over the very keys it sees.
+
+        So its bits do not depend on what else a forward computes. Quantised weights need that:
+        they round what they read, and one bit may move a number to the next level.
+        """
+        mask = self._given[1]
+        mixed = []
+        for row, (slot, start) in enumerate(self.spans):
+            for step in range(self.count):
+                own = (keys[slot : slot + 1], values[slot : slot + 1])
+                if mask is None:
+                    end = min(start + step + 1, keys.shape[2])
+                    first = 0 if window is None else max(end - window, 0)
+                    key, value = (states[:, :, first:end] for states in own)
+                else:  # along its branch, whose tokens are in the order of their positions
+                    path = start + mask[row, step].nonzero()[:, 0]
+                    places = torch.cat((torch.arange(start), path[path < keys.shape[2]]))
+                    places = places if window is None else places[-window:]
+                    key, value = (states[:, :, places] for states in own)
+                new = query[row : row + 1, step : step + 1]
+                mixed.append(mix(new, key, value, None, scale, empty=False))
+        return torch.cat(mixed).flatten(1)
 
     def _neighbours(self, query: Tensor, keys: Tensor) -> list[slice]:
         """Sequences that follow each other in slots too, as far as padding costs less than calls.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels.packing import Weight, packed, page_out
+from domino_spec.engine.kernels.packing import Parts, Weight, packed, page_out
+from domino_spec.quantization import QuantizedWeight
 
 
 class LayerTensors:
@@ -67,16 +68,16 @@ def adopt_layer(layer: Any) -> LayerWeights:
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
     return LayerWeights(
-        input_norm=_own(layer.input_layernorm.weight),
-        qkv=join([p.weight for p in projections]),
+        input_norm=own(layer.input_layernorm.weight),
+        qkv=join_weights([p.weight for p in projections]),
         qkv_bias=joined_bias([p.bias for p in projections]),
-        q_norm=None if norms[0] is None else _own(norms[0].weight),
-        k_norm=None if norms[1] is None else _own(norms[1].weight),
-        out=_own(attention.o_proj.weight),
-        out_bias=None if attention.o_proj.bias is None else _own(attention.o_proj.bias),
-        post_norm=_own(layer.post_attention_layernorm.weight),
-        gate_up=join([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=_own(mlp.down_proj.weight),
+        q_norm=None if norms[0] is None else own(norms[0].weight),
+        k_norm=None if norms[1] is None else own(norms[1].weight),
+        out=own(attention.o_proj.weight),
+        out_bias=None if attention.o_proj.bias is None else own(attention.o_proj.bias),
+        post_norm=own(layer.post_attention_layernorm.weight),
+        gate_up=join_weights([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=own(mlp.down_proj.weight),
     )
 
 
@@ -89,6 +90,24 @@ def adopt_packed(layer: Any, adopt: Callable[[Any], T]) -> T:
         parameter.data = data
         page_out(data)
     return weights
+
+
+def join_weights(weights: Sequence[Tensor] | Sequence[QuantizedWeight]) -> Weight:
+    """`join` of weights of either form, which a module's are all of."""
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if not quantized:
+        return join(cast("Sequence[Tensor]", weights))
+    if len({weight.kind for weight in quantized}) > 1:
+        return Parts(quantized)
+    whole = _already_joined([weight.blocks for weight in quantized])
+    if whole is not None:
+        return QuantizedWeight(whole, quantized[0].kind)
+    joined, start = QuantizedWeight.cat(quantized), 0
+    for weight in quantized:
+        page_out(weight.blocks)
+        end = start + weight.shape[0]
+        weight.blocks, start = joined.blocks[start:end], end
+    return joined
 
 
 @torch.no_grad()
@@ -131,8 +150,12 @@ def joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
     return join(present)
 
 
-def _own(parameter: Tensor) -> Tensor:
-    return parameter.detach()
+W = TypeVar("W", Tensor, QuantizedWeight)
+
+
+def own(weight: W) -> W:
+    """A module's weight as an inference model holds it."""
+    return weight.detach() if isinstance(weight, Tensor) else weight
 
 
 def nbytes(weights: Iterable[Weight]) -> int:

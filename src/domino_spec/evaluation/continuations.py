@@ -18,6 +18,7 @@ from domino_spec.api import DominoDecoder
 from domino_spec.decoding import SamplingParams
 from domino_spec.errors import InputError
 from domino_spec.evaluation.runs import Progress, decode_prompts
+from domino_spec.quantization.modules import quantized_weights
 from domino_spec.settings import AcceptRule
 from domino_spec.targets import Target
 
@@ -165,6 +166,10 @@ def weight_values(model: nn.Module) -> list[list[object]]:
             step = max(1, len(flat) // _VALUES_A_WEIGHT)
             values = flat[::step].to("cpu", torch.float32).tolist()
         weights.append([name, list(weight.shape), values])
+    for name, quantized in quantized_weights(model).items():
+        blocks = quantized.blocks.flatten()
+        step = max(1, len(blocks) // _VALUES_A_WEIGHT)
+        weights.append([name, quantized.kind, blocks[::step].tolist()])
     return weights
 
 

@@ -188,7 +188,7 @@ class Service:
             context=self.limits.context,
             version=__version__,
             device=str(self.decoder.target.device),
-            dtype=str(self.decoder.target.dtype).removeprefix("torch."),
+            dtype=self.decoder.target.dtype_name,
         )
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -1,8 +1,9 @@
-"""The metadata of a GGUF file, without its arrays: the gguf package takes long to read those."""
+"""What a GGUF file holds, without its arrays: the gguf package takes long to read those."""
 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,19 +15,54 @@ _SCALARS = {
     12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_ALIGNMENT = 32
 
 
 def gguf_metadata(path: Path) -> dict[str, Any]:
     """Numbers, flags and texts by their keys; an array's value is its length."""
     with path.open("rb") as file:
-        magic, _version, _tensors, count = _read(file, "<4sIQQ")
-        if magic != b"GGUF":
-            raise TargetError(
-                f"{path} begins with {magic!r}; expected a GGUF file. Check the path, or download "
-                "it again."
-            )
-        pairs = ((_string(file), _read(file, "<I")[0]) for _ in range(count))
-        return {key: _value(file, kind) for key, kind in pairs}
+        return _metadata(file)[0]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies in its file."""
+
+    kind: int
+    """A number of `gguf.GGMLQuantizationType`."""
+    shape: tuple[int, ...]
+    """Rows first, as PyTorch has it."""
+    start: int
+
+
+def gguf_tensors(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """The metadata, and where each tensor lies."""
+    with path.open("rb") as file:
+        metadata, count = _metadata(file)
+        stated = {}
+        for _ in range(count):
+            name, (dimensions,) = _string(file), _read(file, "<I")
+            shape = _read(file, f"<{dimensions}Q")
+            kind, offset = _read(file, "<IQ")
+            stated[name] = (kind, shape[::-1], offset)
+        alignment = int(metadata.get("general.alignment", _ALIGNMENT))
+        data = -(-file.tell() // alignment) * alignment
+    return metadata, {
+        name: StoredTensor(kind, shape, data + offset)
+        for name, (kind, shape, offset) in stated.items()
+    }
+
+
+def _metadata(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """It, and how many tensors are described after it."""
+    magic, _version, tensors, count = _read(file, "<4sIQQ")
+    if magic != b"GGUF":
+        raise TargetError(
+            f"{file.name} begins with {magic!r}; expected a GGUF file. Check the path, or "
+            "download it again."
+        )
+    pairs = ((_string(file), _read(file, "<I")[0]) for _ in range(count))
+    return {key: _value(file, kind) for key, kind in pairs}, tensors
 
 
 def gguf_shape(path: Path) -> dict[str, int]:

@@ -31,9 +31,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from domino_spec import __version__
 from domino_spec.cache import cache_folder
 from domino_spec.errors import Notice, TargetError
+from domino_spec.settings import Quantize
 from domino_spec.targets.gguf_metadata import gguf_metadata
 from domino_spec.targets.place import adapter_base, is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
+from domino_spec.targets.quantized import (
+    check_family,
+    check_quantize,
+    load_blocks,
+    quantize_model,
+)
 from domino_spec.targets.support import check_config, unwrap_adapters
 from domino_spec.targets.target import Target
 
@@ -75,6 +82,7 @@ def load_target(
     device_map: Any | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    quantize: Quantize | None = None,
 ) -> LoadedTarget:
     """Load, refuse what cannot be a target, and probe what can.
 
@@ -84,13 +92,59 @@ def load_target(
 
     `base` is the base model of an adapter whose folder does not say where it is; `revision` is
     then that model's.
+
+    `quantize` keeps matrices in blocks of few bits, on a CPU: "keep" a GGUF file's own, "int8" and
+    "int4" round any. Everything else of such a target is float32.
     """
+    is_adapter = adapter_base(source, base=base) is not None
     origin: dict[str, Any] = {
         "revision": revision, "base": base, "trust_remote_code": trust_remote_code,
+        "weights": quantize != "keep",
     }  # fmt: skip
+    device = _checked_device(device) if device is not None else default_device()
+    check_quantize(
+        quantize, source, device=device, dtype=dtype, device_map=device_map,
+        is_gguf=is_gguf(source), is_adapter=is_adapter,
+    )  # fmt: skip
     config = load_config(source, **origin)
     check_config(config, str(source))
-    device = _checked_device(device) if device is not None else default_device()
+    if quantize is not None:
+        check_family(config, source, quantize)
+    if quantize == "keep":
+        model = _attempt(
+            source, partial(load_blocks, config=config, attn_implementation=attn_implementation),
+            Path(source),
+        )  # fmt: skip
+    else:
+        model = _load_model(
+            source, config, origin, dtype="auto" if quantize else dtype, device=device,
+            device_map=device_map, attn_implementation=attn_implementation,
+        )  # fmt: skip
+        if is_adapter:
+            model = _merged(source, model)
+        if quantize is not None:
+            model = quantize_model(model, quantize, str(source))
+    target = Target(model, name=str(source))
+    probe_target(target)
+    return LoadedTarget(
+        target=target,
+        tokenizer=load_tokenizer(source, **origin),
+        source=str(source),
+        revision=resolved_revision(source, revision),
+    )
+
+
+def _load_model(
+    source: str | Path,
+    config: Any,
+    origin: Mapping[str, Any],
+    *,
+    dtype: torch.dtype | str | DtypeRule | None,
+    device: torch.device,
+    device_map: Any | None,
+    attn_implementation: str | None,
+) -> Any:
+    """Transformers' model with its weights, each a tensor of its own."""
     if callable(dtype):
         dtype = dtype(config, device)
     options: dict[str, Any] = {
@@ -108,16 +162,7 @@ def load_target(
     _require_all_weights(source, loading)
     if device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
-    if adapter_base(source, base=base) is not None:
-        model = _merged(source, model)
-    target = Target(model, name=str(source))
-    probe_target(target)
-    return LoadedTarget(
-        target=target,
-        tokenizer=load_tokenizer(source, **origin),
-        source=str(source),
-        revision=resolved_revision(source, revision),
-    )
+    return model
 
 
 def _merged(adapter: str | Path, model: Any) -> Any:
@@ -138,9 +183,13 @@ def load_config(
     revision: str | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
+    weights: bool = True,
 ) -> Any:
-    """A model's configuration, without its weights."""
-    place, common = _place(source, revision, trust_remote_code, base)
+    """A model's configuration, without its weights.
+
+    Of a GGUF file all is converted on this occasion, unless its `weights` are not going to be.
+    """
+    place, common = _place(source, revision, trust_remote_code, base, weights)
     return _attempt(source, AutoConfig.from_pretrained, place, **common)
 
 
@@ -150,9 +199,10 @@ def load_tokenizer(
     revision: str | None = None,
     base: str | None = None,
     trust_remote_code: bool = False,
+    weights: bool = True,
 ) -> Any | None:
     """The tokenizer of a model's folder; None where there is none. An adapter's own comes first."""
-    place, common = _place(source, revision, trust_remote_code, base)
+    place, common = _place(source, revision, trust_remote_code, base, weights)
     if adapter_base(source, base=base) is not None:
         own = _read_tokenizer(source, str(source), {"trust_remote_code": trust_remote_code})
         if own is not None:
@@ -238,7 +288,11 @@ def _resolved_dtype(
 
 
 def _place(
-    source: str | Path, revision: str | None, trust_remote_code: bool, base: str | None = None
+    source: str | Path,
+    revision: str | None,
+    trust_remote_code: bool,
+    base: str | None = None,
+    weights: bool = True,
 ) -> tuple[str, dict[str, Any]]:
     """What Transformers' loaders take: a folder or id, and options; an adapter's is its base's."""
     require_target(source, revision=revision, base=base)
@@ -249,7 +303,10 @@ def _place(
     if not is_gguf(source):
         return str(source), options
     path = Path(source)
-    folder = converted(path, partial(_convert_gguf, path))
+    if weights:
+        folder = converted(path, partial(_convert_gguf, path))
+    else:
+        folder = converted(path, partial(_convert_metadata, path), weights=False)
     if folder is not None:
         return str(folder), options
     return str(path.parent), {**options, "gguf_file": path.name}
@@ -302,12 +359,25 @@ def _convert_gguf(path: Path, folder: Path) -> None:
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)
-    tokenizer = _read_tokenizer(path, place, {"gguf_file": path.name})
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+    _save_tokenizer(path, folder)
     del model
     with suppress(AttributeError, OSError, TypeError):  # glibc keeps what was freed, until told
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@_gguf_read_once()
+def _convert_metadata(path: Path, folder: Path) -> None:
+    """Write a GGUF file's configuration and tokenizer alone."""
+    config = _attempt(path, AutoConfig.from_pretrained, str(path.parent), gguf_file=path.name)
+    check_config(config, str(path))
+    config.save_pretrained(folder)
+    _save_tokenizer(path, folder)
+
+
+def _save_tokenizer(path: Path, folder: Path) -> None:
+    tokenizer = _read_tokenizer(path, str(path.parent), {"gguf_file": path.name})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def _require_all_weights(source: str | Path, loading: Mapping[str, Any]) -> None:
@@ -323,10 +393,10 @@ def _require_all_weights(source: str | Path, loading: Mapping[str, Any]) -> None
         )
 
 
-def _attempt(source: str | Path, load: Any, place: str, **options: Any) -> Any:
+def _attempt(source: str | Path, load: Any, place: str | Path, **options: Any) -> Any:
     try:
         return load(place, **options)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, TargetError):
         raise
     except (OSError, ValueError, ImportError, LookupError, AttributeError, RuntimeError) as error:
         raise _why(source, error) from error
@@ -362,15 +432,20 @@ class ConversionNotice(Notice):
     """A GGUF file is converted, or its conversion cannot be kept."""
 
 
-def converted(path: Path, convert: Callable[[Path], None]) -> Path | None:
+def converted(path: Path, convert: Callable[[Path], None], *, weights: bool = True) -> Path | None:
     """The folder that `convert` made of a GGUF file, now or at an earlier start.
 
     None where the cache cannot be written. Several processes may convert at once: each writes a
-    folder of its own, and the first to finish gives the entry its name.
+    folder of its own, and the first to finish gives the entry its name. Without `weights` that is
+    the configuration and the tokenizer alone, of which a whole conversion has both.
     """
     entry = _entry(path)
     if _is_whole(entry):
         return entry
+    if not weights:
+        entry = _entry(path, weights=False)
+        if _is_whole(entry):
+            return entry
     if entry in _not_kept:
         return None
     try:
@@ -379,7 +454,8 @@ def converted(path: Path, convert: Callable[[Path], None]) -> Path | None:
     except OSError as error:
         _tell_not_kept(path, entry, error)
         return None
-    _tell(f"converting {path.name} for Transformers: done once, then kept in {entry.parent}.")
+    if weights:
+        _tell(f"converting {path.name} for Transformers: done once, then kept in {entry.parent}.")
     try:
         convert(staging)
         digests = {file.name: _digest(file) for file in staging.iterdir()}
@@ -394,11 +470,12 @@ def converted(path: Path, convert: Callable[[Path], None]) -> Path | None:
     return entry
 
 
-def _entry(path: Path) -> Path:
+def _entry(path: Path, *, weights: bool = True) -> Path:
     """Named after the file, its path, its contents and what converts it."""
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     contents = hashlib.sha256(f"{path.stat().st_mtime_ns} {_digest(path)}".encode()).hexdigest()
     converter = f"{version('transformers')} {__version__} {_CONVERTER}"
+    converter += "" if weights else " metadata"
     by = hashlib.sha256(converter.encode()).hexdigest()[:8]
     return cache_folder() / "gguf" / f"{path.stem}-{place}-{contents[:16]}-{by}"
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from domino_spec.errors import TargetError
+from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets.cache import TargetCache
 from domino_spec.targets.support import (
     SLIDING_ATTENTION,
@@ -102,6 +103,13 @@ class Target:
         """The type of the hidden states."""
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """The same in words, with the kinds of quantised weights."""
+        name = str(self.dtype).removeprefix("torch.")
+        kinds = sorted({weight.kind for weight in quantized_weights(self.model).values()})
+        return f"{name} ({' and '.join(kinds)} weights)" if kinds else name
 
     # What the drafter borrows ---------------------------------------------------------------
 

@@ -17,6 +17,7 @@ SAMPLES: dict[str, Any] = {
     "device": "cuda:1",
     "device_map": "auto",
     "attn_implementation": "sdpa",
+    "quantize": "int8",
     "trust_remote_code": True,
     "draft": "org/drafter",
     "draft_revision": "v3",

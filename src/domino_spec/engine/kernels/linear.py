@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.few_rows import padded, takes
-from domino_spec.engine.kernels.packing import Packed, Weight, product
+from domino_spec.engine.kernels.packing import Table, Weight, product
 from domino_spec.engine.kernels.pointwise import (
     gate,
     gate_reference,
@@ -51,8 +51,10 @@ def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
     return Normed(rows, norm, eps)
 
 
-def embedded(tokens: Tensor, table: Tensor, norm: Tensor, eps: float) -> Normed:
+def embedded(tokens: Tensor, table: Table, norm: Tensor, eps: float) -> Normed:
     """The rows of an embedding [vocabulary, K] for tokens [m], whose first reader norms them."""
+    if not isinstance(table, Tensor):
+        return Normed(table.dequantize(tokens), norm, eps)
     whole = table.stride(1) == 1 and tokens.is_contiguous()
     if usable(table) and takes(len(tokens), table.dtype) and whole:
         rows = table.new_empty(len(tokens), table.shape[1])
@@ -129,7 +131,9 @@ def _for_few_rows(
 ) -> tuple[Tensor, Tensor | None, float, Tensor] | None:
     """What the kernel for few rows is launched with; None where it cannot be."""
     rows = x.rows if isinstance(x, Normed) else x
-    if isinstance(weight, Packed) or not usable(rows) or not takes(len(rows), rows.dtype, weight):
+    if not isinstance(weight, Tensor) or not usable(rows):
+        return None
+    if not takes(len(rows), rows.dtype, weight):
         return None
     if weight.stride(-1) != 1:
         return None
@@ -148,7 +152,7 @@ def _product(x: Tensor | Normed, weight: Weight, bias: Tensor | None) -> Tensor:
 
 
 def _grouped_product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-    if isinstance(weight, Packed) or weight.dim() == 2:
+    if not isinstance(weight, Tensor) or weight.dim() == 2:
         return product(x, weight, bias)
     whole = torch.cat([F.linear(x, part) for part in weight], dim=1)
     return whole if bias is None else whole + bias

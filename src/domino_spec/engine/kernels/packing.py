@@ -11,11 +11,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from domino_spec.quantization import QuantizedWeight
 
 SMALL = 1 << 16
 """Elements of a weight that is not worth packing: a packed product costs 40 us before it begins,
@@ -38,7 +41,23 @@ class Packed:
         return done
 
 
-Weight = Tensor | Packed
+class Parts:
+    """Quantised matrices of several kinds that are read together, the rows of one after another."""
+
+    def __init__(self, parts: Sequence[QuantizedWeight]) -> None:
+        self.parts = tuple(parts)
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias."""
+        done = torch.cat([part.linear(x) for part in self.parts], dim=-1)
+        return done if bias is None else done + bias
+
+
+Table = Tensor | QuantizedWeight
+"""A matrix whose rows are looked up: an embedding."""
+Weight = Tensor | Packed | QuantizedWeight | Parts
 _PAGEOUT = 21  # MADV_PAGEOUT; Python has no name for it
 
 
@@ -57,14 +76,25 @@ def page_out(weight: Tensor) -> None:
 
 def packed(weight: Weight) -> Weight:
     """Packed where this machine can and it pays, the weight itself elsewhere."""
-    if isinstance(weight, Packed) or weight.device.type != "cpu" or weight.numel() <= SMALL:
+    if not isinstance(weight, Tensor):
+        return weight
+    if weight.device.type != "cpu" or weight.numel() <= SMALL:
         return weight
     return Packed(weight) if can_pack(weight.dtype) else weight
 
 
 def product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias, whatever form the weight has."""
-    return weight.product(x, bias) if isinstance(weight, Packed) else F.linear(x, weight, bias)
+    if isinstance(weight, Tensor):
+        return F.linear(x, weight, bias)
+    if isinstance(weight, QuantizedWeight):
+        return weight.linear(x, bias)
+    return weight.product(x, bias)
+
+
+def look_up(table: Table, rows: Tensor) -> Tensor:
+    """Rows of a table, [..., columns]."""
+    return F.embedding(rows, table) if isinstance(table, Tensor) else table.dequantize(rows)
 
 
 _able: dict[torch.dtype, bool] = {}

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from domino_spec.drafter.heads import DominoHead, Head
 from domino_spec.drafter.rollout import greedy, roll
 from domino_spec.engine.kernels import rollout_candidates, rollout_vocabulary
 from domino_spec.engine.kernels.choose import choose
 from domino_spec.engine.kernels.gumbel import Noise
+from domino_spec.engine.kernels.packing import Table, look_up
 from domino_spec.engine.kernels.runtime import usable
 
 CANDIDATES = 32
@@ -34,7 +34,7 @@ def default_candidates(head: Head | None, hidden: Tensor) -> int | None:
 def roll_out(
     head: Head | None,
     *,
-    embedding: Tensor,  # [vocabulary, hidden]: what the target's first layer sees, in head's type
+    embedding: Table,  # [vocabulary, hidden]: what the target's first layer sees, in head's type
     hidden: Tensor,  # [rows, depth, hidden]
     anchor_tokens: Tensor,  # [rows]
     base: Tensor,  # [rows, depth, k]: the base logits of `columns`, or of all output tokens
@@ -49,7 +49,7 @@ def roll_out(
     (seed, position + j, token): under the coupled rule the noise that the target's own choice will
     meet there. Logits [rows, depth, k] are without noise.
     """
-    if isinstance(head, DominoHead) and usable(hidden):
+    if isinstance(head, DominoHead) and usable(hidden) and isinstance(embedding, Tensor):
         rows = hidden.shape[0]
         if columns is not None and rows <= rollout_candidates.MAX_ROWS:
             return rollout_candidates.launch(
@@ -66,7 +66,7 @@ def roll_out(
 
 def rollout_reference(
     head: Head | None,
-    embedding: Tensor,
+    embedding: Table,
     hidden: Tensor,
     anchor_tokens: Tensor,
     base: Tensor,
@@ -92,7 +92,7 @@ def rollout_reference(
 
     drafts = roll(
         head,
-        lambda read: F.embedding(read, embedding),
+        lambda read: look_up(embedding, read),
         hidden=hidden,
         anchor_tokens=anchor_tokens,
         base=base,

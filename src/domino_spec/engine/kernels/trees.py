@@ -21,6 +21,7 @@ from domino_spec.drafter.heads import DominoHead, Head, MarkovHead
 from domino_spec.drafter.tree import CHILDREN, LANES, DraftTree, grow, tree_nodes
 from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.overlap import overlap
+from domino_spec.engine.kernels.packing import Table, look_up
 from domino_spec.engine.kernels.runtime import triton_available, usable
 
 if triton_available():
@@ -43,7 +44,7 @@ CHUNK = 128
 def grow_tree(
     head: Head | None,
     *,
-    embedding: Tensor,  # [vocabulary, hidden]
+    embedding: Table,  # [vocabulary, hidden]
     hidden: Tensor,  # [rows, depth, hidden]
     anchor_tokens: Tensor,  # [rows]
     base: Tensor,  # [rows, depth, candidates]
@@ -57,6 +58,7 @@ def grow_tree(
     if (
         columns is None
         or not usable(hidden)
+        or not isinstance(embedding, Tensor)
         or rows > MAX_ROWS
         or not CHILDREN <= count <= MAX_CANDIDATES
         or (head is not None and not isinstance(head, DominoHead | MarkovHead))
@@ -74,7 +76,7 @@ def grow_tree(
 
 def grow_reference(
     head: Head | None,
-    embedding: Tensor,
+    embedding: Table,
     hidden: Tensor,
     anchor_tokens: Tensor,
     base: Tensor,
@@ -92,7 +94,7 @@ def grow_reference(
         starts = noise.positions - 1
     return grow(
         head,
-        lambda read: F.embedding(read, embedding),
+        lambda read: look_up(embedding, read),
         hidden=hidden,
         anchor_tokens=anchor_tokens,
         base=base,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,9 +14,10 @@ from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cache import SlotCache
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, linear, normed
-from domino_spec.engine.kernels.packing import Weight, packed, page_out
+from domino_spec.engine.kernels.packing import Table, Weight, packed, page_out
 from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes
+from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes, own
+from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.targets import Target
 from domino_spec.targets.support import SLIDING_ATTENTION, layer_types
 
@@ -44,6 +45,8 @@ class Shape:
     """A sliding window a layer, None for full attention."""
     scale: float
     """By which attention multiplies its scores."""
+    each_alone: bool = False
+    """Whether a token's attention must not depend on what shares its forward, to the bit."""
 
 
 def draft_shape(config: Any, windows: tuple[int | None, ...]) -> Shape:
@@ -91,7 +94,8 @@ class InferenceModel(ABC):
     layers: Sequence[LayerTensors]
 
     def __init__(self, target: Target, *, slots: int, capacity: int, pack: bool = False) -> None:
-        self.shape = self.read_shape(target.config)
+        quantized = isinstance(target.lm_head, QuantizedLinear)
+        self.shape = replace(self.read_shape(target.config), each_alone=quantized)
         self.device, self.dtype = target.device, target.dtype
         self.vocab_size = target.vocab_size
         embedding, lm_head = (
@@ -99,13 +103,14 @@ class InferenceModel(ABC):
             cast("nn.Linear", target.lm_head),
         )
         self.embedding, self.lm_head = self.adopt_vocabulary(
-            embedding.weight.detach(), lm_head.weight.detach(), target.config
+            own(embedding.weight), own(lm_head.weight), target.config
         )
         self.lm_head_bias = None if lm_head.bias is None else lm_head.bias.detach()
         self.output: Weight = self.lm_head
         if pack:
             self.output = packed(self.lm_head)
-            page_out(self.lm_head)
+            if isinstance(self.lm_head, Tensor):
+                page_out(self.lm_head)
             self.layers = [adopt_packed(layer, self.adopt_layer) for layer in target.layers]
         else:
             self.layers = [self.adopt_layer(layer) for layer in target.layers]
@@ -155,10 +160,10 @@ class InferenceModel(ABC):
 
     @staticmethod
     def adopt_vocabulary(
-        embedding: Tensor,  # [vocabulary, hidden]
-        lm_head: Tensor,
+        embedding: Table,  # [vocabulary, hidden]
+        lm_head: Table,
         config: Any,  # noqa: ARG004
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Table, Table]:
         """Embedding and lm_head as the model and its drafters read them."""
         return embedding, lm_head
 
@@ -199,7 +204,10 @@ class InferenceModel(ABC):
         Captured are the outputs of these layers; `len(layers)` is what the lm_head reads.
         """
         states = self.embed(tokens.flatten())
-        captured = self.embedding.new_empty(tokens.numel(), len(capture_layers), self.shape.hidden)
+        captured = torch.empty(
+            tokens.numel(), len(capture_layers), self.shape.hidden,
+            dtype=self.dtype, device=self.device,
+        )  # fmt: skip
         wanted = {layer: place for place, layer in enumerate(capture_layers)}
         for index in range(len(self.layers)):
             out = captured[:, wanted[index]] if index in wanted else None
@@ -242,7 +250,7 @@ def _not_plain_reason(target: Target) -> str | None:
         for name in _PROJECTIONS
     }
     for name, module in modules.items():
-        if type(module) is not nn.Linear or hasattr(module, "_hf_hook"):
+        if type(module) not in (nn.Linear, QuantizedLinear) or hasattr(module, "_hf_hook"):
             return f"its {name} is a {type(module).__name__} (quantised, adapted or off-loaded)"
     for layer in target.layers:
         plain = [layer.get_submodule(name).bias is None for name in _PROJECTIONS]
@@ -250,7 +258,7 @@ def _not_plain_reason(target: Target) -> str | None:
             return "its MLP has biases"
         if len(set(plain[:3])) != 1:
             return "some of its query, key and value projections have biases and some have none"
-    if type(target.embedding) is not nn.Embedding:
+    if type(target.embedding) not in (nn.Embedding, QuantizedEmbedding):
         return f"its embedding is a {type(target.embedding).__name__}"
     places = {(p.device, p.dtype) for p in target.model.parameters()}
     if len(places) != 1:

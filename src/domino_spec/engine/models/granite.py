@@ -11,6 +11,7 @@ from transformers import GraniteForCausalLM
 
 from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import Normed, linear, normed
+from domino_spec.engine.kernels.packing import Table
 from domino_spec.engine.models.base import Shape, read_shape
 from domino_spec.engine.models.llama import LlamaModel
 from domino_spec.targets import Target
@@ -32,8 +33,10 @@ class GraniteModel(LlamaModel):
         return replace(read_shape(config), scale=float(config.attention_multiplier))
 
     @staticmethod
-    def adopt_vocabulary(embedding: Tensor, lm_head: Tensor, config: Any) -> tuple[Tensor, Tensor]:
+    def adopt_vocabulary(embedding: Table, lm_head: Table, config: Any) -> tuple[Table, Table]:
         """Copies with the factors in them: drafters read these tables too."""
+        assert isinstance(embedding, Tensor), "no such target is loaded with quantised weights"
+        assert isinstance(lm_head, Tensor)
         return embedding * config.embedding_multiplier, lm_head / config.logits_scaling
 
     def run_layer(

@@ -12,10 +12,10 @@ from transformers import Olmo2ForCausalLM
 
 from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import linear
-from domino_spec.engine.kernels.packing import Weight
+from domino_spec.engine.kernels.packing import Weight, look_up
 from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.models.base import InferenceModel
-from domino_spec.engine.weights import LayerTensors, join, joined_bias
+from domino_spec.engine.weights import LayerTensors, join_weights, joined_bias, own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +47,21 @@ class Olmo2Model(InferenceModel):
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         bias = attention.o_proj.bias
         return Olmo2Weights(
-            qkv=join([p.weight for p in projections]),
+            qkv=join_weights([p.weight for p in projections]),
             qkv_bias=joined_bias([p.bias for p in projections]),
             q_norm=attention.q_norm.weight.detach(),
             k_norm=attention.k_norm.weight.detach(),
-            out=attention.o_proj.weight.detach(),
+            out=own(attention.o_proj.weight),
             out_bias=None if bias is None else bias.detach(),
             attention_norm=layer.post_attention_layernorm.weight.detach(),
-            gate_up=join([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            down=mlp.down_proj.weight.detach(),
+            gate_up=join_weights([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down=own(mlp.down_proj.weight),
             mlp_norm=layer.post_feedforward_layernorm.weight.detach(),
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings as they are."""
-        return self.embedding[tokens]
+        return look_up(self.embedding, tokens)
 
     def run_layer(
         self, index: int, states: Tensor, metadata: AttentionMetadata, out: Tensor | None

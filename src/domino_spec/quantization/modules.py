@@ -1,0 +1,59 @@
+"""Transformers' linear layers and embedding over quantised weights."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from domino_spec.quantization.weight import QuantizedWeight
+
+
+class QuantizedLinear(nn.Module):
+    """`nn.Linear` whose weight stays in blocks."""
+
+    def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.out_features, self.in_features = weight.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., columns] -> [..., rows]."""
+        return self.weight.linear(x, self.bias)
+
+    def extra_repr(self) -> str:
+        """As `nn.Linear` does, with the kind of blocks."""
+        return f"{self.in_features}, {self.out_features}, kind={self.weight.kind}"
+
+
+class QuantizedEmbedding(nn.Module):
+    """`nn.Embedding` whose rows are dequantised as they are looked up."""
+
+    def __init__(self, weight: QuantizedWeight) -> None:
+        super().__init__()
+        self.weight = weight
+        self.num_embeddings, self.embedding_dim = weight.shape
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids of any shape -> [..., columns] in float32."""
+        return self.weight.dequantize(tokens)
+
+    def extra_repr(self) -> str:
+        """As `nn.Embedding` does, with the kind of blocks."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, kind={self.weight.kind}"
+
+
+def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
+    """The quantised weights of a model by their modules' names, a tied one once."""
+    found: dict[int, tuple[str, QuantizedWeight]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear | QuantizedEmbedding):
+            found.setdefault(id(module.weight), (name, module.weight))
+    return dict(found.values())
+
+
+def kinds_in_words(model: nn.Module) -> str | None:
+    """Such as "60 x Q4_1, 2 x Q8_0"; None where nothing is quantised."""
+    counts: dict[str, int] = {}
+    for weight in quantized_weights(model).values():
+        counts[weight.kind] = counts.get(weight.kind, 0) + 1
+    return ", ".join(f"{count} × {kind}" for kind, count in sorted(counts.items())) or None

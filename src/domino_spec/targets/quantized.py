@@ -1,0 +1,270 @@
+"""Targets whose weights stay in blocks of few bits: a GGUF file's own, or rounded when loaded.
+
+The model is Transformers' own class; only its linear layers and its embedding are others. What
+such a target says plainly is what lossless decoding of it must say.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from domino_spec.errors import Notice, TargetError
+from domino_spec.quantization import KINDS, Kind, QuantizedWeight
+from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
+from domino_spec.quantization.reference import BLOCK, BYTES
+from domino_spec.targets.gguf_metadata import StoredTensor, gguf_tensors
+
+ROUNDED: dict[str, Kind] = {"int8": "Q8_0", "int4": "Q4_1"}
+_VOCABULARY_KIND: Kind = "Q8_0"  # every token reads it, and 4 bits cost most there
+_FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
+_GGUF_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_PERMUTED = "llama"
+"""The architecture whose query and key rows llama.cpp stores in another order."""
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
+
+
+class QuantizationNotice(Notice):
+    """Weights were rounded that the caller may have expected to be kept."""
+
+
+def check_quantize(
+    quantize: str | None,
+    source: str | Path,
+    *,
+    device: torch.device,
+    dtype: Any,
+    device_map: Any,
+    is_gguf: bool,
+    is_adapter: bool,
+) -> None:
+    """Refuse by name what cannot be quantised here."""
+    if quantize is None:
+        return
+    if quantize not in ("keep", *ROUNDED):
+        raise TargetError(f"quantize is {quantize!r}; expected keep, int8 or int4, or None.")
+    told = f"quantize is {quantize!r} (--quantize {quantize})"
+    if device.type != "cpu" or device_map is not None:
+        where = f"device_map is {device_map!r}" if device_map is not None else f"device is {device}"
+        raise TargetError(
+            f"{told} but {where}; expected a CPU, where alone blocks are multiplied as they are. "
+            "Add device='cpu' (--device cpu) without a device map, or leave quantize out."
+        )
+    if not callable(dtype) and dtype not in (None, "auto", "float32", torch.float32):
+        raise TargetError(
+            f"{told} and dtype is {dtype}; expected float32, the type of quantised targets' "
+            "states. Leave dtype (--dtype) out."
+        )
+    if quantize == "keep" and not is_gguf:
+        what = "an adapter, which is merged into weights that are not" if is_adapter else "no"
+        raise TargetError(
+            f"{told} but {source} is {what} GGUF file; expected one, whose blocks can be kept. "
+            "Use int8 or int4, which round any weights."
+        )
+
+
+def check_family(config: Any, source: str | Path, quantize: str) -> None:
+    """Refuse models whose layers are not known to be linear layers and small tensors alone."""
+    families = _GGUF_FAMILIES if quantize == "keep" else _FAMILIES
+    if config.model_type not in families:
+        raise TargetError(
+            f"quantize is {quantize!r} (--quantize {quantize}) and {source} is a "
+            f"{config.model_type}; expected {', '.join(families)}. Leave quantize out."
+        )
+
+
+# A GGUF file's own blocks -----------------------------------------------------------------------
+
+
+def load_blocks(path: Path, config: Any, *, attn_implementation: str | None = None) -> Any:
+    """The model in a GGUF file, its blocks mapped from the file and not unpacked."""
+    import gguf
+
+    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+    decoder = model.get_decoder()
+    decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config)  # not in the file
+    metadata, tensors = gguf_tensors(path)
+    permuted = metadata.get("general.architecture") == _PERMUTED
+    # Mapped privately: PyTorch wants memory that could be written.
+    data = np.memmap(path, mode="c")
+    heads = {
+        "attn_q": int(config.num_attention_heads),
+        "attn_k": int(config.num_key_value_heads),
+    }
+    requantized: Counter[str] = Counter()
+    for full_name, tensor in tensors.items():
+        name, _, suffix = full_name.rpartition(".")
+        place = _module_name(name)
+        if place is None:
+            continue  # such as rope_freqs, which the configuration tells
+        order = None
+        part = name.rpartition(".")[2]
+        if permuted and part in heads:
+            order = _row_order(tensor.shape[0], heads[part])
+        kind = gguf.GGMLQuantizationType(tensor.kind)
+        stored = _rows(data, tensor, kind)
+        if suffix == "weight" and len(tensor.shape) == 2:
+            _put_matrix(model, place, _blocks(stored, kind.name, order, requantized))
+        else:
+            values = _unpacked(stored, kind.name).flatten()
+            parent = _submodule(model, place, path)
+            own = nn.Parameter(values if order is None else values[order], requires_grad=False)
+            setattr(parent, suffix, own)
+    if config.tie_word_embeddings:
+        model.lm_head = QuantizedLinear(cast("QuantizedWeight", decoder.embed_tokens.weight))
+    _require_all(model, path)
+    if requantized:
+        found = ", ".join(f"{count} × {kind}" for kind, count in sorted(requantized.items()))
+        warnings.warn(
+            f"{path.name} has tensors in kinds that are not multiplied as they are ({found}); "
+            f"expected {', '.join(KINDS)}. They are rounded to Q8_0 here.",
+            QuantizationNotice,
+            stacklevel=2,
+        )
+    return model.eval()
+
+
+def _module_name(name: str) -> str | None:
+    if name in _NAMES:
+        return _NAMES[name]
+    found = _LAYER.fullmatch(name)
+    if found is None or found[2] not in _LAYER_NAMES:
+        return None
+    return f"model.layers.{found[1]}.{_LAYER_NAMES[found[2]]}"
+
+
+def _row_order(rows: int, heads: int) -> Tensor:
+    """Undoes the order in which llama.cpp wants rows for its rotary positions."""
+    return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
+
+
+def _rows(data: Any, tensor: StoredTensor, kind: Any) -> Any:
+    """The file's bytes of a tensor, [rows, bytes of a row]."""
+    import gguf
+
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    rows = math.prod(tensor.shape[:-1])
+    width = tensor.shape[-1] // numbers * size
+    return data[tensor.start : tensor.start + rows * width].reshape(rows, width)
+
+
+def _unpacked(stored: Any, kind: str) -> Tensor:
+    """In float32, as Transformers unpacks it."""
+    import gguf
+
+    values = gguf.dequantize(stored, gguf.GGMLQuantizationType[kind])
+    return torch.from_numpy(np.array(values, dtype=np.float32))
+
+
+def _blocks(
+    stored: Any, kind: str, order: Tensor | None, requantized: Counter[str]
+) -> QuantizedWeight:
+    if kind in KINDS:
+        blocks = torch.from_numpy(stored).view(len(stored), -1, BYTES[kind])
+        weight = QuantizedWeight(blocks, kind)
+    else:
+        requantized[kind] += 1
+        weight = QuantizedWeight.quantize(_unpacked(stored, kind), "Q8_0")
+    return weight if order is None else weight[order]
+
+
+def _put_matrix(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
+    parent, _, own = name.rpartition(".")
+    holder = model.get_submodule(parent)
+    before = getattr(holder, own)
+    expected = tuple(before.weight.shape)
+    if tuple(weight.shape) != expected:
+        raise TargetError(
+            f"{name} has the shape {tuple(weight.shape)} in the file; expected {expected}, by "
+            "its metadata. Download it again."
+        )
+    embeds = isinstance(before, nn.Embedding)
+    made = QuantizedEmbedding(weight) if embeds else QuantizedLinear(weight, before.bias)
+    setattr(holder, own, made)
+
+
+def _submodule(model: nn.Module, name: str, path: Path) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError as error:
+        raise TargetError(
+            f"{path} has a tensor for {name}, which its model does not have; download it again, "
+            "or leave quantize out."
+        ) from error
+
+
+def _require_all(model: nn.Module, path: Path) -> None:
+    absent = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if absent:
+        named = ", ".join(absent[:5])
+        raise TargetError(
+            f"{path} lacks {len(absent)} weights of its model ({named}"
+            f"{', ...' if len(absent) > 5 else ''}); expected all of them. Download it again."
+        )
+
+
+# Rounded when loaded ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def quantize_model(model: Any, quantize: str, name: str) -> Any:
+    """Round a loaded model's matrices to blocks, in place, one after the other."""
+    kind = ROUNDED[quantize]
+    embedding = model.get_input_embeddings()
+    tied = model.lm_head.weight is embedding.weight
+    vocabulary = _quantized(embedding, "the embedding", _VOCABULARY_KIND, name)
+    for place, module in list(model.get_decoder().named_modules()):
+        if type(module) is nn.Linear:
+            weight = _quantized(module, place, kind, name)
+            parent, _, own = place.rpartition(".")
+            bias = module.bias
+            setattr(model.get_decoder().get_submodule(parent), own, QuantizedLinear(weight, bias))
+    if tied:
+        model.lm_head = QuantizedLinear(vocabulary)
+    else:
+        weight = _quantized(model.lm_head, "the lm_head", _VOCABULARY_KIND, name)
+        model.lm_head = QuantizedLinear(weight, model.lm_head.bias)
+    model.set_input_embeddings(QuantizedEmbedding(vocabulary))
+    model = model.float()
+    model.config.dtype = torch.float32
+    return model.eval()
+
+
+def _quantized(module: nn.Module, place: str, kind: Kind, name: str) -> QuantizedWeight:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    if weight.shape[1] % BLOCK:
+        raise TargetError(
+            f"{place} of {name} has {weight.shape[1]} columns; expected a multiple of {BLOCK}, the "
+            "size of a block. Leave quantize (--quantize) out."
+        )
+    return QuantizedWeight.quantize(weight.detach().float(), kind)

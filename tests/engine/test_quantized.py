@@ -1,0 +1,105 @@
+"""Quantised targets decode on the engine as in the reference loop, with and without drafts."""
+
+import pytest
+import torch
+
+from domino_spec.audit import Audit, EngineWay, audit_greedy
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.kernels.packing import Packed, Parts
+from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization.modules import quantized_weights
+from domino_spec.targets import Target, load_target
+from tests.engine.runs import make_engine, own, run_engine, run_reference
+from tests.support.families import drafter_config, make_model, random_drafter, random_prompts
+from tests.support.ggufs import write_gguf
+
+NEW = 12
+SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}
+PROMPTS = [[token % 80 for token in prompt] for prompt in random_prompts([9, 1, 14, 5, 20])]
+FOUR_BITS = dict.fromkeys(
+    ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"], "Q4_1"
+)
+OF_GGUF = {
+    "llama": FOUR_BITS,
+    "qwen2": {**dict.fromkeys(FOUR_BITS, "Q4_0"), "attn_v": "Q8_0"},  # kinds that cannot be joined
+    "qwen3": {},
+}
+ROUNDED = {"mistral": "int8", "olmo2": "int4"}
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory) -> dict[str, Target]:
+    folder = tmp_path_factory.mktemp("quantised")
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOMINO_CACHE", str(folder / "cache"))
+        for family, kinds in OF_GGUF.items():
+            file = write_gguf(folder / f"{family}.gguf", architecture=family, kinds=kinds)
+            found[family] = load_target(file, quantize="keep", device="cpu").target
+        for family, quantize in ROUNDED.items():
+            make_model(family).save_pretrained(folder / family)
+            loaded = load_target(folder / family, quantize=quantize, device="cpu")
+            found[family] = loaded.target
+    return found
+
+
+def drafter_for(target: Target, **changes):
+    size = target.vocab_size
+    return random_drafter(drafter_config(vocab_size=size, mask_token_id=size - 1, **changes))
+
+
+@pytest.mark.usefixtures("packing_small_weights")
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("family", [*OF_GGUF, *ROUNDED])
+def test_the_engine_says_what_the_reference_loop_says(targets, family, batch):
+    target, prompts = targets[family], PROMPTS[:batch]
+    drafter = drafter_for(target)
+    plain, _, _ = run_reference(target, None, prompts, max_new_tokens=NEW)
+    assert run_reference(target, drafter, prompts, max_new_tokens=NEW)[0] == plain
+    engine = make_engine(target, drafter)
+    assert run_engine(engine, prompts, max_new_tokens=NEW)[0] == plain
+    sampled, _, _ = run_reference(target, None, prompts, max_new_tokens=NEW, **SAMPLED)
+    assert run_engine(engine, prompts, max_new_tokens=NEW, **SAMPLED)[0] == sampled
+    undrafted = make_engine(target)
+    assert run_engine(undrafted, prompts, max_new_tokens=NEW)[0] == plain
+    assert run_engine(undrafted, prompts, max_new_tokens=NEW, **SAMPLED)[0] == sampled
+
+
+@pytest.mark.usefixtures("packing_small_weights")
+def test_blocks_are_neither_packed_nor_held_twice(targets):
+    target = own(targets["llama"])
+    engine = Engine(target, None, capacity=32, pack=True)
+    held = {w.blocks.untyped_storage().data_ptr() for w in quantized_weights(target.model).values()}
+    read = [engine.target.embedding, engine.target.output]
+    read += [value for layer in engine.target.layers for value in vars(layer).values()]
+    matrices = [each for each in read if isinstance(each, QuantizedWeight | Parts | Packed)]
+    assert len(matrices) == 2 + 4 * len(engine.target.layers)
+    for weight in matrices:
+        assert weight.blocks.untyped_storage().data_ptr() in held
+    bytes_a_layer = sum(w.nbytes for n, w in quantized_weights(target.layers[0]).items())
+    assert bytes_a_layer < engine.target.layers[0].nbytes < 1.2 * bytes_a_layer
+
+
+def test_a_reduced_vocabulary_and_a_tree_read_chosen_rows(targets):
+    target = targets["llama"]
+    tokens = torch.arange(0, target.vocab_size, 2)
+    config = drafter_config(
+        vocab_size=target.vocab_size, mask_token_id=target.vocab_size - 1,
+        draft_vocab_size=len(tokens),
+    )  # fmt: skip
+    drafter = random_drafter(config)
+    drafter.draft_tokens.copy_(tokens)
+    expected, counts, _ = run_reference(target, drafter, PROMPTS[:2], max_new_tokens=NEW)
+    engine = make_engine(target, drafter)
+    found, own_counts, _ = run_engine(engine, PROMPTS[:2], max_new_tokens=NEW)
+    assert found == expected
+    assert own_counts.committed == counts.committed
+    trees = make_engine(target, drafter, tree=5)
+    assert run_engine(trees, PROMPTS[:2], max_new_tokens=NEW)[0] == expected
+
+
+def test_the_audit_finds_it_lossless(targets):
+    target = targets["llama"]
+    way = EngineWay(make_engine(target, drafter_for(target)))
+    found = audit_greedy(target, way, PROMPTS[:2], max_new_tokens=NEW, eos=())
+    assert Audit(greedy=found, sampling=None).answer == "lossless"

@@ -1,0 +1,117 @@
+"""Quantised targets: a GGUF file's own blocks, or rounded ones, and what is refused."""
+
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+import transformers as tf
+
+from domino_spec.errors import TargetError
+from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization.modules import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    kinds_in_words,
+    quantized_weights,
+)
+from domino_spec.targets import load_target
+from domino_spec.targets.load import ConversionNotice
+from domino_spec.targets.quantized import QuantizationNotice
+from tests.support.families import CONFIGS, make_model
+from tests.support.ggufs import LAYERS, write_gguf
+from tests.support.tokens import small_tokenizer
+
+MIXED = {"attn_q": "Q4_0", "attn_k": "Q4_1", "ffn_gate": "Q4_1", "ffn_up": "Q4_1", "output": "Q4_0"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "leave_out"), [("llama", ""), ("qwen2", "output"), ("qwen3", "")]
+)
+def test_the_files_blocks_are_what_a_conversion_unpacks(tmp_path, architecture, leave_out):
+    """Bit for bit, also where llama.cpp stores the rows of queries and keys in another order."""
+    file = write_gguf(
+        tmp_path / "tiny.gguf", architecture=architecture, leave_out=leave_out, kinds=MIXED
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConversionNotice)  # nothing is unpacked on the way
+        kept = load_target(file, quantize="keep", device="cpu")
+    unpacked = load_target(file, device="cpu")
+    model, expected = kept.target.model, unpacked.target.model.state_dict()
+    blocks = quantized_weights(model)
+    found = {f"{name}.weight": weight.dequantize() for name, weight in blocks.items()}
+    found |= dict(model.named_parameters())
+    if leave_out:
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+        found["lm_head.weight"] = found["model.embed_tokens.weight"]
+    assert found.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight), name
+    kinds = Counter(weight.kind for weight in blocks.values())
+    assert kinds["Q4_0"] == LAYERS + (not leave_out)
+    assert kinds["Q4_1"] == 3 * LAYERS
+    assert kept.tokenizer.get_vocab() == unpacked.tokenizer.get_vocab()
+    assert kept.tokenizer.chat_template == unpacked.tokenizer.chat_template
+    assert model.generation_config.to_dict() == unpacked.target.model.generation_config.to_dict()
+
+
+def test_kinds_that_are_not_multiplied_are_rounded_and_named(tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf", kinds={"attn_v": "F16", "ffn_down": "BF16"})
+    said = r"tiny\.gguf has .*\(3 × BF16, 3 × F16\); expected Q4_0, Q4_1, Q8_0.* rounded to Q8_0"
+    with pytest.warns(QuantizationNotice, match=said):
+        kept = load_target(file, quantize="keep", device="cpu").target.model
+    expected = load_target(file, device="cpu").target.model.model.layers[1].self_attn.v_proj.weight
+    found = kept.model.layers[1].self_attn.v_proj.weight
+    assert torch.equal(found.blocks, QuantizedWeight.quantize(expected, "Q8_0").blocks)
+
+
+@pytest.mark.parametrize(("quantize", "kind"), [("int8", "Q8_0"), ("int4", "Q4_1")])
+@pytest.mark.parametrize("tied", [False, True])
+def test_any_weights_are_rounded_on_request(tmp_path, quantize, kind, tied):
+    config = CONFIGS["qwen2"]()
+    config.tie_word_embeddings = tied
+    model = tf.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "model")
+    small_tokenizer().save_pretrained(tmp_path / "model")
+    target = load_target(tmp_path / "model", quantize=quantize, device="cpu").target
+    assert target.dtype == torch.float32
+    assert all(p.dtype == torch.float32 for p in target.model.parameters())
+    assert type(target.embedding) is QuantizedEmbedding
+    assert type(target.lm_head) is QuantizedLinear
+    assert (target.lm_head.weight is target.embedding.weight) == tied
+    own = model.model.layers[2].mlp.down_proj.weight
+    found = target.layers[2].mlp.down_proj.weight
+    assert torch.equal(found.blocks, QuantizedWeight.quantize(own.float(), kind).blocks)
+    assert torch.equal(
+        target.layers[2].self_attn.q_proj.bias, model.model.layers[2].self_attn.q_proj.bias.float()
+    )
+    vocabulary = QuantizedWeight.quantize(model.lm_head.weight.float(), "Q8_0")
+    assert torch.equal(target.lm_head.weight.blocks, vocabulary.blocks)
+    assert f"× {kind}" in kinds_in_words(target.model)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "reason"),
+    [
+        ("llama", {"quantize": "keep"}, "is no GGUF file; expected one.* Use int8 or int4"),
+        ("llama", {"quantize": "int8", "dtype": "bfloat16"}, "dtype is bfloat16; expected float32"),
+        ("llama", {"quantize": "int8", "device_map": "auto"}, "device_map is .auto.; expected"),
+        ("llama", {"quantize": "int2"}, "'int2'; expected keep, int8 or int4"),
+        ("granite", {"quantize": "int4"}, "is a granite; expected llama, mistral, olmo2, qwen2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_quantised_is_refused_by_name(tmp_path, family, options, reason):
+    make_model(family).save_pretrained(tmp_path / "model")
+    with pytest.raises(TargetError, match=reason):
+        load_target(tmp_path / "model", **{"device": "cpu", **options})
+
+
+def test_a_file_that_lacks_weights_is_refused(tmp_path):
+    file = write_gguf(tmp_path / "tiny.gguf", leave_out="blk.1.ffn_up")
+    with pytest.raises(TargetError, match=r"lacks 1 weights .*layers\.1\.mlp\.up_proj\.weight"):
+        load_target(file, quantize="keep", device="cpu")
