@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from domino_spec.audit import Audit, EngineWay, audit_greedy
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.packing import Packed, Parts
+from domino_spec.engine.models import load_model
 from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets import Target, load_target
@@ -49,8 +51,9 @@ def drafter_for(target: Target, **changes):
 
 
 @pytest.mark.usefixtures("packing_small_weights")
-@pytest.mark.parametrize("batch", [1, 5])
-@pytest.mark.parametrize("family", [*OF_GGUF, *ROUNDED])
+@pytest.mark.parametrize(
+    ("family", "batch"), [("llama", 1), *((each, 5) for each in (*OF_GGUF, *ROUNDED))]
+)
 def test_the_engine_says_what_the_reference_loop_says(targets, family, batch):
     target, prompts = targets[family], PROMPTS[:batch]
     drafter = drafter_for(target)
@@ -78,6 +81,32 @@ def test_blocks_are_neither_packed_nor_held_twice(targets):
         assert weight.blocks.untyped_storage().data_ptr() in held
     bytes_a_layer = sum(w.nbytes for n, w in quantized_weights(target.layers[0]).items())
     assert bytes_a_layer < engine.target.layers[0].nbytes < 1.2 * bytes_a_layer
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@torch.no_grad()
+def test_a_tokens_bits_do_not_depend_on_what_shares_its_forward(targets, family):
+    """In float32 they do, and rounding to 8 bits would make whole levels of that."""
+    model = load_model(own(targets[family]), slots=2, capacity=64)
+    prompt, block = torch.tensor([PROMPTS[4]]), torch.tensor([PROMPTS[0]])  # 20 and 9 tokens
+    first, second, start = torch.tensor([0]), torch.tensor([1]), torch.tensor([0])
+
+    def states(tokens, slots, starts, **mask):
+        return model.forward(tokens, AttentionMetadata(slots, starts, tokens.shape[1], **mask))[0]
+
+    whole = states(prompt, first, start)
+    parts = [states(prompt[:, at : at + 5], second, start + at) for at in range(0, 20, 5)]
+    assert torch.equal(torch.cat([part.rows for part in parts]), whole.rows)
+    alone = [states(block[:, [at]], second, start + 20 + at).rows for at in range(9)]
+    both = states(block.expand(2, -1), torch.tensor([0, 1]), torch.tensor([20, 20])).rows
+    assert torch.equal(torch.cat(alone * 2), both)
+    # Two branches of a tree: tokens 0, 1, 2 and 0, 3.
+    nodes, bits = block[:, [0, 1, 2, 5]], torch.tensor([[0b1, 0b11, 0b111, 0b1001]])
+    positions = torch.tensor([[20, 21, 22, 21]])
+    tree = states(nodes, first, start + 20, positions=positions, ancestors=bits).rows
+    assert torch.equal(tree[:3], torch.cat(alone[:3]))
+    branch = states(block[:, [0, 5]], second, start + 20).rows
+    assert torch.equal(tree[[0, 3]], branch)
 
 
 def test_a_reduced_vocabulary_and_a_tree_read_chosen_rows(targets):

@@ -9,6 +9,7 @@ import transformers as tf
 
 from domino_spec.errors import TargetError
 from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.modules import (
     QuantizedEmbedding,
     QuantizedLinear,
@@ -27,6 +28,7 @@ MIXED = {"attn_q": "Q4_0", "attn_k": "Q4_1", "ffn_gate": "Q4_1", "ffn_up": "Q4_1
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
+    kernel()  # compiled once, into the cache that tests share
     monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
 
 
