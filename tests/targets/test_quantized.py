@@ -103,6 +103,7 @@ def test_any_weights_are_rounded_on_request(tmp_path, quantize, kind, tied):
         ("llama", {"quantize": "keep"}, "is no GGUF file; expected one.* Use int8 or int4"),
         ("llama", {"quantize": "int8", "dtype": "bfloat16"}, "dtype is bfloat16; expected float32"),
         ("llama", {"quantize": "int8", "device_map": "auto"}, "device_map is .auto.; expected"),
+        ("llama", {"quantize": "int8", "attn_implementation": "sdpa"}, "'sdpa'; expected none"),
         ("llama", {"quantize": "int2"}, "'int2'; expected keep, int8 or int4"),
         ("granite", {"quantize": "int4"}, "is a granite; expected llama, mistral, olmo2, qwen2"),
     ],
@@ -111,6 +112,27 @@ def test_what_cannot_be_quantised_is_refused_by_name(tmp_path, family, options, 
     make_model(family).save_pretrained(tmp_path / "model")
     with pytest.raises(TargetError, match=reason):
         load_target(tmp_path / "model", **{"device": "cpu", **options})
+
+
+@torch.no_grad()
+def test_a_tokens_logits_do_not_depend_on_what_shares_its_forward(tmp_path):
+    """To the bit, in the reference loop too: a block, single steps and a ragged batch."""
+    file = write_gguf(tmp_path / "tiny.gguf")
+    target = load_target(file, quantize="keep", device="cpu").target
+    assert target.batch_refusal is None
+    tokens = torch.arange(3, 23).unsqueeze(0)
+    whole = target.forward(tokens, target.new_cache(1)).logits
+    one, cache = [], target.new_cache(1)
+    for token in tokens[0]:
+        one.append(target.forward(token.view(1, 1), cache).logits)
+        cache.commit([1])
+    assert torch.equal(torch.cat(one, dim=1), whole)
+    both = target.new_cache(2)
+    target.forward(tokens[:, :10].expand(2, -1), both)
+    both.commit([10, 6])
+    block = torch.stack((tokens[0, 10:14], tokens[0, 6:10]))
+    found = target.forward(block, both).logits
+    assert torch.equal(found, torch.stack((whole[0, 10:14], whole[0, 6:10])))
 
 
 def test_a_file_that_lacks_weights_is_refused(tmp_path):

@@ -107,7 +107,7 @@ class ShapedReader:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _as_taken(self, seen: Tensor) -> Tensor:
-        if self._target.model.config._attn_implementation == "sdpa":
+        if self._target.model.config._attn_implementation != "eager":
             return seen
         hidden = torch.finfo(self._target.dtype).min
         return torch.zeros_like(seen, dtype=self._target.dtype).masked_fill(~seen, hidden)

@@ -104,7 +104,7 @@ def load_target(
     device = _checked_device(device) if device is not None else default_device()
     check_quantize(
         quantize, source, device=device, dtype=dtype, device_map=device_map,
-        is_gguf=is_gguf(source), is_adapter=is_adapter,
+        attn_implementation=attn_implementation, is_gguf=is_gguf(source), is_adapter=is_adapter,
     )  # fmt: skip
     config = load_config(source, **origin)
     check_config(config, str(source))
@@ -112,8 +112,7 @@ def load_target(
         check_family(config, source, quantize)
     if quantize == "keep":
         model = _attempt(
-            source, partial(load_blocks, config=config, attn_implementation=attn_implementation),
-            Path(source),
+            source, partial(load_blocks, config=config), Path(source),
         )  # fmt: skip
     else:
         model = _load_model(

@@ -16,13 +16,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from torch.nn import functional as F
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization import KINDS, Kind, QuantizedWeight
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.quantization.reference import BLOCK, BYTES
 from domino_spec.targets.gguf_metadata import StoredTensor, gguf_tensors
+from domino_spec.targets.support import EACH_TOKEN
 
 ROUNDED: dict[str, Kind] = {"int8": "Q8_0", "int4": "Q4_1"}
 _VOCABULARY_KIND: Kind = "Q8_0"  # every token reads it, and 4 bits cost most there
@@ -62,6 +65,7 @@ def check_quantize(
     device: torch.device,
     dtype: Any,
     device_map: Any,
+    attn_implementation: str | None,
     is_gguf: bool,
     is_adapter: bool,
 ) -> None:
@@ -82,6 +86,11 @@ def check_quantize(
             f"{told} and dtype is {dtype}; expected float32, the type of quantised targets' "
             "states. Leave dtype (--dtype) out."
         )
+    if attn_implementation is not None:
+        raise TargetError(
+            f"{told} and attn_implementation is {attn_implementation!r}; expected none: quantised "
+            "targets have an attention of their own. Leave it (--attn-implementation) out."
+        )
     if quantize == "keep" and not is_gguf:
         what = "an adapter, which is merged into weights that are not" if is_adapter else "no"
         raise TargetError(
@@ -100,16 +109,52 @@ def check_family(config: Any, source: str | Path, quantize: str) -> None:
         )
 
 
+def attend_each(
+    module: nn.Module,  # noqa: ARG001
+    query: Tensor,  # [batch, heads, n, head_dim]
+    key: Tensor,  # [batch, kv heads, places, head_dim]
+    value: Tensor,
+    attention_mask: Tensor | None,  # [batch, 1, n, places], what each token sees; None: causal
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of each token alone, over the very keys it sees: [batch, n, heads, head_dim].
+
+    So its bits do not depend on what else a forward computes. Quantised weights need that: they
+    round what they read, and one bit may move a number to the next level.
+    """
+    count, places = query.shape[2], key.shape[2]
+    mixed = query.new_empty(query.shape)
+    for row in range(len(query)):
+        for step in range(count):
+            seen: Any = slice(places - count + step + 1)
+            if attention_mask is not None:
+                seen = attention_mask[row % len(attention_mask), 0, step].nonzero()[:, 0]
+            mixed[row, :, step] = F.scaled_dot_product_attention(
+                query[row : row + 1, :, step : step + 1],
+                key[row : row + 1][:, :, seen],
+                value[row : row + 1][:, :, seen],
+                scale=scaling,
+                enable_gqa=True,
+            )[0, :, 0]
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(EACH_TOKEN, attend_each)
+AttentionMaskInterface.register(EACH_TOKEN, sdpa_mask)
+
+
 # A GGUF file's own blocks -----------------------------------------------------------------------
 
 
-def load_blocks(path: Path, config: Any, *, attn_implementation: str | None = None) -> Any:
+def load_blocks(path: Path, config: Any) -> Any:
     """The model in a GGUF file, its blocks mapped from the file and not unpacked."""
     import gguf
 
-    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **options)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=EACH_TOKEN
+        )
     decoder = model.get_decoder()
     decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config)  # not in the file
     metadata, tensors = gguf_tensors(path)
@@ -256,6 +301,7 @@ def quantize_model(model: Any, quantize: str, name: str) -> Any:
     model.set_input_embeddings(QuantizedEmbedding(vocabulary))
     model = model.float()
     model.config.dtype = torch.float32
+    model.set_attn_implementation(EACH_TOKEN)
     return model.eval()
 
 

@@ -11,6 +11,8 @@ from domino_spec.errors import TargetError
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+EACH_TOKEN = "domino_each_token"
+"""The attention implementation of quantised targets, as Transformers knows it."""
 
 _QUANTISATIONS_THAT_WORK = frozenset(
     {

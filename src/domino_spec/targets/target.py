@@ -18,6 +18,7 @@ from domino_spec.errors import TargetError
 from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets.cache import TargetCache
 from domino_spec.targets.support import (
+    EACH_TOKEN,
     SLIDING_ATTENTION,
     check_config,
     check_model,
@@ -35,7 +36,7 @@ class TargetOutput:
     captured: Tensor | None  # [batch, tokens, captured layers * hidden]
 
 
-_MASKED_ATTENTION = ("sdpa", "eager")
+_MASKED_ATTENTION = ("sdpa", "eager", EACH_TOKEN)
 """The implementations that take a mask of any form."""
 
 _ReducedHead = tuple[Tensor, tuple[int, int], tuple[Tensor, Tensor | None]]
