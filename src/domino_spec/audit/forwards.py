@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from domino_spec.quantization.modules import QuantizedLinear
 from domino_spec.targets import Target
 from domino_spec.targets.support import SLIDING_ATTENTION, layer_types
 from domino_spec.targets.target import evaluating
@@ -123,7 +124,7 @@ def _widened_to(states: Tensor, batch: int, slots: int) -> Tensor:
 
 @torch.no_grad()
 def float32_logits(target: Target, ids: Sequence[int]) -> Tensor | None:
-    """Logits after the last token with every weight in float32; None where that cannot be had."""
+    """Logits after the last token with all in float32; None where that cannot be had."""
     try:
         with _widened(target) as wide:
             return PlainReader(target).read(ids) if wide else None
@@ -144,10 +145,15 @@ def _widened(target: Target) -> Iterator[bool]:
         return
     narrow = [w for w in weights if w.dtype in _HALF]
     kept = [w.data for w in narrow]
+    quantized = [m for m in target.model.modules() if isinstance(m, QuantizedLinear)]
     try:
+        for module in quantized:
+            module.rounds = False
         for weight in narrow:
             weight.data = weight.data.float()
         yield True
     finally:
         for weight, data in zip(narrow, kept, strict=True):
             weight.data = data
+        for module in quantized:
+            module.rounds = True

@@ -13,6 +13,7 @@ from torch import Tensor
 from domino_spec.audit.forwards import PlainReader, ShapedReader, float32_logits
 from domino_spec.audit.ways import Pass, Way, Written, block_of
 from domino_spec.decoding import AcceptanceStats, SamplingParams
+from domino_spec.quantization.modules import QuantizedLinear
 from domino_spec.targets import Target
 
 Verdict = Literal["tie", "bug", "unclear"]
@@ -67,7 +68,8 @@ def judge(
     plain = int(single.argmax())
     working = float(single[plain] - single[found])
     gap, named, wide = working, "float32", None
-    if target.dtype in _HALF:
+    # Products of quantised weights round what they read.
+    if target.dtype in _HALF or isinstance(target.lm_head, QuantizedLinear):
         wide = float32_logits(target, ids)
         if wide is None:
             named = "working-type"
