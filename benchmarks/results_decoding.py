@@ -63,6 +63,14 @@ _HEAD_TO_HEAD_REMARKS = {
         "kernels of their own since, and the head's rollout looks at 32 candidates. Before, the "
         "same drafter gave 1.23 times at T = 0 and 1.03 at T = 0.7 (a shorter run, no record)."
     ),
+    "6a32e54": (
+        "Two runs on the same two CPU cores, one after the other: a GGUF's own blocks "
+        "(`--quantize keep`) and the same file unpacked to float32. Blocks decode plainly 1.62 "
+        "times as fast and with drafts 1.17 times; drafts gain less there, since the drafter is "
+        "still float32 and each token attends by itself. llama.cpp (llama-cpp-python 0.3.36, the "
+        "same file, two threads, two other prompts) decoded plainly at 78 to 85 tokens/s (no "
+        "record): here products are a quarter of a token's time, the rest is PyTorch's operations."
+    ),
     "2e08d40a721f": (
         "On two CPU cores chains and trees are level over all tasks. mt-bench has 1.33 times "
         "against the chain's 1.37, inside both intervals, but a tree's first tries cost most where "
