@@ -69,7 +69,7 @@ _HEAD_TO_HEAD_REMARKS = {
         "times as fast and with drafts 1.17 times; drafts gain less there, since the drafter is "
         "still float32 and each token attends by itself. llama.cpp (llama-cpp-python 0.3.36, the "
         "same file, two threads, two other prompts) decoded plainly at 78 to 85 tokens/s (no "
-        "record): here products are a quarter of a token's time, the rest is PyTorch's operations."
+        "record): here products are a third of a token's 35 ms, the rest is PyTorch's operations."
     ),
     "2e08d40a721f": (
         "On two CPU cores chains and trees are level over all tasks. mt-bench has 1.33 times "
