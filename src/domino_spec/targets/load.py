@@ -111,9 +111,7 @@ def load_target(
     if quantize is not None:
         check_family(config, source, quantize)
     if quantize == "keep":
-        model = _attempt(
-            source, partial(load_blocks, config=config), Path(source),
-        )  # fmt: skip
+        model = _attempt(source, load_blocks, Path(source), config=config)
     else:
         model = _load_model(
             source, config, origin, dtype="auto" if quantize else dtype, device=device,

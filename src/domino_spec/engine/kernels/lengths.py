@@ -308,6 +308,14 @@ if triton_available():
         return tl.minimum(one, other)
 
     @triton.jit
+    def _drafts(count, depth, ROWS: tl.constexpr, PLACES: tl.constexpr):
+        """(sequences, places, which sequences and which drafts there are, where drafts lie)."""
+        row, place = tl.arange(0, ROWS), tl.arange(0, PLACES)
+        there = row < count
+        inside = there[:, None] & (place < depth)[None, :]
+        return row, place, there, inside, row[:, None] * depth + place[None, :]
+
+    @triton.jit
     def _who(row, there, temperature, slots, spare):
         """(0 for greedy sequences and 1 for those that sample, which are live) of rows."""
         kind = row * 0
@@ -342,10 +350,7 @@ if triton_available():
         """One program for the whole batch: [ROWS, PLACES] drafts."""
         wait_for_last(OVERLAP)
         let_next_come(OVERLAP)
-        row, place = tl.arange(0, ROWS), tl.arange(0, PLACES)
-        there = row < count
-        inside = there[:, None] & (place < depth)[None, :]
-        spot = row[:, None] * depth + place[None, :]
+        row, place, there, inside, spot = _drafts(count, depth, ROWS, PLACES)
         kind, live = _who(row, there, temperature, slots, spare)
         own = (kind[:, None] * all_places + place[None, :]) * 2
         bias = tl.load(weights + own, mask=inside, other=0.0)
@@ -421,10 +426,8 @@ if triton_available():
         """One program for the whole batch."""
         wait_for_last(OVERLAP)
         let_next_come(OVERLAP)
-        row, place = tl.arange(0, ROWS), tl.arange(0, PLACES)
-        there, used = row < count, place < depth
-        inside = there[:, None] & used[None, :]
-        spot = row[:, None] * depth + place[None, :]
+        row, place, there, inside, spot = _drafts(count, depth, ROWS, PLACES)
+        used = place < depth
         taken = tl.load(accepted + row * accepted_stride, mask=there, other=0).to(tl.int32)
         length = tl.load(columns + row * (1 + depth), mask=there, other=0).to(tl.int32)
         kind, live = _who(row, there, temperature, slots, spare)
