@@ -101,8 +101,9 @@ _LENGTHS_REMARKS = {
     "d773883": (
         "On the H200 SmolLM2's cycles hardly cost more with more drafts, and at d773883 a budget "
         "drafted to the drafter's full depth of 15: with 16 sequences a budget of 3 cost 1,321 µs "
-        "where a chain of 3 cost 1,084, with 64 sequences 2,306 and 1,544. So the engine stayed "
-        "with chains and the two ways are level. Since then a budget of n drafts 2n + 1; that is "
+        "where a chain of 3 cost 1,084, with 64 sequences 2,306 and 1,544 "
+        "(`records/verify-lengths-costs.jsonl`). So the engine stayed with chains and the two ways "
+        "are level. Since then a budget of n drafts 2n + 1; that is "
         "not measured on a card yet. At equal numbers of verified drafts the choice by chances "
         "commits 4 to 6% more tokens a cycle (12 prompts on a CPU, budgets of 1 to 3 against "
         "chains of 1 to 3, no record)."
