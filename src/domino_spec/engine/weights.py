@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.engine.kernels.packing import Parts, Weight, packed, page_out
-from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization import TILE, QuantizedWeight
 
 
 class LayerTensors:
@@ -97,17 +97,17 @@ def join_weights(weights: Sequence[Tensor] | Sequence[QuantizedWeight]) -> Weigh
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     if not quantized:
         return join(cast("Sequence[Tensor]", weights))
-    if len({weight.kind for weight in quantized}) > 1:
+    whole_tiles = all(weight.shape[0] % TILE == 0 for weight in quantized[:-1])
+    if len({weight.kind for weight in quantized}) > 1 or not whole_tiles:
         return Parts(quantized)
-    whole = _already_joined([weight.blocks for weight in quantized])
-    if whole is not None:
-        return QuantizedWeight(whole, quantized[0].kind)
-    joined, start = QuantizedWeight.cat(quantized), 0
+    tiles, rows = [weight.tiles for weight in quantized], sum(w.shape[0] for w in quantized)
+    if (whole := _already_joined(tiles)) is not None:
+        return QuantizedWeight(whole, quantized[0].kind, rows)
+    joined, start = torch.cat(tiles), 0
     for weight in quantized:
-        page_out(weight.blocks)
-        end = start + weight.shape[0]
-        weight.blocks, start = joined.blocks[start:end], end
-    return joined
+        end = start + len(weight.tiles)
+        weight.tiles, start = joined[start:end], end
+    return QuantizedWeight(joined, quantized[0].kind, rows)
 
 
 @torch.no_grad()

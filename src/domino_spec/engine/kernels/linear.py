@@ -13,6 +13,7 @@ to do but multiply.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.few_rows import padded, takes
-from domino_spec.engine.kernels.packing import Table, Weight, product
+from domino_spec.engine.kernels.packing import Quantized, Table, Weight, product
 from domino_spec.engine.kernels.pointwise import (
     gate,
     gate_reference,
@@ -79,6 +80,8 @@ def linear(
     feeds round(round(x / rms) * norm) to the product, the kernel round(x * norm), and divides the
     float32 sums by rms. So it rounds once where the reference rounds twice.
     """
+    if isinstance(weight, Quantized):
+        return _quantized(x, weight, bias=bias, residual=residual, gated=gated)
     if (fed := _for_few_rows(x, weight)) is not None:
         return few_rows.launch(*fed, bias=bias, residual=residual, gated=gated)[0]
     result = _product(x, weight, bias)
@@ -98,6 +101,9 @@ def linear_then_norm(
     out: Tensor | None = None,  # [m, N]: where the rows are wanted
 ) -> Normed:
     """`linear`, whose rows are normed before they are read again."""
+    if isinstance(weight, Quantized):
+        rows = _quantized(x, weight, bias=bias, residual=residual)
+        return Normed(rows if out is None else out.copy_(rows), norm, eps)
     if (fed := _for_few_rows(x, weight)) is not None:
         made = few_rows.launch(*fed, bias=bias, residual=residual, then=norm, out=out)
         return Normed(made[0], norm, eps, *made[1:])
@@ -124,6 +130,13 @@ def linear_reference(
     if gated:
         result = gate_reference(result)
     return result if residual is None else residual + result
+
+
+def _quantized(x: Tensor | Normed, weight: Quantized, **after: Any) -> Tensor:
+    """One call for the norm before a product, the product, and what comes after it."""
+    if isinstance(x, Normed):
+        return weight.linear(x.rows, norm=x.norm, eps=x.eps, **after)
+    return weight.linear(x, **after)
 
 
 def _for_few_rows(

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization.rows import gate_rows
 
 SMALL = 1 << 16
 """Elements of a weight that is not worth packing: a packed product costs 40 us before it begins,
@@ -49,15 +50,30 @@ class Parts:
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         self.nbytes = sum(part.nbytes for part in parts)
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x @ weight.T + bias."""
-        done = torch.cat([part.linear(x) for part in self.parts], dim=-1)
-        return done if bias is None else done + bias
+    def linear(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        residual: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """`QuantizedWeight.linear`, of all rows."""
+        done = torch.cat([part.linear(x, norm=norm, eps=eps) for part in self.parts], dim=-1)
+        if bias is not None:
+            done += bias
+        if residual is not None:
+            done = residual + done
+        return gate_rows(done) if gated else done
 
 
+Quantized = QuantizedWeight | Parts
+"""A matrix in blocks, whose product takes norm, residual and gate along."""
 Table = Tensor | QuantizedWeight
 """A matrix whose rows are looked up: an embedding."""
-Weight = Tensor | Packed | QuantizedWeight | Parts
+Weight = Tensor | Packed | Quantized
 _PAGEOUT = 21  # MADV_PAGEOUT; Python has no name for it
 
 
@@ -87,9 +103,7 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias, whatever form the weight has."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
-    if isinstance(weight, QuantizedWeight):
-        return weight.linear(x, bias)
-    return weight.product(x, bias)
+    return weight.product(x, bias) if isinstance(weight, Packed) else weight.linear(x, bias)
 
 
 def look_up(table: Table, rows: Tensor) -> Tensor:
