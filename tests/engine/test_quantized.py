@@ -6,10 +6,11 @@ import torch
 from domino_spec.audit import Audit, EngineWay, audit_greedy
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
-from domino_spec.engine.kernels.packing import Packed, Parts
+from domino_spec.engine.kernels.packing import Packed
 from domino_spec.engine.models import load_model
 from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.modules import quantized_weights
+from domino_spec.quantization.weight import Parts
 from domino_spec.targets import Target, load_target
 from tests.engine.runs import make_engine, own, run_engine, run_reference
 from tests.support.families import drafter_config, make_model, random_drafter, random_prompts

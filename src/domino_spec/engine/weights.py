@@ -13,8 +13,9 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels.packing import Parts, Weight, packed, page_out
+from domino_spec.engine.kernels.packing import Weight, packed, page_out
 from domino_spec.quantization import TILE, QuantizedWeight
+from domino_spec.quantization.weight import Parts
 
 
 class LayerTensors:

@@ -14,6 +14,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +63,10 @@ class Kernel:
         )  # fmt: skip
         self._linear.restype = self._attend.restype = ctypes.c_int
         self._norm.restype = self._silu.restype = self._rotate.restype = None
-        self._parallel = _openmp()
+        self._forward = library.domino_forward
+        self._forward.argtypes = (pointer, pointer, *threads, pointer)
+        self._forward.restype = ctypes.c_int
+        self._parallel, self._team_size = _openmp()
 
     def linear(
         self,
@@ -154,6 +158,13 @@ class Kernel:
             raise MemoryError("no memory for the scores of attention: ask for fewer tokens")
         return out
 
+    def forward(self, layers: ctypes.Array[Any], stack: ctypes.Structure, *, tokens: int) -> None:
+        """All layers of a model over these tokens, as `Stack` lays them out."""
+        threads = torch.get_num_threads()
+        address, shape = ctypes.addressof(layers), ctypes.addressof(stack)
+        if self._forward(address, shape, threads, self._parallel, self._team_size):
+            raise MemoryError(f"no memory for a forward of {tokens} tokens: ask for fewer")
+
 
 def _plain(x: Tensor) -> Tensor:
     return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
@@ -241,13 +252,15 @@ def _cpu() -> list[str]:
     return [platform.platform(), processor(), *sorted({x for x in lines if x.startswith(names)})]
 
 
-def _openmp() -> int | None:
+def _openmp() -> tuple[int | None, int | None]:
     """The OpenMP that PyTorch itself runs: a second pool of threads would get in its way."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+        functions = (library.GOMP_parallel, library.omp_get_num_threads)
+        first, second = (ctypes.cast(each, ctypes.c_void_p).value for each in functions)
     except (OSError, AttributeError):
-        return None
+        return None, None
+    return first, second
 
 
 def _check(found: Kernel) -> None:

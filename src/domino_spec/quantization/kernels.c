@@ -8,6 +8,7 @@
  * Everything else is deterministic for a token, whatever else is computed at the same time.
  */
 #include <math.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ enum { LANES = 4, TILE = 4 };
 
 #define ALWAYS static inline __attribute__((always_inline))
 
+enum { AHEAD = 2048 }; /* bytes of weights that are on their way while others are multiplied */
 enum { ROWS = 16, BLOCK = 32, CHUNKS = 8, CHUNK = 64 }; /* a chunk: four numbers of each of a tile's rows */
 typedef float fv __attribute__((vector_size(4 * LANES)));
 typedef int32_t iv __attribute__((vector_size(4 * LANES)));
@@ -187,9 +189,12 @@ static void quantize_block(const float *from, x_block *to) {
 }
 
 ALWAYS float total(f16v v) { /* always the same tree */
-    for (int step = 8; step; step /= 2)
-        for (int i = 0; i < step; i++) v[i] += v[i + step];
-    return v[0];
+    typedef float f8v __attribute__((vector_size(32)));
+    typedef float f4v __attribute__((vector_size(16)));
+    f8v half = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    f4v part = __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+    return (part[0] + part[2]) + (part[1] + part[3]);
 }
 
 /* Rows by their root mean square, times the weight. */
@@ -257,9 +262,10 @@ typedef struct {
     size_t rows, blocks, m;
     const x_block *x;
     const float *bias; /* [rows] or NULL */
-    const float *residual; /* [m, rows] or NULL */
-    float *out;        /* [m, rows] */
-    size_t piece, next; /* tiles a thread takes at a time; the first that no thread has */
+    const float *residual; /* like out, or NULL */
+    float *out; /* [m, stride], of which rows are written */
+    size_t stride, piece; /* piece: tiles that a thread takes at a time */
+    size_t *next; /* the first of them that no thread has */
 } work;
 
 ALWAYS size_t header_bytes(int kind) { return 2 * ROWS * (1 + FORMS[kind].minimum); }
@@ -336,6 +342,7 @@ ALWAYS void multiply(int kind, int count, const work *job, size_t tile, size_t f
         fv sums[TILE];
         for (int i = 0; i < count; i++) sums[i] = (fv){0};
         for (size_t b = 0; b < sized; b++, from += bytes) {
+            for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i);
             fv scale = halves(from + 2 * lane), minimum = {0};
             if (FORMS[kind].minimum) minimum = halves(from + 2 * ROWS + 2 * lane);
             for (int s = 0; s < FORMS[kind].blocks; s++, x += count)
@@ -345,7 +352,7 @@ ALWAYS void multiply(int kind, int count, const work *job, size_t tile, size_t f
         fv part = {0};
         if (job->bias) memcpy(&part, job->bias + row, size);
         for (int i = 0; i < count; i++) {
-            size_t place = (first + (size_t)i) * job->rows + row;
+            size_t place = (first + (size_t)i) * job->stride + row;
             fv done = job->bias ? sums[i] + part : sums[i], before;
             if (job->residual) {
                 before = (fv){0};
@@ -383,14 +390,14 @@ static void (*const KERNELS[KINDS][TILE])(const work *, size_t, size_t) = {
     LIST(Q4_0), LIST(Q4_1), LIST(Q5_0), LIST(Q5_1), LIST(Q8_0), LIST(Q4_K), LIST(Q5_K), LIST(Q6_K),
 };
 
-static void run(void *argument) {
+static void run_product(void *argument) {
     work *job = argument;
     /* as many rows of x as stay in a core's own cache while weights pass by */
     size_t chunk = ((size_t)1 << 18) / (job->blocks * sizeof(x_block)) / TILE * TILE;
     size_t tiles = (job->rows + ROWS - 1) / ROWS;
     if (chunk < TILE) chunk = TILE;
     for (;;) {
-        size_t start = __atomic_fetch_add(&job->next, job->piece, __ATOMIC_RELAXED);
+        size_t start = __atomic_fetch_add(job->next, job->piece, __ATOMIC_RELAXED);
         if (start >= tiles) return;
         size_t end = tiles - start < job->piece ? tiles : start + job->piece;
         for (size_t from = 0; from < job->m; from += chunk) {
@@ -425,30 +432,65 @@ static void run_all(task work, void *argument, unsigned threads, team parallel) 
     work(argument); /* what is left: all of it, where no threads ran */
 }
 
+typedef struct { /* rows of x on their way into a product */
+    const float *x, *norm; /* [m, width]; a norm's weights or NULL */
+    float eps;
+    int gated; /* x is [m, 2 * width], gates first: silu(gate) * the other half is what is read */
+    size_t m, width;
+    x_block *out;
+    size_t *next;
+    int failed;
+} rounding;
+
+static void run_rounding(void *argument) {
+    rounding *job = argument;
+    size_t blocks = job->width / BLOCK;
+    float *row = NULL;
+    for (;;) {
+        size_t r = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
+        if (r >= job->m) break;
+        if (!row && (job->norm || job->gated) && !(row = malloc(job->width * sizeof *row))) {
+            __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+            break;
+        }
+        const float *from = job->x + r * job->width * (job->gated ? 2 : 1);
+        size_t group = r / TILE * TILE, size = job->m - group < TILE ? job->m - group : TILE;
+        if (job->norm) norm_row(from, job->norm, job->eps, job->width, row), from = row;
+        if (job->gated) {
+            domino_silu(from, job->width, row);
+            for (size_t i = 0; i < job->width; i++) row[i] *= from[job->width + i];
+            from = row;
+        }
+        for (size_t b = 0; b < blocks; b++)
+            quantize_block(from + b * BLOCK, job->out + group * blocks + b * size + (r - group));
+    }
+    free(row);
+}
+
+static size_t piece_of(size_t rows, unsigned threads) { /* small: a thread that is late keeps none waiting */
+    size_t tiles = (rows + ROWS - 1) / ROWS;
+    return threads > 1 ? (tiles + threads * 4 - 1) / (threads * 4) : tiles;
+}
+
 /* out = x @ weight.T + bias [+ residual], of normed x where a norm's weights are given. With `gated` the
  * first half of the weight's rows are gates: out [m, rows / 2] = silu(gate) * the other half. 0; or -1 where
  * there is no memory. */
 int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, const float *x, size_t m,
                   const float *norm, float eps, const float *bias, const float *residual, int gated,
                   float *out, unsigned threads, team parallel) {
-    size_t width = blocks * BLOCK;
+    size_t width = blocks * BLOCK, next[2] = {0, 0};
     x_block *rounded = malloc(m * blocks * sizeof *rounded + 1);
-    float *row = norm ? malloc(width * sizeof *row) : NULL;
     float *whole = gated ? malloc(m * rows * sizeof *whole + 1) : out;
-    int failed = !rounded || (norm && !row) || (gated && !whole);
+    int failed = !rounded || (gated && !whole);
     if (!failed) {
-        for (size_t r = 0; r < m; r++) {
-            const float *from = x + r * width;
-            size_t group = r / TILE * TILE, size = m - group < TILE ? m - group : TILE;
-            if (norm) norm_row(from, norm, eps, width, row), from = row;
-            for (size_t b = 0; b < blocks; b++)
-                quantize_block(from + b * BLOCK, rounded + group * blocks + b * size + (r - group));
-        }
-        size_t tiles = (rows + ROWS - 1) / ROWS;
-        work job = {kind, weight, rows, blocks, m, rounded, bias, residual, whole, tiles, 0};
-        /* pieces are small enough that a thread that is late keeps none waiting */
-        if (threads > 1) job.piece = (tiles + threads * 4 - 1) / (threads * 4);
-        run_all(run, &job, threads, parallel);
+        rounding rows_of_x = {x, norm, eps, 0, m, width, rounded, next, 0};
+        run_rounding(&rows_of_x);
+        failed = rows_of_x.failed;
+    }
+    if (!failed) {
+        work job = {kind, weight, rows, blocks, m, rounded, bias, residual, whole, rows,
+                    piece_of(rows, threads), next + 1};
+        run_all(run_product, &job, threads, parallel);
         for (size_t r = 0; gated && r < m; r++) {
             size_t half = rows / 2;
             const float *gate = whole + r * rows, *up = gate + half;
@@ -458,7 +500,7 @@ int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, c
         }
     }
     if (gated) free(whole);
-    free(row), free(rounded);
+    free(rounded);
     return failed ? -1 : 0;
 }
 
@@ -467,35 +509,60 @@ int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, c
 /* Rotary positions on new tokens' queries and keys [tokens, heads + 2 * kv_heads, size], normed before if
  * norms are given; keys and values go to their places in the caches [slots, kv heads, capacity, size], as far
  * as these reach. `places`: [tokens, 3], each one's slot, place there and position. */
+typedef struct {
+    const float *qkv;
+    size_t tokens, heads, kv_heads, size, capacity;
+    const float *q_norm, *k_norm;
+    float eps;
+    const float *cos, *sin;
+    const int64_t *places;
+    float *query, *keys, *values;
+    size_t *next;
+} rotation;
+
+static void rotate_token(const rotation *job, size_t t) {
+    const size_t heads = job->heads, kv_heads = job->kv_heads, size = job->size, half = size / 2;
+    float normed[size];
+    const float *from = job->qkv + t * (heads + 2 * kv_heads) * size;
+    const int64_t *own = job->places + 3 * t;
+    const float *c = job->cos + (size_t)own[2] * size, *s = job->sin + (size_t)own[2] * size;
+    size_t slot = (size_t)own[0], place = (size_t)own[1];
+    for (size_t h = 0; h < heads + 2 * kv_heads; h++, from += size) {
+        int value = h >= heads + kv_heads;
+        size_t kv = h - heads - (value ? kv_heads : 0);
+        if (h >= heads && place >= job->capacity) continue;
+        float *to = h < heads ? job->query + (t * heads + h) * size
+                              : (value ? job->values : job->keys) +
+                                    ((slot * kv_heads + kv) * job->capacity + place) * size;
+        if (value) {
+            memcpy(to, from, size * sizeof(float));
+            continue;
+        }
+        const float *norm = h < heads ? job->q_norm : job->k_norm, *x = from;
+        if (norm) norm_row(from, norm, job->eps, size, normed), x = normed;
+        for (size_t i = 0; i < half; i++) {
+            to[i] = x[i] * c[i] + -x[i + half] * s[i];
+            to[i + half] = x[i + half] * c[i + half] + x[i] * s[i + half];
+        }
+    }
+}
+
+static void run_rotation(void *argument) {
+    rotation *job = argument;
+    for (;;) {
+        size_t t = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
+        if (t >= job->tokens) return;
+        rotate_token(job, t);
+    }
+}
+
 void domino_rotate(const float *qkv, size_t tokens, size_t heads, size_t kv_heads, size_t size,
                    const float *q_norm, const float *k_norm, float eps, const float *cos, const float *sin,
                    const int64_t *places, size_t capacity, float *query, float *keys, float *values) {
-    float normed[1024]; /* the widest head, checked by the caller */
-    size_t half = size / 2;
-    for (size_t t = 0; t < tokens; t++) {
-        const float *from = qkv + t * (heads + 2 * kv_heads) * size;
-        const int64_t *own = places + 3 * t;
-        const float *c = cos + (size_t)own[2] * size, *s = sin + (size_t)own[2] * size;
-        size_t slot = (size_t)own[0], place = (size_t)own[1];
-        for (size_t h = 0; h < heads + 2 * kv_heads; h++, from += size) {
-            size_t kv = h - heads;
-            int value = h >= heads + kv_heads;
-            if (value) kv -= kv_heads;
-            if (h >= heads && place >= capacity) continue;
-            float *to = h < heads ? query + (t * heads + h) * size
-                                  : (value ? values : keys) + ((slot * kv_heads + kv) * capacity + place) * size;
-            if (value) {
-                memcpy(to, from, size * sizeof(float));
-                continue;
-            }
-            const float *norm = h < heads ? q_norm : k_norm, *x = from;
-            if (norm) norm_row(from, norm, eps, size, normed), x = normed;
-            for (size_t i = 0; i < half; i++) {
-                to[i] = x[i] * c[i] + -x[i + half] * s[i];
-                to[i + half] = x[i + half] * c[i + half] + x[i] * s[i + half];
-            }
-        }
-    }
+    size_t next = 0;
+    rotation job = {qkv, tokens, heads, kv_heads, size, capacity, q_norm, k_norm, eps,
+                    cos, sin, places, query, keys, values, &next};
+    run_rotation(&job);
 }
 
 typedef struct {
@@ -505,9 +572,30 @@ typedef struct {
     const int64_t *spans; /* [tokens, 5]: slot, first and end of what is seen, where extras begin, how many */
     const int32_t *extras; /* more places, after those */
     float scale, *out; /* [tokens, heads, size] */
-    size_t longest, next; /* places that a token sees at most; the first pair of token and head nobody has */
+    size_t longest; /* places that a token sees at most, and room */
+    size_t *next; /* the first pair of token and head that no thread has */
     int failed;
 } attention;
+
+/* `parts` times `width` columns of the values, weighed by a row of scores. */
+ALWAYS void mix(int parts, size_t width, const float *row, const float *values, const int64_t *span,
+                const int32_t *extras, size_t before, size_t count, size_t size, float sum, float *out) {
+    const f16v zero = {0};
+    f16v mixed[4] = {zero, zero, zero, zero};
+    for (size_t j = 0; j < count; j++) {
+        size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
+        const float *value = values + place * size;
+        for (int p = 0; p < parts; p++) {
+            f16v own = zero;
+            memcpy(&own, value + 16 * p, width * sizeof(float));
+            mixed[p] = multiply_add(zero + row[j], own, mixed[p]);
+        }
+    }
+    for (int p = 0; p < parts; p++) {
+        f16v done = mixed[p] / sum;
+        memcpy(out + 16 * p, &done, width * sizeof(float));
+    }
+}
 
 /* One head's queries of one token: `group` of them, over the same keys. */
 static void attend_group(const attention *job, size_t token, size_t kv, float *scores) {
@@ -543,26 +631,22 @@ static void attend_group(const attention *job, size_t token, size_t kv, float *s
             parts += part;
         }
         sum = total(parts);
-        for (size_t i = 0; i < size; i += 16) {
-            size_t bytes = size - i < 16 ? (size - i) * sizeof(float) : sizeof(f16v);
-            f16v mixed = {0};
-            for (size_t j = 0; j < count; j++) {
-                size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
-                f16v value = {0}, weight = {0};
-                memcpy(&value, job->values + base + place * size + i, bytes);
-                mixed = multiply_add(weight + row[j], value, mixed);
-            }
-            mixed /= sum;
-            memcpy(out + g * size + i, &mixed, bytes);
+        for (size_t i = 0; i < size;) { /* as many columns at a time as stay in registers */
+            size_t width = size - i >= 64 ? 64 : size - i >= 16 ? 16 : size - i;
+            const float *values = job->values + base + i;
+            if (width == 64) mix(4, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
+            else if (width == 16) mix(1, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
+            else mix(1, width, row, values, span, extras, before, count, size, sum, out + g * size + i);
+            i += width;
         }
     }
 }
 
-static void attend(void *argument) {
+static void run_attention(void *argument) {
     attention *job = argument;
     float *scores = NULL;
     for (;;) {
-        size_t pair = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
+        size_t pair = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
         if (pair >= job->tokens * job->kv_heads) break;
         if (!scores) scores = malloc(job->heads / job->kv_heads * job->longest * sizeof *scores + 1);
         if (!scores) {
@@ -574,17 +658,175 @@ static void attend(void *argument) {
     free(scores);
 }
 
+static size_t longest_of(const int64_t *spans, size_t tokens) {
+    size_t longest = 0;
+    for (size_t t = 0; t < tokens; t++) {
+        size_t count = (size_t)(spans[5 * t + 2] - spans[5 * t + 1] + spans[5 * t + 4]);
+        longest = count > longest ? count : longest;
+    }
+    return (longest + 31) / 16 * 16;
+}
+
 int domino_attend(const float *query, const float *keys, const float *values, size_t slot_stride,
                   size_t head_stride, size_t tokens, size_t heads, size_t kv_heads, size_t size,
                   const int64_t *spans, const int32_t *extras, float scale, float *out, unsigned threads,
                   team parallel) {
-    attention job = {query, keys, values, slot_stride, head_stride, tokens, heads, kv_heads,
-                     size, spans, extras, scale, out, 0, 0, 0};
-    for (size_t t = 0; t < tokens; t++) {
-        size_t count = (size_t)(spans[5 * t + 2] - spans[5 * t + 1] + spans[5 * t + 4]);
-        job.longest = count > job.longest ? count : job.longest;
-    }
-    job.longest = (job.longest + 31) / 16 * 16;
-    run_all(attend, &job, threads, parallel);
+    size_t next = 0;
+    attention job = {query, keys, values, slot_stride, head_stride, tokens, heads, kv_heads, size,
+                     spans, extras, scale, out, longest_of(spans, tokens), &next, 0};
+    run_all(run_attention, &job, threads, parallel);
     return job.failed ? -1 : 0;
+}
+
+/* ---- all layers of a model in one call ------------------------------------------------------------ */
+
+typedef struct { int kind; const uint8_t *tiles; size_t rows; } matrix;
+
+typedef struct { /* a pre-norm layer; what is NULL is not there, parts of no rows neither */
+    const float *input_norm, *qkv_bias, *q_norm, *k_norm, *out_bias, *post_norm;
+    matrix qkv[3], out, gate_up[2], down; /* whole ones are their first part */
+    float *keys, *values;
+    const int64_t *spans;
+    const int32_t *extras;
+    float *captured; /* where the layer's output is wanted too, or NULL */
+} layer;
+
+typedef struct {
+    size_t layers, hidden, inner, heads, kv_heads, size, capacity, captured_stride;
+    float eps, scale;
+    const float *cos, *sin;
+    const int64_t *places; /* [tokens, 3] */
+    float *x; /* [tokens, hidden]: what goes in, and what comes out */
+    size_t tokens;
+} stack;
+
+typedef struct {
+    const layer *layers;
+    const stack *shape;
+    unsigned threads; /* asked for */
+    team parallel;
+    int (*team_size)(void); /* omp_get_num_threads, where `parallel` is given */
+    size_t *counters; /* one a step */
+    size_t longest, arrived, generation;
+    x_block *rounded;
+    float *qkv, *query, *mixed, *gates;
+    int failed;
+} forward;
+
+static void wait_for_all(forward *run, size_t size) {
+    size_t now = __atomic_load_n(&run->generation, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&run->arrived, 1, __ATOMIC_ACQ_REL) == size) {
+        __atomic_store_n(&run->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&run->generation, now + 1, __ATOMIC_RELEASE);
+        return;
+    }
+    for (unsigned spins = 0; __atomic_load_n(&run->generation, __ATOMIC_ACQUIRE) == now; spins++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+        if (spins > 1 << 14) sched_yield(); /* a thread that the system has stopped */
+    }
+}
+
+/* Each thread of a team walks the same steps and waits for the others after each; without a team each step
+ * starts threads of its own. */
+typedef struct {
+    forward *run;
+    size_t team; /* its size, or 0 */
+    size_t *next; /* the next step's counter */
+} walker;
+
+static void step(walker *self, task work, void *job) {
+    if (!self->team) run_all(work, job, self->run->threads, self->run->parallel);
+    else work(job), wait_for_all(self->run, self->team);
+}
+
+static void round_rows(walker *self, const float *x, const float *norm, int gated, size_t width) {
+    const stack *shape = self->run->shape;
+    rounding job = {x, norm, shape->eps, gated, shape->tokens, width, self->run->rounded, self->next++, 0};
+    step(self, run_rounding, &job);
+    if (job.failed) __atomic_store_n(&self->run->failed, 1, __ATOMIC_RELAXED);
+}
+
+/* Of the rows rounded last, by matrices whose rows follow each other: out is [tokens, stride]. */
+static void multiply_rows(walker *self, const matrix *parts, size_t count, size_t width, const float *bias,
+                          const float *residual, float *out, size_t stride) {
+    forward *run = self->run;
+    for (size_t p = 0, at = 0; p < count && parts[p].rows; at += parts[p++].rows) {
+        int last = p + 1 == count || !parts[p + 1].rows;
+        work job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, run->shape->tokens, run->rounded,
+                    bias ? bias + at : NULL, residual, out + at, stride,
+                    piece_of(parts[p].rows, run->threads), self->next++};
+        if (self->team && !last) run_product(&job); /* nothing reads it before the others are done */
+        else step(self, run_product, &job);
+    }
+}
+
+static void walk_layer(walker *self, const layer *own) {
+    forward *run = self->run;
+    const stack *shape = run->shape;
+    const size_t m = shape->tokens, heads = shape->heads, kv_heads = shape->kv_heads, size = shape->size;
+    const size_t width = heads * size, hidden = shape->hidden, slot = shape->capacity * size;
+    round_rows(self, shape->x, own->input_norm, 0, hidden);
+    multiply_rows(self, own->qkv, 3, hidden, own->qkv_bias, NULL, run->qkv, width + 2 * kv_heads * size);
+    rotation turn = {run->qkv, m, heads, kv_heads, size, shape->capacity, own->q_norm, own->k_norm, shape->eps,
+                     shape->cos, shape->sin, shape->places, run->query, own->keys, own->values, self->next++};
+    step(self, run_rotation, &turn);
+    attention attend = {run->query, own->keys, own->values, kv_heads * slot, slot, m, heads, kv_heads, size,
+                        own->spans, own->extras, shape->scale, run->mixed, run->longest, self->next++, 0};
+    step(self, run_attention, &attend);
+    if (attend.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
+    round_rows(self, run->mixed, NULL, 0, width);
+    multiply_rows(self, &own->out, 1, width, own->out_bias, shape->x, shape->x, hidden);
+    round_rows(self, shape->x, own->post_norm, 0, hidden);
+    multiply_rows(self, own->gate_up, 2, hidden, NULL, NULL, run->gates, 2 * shape->inner);
+    round_rows(self, run->gates, NULL, 1, shape->inner);
+    multiply_rows(self, &own->down, 1, shape->inner, NULL, shape->x, shape->x, hidden);
+    size_t *next = self->next++;
+    if (!own->captured) return;
+    for (size_t r; (r = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < m;) /* what comes next reads x, too */
+        memcpy(own->captured + r * shape->captured_stride, shape->x + r * hidden, hidden * sizeof(float));
+}
+
+static void walk(forward *run, size_t team) {
+    walker self = {run, team, run->counters};
+    for (size_t i = 0; i < run->shape->layers; i++) walk_layer(&self, run->layers + i);
+}
+
+static void walk_in_team(void *argument) {
+    forward *run = argument;
+    walk(run, (size_t)run->team_size());
+}
+
+/* The layers' output in place of their input; 0, or -1 where there is no memory. */
+int domino_forward(const layer *layers, const stack *shape, unsigned threads, team parallel,
+                   int (*team_size)(void)) {
+    enum { STEPS = 16 };
+    const size_t m = shape->tokens, width = shape->heads * shape->size;
+    const size_t joined = width + 2 * shape->kv_heads * shape->size;
+    size_t widest = shape->inner > width ? shape->inner : width;
+    if (shape->hidden > widest) widest = shape->hidden;
+    forward run = {.layers = layers, .shape = shape, .threads = threads, .parallel = parallel, .team_size = team_size};
+    for (size_t i = 0; i < shape->layers; i++) {
+        size_t longest = longest_of(layers[i].spans, m);
+        if (longest > run.longest) run.longest = longest;
+    }
+    run.counters = calloc(shape->layers * STEPS + 1, sizeof *run.counters);
+    run.rounded = malloc(m * widest / BLOCK * sizeof *run.rounded + 1);
+    run.qkv = malloc(m * joined * sizeof(float) + 1);
+    run.query = malloc(m * width * sizeof(float) + 1);
+    run.mixed = malloc(m * width * sizeof(float) + 1);
+    run.gates = malloc(m * 2 * shape->inner * sizeof(float) + 1);
+    run.failed = !run.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
+    if (!run.failed) {
+#ifndef __APPLE__
+        if (threads > 1 && parallel && team_size) parallel(walk_in_team, &run, threads, 0);
+        else
+#endif
+            walk(&run, 0);
+    }
+    free(run.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
+    return run.failed ? -1 : 0;
 }

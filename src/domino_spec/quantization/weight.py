@@ -11,6 +11,7 @@ from domino_spec.errors import CheckpointError
 from domino_spec.quantization import reference
 from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.reference import BLOCK, FORMS, KINDS, ROUNDS, Kind, Unpacked
+from domino_spec.quantization.rows import gate_rows
 from domino_spec.quantization.tiles import TILE, tiled, tiles_of, untiled
 
 
@@ -104,10 +105,7 @@ class QuantizedWeight:
         done = done.view(*x.shape[:-1], self.shape[0])
         if residual is not None:
             done = residual + done
-        if gated:
-            gate, up = done.chunk(2, dim=-1)
-            done = reference.silu(gate) * up
-        return done.to(x.dtype)
+        return (gate_rows(done) if gated else done).to(x.dtype)
 
     def __getitem__(self, rows: Tensor | slice) -> QuantizedWeight:
         """Rows chosen, or in another order; none is rounded anew. Whole tiles are a view."""
@@ -137,3 +135,39 @@ class QuantizedWeight:
 
     def __repr__(self) -> str:
         return f"QuantizedWeight({self.kind}, {self.shape[0]} x {self.shape[1]})"
+
+
+class Parts:
+    """Matrices of several kinds that are read together, the rows of one after another."""
+
+    def __init__(self, parts: Sequence[QuantizedWeight]) -> None:
+        self.parts = tuple(parts)
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def linear(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        residual: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """`QuantizedWeight.linear`, of all rows."""
+        done = torch.cat([part.linear(x, norm=norm, eps=eps) for part in self.parts], dim=-1)
+        if bias is not None:
+            done += bias
+        if residual is not None:
+            done = residual + done
+        return gate_rows(done) if gated else done
+
+
+Quantized = QuantizedWeight | Parts
+"""A matrix in blocks, whose product takes norm, residual and gate along."""
+
+
+def parts_of(weight: Quantized) -> tuple[QuantizedWeight, ...]:
+    """Those of one kind."""
+    return weight.parts if isinstance(weight, Parts) else (weight,)

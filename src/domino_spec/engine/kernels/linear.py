@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.few_rows import padded, takes
-from domino_spec.engine.kernels.packing import Quantized, Table, Weight, product
+from domino_spec.engine.kernels.packing import Table, Weight, product
 from domino_spec.engine.kernels.pointwise import (
     gate,
     gate_reference,
@@ -30,6 +30,7 @@ from domino_spec.engine.kernels.pointwise import (
     weigh,
 )
 from domino_spec.engine.kernels.runtime import usable
+from domino_spec.quantization.weight import Quantized
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.quantization import QuantizedWeight
-from domino_spec.quantization.rows import gate_rows
+from domino_spec.quantization.weight import Quantized
 
 SMALL = 1 << 16
 """Elements of a weight that is not worth packing: a packed product costs 40 us before it begins,
@@ -42,35 +41,6 @@ class Packed:
         return done
 
 
-class Parts:
-    """Quantised matrices of several kinds that are read together, the rows of one after another."""
-
-    def __init__(self, parts: Sequence[QuantizedWeight]) -> None:
-        self.parts = tuple(parts)
-        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        self.nbytes = sum(part.nbytes for part in parts)
-
-    def linear(
-        self,
-        x: Tensor,
-        bias: Tensor | None = None,
-        *,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
-        residual: Tensor | None = None,
-        gated: bool = False,
-    ) -> Tensor:
-        """`QuantizedWeight.linear`, of all rows."""
-        done = torch.cat([part.linear(x, norm=norm, eps=eps) for part in self.parts], dim=-1)
-        if bias is not None:
-            done += bias
-        if residual is not None:
-            done = residual + done
-        return gate_rows(done) if gated else done
-
-
-Quantized = QuantizedWeight | Parts
-"""A matrix in blocks, whose product takes norm, residual and gate along."""
 Table = Tensor | QuantizedWeight
 """A matrix whose rows are looked up: an embedding."""
 Weight = Tensor | Packed | Quantized

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -12,6 +13,8 @@ from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, linear_then_norm
 from domino_spec.engine.models.base import InferenceModel, Shape
 from domino_spec.engine.weights import LayerWeights, adopt_layer
+from domino_spec.quantization.compiled import kernel
+from domino_spec.quantization.stack import Stack
 
 
 def run_layer(
@@ -70,6 +73,28 @@ class LlamaModel(InferenceModel):
     def embed(self, tokens: Tensor) -> Normed:
         """Embeddings, normed for the first layer."""
         return embedded(tokens, self.embedding, self.norm_after(-1), self.shape.eps)
+
+    def run_layers(
+        self, states: Normed, metadata: AttentionMetadata, outputs: dict[int, Tensor]
+    ) -> Normed | Tensor:
+        """In one call where a compiled kernel can: of quantised weights."""
+        if (stack := self._stack) is None:
+            return super().run_layers(states, metadata, outputs)
+        rows = states.rows.contiguous()
+        tokens = metadata.each_alone(self.cache.capacity, len(self.rotary[0]))
+        inner = {layer: rows for layer, rows in outputs.items() if layer < len(self.layers)}
+        stack.run(
+            rows, self.cache.layers, self.rotary, tokens.places,
+            [tokens.seen(window) for window in self.shape.windows], inner,
+        )  # fmt: skip
+        return Normed(rows, self.norm, self.shape.eps)
+
+    @cached_property
+    def _stack(self) -> Stack | None:
+        compiled = kernel() if self.shape.each_alone else None
+        if compiled is None or type(self).run_layer is not LlamaModel.run_layer:
+            return None
+        return Stack(compiled, cast("Any", self.layers), eps=self.shape.eps, scale=self.shape.scale)
 
     def run_layer(
         self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
