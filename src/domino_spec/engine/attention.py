@@ -97,10 +97,10 @@ def run_attention(
     """Keys and values stored, then attention over cache and new tokens: [tokens, width]."""
     batch, keys, values = len(metadata.slots), *cache
     if shape.each_alone:
-        assert causal
         return _attend_each(
-            qkv, cache, rotary, metadata, shape, norms=(q_norm, k_norm), window=window
-        )
+            qkv, cache, rotary, metadata, shape, norms=(q_norm, k_norm), causal=causal,
+            window=window,
+        )  # fmt: skip
     if _attends_over_views(qkv, shape):
         host = metadata.on_host(rotary, qkv.dtype)
         heads = qkv.view(batch, metadata.count, -1, shape.head_dim)
@@ -137,6 +137,7 @@ def _attend_each(
     shape: Shape,
     *,
     norms: tuple[Tensor | None, Tensor | None],
+    causal: bool,
     window: int | None,
 ) -> Tensor:
     """Each token alone, over the very keys it sees: [tokens, heads * head_dim].
@@ -154,7 +155,7 @@ def _attend_each(
             metadata.starts, heads=shape.heads, q_norm=norms[0], k_norm=norms[1], eps=shape.eps,
             positions=metadata.positions,
         ).flatten(0, 1)  # fmt: skip
-    return attend_rows(query, *cache, tokens.seen(window), shape.scale)
+    return attend_rows(query, *cache, tokens.seen(causal, window), shape.scale)
 
 
 def store_context(
@@ -294,7 +295,7 @@ class Spans:
 
 
 class EachAlone:
-    """Where new tokens go and what they see, for a causal model that computes each alone."""
+    """Where new tokens go and what they see, for a model that computes each alone."""
 
     def __init__(self, metadata: AttentionMetadata, capacity: int, table: int) -> None:
         count, self._capacity = metadata.count, capacity
@@ -307,21 +308,24 @@ class EachAlone:
         )  # [tokens, 3]
         self._mask = None if metadata.ancestors is None else ancestor_mask(metadata.ancestors)
         self._starts, self._count = metadata.starts.tolist(), count
-        self._seen: dict[int | None, Seen] = {}
+        self._seen: dict[tuple[bool, int | None], Seen] = {}
 
-    def seen(self, window: int | None) -> Seen:
-        """The slot's old tokens and of the new ones those up to itself, or those on its branch."""
-        if window not in self._seen:
-            self._seen[window] = self._find(window)
-        return self._seen[window]
+    def seen(self, causal: bool, window: int | None) -> Seen:
+        """The old tokens, and of the new ones those up to itself or on its branch, or all."""
+        if (causal, window) not in self._seen:
+            self._seen[causal, window] = self._find(causal, window)
+        return self._seen[causal, window]
 
-    def _find(self, window: int | None) -> Seen:
+    def _find(self, causal: bool, window: int | None) -> Seen:
         spans, extras = [], []
         for token, (slot, place, _) in enumerate(self.places.tolist()):
             row, step = divmod(token, self._count)
             start, branch = self._starts[row], []
             if self._mask is None:
-                end = min(place + 1, self._capacity)
+                reach = place + 1 if causal else start + self._count
+                if not causal and window is not None:
+                    reach = min(reach, place + window)
+                end = min(reach, self._capacity)
             else:  # its tokens are in the order of their positions
                 own = self._mask[row, step].nonzero()[:, 0].tolist()
                 branch = [start + each for each in own if start + each < self._capacity]
@@ -329,7 +333,8 @@ class EachAlone:
             first = 0
             if window is not None:
                 branch = branch[-window:]
-                first = max(end + len(branch) - window, 0)
+                newest = end + len(branch) if causal else place + 1
+                first = max(newest - window, 0)
             spans.append((slot, first, end))
             extras.append(branch)
         return Seen.of(spans, extras)

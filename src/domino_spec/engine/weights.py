@@ -35,6 +35,15 @@ class LayerTensors:
         }
         return replace(self, **matrices)  # type: ignore[type-var]
 
+    def quantized(self) -> Self:
+        """With matrices in blocks of 8 bits."""
+        matrices = {
+            name: QuantizedWeight.quantize(value, "Q8_0")
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and value.dim() == 2
+        }
+        return replace(self, **matrices)  # type: ignore[type-var]
+
 
 T = TypeVar("T", bound=LayerTensors)
 

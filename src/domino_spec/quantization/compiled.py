@@ -63,6 +63,9 @@ class Kernel:
         )  # fmt: skip
         self._linear.restype = self._attend.restype = ctypes.c_int
         self._norm.restype = self._silu.restype = self._rotate.restype = None
+        self._rows = library.domino_rows
+        self._rows.argtypes = (ctypes.c_int, pointer, size, pointer, size, pointer)
+        self._rows.restype = None
         self._forward = library.domino_forward
         self._forward.argtypes = (pointer, pointer, *threads, pointer)
         self._forward.restype = ctypes.c_int
@@ -97,6 +100,18 @@ class Kernel:
         )  # fmt: skip
         if failed:
             raise MemoryError(f"no memory to round {m} rows of {blocks * BLOCK} numbers: ask fewer")
+        return out
+
+    def rows(self, tiles: Tensor, kind: Kind, rows: Tensor) -> Tensor:
+        """Float32 [..., columns] of some rows [...], to the last bit."""
+        form = FORMS[kind]
+        rows = rows.contiguous()
+        out = torch.empty(*rows.shape, tiles.shape[1] * form.size)
+        blocks = tiles.shape[1] * form.size // BLOCK
+        self._rows(
+            KINDS.index(kind), tiles.data_ptr(), blocks, rows.data_ptr(), rows.numel(),
+            out.data_ptr(),
+        )  # fmt: skip
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

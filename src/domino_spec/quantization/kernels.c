@@ -52,7 +52,6 @@ typedef void (*team)(task, void *, unsigned, unsigned);
 
 /* ---- what differs between processors ------------------------------------------------------------ */
 
-#if defined(DOMINO_SCALAR)
 ALWAYS float half(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7fff, whole;
     float value;
@@ -68,7 +67,6 @@ ALWAYS float half(uint16_t bits) {
     memcpy(&value, &whole, 4);
     return value;
 }
-#endif
 
 /* float16 of LANES rows */
 ALWAYS fv halves(const uint8_t *from) {
@@ -430,6 +428,43 @@ static void run_all(task work, void *argument, unsigned threads, team parallel) 
     if (threads > 1 && parallel) parallel(work, argument, threads, 0);
 #endif
     work(argument); /* what is left: all of it, where no threads ran */
+}
+
+/* Rows of a weight, as they are: an embedding's. */
+void domino_rows(int kind, const uint8_t *weight, size_t blocks, const int64_t *rows, size_t count, float *out) {
+    const int bits = FORMS[kind].bits, split = kind == Q6_K;
+    const size_t sized = blocks / (size_t)FORMS[kind].blocks, header = header_bytes(kind);
+    const size_t bytes = header + (size_t)FORMS[kind].blocks * block_bytes(kind);
+    for (size_t r = 0; r < count; r++) {
+        const size_t lane = (size_t)rows[r] % ROWS;
+        const uint8_t *from = weight + (size_t)rows[r] / ROWS * sized * bytes;
+        for (size_t b = 0; b < sized; b++, from += bytes) {
+            const float whole = half(LOAD(uint16_t, from + 2 * lane));
+            const float least = FORMS[kind].minimum ? half(LOAD(uint16_t, from + 2 * ROWS + 2 * lane)) : 0;
+            const uint8_t *block = from + header;
+            for (int s = 0; s < FORMS[kind].blocks; s++, block += block_bytes(kind), out += BLOCK) {
+                float scale[2] = {whole, whole}, minimum = least;
+                const uint8_t *numbers = block;
+                if (FORMS[kind].factors) {
+                    uint8_t first = block[lane], second = block[ROWS + lane];
+                    scale[0] *= split ? (float)(int8_t)first : (float)first;
+                    scale[1] = split ? whole * (float)(int8_t)second : scale[0];
+                    minimum = -(least * (float)second);
+                    numbers += 2 * ROWS;
+                }
+                const uint8_t *high = numbers + 4 * CHUNK + 4 * lane;
+                for (size_t i = 0; i < BLOCK; i++) {
+                    size_t c = i / 4, place = (bits == 8 ? c : c % 4) * CHUNK + 4 * lane + i % 4;
+                    int number = numbers[place];
+                    if (bits < 8) number = c < 4 ? number & 15 : number >> 4;
+                    if (bits == 5) number |= (high[i % 4] >> c & 1) << 4;
+                    if (bits == 6) number |= (high[c / 4 * CHUNK + i % 4] >> (2 * (c % 4)) & 3) << 4;
+                    float value = scale[i / 16] * (float)(number - FORMS[kind].offset);
+                    out[i] = FORMS[kind].minimum ? value + minimum : value;
+                }
+            }
+        }
+    }
 }
 
 typedef struct { /* rows of x on their way into a product */

@@ -66,7 +66,12 @@ class QuantizedWeight:
 
     def dequantize(self, rows: Tensor | None = None) -> Tensor:
         """Float32 [rows, columns], or [..., columns] of some rows [...]: an embedding's lookup."""
-        return reference.dequantize(self.unpack(rows), self.kind)
+        compiled = kernel()
+        if rows is None or compiled is None or rows.dtype is not torch.int64:
+            return reference.dequantize(self.unpack(rows), self.kind)
+        if rows.numel() and not 0 <= rows.amin() <= rows.amax() < self.shape[0]:
+            raise IndexError(f"found rows outside 0 .. {self.shape[0] - 1}, the weight's")
+        return compiled.rows(self.tiles, self.kind, rows)
 
     def linear(
         self,

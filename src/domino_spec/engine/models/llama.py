@@ -42,6 +42,33 @@ def run_layer(
     return run_rest(mixed, states.rows, weights, shape, norm=norm, out=out)
 
 
+def stack_of(layers: Sequence[LayerWeights], shape: Shape) -> Stack | None:
+    """Such layers as one call computes them; None where that cannot be, as for plain weights."""
+    compiled = kernel() if shape.each_alone else None
+    if compiled is None:
+        return None
+    return Stack(compiled, cast("Any", layers), eps=shape.eps, scale=shape.scale)
+
+
+def run_stack(
+    stack: Stack,
+    states: Normed,  # [tokens, hidden], whose rows are written over
+    cache: tuple[Tensor, Tensor],  # of all layers
+    rotary: tuple[Tensor, Tensor],
+    metadata: AttentionMetadata,
+    shape: Shape,
+    *,
+    causal: Sequence[bool],  # of each layer
+    outputs: dict[int, Tensor],
+) -> Tensor:
+    """`run_layer` of every layer: [tokens, hidden] after the last."""
+    rows = states.rows.contiguous()
+    tokens = metadata.each_alone(cache[0].shape[3], len(rotary[0]))
+    seen = [tokens.seen(*each) for each in zip(causal, shape.windows, strict=True)]
+    stack.run(rows, cache, rotary, tokens.places, seen, outputs)
+    return rows
+
+
 def run_rest(
     mixed: Tensor,  # [tokens, heads * head_dim]
     residual: Tensor,  # [tokens, hidden]
@@ -80,21 +107,17 @@ class LlamaModel(InferenceModel):
         """In one call where a compiled kernel can: of quantised weights."""
         if (stack := self._stack) is None:
             return super().run_layers(states, metadata, outputs)
-        rows = states.rows.contiguous()
-        tokens = metadata.each_alone(self.cache.capacity, len(self.rotary[0]))
         inner = {layer: rows for layer, rows in outputs.items() if layer < len(self.layers)}
-        stack.run(
-            rows, self.cache.layers, self.rotary, tokens.places,
-            [tokens.seen(window) for window in self.shape.windows], inner,
+        rows = run_stack(
+            stack, states, self.cache.layers, self.rotary, metadata, self.shape,
+            causal=[True] * len(self.layers), outputs=inner,
         )  # fmt: skip
         return Normed(rows, self.norm, self.shape.eps)
 
     @cached_property
     def _stack(self) -> Stack | None:
-        compiled = kernel() if self.shape.each_alone else None
-        if compiled is None or type(self).run_layer is not LlamaModel.run_layer:
-            return None
-        return Stack(compiled, cast("Any", self.layers), eps=self.shape.eps, scale=self.shape.scale)
+        composed = type(self).run_layer is not LlamaModel.run_layer
+        return None if composed else stack_of(self.layers, self.shape)
 
     def run_layer(
         self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
