@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from mmap import mmap
+
 import torch
 from torch import Tensor
 
 from domino_spec.engine.kernels.compact import compact
+
+
+def zeros_in_use(shape: tuple[int, ...], *, like: Tensor) -> Tensor:
+    """Zeros; on a CPU the system gives memory to those alone that are written."""
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or not size:
+        return like.new_zeros(shape)
+    return torch.frombuffer(mmap(-1, size), dtype=like.dtype).view(shape)
 
 
 class SlotCache:
@@ -36,7 +47,7 @@ class SlotCache:
         self.free()
         shape = (self._layers, 2, slots, self._kv_heads, capacity, self._head_dim)
         # Zeros, not garbage: a masked NaN would still poison a product.
-        self._states = self._states.new_zeros(shape)
+        self._states = zeros_in_use(shape, like=self._states)
 
     def free(self) -> None:
         """No slots at all: their memory is given back."""
@@ -93,7 +104,7 @@ class SlotStates:
         """Empty slots; the old ones' memory is given back first."""
         self.capacity = capacity
         self.free()
-        self._states = self._states.new_zeros((slots, capacity, *self._shape))
+        self._states = zeros_in_use((slots, capacity, *self._shape), like=self._states)
 
     def free(self) -> None:
         """No slots at all: their memory is given back."""

@@ -164,8 +164,6 @@ def load_blocks(path: Path, config: Any) -> Any:
     decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config)  # not in the file
     metadata, tensors = gguf_tensors(path)
     permuted = metadata.get("general.architecture") == _PERMUTED
-    # Mapped privately: PyTorch wants memory that could be written. Weights are copies of it.
-    data = np.memmap(path, mode="c")
     heads = {
         "attn_q": int(config.num_attention_heads),
         "attn_k": int(config.num_key_value_heads),
@@ -181,7 +179,7 @@ def load_blocks(path: Path, config: Any) -> Any:
         if permuted and part in heads:
             order = _row_order(tensor.shape[0], heads[part])
         kind = gguf.GGMLQuantizationType(tensor.kind)
-        stored = _rows(data, tensor, kind)
+        stored = _rows(path, tensor, kind)
         if suffix == "weight" and len(tensor.shape) == 2:
             _put_matrix(model, place, _blocks(stored, kind.name, order, requantized))
         else:
@@ -218,14 +216,15 @@ def _row_order(rows: int, heads: int) -> Tensor:
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
 
 
-def _rows(data: Any, tensor: StoredTensor, kind: Any) -> Any:
+def _rows(path: Path, tensor: StoredTensor, kind: Any) -> Any:
     """The file's bytes of a tensor, [rows, bytes of a row]."""
     import gguf
 
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     rows = math.prod(tensor.shape[:-1])
     width = tensor.shape[-1] // numbers * size
-    return data[tensor.start : tensor.start + rows * width].reshape(rows, width)
+    stored = np.fromfile(path, dtype=np.uint8, count=rows * width, offset=tensor.start)
+    return stored.reshape(rows, width)
 
 
 def _unpacked(stored: Any, kind: str) -> Tensor:
