@@ -43,8 +43,9 @@ def hopeless() -> Drafter:
 
 
 def make_run(
-    engine="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), **settings
-) -> HeadToHead:
+    engine="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), against=(),
+    **settings,
+) -> HeadToHead:  # fmt: skip
     target = own(_target())
     methods = [PlainDecoding(), *(methods or [knowing()])]
     sets = sets or [prompt_set()]
@@ -65,6 +66,7 @@ def make_run(
         methods=methods,
         prompts={found.name: found for found in sets},
         cells=how.cells([found.name for found in sets]),
+        against=against,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domino_spec.bench.settings import LLAMA_CPP
 from domino_spec.bench.statistics import Interval
 from domino_spec.bench.summary import CellSummary, Line, RunSummary
 
@@ -28,6 +29,7 @@ KINDS = {
     "markov": "Markov head",
     "medusa": "Medusa, drafting a chain",
     "eagle3": "EAGLE-3, drafting a chain",
+    LLAMA_CPP: "another implementation",
 }
 """What a kind is called; the last two are published with trees; here every method verifies one
 chain."""
@@ -56,13 +58,31 @@ def how_measured(run: RunSummary) -> str:
     count = settings["repeats"]
     repeats = "one run" if count == 1 else f"the median of {count} runs"
     sampled = any(temperature for temperature, _ in run.points)
+    others = _other_implementations(run)
     accept = f" Sampled drafts are accepted by the {settings['accept']} rule." if sampled else ""
     return (
-        f"{target['name']}, {target['dtype']} on {target['device']}; all methods on "
-        f"{_LOOPS[settings['engine']]}. Up to {settings['max_new_tokens']} new tokens; {repeats} a "
-        f"prompt, methods in turns on each batch after {settings['warm_up']} to warm up; 95% "
-        "bootstrap intervals over prompts (over batches where prompts share one)."
-        f"{depth}{accept}"
+        f"{target['name']}, {target['dtype']} on {target['device']}; "
+        f"{'our' if others else 'all'} methods on {_LOOPS[settings['engine']]}.{others} Up to "
+        f"{settings['max_new_tokens']} new tokens; {repeats} a prompt, methods in turns on each "
+        f"batch after {settings['warm_up']} to warm up; 95% bootstrap intervals over prompts (over "
+        f"batches where prompts share one).{depth}{accept}"
+    )
+
+
+def _other_implementations(run: RunSummary) -> str:
+    """What else answered, and how far it compares."""
+    others = [
+        f"{method['name']} ({method['settings']['by']} {method['settings']['version']}, threads: "
+        f"{method['settings']['threads']})"
+        for method in run.facts["methods"]
+        if method["kind"] == LLAMA_CPP
+    ]
+    if not others:
+        return ""
+    return (
+        f" In turns with them {' and '.join(others)}: the same file and token ids, greedily, as "
+        "many new tokens as plain decoding gave, without HTTP. Another implementation rounds "
+        "differently: how many of its texts are the same says nothing about losslessness."
     )
 
 
