@@ -15,9 +15,10 @@ from domino_spec.bench.summary import summarise
 from domino_spec.bench.tables import HEADS, how_measured, method_rows, taking_part_rows
 from domino_spec.errors import InputError
 from domino_spec.report import caveats
+from domino_spec.targets import load_target
 from tests.bench import fake_llama
 from tests.bench.helpers import facts, journal_of, make_run, prompt_set
-from tests.support.ggufs import write_gguf
+from tests.cli import tiny
 
 CPU = {"device": "cpu"}
 
@@ -85,13 +86,15 @@ def test_drafts_of_its_prompt_lookup_are_counted(monkeypatch, tmp_path):
 
 def test_a_whole_run_on_a_file(tmp_path, monkeypatch):
     llama = fake_llama.package(monkeypatch)
-    path = write_gguf(tmp_path / "tiny.gguf")
+    path = tmp_path / "tiny.gguf"
+    folder = tiny.save_target(tmp_path / "unpacked", tokenizer=tiny.make_tokenizer())
+    monkeypatch.setattr(runner, "load_target", lambda _, **given: load_target(folder, **given))
     settings = BenchSettings(
         target=str(path), against=("llama.cpp",), prompts=("chat",), limit=2, max_new_tokens=8,
         shortest_answer=2, repeats=1, out=tmp_path / "r.jsonl",
     )  # fmt: skip
     said = []
-    summary, _ = runner.run_bench(settings, say=said.append, load={**CPU, "quantize": "keep"})
+    summary, _ = runner.run_bench(settings, say=said.append, load=CPU)
     assert summary.methods == ["plain", "llama.cpp"]
     assert summary.facts["methods"][1]["settings"]["threads"] == torch.get_num_threads()
     (opened,) = llama.opened
