@@ -149,7 +149,7 @@ if __name__ == "__main__":
         print("version: 7 (fake)", file=sys.stderr)
         sys.exit()
     if sys.argv[1:] == ["--list-devices"]:
-        print("Available devices:")
+        print("Available devices:\n  (none)")
         sys.exit()
     parser = argparse.ArgumentParser()
     for option in ("model", "host", "ctx-size", "parallel", "threads", "threads-batch", "device"):

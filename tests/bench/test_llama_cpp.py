@@ -47,7 +47,8 @@ def test_the_package_answers_the_same_prompts_by_as_many_tokens(tmp_path, monkey
     records = measured(found, tmp_path, numbers=range(5))
     (opened,) = llama.opened
     given = {"model_path": "tiny.gguf", "n_ctx": 40, "n_threads": 3, "n_threads_batch": 3,
-             "n_gpu_layers": 0, "offload_kqv": False, "verbose": False}  # fmt: skip
+             "n_gpu_layers": 0, "offload_kqv": False, "flash_attn": True,
+             "verbose": False}  # fmt: skip
     assert opened.options == given
     assert opened.closed
     units = [record for record in records if record["record"] == "unit"]
@@ -164,6 +165,12 @@ def test_a_server_on_the_path_is_started_and_stopped(path, monkeypatch):
     assert "LLAMA_ARG_THREADS" not in called["environ"]
     with pytest.raises(ProcessLookupError):
         os.kill(called["pid"], 0)
+
+
+def test_a_server_without_a_gpu_is_refused_for_a_target_on_one(path):
+    fake_llama.program(path)
+    with pytest.raises(InputError, match="finds no GPU"):
+        found_for("llama.cpp", load={"device": "cuda"})
 
 
 def test_a_server_that_cannot_open_the_file_says_why(path):

@@ -170,7 +170,10 @@ class LlamaPackage(LlamaCpp):
     def opened(self, model: OpenedModel) -> Iterator[None]:
         """A context of its own over the mapped file."""
         on_gpu = model.device.type != "cpu"
-        options: dict[str, Any] = {"n_gpu_layers": -1 if on_gpu else 0, "offload_kqv": on_gpu}
+        # llama.cpp's programs take flash attention where they can, the package only when told.
+        options: dict[str, Any] = {
+            "n_gpu_layers": -1 if on_gpu else 0, "offload_kqv": on_gpu, "flash_attn": True,
+        }  # fmt: skip
         if self._offloads and not on_gpu:
             options["op_offload"] = False
         if self.lookup is not None:
@@ -423,8 +426,9 @@ def _version(program: str) -> str:
 
 
 def _has_devices(program: str) -> bool:
-    """Whether it lists a device under its heading."""
-    return any(line.startswith(" ") for line in _said(program, "--list-devices").splitlines())
+    """Whether it lists a device, such as CUDA0: NVIDIA H200, under its heading."""
+    lines = _said(program, "--list-devices").splitlines()
+    return any(line.startswith(" ") and ":" in line for line in lines)
 
 
 def _said(program: str, option: str) -> str:
