@@ -11,6 +11,7 @@ from domino_spec.bench.summary import CellSummary, Line, RunSummary
 
 HEADS = ("task", "T", "batch size", "method", "speedup", "decode speedup", "acceptance length",
          "tokens/s", "same text")  # fmt: skip
+OVER_HEADS = ("task", "T", "batch size", "method", "over", "speedup", "decode speedup")
 TAKING_PART_HEADS = ("method", "kind", "settings", "own weights", "peak memory, all loaded",
                      "fingerprint")  # fmt: skip
 LEFT_OUT_HEADS = ("task", "T", "batch size", "used", "loops", "short", "too long", "left over")
@@ -46,6 +47,7 @@ def _run(run: RunSummary) -> list[str]:
         " ".join(circumstances(environment) for environment in run.environments),
         table(TAKING_PART_HEADS, taking_part_rows(run)),
         table(HEADS, method_rows(run)),
+        *([table(OVER_HEADS, over_rows(run))] if over_rows(run) else []),
         "Excluded prompts (a loop flatters any drafter, a short answer says little):",
         table(LEFT_OUT_HEADS, left_out_rows(run)),
     ]
@@ -103,6 +105,17 @@ def method_rows(run: RunSummary) -> list[list[str]]:
         for summary in run.at(temperature, batch_size):
             rows += [[*_place(summary), *_figures(line)] for line in summary.lines]
     return rows
+
+
+def over_rows(run: RunSummary) -> list[list[str]]:
+    """The same for methods of ours over each other implementation of the run."""
+    return [
+        [*_place(summary), line.method, other, *map(times, found)]
+        for temperature, batch_size in run.points
+        for summary in run.at(temperature, batch_size)
+        for line in summary.lines
+        for other, found in line.over.items()
+    ]
 
 
 def taking_part_rows(run: RunSummary) -> list[list[str]]:
