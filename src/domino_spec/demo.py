@@ -112,8 +112,17 @@ PROMPTS = (
 
 
 _WARM_UP_TOKENS = 4
+MOST_PROMPTS = 4
+"""Unless told: so many are compared on a machine that is not slow."""
+_SECONDS_TO_COMPARE = 60.0
 FEWEST_ROUNDS = 3
 _WIDEST_SPREAD = 1.25
+
+
+def prompts_in_time(answer_seconds: float, *, rounds: int) -> int:
+    """How many prompts can be compared in about a minute where one answer takes so long."""
+    each = 2 * rounds * answer_seconds
+    return max(1, min(MOST_PROMPTS, int(_SECONDS_TO_COMPARE / each))) if each else MOST_PROMPTS
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from domino_spec import demo as models
 from domino_spec import targets
 from domino_spec.checkpoints import files
 from domino_spec.cli import demo as demo_module
-from domino_spec.demo import Comparison, Speedup, compare, overall
+from domino_spec.demo import Comparison, Speedup, compare, overall, prompts_in_time
 from domino_spec.errors import TargetError
 from tests.cli import tiny
 from tests.support.ggufs import write_gguf
@@ -191,6 +191,11 @@ def test_a_busy_moment_makes_no_speedup():
     quiet = taking([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
     assert overall([quiet, stalled]).value is None
     assert overall([quiet, quiet]) == Speedup((2.0, 2.0, 2.0))
+
+
+def test_a_slow_machine_compares_fewer_prompts():
+    seconds = (0.0, 1.0, 2.5, 4.0, 8.0, 90.0)
+    assert [prompts_in_time(each, rounds=3) for each in seconds] == [4, 4, 4, 2, 1, 1]
 
 
 def test_plain_and_drafted_runs_take_turns_in_rounds():

@@ -17,11 +17,13 @@ from domino_spec.cli.loading import LoopOptions, device_of, require_places, reso
 from domino_spec.cli.render import shortened, table
 from domino_spec.demo import (
     FEWEST_ROUNDS,
+    MOST_PROMPTS,
     PROMPTS,
     Comparison,
     Speedup,
     compare,
     overall,
+    prompts_in_time,
     released_drafter,
     seconds_of,
     smollm2,
@@ -51,7 +53,13 @@ def demo(
         str | None,
         typer.Option(help="Another drafter; unset: the released one, else an untrained one."),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="How many of the built-in prompts.")] = 4,
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            help=f"How many of the built-in prompts; unset: {MOST_PROMPTS}, or as many as a slow "
+            "machine compares in about a minute."
+        ),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n")] = 48,
     rounds: Annotated[
         int,
@@ -78,7 +86,7 @@ def demo(
     start = time.perf_counter()
     if target is None or Path(target).exists():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing needs fetching
-    if not 1 <= prompts <= len(PROMPTS):
+    if prompts is not None and not 1 <= prompts <= len(PROMPTS):
         raise InputError(f"prompts is {prompts}; expected 1 to {len(PROMPTS)}.")
     if rounds < FEWEST_ROUNDS:
         raise InputError(
@@ -115,11 +123,13 @@ def demo(
         voice.note(f"drafting with {draft}")
     pack = None if loop_options.pack else False
     decoder = DominoDecoder.from_pretrained(loaded, drafter, engine=loop_options.engine, pack=pack)
-    texts = PROMPTS[:prompts]
-    inputs = [as_prompt(text, decoder.tokenizer, raw=False, system=None) for text in texts]
+    inputs = [as_prompt(text, decoder.tokenizer, raw=False, system=None) for text in PROMPTS]
     first = decoder.generate([inputs[0]], speculate=False, max_new_tokens=max_new_tokens)[0]
     waited = time.perf_counter() - start
     voice.note(f"the first answer after {waited:.0f} s: {first.text or first.tokens}")
+    if prompts is None:
+        prompts = prompts_in_time(first.run.seconds, rounds=rounds)
+    texts, inputs = PROMPTS[:prompts], inputs[:prompts]
     with voice.working("warming up"):
         warm_up(decoder, inputs[0])
     with voice.progress() as update:
