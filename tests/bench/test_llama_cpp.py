@@ -44,7 +44,7 @@ def measured(found, tmp_path, *, numbers=(0, 1)):
 def test_the_package_answers_the_same_prompts_by_as_many_tokens(tmp_path, monkeypatch):
     llama = fake_llama.package(monkeypatch)
     (found,) = found_for("llama.cpp")
-    records = measured(found, tmp_path, numbers=range(5))
+    records = measured(found, tmp_path, numbers=(0, 1, 2))
     (opened,) = llama.opened
     given = {"model_path": "tiny.gguf", "n_ctx": 40, "n_threads": 3, "n_threads_batch": 3,
              "n_gpu_layers": 0, "offload_kqv": False, "flash_attn": True,
@@ -53,7 +53,7 @@ def test_the_package_answers_the_same_prompts_by_as_many_tokens(tmp_path, monkey
     assert opened.closed
     units = [record for record in records if record["record"] == "unit"]
     asked = {tuple(prompt) for prompt in opened.prompts}
-    assert asked == {(1 + n, 5 + n, 9 + n)[: 1 + n % 3] for n in range(5)}
+    assert asked == {(1 + n, 5 + n, 9 + n)[: 1 + n % 3] for n in range(3)}
     for unit in units:
         assert {*unit["order"][0]} == {"plain", "knowing", "llama.cpp"}
         assert unit["order"][0][1:] + unit["order"][0][:1] == unit["order"][1]
@@ -65,10 +65,10 @@ def test_the_package_answers_the_same_prompts_by_as_many_tokens(tmp_path, monkey
     # Its texts are told, and are no failure.
     (run,) = summarise(records)
     line = run.cells[0].line("llama.cpp")
-    assert (line.same, line.compared) == (0, 5)
+    assert (line.same, line.compared) == (0, 3)
     row = next(row for row in method_rows(run) if "llama.cpp" in row)
-    assert row[HEADS.index("same text")] == "0 of 5"
-    assert row[HEADS.index("speedup")].endswith(")")
+    assert row[HEADS.index("same text")] == "0 of 3"
+    assert row[HEADS.index("speedup")].endswith("×")
     assert not any("differ from plain" in caveat for caveat in caveats(run))
     assert "llama.cpp (llama-cpp-python 9.9, threads: 3)" in how_measured(run)
     assert "another implementation" in [row[1] for row in taking_part_rows(run)]

@@ -197,7 +197,8 @@ def _measured(
         place += f" with {threads} thread" + ("" if threads == 1 else "s")
     ratios = f"{min(speedup.ratios):.2f} to {max(speedup.ratios):.2f}"
     return (
-        f"measured here, not a benchmark: {len(comparisons)} prompts, up to {max_new_tokens} new "
+        f"measured here, not a benchmark: {len(comparisons)} prompt"
+        f"{'' if len(comparisons) == 1 else 's'}, up to {max_new_tokens} new "
         f"tokens each, greedy, from the prompt to the last token, {rounds} times plainly and "
         f"{rounds} times with drafts in turns; medians (the rounds' speedups: {ratios}); "
         f"{target.dtype_name} on {place}, {'the engine' if fast else 'the reference loop'}"
