@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -112,65 +112,127 @@ PROMPTS = (
 
 
 _WARM_UP_TOKENS = 4
+MOST_PROMPTS = 4
+"""Unless told: so many are compared on a machine that is not slow."""
+_SECONDS_TO_COMPARE = 60.0
+FEWEST_ROUNDS = 3
+_WIDEST_SPREAD = 1.25
+
+
+def prompts_in_time(answer_seconds: float, *, rounds: int) -> int:
+    """How many prompts can be compared in about a minute where one answer takes so long."""
+    each = 2 * rounds * answer_seconds
+    return max(1, min(MOST_PROMPTS, int(_SECONDS_TO_COMPARE / each))) if each else MOST_PROMPTS
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times faster Domino was in each round; a ratio is of two runs next to each other."""
+
+    ratios: tuple[float, ...]
+
+    @classmethod
+    def of(cls, plain: Sequence[float], domino: Sequence[float]) -> Speedup:
+        """From the seconds of each round."""
+        return cls(tuple(a / b if b else 0.0 for a, b in zip(plain, domino, strict=True)))
+
+    @property
+    def value(self) -> float | None:
+        """Their median; None where the rounds differ too much to tell."""
+        low, high = min(self.ratios), max(self.ratios)
+        return median(self.ratios) if high <= _WIDEST_SPREAD * low else None
+
+    def __str__(self) -> str:
+        return "too noisy to tell" if self.value is None else f"{self.value:.2f}×"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for machines."""
+        return {"ratio": self.value, "ratios": list(self.ratios)}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt's two answers."""
+    """One prompt's answers, as often as it was asked both ways."""
 
-    plain: Generation
-    domino: Generation
+    plain: tuple[Generation, ...]
+    domino: tuple[Generation, ...]
 
     @property
     def first_difference(self) -> int | None:
-        """Index of the first token that differs; None when the answers are identical."""
-        pairs = zip(self.plain.tokens, self.domino.tokens, strict=False)
-        for index, (plain, domino) in enumerate(pairs):
-            if plain != domino:
-                return index
-        lengths = len(self.plain.tokens), len(self.domino.tokens)
-        return None if lengths[0] == lengths[1] else min(lengths)
+        """Index of the first token that differs in any round; None if all are identical."""
+        from domino_spec.bench.runner import first_difference
+
+        found = (
+            first_difference(plain.tokens, domino.tokens)
+            for plain, domino in zip(self.plain, self.domino, strict=True)
+        )
+        return min((index for index in found if index is not None), default=None)
 
     @property
     def identical(self) -> bool:
-        """Whether Domino gave exactly the target's own tokens."""
+        """Whether Domino always gave exactly the target's own tokens."""
         return self.first_difference is None
 
     @property
-    def ratio(self) -> float:
-        """How many times faster Domino was."""
-        seconds = self.domino.run.seconds
-        return self.plain.run.seconds / seconds if seconds else 0.0
+    def speedup(self) -> Speedup:
+        """This prompt's."""
+        return Speedup.of(seconds_of(self.plain), seconds_of(self.domino))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for machines."""
         return {
-            "tokens": len(self.domino.tokens),
-            "tokens_per_cycle": self.domino.run.tokens_per_cycle,
-            "plain_seconds": self.plain.run.seconds,
-            "domino_seconds": self.domino.run.seconds,
-            "ratio": self.ratio,
+            "tokens": len(self.domino[0].tokens),
+            "tokens_per_cycle": self.domino[0].run.tokens_per_cycle,
+            "plain_seconds": seconds_of(self.plain),
+            "domino_seconds": seconds_of(self.domino),
+            **self.speedup.to_dict(),
             "identical": self.identical,
             "first_difference": self.first_difference,
-            "text": self.domino.text,
+            "text": self.domino[0].text,
         }
 
 
+def seconds_of(answers: Sequence[Generation]) -> list[float]:
+    """From the prompt to the last token of each."""
+    return [answer.run.seconds for answer in answers]
+
+
 def warm_up(decoder: DominoDecoder, prompt: Prompt) -> None:
-    """Let both ways pay their first-use costs before anything is timed."""
-    for speculate in (False, True):
-        decoder.generate(prompt, speculate=speculate, max_new_tokens=_WARM_UP_TOKENS)
+    """Let drafting pay its first-use costs before anything is timed."""
+    decoder.generate(prompt, max_new_tokens=_WARM_UP_TOKENS)
 
 
-def compare(decoder: DominoDecoder, prompt: Prompt, *, max_new_tokens: int) -> Comparison:
-    """Answer one prompt both ways, greedily."""
+def compare(
+    decoder: DominoDecoder,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    rounds: int,
+    on_progress: Callable[[int, int], None] = lambda *_: None,
+) -> list[Comparison]:
+    """Answer each prompt both ways in every round, greedily; the way that starts alternates.
+
+    A busy moment of the machine then spoils a round, which the others tell, not a whole answer.
+    """
+    found: list[dict[bool, list[Generation]]] = [{False: [], True: []} for _ in prompts]
+    for turn in range(rounds):
+        order = (False, True) if turn % 2 == 0 else (True, False)
+        for index, (prompt, answers) in enumerate(zip(prompts, found, strict=True)):
+            on_progress(turn * len(prompts) + index, rounds * len(prompts))
+            for speculate in order:
+                answers[speculate] += decoder.generate(
+                    [prompt], speculate=speculate, max_new_tokens=max_new_tokens
+                )
+    return [Comparison(tuple(answers[False]), tuple(answers[True])) for answers in found]
+
+
+def overall(comparisons: Sequence[Comparison]) -> Speedup:
+    """Of all prompts together, round by round."""
     plain, domino = (
-        decoder.generate([prompt], speculate=speculate, max_new_tokens=max_new_tokens)[0]
-        for speculate in (False, True)
+        [sum(each) for each in zip(*columns, strict=True)]
+        for columns in (
+            [seconds_of(comparison.plain) for comparison in comparisons],
+            [seconds_of(comparison.domino) for comparison in comparisons],
+        )
     )
-    return Comparison(plain, domino)
-
-
-def median_ratio(comparisons: Sequence[Comparison]) -> float:
-    """The middle one of the ratios: a machine that stalls once must not make a speed-up."""
-    return median(comparison.ratio for comparison in comparisons) if comparisons else 0.0
+    return Speedup.of(plain, domino)

@@ -8,7 +8,7 @@ from functools import cache
 from domino_spec.bench.journal import Journal
 from domino_spec.bench.paths import EnginePath, ReferencePath
 from domino_spec.bench.runner import HeadToHead, recorded
-from domino_spec.bench.settings import BenchSettings, Cell
+from domino_spec.bench.settings import LLAMA_CPP, BenchSettings, Cell
 from domino_spec.drafters import BlockDrafter, Drafter, PlainDecoding
 from domino_spec.evaluation import PromptSet
 from domino_spec.targets import Target
@@ -18,6 +18,7 @@ from tests.support.pair import SIZE, bigram_target, knowing_drafter
 
 NEW = 12
 DEPTH = 7
+_KINDS = {"plain": "plain", LLAMA_CPP: LLAMA_CPP}
 ONE_CELL = (Cell("maths", 0.0, 1),)
 
 
@@ -43,8 +44,9 @@ def hopeless() -> Drafter:
 
 
 def make_run(
-    engine="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), **settings
-) -> HeadToHead:
+    engine="reference", *, methods=None, sets=None, temperatures=(0.0,), batches=(1,), against=(),
+    **settings,
+) -> HeadToHead:  # fmt: skip
     target = own(_target())
     methods = [PlainDecoding(), *(methods or [knowing()])]
     sets = sets or [prompt_set()]
@@ -65,6 +67,7 @@ def make_run(
         methods=methods,
         prompts={found.name: found for found in sets},
         cells=how.cells([found.name for found in sets]),
+        against=against,
     )
 
 
@@ -98,8 +101,9 @@ def made_up(
     }  # fmt: skip
     common = {"key": "k" * 64, "environment": environment}
     methods = [
-        {"name": name, "kind": "plain" if name == "plain" else "domino", "fingerprint": name,
-         "settings": {}, "nbytes": 0}
+        {"name": name, "kind": _KINDS.get(name, "domino"), "fingerprint": name,
+         "settings": {"by": "a", "version": "b", "threads": 1} if name == LLAMA_CPP else {},
+         "nbytes": 0}
         for name in seconds
     ]  # fmt: skip
     settings = {**BenchSettings(target="made up").recorded(), "engine": engine}

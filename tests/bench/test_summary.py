@@ -26,6 +26,23 @@ def test_figures_of_a_cell():
     assert run.overall == ()
 
 
+def test_our_methods_are_also_compared_with_another_implementation():
+    records = made_up({"plain": [2.0] * 6, "fast": [1.0] * 6, "llama.cpp": [1.6] * 6})
+    for record in records:
+        if record["record"] == "unit":
+            record["methods"]["llama.cpp"]["prefill"] = [0.6]
+    (run,) = summarise(records)
+    (cell,) = run.cells
+    speedup, decoding = cell.line("fast").over["llama.cpp"]
+    assert speedup.value == speedup.low == pytest.approx(1.6)
+    assert decoding.value == pytest.approx(1.0)
+    assert cell.line("plain").over["llama.cpp"][0].value == pytest.approx(0.8)
+    assert cell.line("llama.cpp").over == {}
+    assert cell.line("llama.cpp").speed_up.value == pytest.approx(1.25)
+    fast = "| maths | 0 | 1 | fast | llama.cpp | 1.60× | 1.00× |"
+    assert fast in markdown([run])
+
+
 def test_repeats_count_by_their_median():
     records = made_up({"plain": [2.0] * 6, "fast": [1.0] * 6})
     for record in records:

@@ -161,8 +161,7 @@ class EnginePath(ReferencePath):
         return {"draft": sum(parts.values()), "verify": verify}
 
 
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
+_PROCESSES = Path("/proc")
 _RESET_PEAK = "5"
 
 
@@ -172,8 +171,10 @@ class PeakMemory:
     Everything loaded counts, other methods' weights too: it is what the run took, here and now.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, process: int | None = None) -> None:
+        """Of this process, or of another one on a CPU by its id."""
         self._device = device
+        self._place = _PROCESSES / ("self" if process is None else str(process))
 
     def reset(self) -> None:
         """Forget the peak so far."""
@@ -181,7 +182,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(self._device)
             return
         try:
-            _CLEAR.write_text(_RESET_PEAK)
+            (self._place / "clear_refs").write_text(_RESET_PEAK)
         except OSError:
             return  # the peak is then that of the whole process so far
 
@@ -190,8 +191,8 @@ class PeakMemory:
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device)) + graph_bytes(self._device)
         try:
-            lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+            status = (self._place / "status").read_text(encoding="ascii", errors="replace")
         except OSError:
             return None
-        found = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+        found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
         return int(found[0]) * 1024 if found else None

@@ -8,17 +8,22 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import torch
+
 from domino_spec.api.prompts import end_tokens
 from domino_spec.bench.journal import CELL, STAGES, UNIT, Journal
+from domino_spec.bench.llama_cpp import LlamaCpp, OpenedModel, find_against
 from domino_spec.bench.paths import EnginePath, Prompt, ReferencePath, Timed
 from domino_spec.bench.settings import BenchSettings, Cell, digest
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tasks import Task, check_system, prompts_digest, read_tasks
-from domino_spec.decoding import Drafter
+from domino_spec.decoding import Drafter, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafters import PLAIN, PlainDecoding, open_drafter, short_name
 from domino_spec.drafters.registry import (
@@ -60,6 +65,7 @@ def run_bench(
             describe_fitting_drafter(
                 draft, settings.target, **place, shift_label=settings.shift_label
             )
+    against = find_against(settings, load or {})
     say(f"loading target {settings.target}")
     loaded = load_target(settings.target, **(load or {}))
     if loaded.tokenizer is None:
@@ -88,7 +94,8 @@ def run_bench(
             "device": loaded.target.device.type,
             "attention": loaded.target.model.config._attn_implementation,
         },
-        "methods": [recorded(method) for method in methods],
+        "methods": [recorded(method) for method in methods]
+        + [other.recorded(torch.get_num_threads()) for other in against],
         "system": system,
         "chat_options": chat_options,
     }
@@ -102,8 +109,20 @@ def run_bench(
         methods=methods,
         prompts=prompts,
         cells=settings.cells([task.name for task in tasks]),
+        against=against,
     )
-    measure(run, journal, say=say, progress=progress)
+    model = OpenedModel(
+        path=Path(settings.target),
+        device=loaded.target.device,
+        threads=torch.get_num_threads(),
+        capacity=_capacity(settings, prompts),
+    )
+    with ExitStack() as opened:
+        for other in against:
+            say(f"opening the same file with {other.by} {other.version}")
+            opened.enter_context(other.opened(model))
+            _compare_tokenizers(other, prompts, loaded.tokenizer, say)
+        measure(run, journal, say=say, progress=progress)
     (summary,) = read_runs([journal.path])
     return summary, journal.path
 
@@ -227,15 +246,35 @@ def _open_path(
         if slots > 1 and loaded.target.batch_refusal:
             raise TargetError(loaded.target.batch_refusal)
         return ReferencePath(loaded.target, eos=eos)
-    longest = max((len(p) for found in prompts.values() for p in found.prompts), default=1)
     return EnginePath(
         loaded.target,
         methods,
         eos=eos,
         slots=slots,
-        capacity=longest + settings.max_new_tokens,
+        capacity=_capacity(settings, prompts),
         adaptive=settings.adaptive,
     )
+
+
+def _capacity(settings: BenchSettings, prompts: Mapping[str, PromptSet]) -> int:
+    """Tokens of the longest prompt with the longest answer."""
+    longest = max((len(p) for found in prompts.values() for p in found.prompts), default=1)
+    return longest + settings.max_new_tokens
+
+
+def _compare_tokenizers(
+    other: LlamaCpp, prompts: Mapping[str, PromptSet], tokenizer: Any, say: Say
+) -> None:
+    """Say whether the other implementation would read the prompts' texts as the same tokens."""
+    every = [prompt for found in prompts.values() for prompt in found.prompts]
+    same = sum(other.tokenize(tokenizer.decode(prompt)) == list(prompt) for prompt in every)
+    if same == len(every):
+        say(f"{other.name} tokenises all {same} prompts as we do")
+    else:
+        say(
+            f"{other.name} would tokenise {len(every) - same} of {len(every)} prompts otherwise "
+            "than we do; it gets our token ids, so all answer the same prompts"
+        )
 
 
 _T = TypeVar("_T")
@@ -252,6 +291,8 @@ class HeadToHead:
     prompts: Mapping[str, PromptSet]
     """By the name of the task."""
     cells: Sequence[Cell]
+    against: Sequence[LlamaCpp] = ()
+    """Other implementations, ready to answer."""
 
 
 def measure(
@@ -274,10 +315,10 @@ def measure(
         done = journal.units(cell)
         if len(done) < len(units):
             say(f"{cell}: {len(units) - len(done)} to measure")
-            _warm_up(run, cell, units)
+            _warm_up(run, cell, units, found["new_tokens"])
         for unit, batch in enumerate(units):
             if unit not in done:
-                measured = _measure_unit(run, cell, unit, batch)
+                measured = _measure_unit(run, cell, unit, batch, found["new_tokens"])
                 journal.add(UNIT, cell=vars(cell), unit=unit, **measured)
                 done.add(unit)
             progress(cell, len(done), len(units))
@@ -291,9 +332,11 @@ def _which_count(run: HeadToHead, cell: Cell, prompts: PromptSet) -> dict[str, A
     pairs = zip(prompts.numbers, prompts.prompts, strict=True)
     every = [Prompt(number, tokens) for number, tokens in pairs]
     outcomes: dict[int, str] = {}
+    lengths: dict[str, int] = {}
     for batch in _chunks(every, cell.batch_size):
         answered = run.path.run(run.methods[0], batch, params)
         outcomes |= {each.index: protocol.outcome(each.output) for each in answered.sequences}
+        lengths |= {str(each.index): len(each.output) for each in answered.sequences}
     used = [number for number in prompts.numbers if outcomes[number] == "used"]
     chunks = _chunks(used, cell.batch_size)
     # A batch that is not full would be timed as another batch size.
@@ -302,6 +345,7 @@ def _which_count(run: HeadToHead, cell: Cell, prompts: PromptSet) -> dict[str, A
     return {
         "prompts_digest": prompts_digest(prompts),
         "outcomes": {str(number): outcome for number, outcome in outcomes.items()},
+        "new_tokens": lengths,
         "units": full,
         "used": sum(map(len, full)),
         "loops": count["loop"],
@@ -311,12 +355,31 @@ def _which_count(run: HeadToHead, cell: Cell, prompts: PromptSet) -> dict[str, A
     }
 
 
-def _warm_up(run: HeadToHead, cell: Cell, units: Sequence[Sequence[Prompt]]) -> None:
+def _warm_up(
+    run: HeadToHead, cell: Cell, units: Sequence[Sequence[Prompt]], new_tokens: Mapping[str, int]
+) -> None:
     params = run.settings.params(cell.temperature)
     for method in run.methods:
         run.path.prepare(method, cell.batch_size, params)
-        for turn in range(run.settings.warm_up):
-            run.path.run(method, units[turn % len(units)], params)
+    for turn in range(run.settings.warm_up):
+        for answer in _answering(run, units[turn % len(units)], params, new_tokens).values():
+            answer()
+
+
+def _answering(
+    run: HeadToHead,
+    batch: Sequence[Prompt],
+    params: SamplingParams,
+    new_tokens: Mapping[str, int],
+) -> dict[str, Callable[[], Timed]]:
+    """What answers a batch once, by the name of the method."""
+    found: dict[str, Callable[[], Timed]] = {
+        method.name: partial(run.path.run, method, batch, params) for method in run.methods
+    }
+    for other in run.against:
+        (prompt,) = batch  # they answer one at a time, as many tokens as plain decoding gave
+        found[other.name] = partial(other.run, prompt, params, new_tokens[str(prompt.number)])
+    return found
 
 
 def turns(
@@ -330,16 +393,20 @@ def turns(
 
 
 def _measure_unit(
-    run: HeadToHead, cell: Cell, unit: int, batch: Sequence[Prompt]
+    run: HeadToHead,
+    cell: Cell,
+    unit: int,
+    batch: Sequence[Prompt],
+    new_tokens: Mapping[str, int],
 ) -> dict[str, Any]:
     settings = run.settings
-    params = settings.params(cell.temperature)
-    by_name = {method.name: method for method in run.methods}
-    order = turns(list(by_name), seed=settings.seed, cell=cell, unit=unit, repeats=settings.repeats)
-    timed: dict[str, list[Timed]] = {name: [] for name in by_name}
+    answering = _answering(run, batch, settings.params(cell.temperature), new_tokens)
+    names = list(answering)
+    order = turns(names, seed=settings.seed, cell=cell, unit=unit, repeats=settings.repeats)
+    timed: dict[str, list[Timed]] = {name: [] for name in names}
     for turn in order:
         for name in turn:
-            timed[name].append(run.path.run(by_name[name], batch, params))
+            timed[name].append(answering[name]())
     plain = timed[PLAIN][0].sequences if settings.same_text(cell.temperature) else None
     return {
         "prompts": [prompt.number for prompt in batch],

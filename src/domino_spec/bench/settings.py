@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from domino_spec.decoding import SamplingParams
     from domino_spec.evaluation import Protocol
 
+LLAMA_CPP = "llama.cpp"
+"""The kind of a method that is another implementation, and its name."""
 PROMPTS_HELP = (
     '`maths`, code, chat (built in), JSON lines of {"turns": [...]} or hf:NAME[:SPLIT]; '
     "repeatable; unset: the three built in"
@@ -73,6 +75,12 @@ class BenchSettings(Settings):
         "let the engine choose each cycle's depth, and chain or tree, from what cycles cost here",
     )
 
+    against: tuple[str, ...] = _what(
+        (),
+        "another implementation in turns with ours, on the same GGUF file: llama.cpp, or "
+        "llama.cpp+lookup[:DEPTH] with its prompt lookup; found as llama-cpp-python or "
+        "llama-server, or named after =, such as llama.cpp=http://HOST:PORT; repeatable",
+    )
     prompts: tuple[str, ...] = _what((), PROMPTS_HELP)
     limit: Count | None = _what(None, LIMIT_HELP, unset="all")
     temperature: tuple[Annotated[float, Ge(0)], ...] = _what(

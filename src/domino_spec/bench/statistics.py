@@ -84,5 +84,5 @@ def ratio(sums: Array) -> Array:
 
 
 def rate_ratio(sums: Array) -> Array:
-    """Columns tokens, seconds, plain tokens, plain seconds: how many times plain's speed."""
+    """Columns tokens, seconds, and the same of the base: how many times the base's speed."""
     return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_spec.bench.journal import CELL, RUN, STAGES, UNIT
-from domino_spec.bench.settings import Cell
+from domino_spec.bench.settings import LLAMA_CPP, Cell
 from domino_spec.bench.statistics import (
     Interval,
     arithmetic_mean,
@@ -59,6 +59,8 @@ class Line:
     """... of so many that could be compared."""
     repeats_agree: bool
     peak_memory: int | None
+    over: Mapping[str, tuple[Interval, Interval]]
+    """A method of ours: speedup and decode speedup over each other implementation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,7 @@ def summarise(records: Sequence[Mapping[str, Any]]) -> list[RunSummary]:
 def _run(head: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunSummary:
     stages = {r["batch_size"]: r for r in records if r["record"] == STAGES}
     found = [r for r in records if r["record"] == CELL]
+    others = [m["name"] for m in head["facts"]["methods"] if m["kind"] == LLAMA_CPP]
     cells, tables = [], {}
     for record in found:
         cell = Cell(**record["cell"])
@@ -160,7 +163,7 @@ def _run(head: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunSu
         apart = stages.get(cell.batch_size, {}).get("methods", {})
         tables[cell] = units
         names = [method["name"] for method in head["facts"]["methods"]] if units else []
-        lines = tuple(_line(name, [units], apart.get(name)) for name in names)
+        lines = tuple(_line(name, [units], apart.get(name), others) for name in names)
         counted = {"used": sum(len(unit["prompts"]) for unit in units)}
         left_out = {n: record[n] for n in ("loops", "short", "too_long", "left_over")}
         cells.append(CellSummary(cell=cell, units=len(units), lines=lines, **counted, **left_out))
@@ -170,7 +173,7 @@ def _run(head: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> RunSu
         facts=head["facts"],
         environments=tuple(environments.values()),
         cells=tuple(cells),
-        overall=tuple(_together(cells, tables, stages)),
+        overall=tuple(_together(cells, tables, stages, others)),
         stage_context=next((s["context"] for s in stages.values()), None),
     )
 
@@ -179,6 +182,7 @@ def _together(
     cells: Sequence[CellSummary],
     tables: Mapping[Cell, Sequence[Mapping[str, Any]]],
     stages: Mapping[int, Mapping[str, Any]],
+    others: Sequence[str],
 ) -> list[CellSummary]:
     """All tasks of a temperature and batch size, each task counting the same."""
     points = sorted({(c.cell.temperature, c.cell.batch_size) for c in cells})
@@ -196,7 +200,7 @@ def _together(
         found.append(
             CellSummary(
                 cell=Cell(ALL, temperature, batch_size),
-                lines=tuple(_line(name, units, apart.get(name)) for name in names),
+                lines=tuple(_line(name, units, apart.get(name), others) for name in names),
                 **{
                     name: sum(getattr(c, name) for c in here)
                     for name in ("units", "used", "loops", "short", "too_long", "left_over")
@@ -210,6 +214,7 @@ def _line(
     name: str,
     tasks: Sequence[Sequence[Mapping[str, Any]]],
     apart: Mapping[str, float] | None,
+    others: Sequence[str],
 ) -> Line:
     """A method's figures over one task's units, or over several tasks'."""
     units = [unit for task in tasks for unit in task]
@@ -217,13 +222,16 @@ def _line(
     rows = [row for each in mine for row in each["rows"]]
     peaks = [each["peak_memory"] for each in mine if each["peak_memory"] is not None]
     compared = [row for row in rows if row["compared"] and name != PLAIN]
-    whole = [[_speeds(unit, name, prefill=True) for unit in task] for task in tasks]
-    decoding = [[_speeds(unit, name, prefill=False) for unit in task] for task in tasks]
+
+    def speedup(base: str, *, prefill: bool) -> Interval:
+        tables = [[_speeds(unit, name, base, prefill=prefill) for unit in task] for task in tasks]
+        return geometric_mean(tables, rate_ratio)
+
     per_cycle = [[_committed(unit["methods"][name]) for unit in task] for task in tasks]
     return Line(
         method=name,
-        speed_up=geometric_mean(whole, rate_ratio),
-        decoding_speed_up=geometric_mean(decoding, rate_ratio),
+        speed_up=speedup(PLAIN, prefill=True),
+        decoding_speed_up=speedup(PLAIN, prefill=False),
         tokens_per_cycle=arithmetic_mean(per_cycle, ratio),
         tokens_per_second=sum(row["tokens"] for row in rows)
         / sum(statistics.median(each["seconds"]) for each in mine),
@@ -233,13 +241,17 @@ def _line(
         compared=len(compared),
         repeats_agree=all(each["repeats_agree"] for each in mine),
         peak_memory=max(peaks, default=None),
+        over={
+            other: (speedup(other, prefill=True), speedup(other, prefill=False))
+            for other in (others if name not in others else ())
+        },
     )
 
 
-def _speeds(unit: Mapping[str, Any], name: str, *, prefill: bool) -> list[float]:
-    """A unit's tokens and median seconds, the method's and plain decoding's."""
+def _speeds(unit: Mapping[str, Any], name: str, base: str, *, prefill: bool) -> list[float]:
+    """A unit's tokens and median seconds, the method's and those of what it is compared with."""
     columns = []
-    for method in (name, PLAIN):
+    for method in (name, base):
         found = unit["methods"][method]
         tokens = sum(row["tokens"] if prefill else row["committed"] for row in found["rows"])
         seconds = found["seconds"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domino_spec.bench.settings import LLAMA_CPP
 from domino_spec.bench.statistics import Interval
 from domino_spec.bench.summary import CellSummary, Line, RunSummary
 
 HEADS = ("task", "T", "batch size", "method", "speedup", "decode speedup", "acceptance length",
          "tokens/s", "same text")  # fmt: skip
+OVER_HEADS = ("task", "T", "batch size", "method", "over", "speedup", "decode speedup")
 TAKING_PART_HEADS = ("method", "kind", "settings", "own weights", "peak memory, all loaded",
                      "fingerprint")  # fmt: skip
 LEFT_OUT_HEADS = ("task", "T", "batch size", "used", "loops", "short", "too long", "left over")
@@ -28,6 +30,7 @@ KINDS = {
     "markov": "Markov head",
     "medusa": "Medusa, drafting a chain",
     "eagle3": "EAGLE-3, drafting a chain",
+    LLAMA_CPP: "another implementation",
 }
 """What a kind is called; the last two are published with trees; here every method verifies one
 chain."""
@@ -44,6 +47,7 @@ def _run(run: RunSummary) -> list[str]:
         " ".join(circumstances(environment) for environment in run.environments),
         table(TAKING_PART_HEADS, taking_part_rows(run)),
         table(HEADS, method_rows(run)),
+        *([table(OVER_HEADS, over_rows(run))] if over_rows(run) else []),
         "Excluded prompts (a loop flatters any drafter, a short answer says little):",
         table(LEFT_OUT_HEADS, left_out_rows(run)),
     ]
@@ -56,13 +60,31 @@ def how_measured(run: RunSummary) -> str:
     count = settings["repeats"]
     repeats = "one run" if count == 1 else f"the median of {count} runs"
     sampled = any(temperature for temperature, _ in run.points)
+    others = _other_implementations(run)
     accept = f" Sampled drafts are accepted by the {settings['accept']} rule." if sampled else ""
     return (
-        f"{target['name']}, {target['dtype']} on {target['device']}; all methods on "
-        f"{_LOOPS[settings['engine']]}. Up to {settings['max_new_tokens']} new tokens; {repeats} a "
-        f"prompt, methods in turns on each batch after {settings['warm_up']} to warm up; 95% "
-        "bootstrap intervals over prompts (over batches where prompts share one)."
-        f"{depth}{accept}"
+        f"{target['name']}, {target['dtype']} on {target['device']}; "
+        f"{'our' if others else 'all'} methods on {_LOOPS[settings['engine']]}.{others} Up to "
+        f"{settings['max_new_tokens']} new tokens; {repeats} a prompt, methods in turns on each "
+        f"batch after {settings['warm_up']} to warm up; 95% bootstrap intervals over prompts (over "
+        f"batches where prompts share one).{depth}{accept}"
+    )
+
+
+def _other_implementations(run: RunSummary) -> str:
+    """What else answered, and how far it compares."""
+    others = [
+        f"{method['name']} ({method['settings']['by']} {method['settings']['version']}, threads: "
+        f"{method['settings']['threads']})"
+        for method in run.facts["methods"]
+        if method["kind"] == LLAMA_CPP
+    ]
+    if not others:
+        return ""
+    return (
+        f" In turns with them {' and '.join(others)}: the same file and token ids, greedily, as "
+        "many new tokens as plain decoding gave, without HTTP. Another implementation rounds "
+        "differently: how many of its texts are the same says nothing about losslessness."
     )
 
 
@@ -83,6 +105,17 @@ def method_rows(run: RunSummary) -> list[list[str]]:
         for summary in run.at(temperature, batch_size):
             rows += [[*_place(summary), *_figures(line)] for line in summary.lines]
     return rows
+
+
+def over_rows(run: RunSummary) -> list[list[str]]:
+    """The same for methods of ours over each other implementation of the run."""
+    return [
+        [*_place(summary), line.method, other, *map(times, found)]
+        for temperature, batch_size in run.points
+        for summary in run.at(temperature, batch_size)
+        for line in summary.lines
+        for other, found in line.over.items()
+    ]
 
 
 def taking_part_rows(run: RunSummary) -> list[list[str]]:

@@ -57,9 +57,11 @@ def run(
     from domino_spec.bench.tables import (
         HEADS,
         LEFT_OUT_HEADS,
+        OVER_HEADS,
         how_measured,
         left_out_rows,
         method_rows,
+        over_rows,
     )
 
     with voice.progress() as update:
@@ -78,6 +80,10 @@ def run(
         figures = table(HEADS, method_rows(summary), words=words, title=title)
         figures.caption, figures.caption_justify = how_measured(summary), "left"
         voice.out.print(figures)
+        if over := over_rows(summary):
+            title = "Speedup over other implementations"
+            words_too = (*words, "over")
+            voice.out.print(table(OVER_HEADS, over, words=words_too, title=title))
         left_out = left_out_rows(summary)
         voice.out.print(table(LEFT_OUT_HEADS, left_out, words=("task",), title="Prompts"))
         voice.note(f"raw records: {path} · a page of them: domino report {path}")
@@ -107,6 +113,10 @@ def document(summary: RunSummary) -> dict[str, Any]:
         return {
             **{name: vars(getattr(line, name)) for name in intervals},
             **{name: getattr(line, name) for name in plain},
+            "over": {
+                other: {"speed_up": vars(whole), "decoding_speed_up": vars(decoding)}
+                for other, (whole, decoding) in line.over.items()
+            },
             "acceptance_by_position": line.counts.acceptance_by_position,
             "cycle_ms": None if line.cycle is None else vars(line.cycle),
         }

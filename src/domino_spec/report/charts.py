@@ -132,9 +132,9 @@ def charts(run: RunSummary) -> list[Chart]:
         if len(run.methods) > 1:
             found.append(_bars(
                 run, cells, "speed_up", times, slug=f"speedup-{tag}", title="Speedup", where=where,
-                caption="Tokens per second over plain decoding's in the same loop, from the prompt "
-                "to the last token. The dashed line is plain decoding: a bar that ends short of it "
-                "is slower. Whiskers are 95% intervals.",
+                caption="Tokens per second over our plain decoding's in the same run, from the "
+                "prompt to the last token. The dashed line is plain decoding: a bar that ends "
+                "short of it is slower. Whiskers are 95% intervals.",
             ))  # fmt: skip
             found.append(_bars(
                 run, cells, "tokens_per_cycle", plain_interval, slug=f"acceptance-length-{tag}",
