@@ -13,6 +13,7 @@ from domino_spec.audit.greedy import judge
 from domino_spec.decoding import SamplingParams, loop
 from domino_spec.drafters import BlockDrafter, LookupDrafter
 from domino_spec.targets import Target, TargetCache, probe_target
+from domino_spec.targets.recurrent import RecurrentStates
 from tests.engine.runs import make_engine
 from tests.support.drafters import Adversarial, Good
 from tests.support.families import (
@@ -44,8 +45,11 @@ def greedy(target, way, prompts, eos=()):
     return audit_greedy(target, way, prompts, max_new_tokens=NEW, eos=eos)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize("kind", [Good, Adversarial])
+PAIRS = [(family, kind) for family in ("llama", "gemma3", "gpt2") for kind in (Good, Adversarial)]
+PAIRS += [("qwen3_next", Adversarial), ("qwen3_5", Good)]
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_the_reference_loop_is_lossless(family, kind):
     target = make_target(family)
     found = greedy(target, *scripted(target, kind))
@@ -110,19 +114,31 @@ def accepts_one_too_many(sequence, logits, tree, drawn_from, argmax):
     return path
 
 
+def keeps_recurrent_states(self, counts):
+    """Rejected drafts and padding stay in what linear-attention layers have summed up."""
+
+
+def restores_without_reading_again(self, rows, count):
+    """The states of the block's start: accepted drafts never come in."""
+    REAL_REPLAY(self, rows, 0)
+
+
+REAL_REPLAY = RecurrentStates._replay
 REAL_COMMIT, REAL_WALK = TargetCache.commit, loop._walk
 BROKEN = {
-    "wrong roll-back": (TargetCache, "commit", keeps_what_was_rejected),
-    "stale cache": (TargetCache, "commit", keeps_the_place_of_longer_rows),
-    "off-by-one acceptance": (loop, "_walk", accepts_one_too_many),
+    "wrong roll-back": ("llama", TargetCache, "commit", keeps_what_was_rejected),
+    "stale cache": ("llama", TargetCache, "commit", keeps_the_place_of_longer_rows),
+    "off-by-one acceptance": ("llama", loop, "_walk", accepts_one_too_many),
+    "states not restored": ("qwen3_next", RecurrentStates, "commit", keeps_recurrent_states),
+    "no replay": ("qwen3_5", RecurrentStates, "_replay", restores_without_reading_again),
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_loop_is_a_bug(kind, monkeypatch):
-    target = make_target("llama")
+    family, owner, name, broken = BROKEN[kind]
+    target = make_target(family)
     way, prompts = scripted(target)
-    owner, name, broken = BROKEN[kind]
     monkeypatch.setattr(owner, name, broken)
     found = greedy(target, way, prompts)
     assert found.count("bug") > 0
