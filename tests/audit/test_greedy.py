@@ -8,7 +8,7 @@ import transformers as tf
 from benchmarks.gpu_exactness import judge_first
 
 from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy
-from domino_spec.audit.forwards import PlainReader, float32_logits
+from domino_spec.audit.forwards import PlainReader, ShapedReader, float32_logits
 from domino_spec.audit.greedy import judge
 from domino_spec.decoding import SamplingParams, loop
 from domino_spec.drafters import BlockDrafter, LookupDrafter
@@ -194,6 +194,23 @@ def test_nothing_drafted_cannot_be_told():
     audit = Audit(greedy=found, sampling=None)
     assert found.differences == ()
     assert (audit.answer, audit.exit_code) == ("unclear", 2)
+
+
+def test_the_yardstick_cuts_what_linear_attention_has_summed_up():
+    """After forwards of any shape it goes on from the text that is left."""
+    target = make_target("qwen3_5")
+    (text,) = random_prompts((12,))
+    reader = ShapedReader(target)
+    reader.read([*text[:5], 7, 8, 9], batch=2)  # a padded prompt
+    reader.cut(5)
+    reader.read([*text[5:7], 7, 8], batch=3, slots=9)
+    reader.cut(7)
+    reader.read([7, 8])
+    reader.cut(7)
+    found = reader.read(text[7:])
+    with torch.no_grad():
+        expected = target.model(torch.tensor([text])).logits[0, 7:]
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
 
 # Ties ------------------------------------------------------------------------------------------
