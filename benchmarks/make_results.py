@@ -223,14 +223,20 @@ def _exact(records: Path) -> str:
             rows.append(("audit, sampled", where, places, str(sampling["wrong"]), NONE, when))
     cpu = read_records(records / "exactness.jsonl")
     gpu = gpu_records(records)
-    groups = [("reference loop, cpu, float32", cpu)]
+    hybrids = read_records(records / "exactness-hybrids.jsonl")
+    hybrids = [record for record in hybrids if "restored" not in record]
+    groups = [
+        ("reference loop, cpu, float32", cpu),
+        ("reference loop, cpu, float32, hybrid targets", hybrids),
+    ]
     for dtype in dict.fromkeys(map(gpu_dtype, gpu)):
         own = [record for record in gpu if gpu_dtype(record) == dtype]
         groups.append((f"reference loop, cuda, {dtype}", own))
     for where, group in groups:
-        answers = f"{sum(r['prompts'] for r in group)} answers"
+        answers = f"{sum(r['prompts'] * r.get('seeds', 1) for r in group):,} answers"
         differ = sum(r["differing_prompts"] for r in group)
-        ties = str(sum(r["proven_ties"] for r in group)) if group is not cpu else NONE
+        proven = [r["proven_ties"] for r in group if "proven_ties" in r]
+        ties = str(sum(proven)) if proven else NONE
         when = measured(group[0]["environment"])
         rows.append(("against `generate`, greedy", where, answers, str(differ), ties, when))
     for group in by_run(read_records(records / "engine-crowd.jsonl")):

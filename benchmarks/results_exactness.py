@@ -15,6 +15,7 @@ def exactness(records: Path) -> str:
     """What `domino audit` found, then greedy decoding against Transformers' own `generate`."""
     audits = read_records(records / "audit.jsonl")
     cpu, gpu = read_records(records / "exactness.jsonl"), gpu_records(records)
+    hybrids = read_records(records / "exactness-hybrids.jsonl")
     return page(
         "# Exactness",
         "## Audits",
@@ -33,6 +34,21 @@ def exactness(records: Path) -> str:
         "last, cut block.",
         made_together(cpu),
         table(_CASE | _LENGTH, cpu),
+        "## Hybrid targets on a CPU",
+        "Tiny models with random weights whose recurrent states fade over tens of tokens: two "
+        "linear-attention layers around one of full attention. Prompts of 3 to 79 tokens, the same "
+        "comparison; differing prompts are of all seeds, distinct tokens those of a mean answer.",
+        made_together(hybrids),
+        table(
+            {"target": field("target"), "seeds": field("seeds")}
+            | _CASE
+            | _LENGTH
+            | {"distinct tokens": field("distinct_tokens", ".0f")},
+            [record for record in hybrids if "restored" not in record],
+        ),
+        "Audits of the same, all prompts in one batch; without the restored states each text has "
+        "a bug, where its audit ends.",
+        table(_RESTORED, [record for record in hybrids if "restored" in record]),
         "## Greedy decoding on a GPU",
         "SmolLM2-135M-Instruct, the same comparison. In bfloat16 a matrix product rounds "
         "differently for one token and for sixteen, alone and in a batch, so two tokens whose "
@@ -105,3 +121,12 @@ _CASE: Columns = {
     "prompts that differ": field("differing_prompts"),
 }
 _LENGTH: Columns = {"acceptance length": field("tokens_per_cycle", ".2f")}
+_RESTORED: Columns = {
+    "target": field("target"),
+    "states restored": lambda r: "yes" if r["restored"] else "no",
+    "texts": lambda r: str(r["seeds"] * r["prompts"]),
+    "tokens compared": field("tokens"),
+    "near-ties": field("ties"),
+    "unclear": field("unclear"),
+    "bugs": field("bugs"),
+}

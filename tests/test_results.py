@@ -97,6 +97,18 @@ def test_exactness_on_record_is_complete_and_clean():
     assert not any("+changes" in r["environment"]["commit"] for r in records)
 
 
+def test_exactness_of_hybrids_on_record_is_complete_and_clean():
+    records = read_records(make_results.RECORDS / "exactness-hybrids.jsonl")
+    assert {(r["prompts"], r["new_tokens"], r["seeds"]) for r in records} == {(20, 128, 5)}
+    assert not any("+changes" in r["environment"]["commit"] for r in records)
+    decoded = [r for r in records if "restored" not in r]
+    assert len(decoded) == 12
+    assert all(r["differing_prompts"] == 0 < r["distinct_tokens"] for r in decoded)
+    audits = {(r["target"], r["restored"]): r["bugs"] for r in records if "restored" in r}
+    assert len(audits) == 4
+    assert {(restored, bugs) for (_, restored), bugs in audits.items()} == {(True, 0), (False, 100)}
+
+
 def test_every_difference_on_a_gpu_is_a_proven_tie():
     for dtype in ("float32", "bfloat16"):
         records = read_records(make_results.RECORDS / f"gpu_exactness_{dtype}.jsonl")

@@ -8,11 +8,12 @@ import transformers as tf
 from benchmarks.gpu_exactness import judge_first
 
 from domino_spec.audit import Audit, EngineWay, ReferenceWay, audit_greedy
-from domino_spec.audit.forwards import PlainReader, float32_logits
+from domino_spec.audit.forwards import PlainReader, ShapedReader, float32_logits
 from domino_spec.audit.greedy import judge
 from domino_spec.decoding import SamplingParams, loop
 from domino_spec.drafters import BlockDrafter, LookupDrafter
 from domino_spec.targets import Target, TargetCache, probe_target
+from domino_spec.targets.recurrent import RecurrentStates
 from tests.engine.runs import make_engine
 from tests.support.drafters import Adversarial, Good
 from tests.support.families import (
@@ -44,8 +45,11 @@ def greedy(target, way, prompts, eos=()):
     return audit_greedy(target, way, prompts, max_new_tokens=NEW, eos=eos)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
-@pytest.mark.parametrize("kind", [Good, Adversarial])
+PAIRS = [(family, kind) for family in ("llama", "gemma3", "gpt2") for kind in (Good, Adversarial)]
+PAIRS += [("qwen3_next", Adversarial), ("qwen3_5", Good)]
+
+
+@pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_the_reference_loop_is_lossless(family, kind):
     target = make_target(family)
     found = greedy(target, *scripted(target, kind))
@@ -110,19 +114,31 @@ def accepts_one_too_many(sequence, logits, tree, drawn_from, argmax):
     return path
 
 
+def keeps_recurrent_states(self, counts):
+    """Rejected drafts and padding stay in what linear-attention layers have summed up."""
+
+
+def restores_without_reading_again(self, rows, count):
+    """The states of the block's start: accepted drafts never come in."""
+    REAL_REPLAY(self, rows, 0)
+
+
+REAL_REPLAY = RecurrentStates._replay
 REAL_COMMIT, REAL_WALK = TargetCache.commit, loop._walk
 BROKEN = {
-    "wrong roll-back": (TargetCache, "commit", keeps_what_was_rejected),
-    "stale cache": (TargetCache, "commit", keeps_the_place_of_longer_rows),
-    "off-by-one acceptance": (loop, "_walk", accepts_one_too_many),
+    "wrong roll-back": ("llama", TargetCache, "commit", keeps_what_was_rejected),
+    "stale cache": ("llama", TargetCache, "commit", keeps_the_place_of_longer_rows),
+    "off-by-one acceptance": ("llama", loop, "_walk", accepts_one_too_many),
+    "states not restored": ("qwen3_next", RecurrentStates, "commit", keeps_recurrent_states),
+    "no replay": ("qwen3_5", RecurrentStates, "_replay", restores_without_reading_again),
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_loop_is_a_bug(kind, monkeypatch):
-    target = make_target("llama")
+    family, owner, name, broken = BROKEN[kind]
+    target = make_target(family)
     way, prompts = scripted(target)
-    owner, name, broken = BROKEN[kind]
     monkeypatch.setattr(owner, name, broken)
     found = greedy(target, way, prompts)
     assert found.count("bug") > 0
@@ -178,6 +194,23 @@ def test_nothing_drafted_cannot_be_told():
     audit = Audit(greedy=found, sampling=None)
     assert found.differences == ()
     assert (audit.answer, audit.exit_code) == ("unclear", 2)
+
+
+def test_the_yardstick_cuts_what_linear_attention_has_summed_up():
+    """After forwards of any shape it goes on from the text that is left."""
+    target = make_target("qwen3_5")
+    (text,) = random_prompts((12,))
+    reader = ShapedReader(target)
+    reader.read([*text[:5], 7, 8, 9], batch=2)  # a padded prompt
+    reader.cut(5)
+    reader.read([*text[5:7], 7, 8], batch=3, slots=9)
+    reader.cut(7)
+    reader.read([7, 8])
+    reader.cut(7)
+    found = reader.read(text[7:])
+    with torch.no_grad():
+        expected = target.model(torch.tensor([text])).logits[0, 7:]
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=2e-4)
 
 
 # Ties ------------------------------------------------------------------------------------------

@@ -46,6 +46,13 @@ class Good(ScriptedDrafter):
         return token if (done * 31 + index * 17) % 5 else (token + 1) % self.vocab
 
 
+class WrongAtFourth(ScriptedDrafter):
+    """Right three times, then never accepted: every cycle takes a part of its block back."""
+
+    def spoil(self, done, index, token):
+        return (token + 1) % self.vocab if index == 3 else token
+
+
 class Adversarial(ScriptedDrafter):
     """Wrong in every way: at once, after a right prefix, with special ids."""
 

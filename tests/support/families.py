@@ -33,6 +33,15 @@ _COMMON = {
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # Gemma's scaled embeddings, tied to its lm_head, would repeat the last token for ever.
 _GEMMA = {**_COMMON, "head_dim": 8, "tie_word_embeddings": False}
+# Value heads that share keys, and layers that sum up before and after one that attends.
+_HYBRID = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 WINDOW = 6  # shorter than every test's sequence, so that sliding layers do slide
 
 CONFIGS = {
@@ -62,13 +71,27 @@ CONFIGS = {
         **_COMMON, head_dim=8, num_local_experts=4, sliding_window=WINDOW,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
+    "qwen3_next": lambda: tf.Qwen3NextConfig(
+        **_COMMON, **_HYBRID, **_MOE, shared_expert_intermediate_size=16
+    ),
+    "qwen3_5": lambda: tf.Qwen3_5TextConfig(**_COMMON, **_HYBRID),
 }  # fmt: skip
+HYBRIDS = ("qwen3_next", "qwen3_5")
 
 
 def make_model(family: str, *, seed: int = 0, attention: str | None = None) -> tf.PreTrainedModel:
     options = {} if attention is None else {"attn_implementation": attention}
     model = tf.AutoModelForCausalLM.from_config(CONFIGS[family](), **options).float().eval()
-    return randomise(model, 0.25, seed=seed)
+    return slow_decay(randomise(model, 0.25, seed=seed))
+
+
+def slow_decay(model):
+    """Recurrent states that fade over tens of tokens, so that an error in one lasts."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("A_log"):
+                parameter.copy_(torch.linspace(-5.0, -1.0, len(parameter)))
+    return model
 
 
 def randomise(module, scale: float, *, seed: int = 0):

@@ -27,10 +27,7 @@ HYBRID = {**SMALL, "intermediate_size": 64, "num_attention_heads": 4, "num_key_v
     ("config", "words"),
     [
         (tf.T5Config(vocab_size=97), "encoder-decoder"),
-        (tf.MambaConfig(**SMALL), "linear_attention|running state"),
-        (tf.Mamba2Config(**SMALL, num_heads=4, head_dim=16), "linear_attention|running state"),
-        (tf.JambaConfig(**HYBRID), "linear_attention|running state"),
-        (tf.Qwen3NextConfig(**HYBRID, head_dim=8, num_experts=4), "linear_attention"),
+        (tf.Lfm2Config(**HYBRID, layer_types=["conv", "full_attention"] * 2), "of type conv"),
         (tf.Llama4TextConfig(**HYBRID, head_dim=8, num_local_experts=2), "chunked_attention"),
     ],
     ids=lambda value: getattr(value, "model_type", None),
@@ -49,6 +46,33 @@ def test_recurrent_models_are_refused_by_their_class():
     model = tf.AutoModelForCausalLM.from_config(config)
     with pytest.raises(TargetError, match="RecurrentGemmaForCausalLM.*running state"):
         Target(model)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tf.MambaConfig(**SMALL),
+        tf.JambaConfig(
+            **HYBRID, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=8,
+            use_mamba_kernels=False,
+        ),
+    ],
+    ids=lambda config: config.model_type,
+)  # fmt: skip
+def test_state_space_layers_that_begin_every_block_anew_are_found_by_the_probe(config):
+    """Transformers' own forward takes their state up for single tokens alone."""
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    with pytest.raises(TargetError, match="does not use the cache"):
+        probe_target(Target(model))
+
+
+def test_linear_attention_of_another_form_is_refused():
+    config = tf.MiniMaxConfig(
+        **HYBRID, head_dim=8, num_local_experts=2, block_size=8,
+        layer_types=["linear_attention", "full_attention"] * 2,
+    )  # fmt: skip
+    with pytest.raises(TargetError, match="layer 0.*linear attention.*`cache_params`"):
+        Target(tf.AutoModelForCausalLM.from_config(config))
 
 
 def test_headless_models_are_refused():

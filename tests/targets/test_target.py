@@ -9,6 +9,7 @@ from domino_spec.errors import InputError
 from domino_spec.targets import Target, probe_target, read
 from tests.support.families import (
     CONFIGS,
+    HYBRIDS,
     VOCAB,
     make_model,
     make_target,
@@ -19,7 +20,7 @@ from tests.support.families import (
 )
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", *HYBRIDS])
 def test_captured_states_are_layer_outputs_without_the_final_norm(family):
     target = make_target(family)
     ids = torch.tensor(random_prompts((9,)))
@@ -98,7 +99,7 @@ def test_scales_and_caps_are_found():
     assert make_target("llama").embedding_scale == 1.0
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt_oss", *HYBRIDS])
 def test_roll_back_of_ragged_rows_is_exact(family):
     """Rows that keep different parts of garbage-filled blocks equal rows that never saw it."""
     target = make_target(family)
@@ -126,8 +127,9 @@ def test_roll_back_of_ragged_rows_is_exact(family):
         torch.testing.assert_close(found[row], whole, atol=2e-4, rtol=2e-4)
 
 
-def test_selecting_rows_keeps_their_states():
-    target = make_target("qwen3")
+@pytest.mark.parametrize("family", ["qwen3", *HYBRIDS])
+def test_selecting_rows_keeps_their_states(family):
+    target = make_target(family)
     cache = target.new_cache(3)
     ids = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0], [11, 12, 13, 0]])
     target.forward(ids, cache)

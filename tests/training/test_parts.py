@@ -8,7 +8,7 @@ import torch
 
 from domino_spec.drafter import DraftModel
 from domino_spec.errors import TrainingError
-from domino_spec.targets import read
+from domino_spec.targets import LoadedTarget, read
 from domino_spec.training import train
 from domino_spec.training.blocks import Feed
 from domino_spec.training.start import fit_to_sizes, measure_sizes, weight_scales
@@ -164,3 +164,14 @@ def test_a_mask_that_the_data_hold_is_refused(tmp_path, corpus, loaded):
     common = int(corpus[0].tokens[0])
     with pytest.raises(TrainingError, match=f"mask_token_id is {common}, which the data hold"):
         ready(tmp_path, corpus, loaded, mask_token_id=common)
+
+
+def test_a_hybrid_target_is_read_document_by_document(tmp_path, corpus):
+    reports = Reports()
+    target = make_target("qwen3_5")
+    changes = {"steps": 2, "log_every": 1, "eval_every": 2, "target_layer_ids": [0, 2]}
+    run = ready(tmp_path, corpus, LoadedTarget.of(target), reports, **changes)
+    assert "state no mask resets between the documents" in target.packing_refusal
+    train(run)
+    assert len(reports.trained) == 2
+    assert len(reports.evaluated) == 1

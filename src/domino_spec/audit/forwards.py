@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from domino_spec.quantization.modules import QuantizedLinear
 from domino_spec.targets import Target
-from domino_spec.targets.support import SLIDING_ATTENTION, layer_types
+from domino_spec.targets.cache import growing_cache
+from domino_spec.targets.support import (
+    LINEAR_ATTENTION,
+    SLIDING_ATTENTION,
+    layer_types,
+)
 from domino_spec.targets.target import evaluating
 
 _HALF = (torch.bfloat16, torch.float16)
@@ -46,7 +52,14 @@ class ShapedReader:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._past = DynamicCache()
+        self._past = growing_cache(target.config)
+        self._modules = target.recurrent_modules
+        self._before: dict[int, Any] = {}
+        """Linear-attention layers of the cache as they were before the last read."""
+        self._inputs: dict[int, Tensor] = {}
+        """What their modules read then, [1, tokens, hidden] of the first sequence."""
+        self._start = 0
+        """Where it began."""
         self.length = 0
 
     def read(self, tokens: Sequence[int], *, batch: int = 1, slots: int | None = None) -> Tensor:
@@ -62,36 +75,72 @@ class ShapedReader:
         """
         target = self._target
         batch, count = len(texts), len(texts[0])
+        self._start = self.length
         # The first sequence's states for each of them, and empty slots after them.
-        for layer in self._past.layers:
+        for layer in self._attention_layers():
             layer.keys = _widened_to(layer.keys, batch, slots or self.length)
             layer.values = _widened_to(layer.values, batch, slots or self.length)
+        for index in self._modules:
+            layer = self._past.layers[index]
+            _repeat_states(layer, 1)
+            self._before[index] = copy.deepcopy(layer)
+            _repeat_states(layer, batch)
         inputs: dict[str, Any] = {}
         if slots is not None:
             inputs["attention_mask"] = self._mask(batch, count, slots)
             if target.takes("position_ids"):
                 places = torch.arange(self.length, self.length + count, device=target.device)
                 inputs["position_ids"] = places.expand(batch, -1)
-        logits: Tensor = _forward(target, texts, self._past, **inputs).logits
-        for layer in self._past.layers:
+        with ExitStack() as hooks:
+            for index, module in self._modules.items():
+                hook = module.register_forward_pre_hook(self._keep_input(index), with_kwargs=True)
+                hooks.callback(hook.remove)
+            logits: Tensor = _forward(target, texts, self._past, **inputs).logits
+        for layer in self._attention_layers():
             layer.keys = self._closed(layer.keys, count)
             layer.values = self._closed(layer.values, count)
         self.length += count
         return logits.float()
 
+    def _keep_input(self, index: int) -> Any:
+        def hook(_module: Any, args: Any, kwargs: Any) -> None:
+            states = args[0] if args else kwargs["hidden_states"]
+            self._inputs[index] = states[:1].clone()
+
+        return hook
+
+    @torch.no_grad()
     def cut(self, length: int) -> None:
-        """Forget everything after `length` tokens."""
-        for layer in self._past.layers:
+        """Forget everything after `length` tokens.
+
+        States cannot be cut: those before the last read come back, and the modules read again what
+        is left of it, as that forward had rounded it.
+        """
+        if length >= self.length:
+            return
+        assert length >= self._start or not self._modules, "states before the last read are gone"
+        for index, layer in self._before.items():
+            self._past.layers[index] = layer
+            if length > self._start:
+                read = self._inputs[index][:, : length - self._start]
+                with evaluating(self._modules[index]):
+                    self._modules[index](read, cache_params=self._past)
+        for layer in self._attention_layers():
             layer.keys = layer.keys[:, :, :length]
             layer.values = layer.values[:, :, :length]
-        self.length = min(self.length, length)
+        self.length = length
+
+    def _attention_layers(self) -> list[Any]:
+        """Layers with keys and values, once there are any."""
+        layers = self._past.layers
+        return [each for each in layers if isinstance(each, DynamicLayer) and each.is_initialized]
 
     def _closed(self, states: Tensor, count: int) -> Tensor:
         """Without the empty slots between what was there and what is new."""
         new = states[:, :, states.shape[2] - count :]
         return torch.cat((states[:, :, : self.length], new), dim=2)
 
-    def _mask(self, batch: int, count: int, slots: int) -> Tensor | dict[str, Tensor]:
+    def _mask(self, batch: int, count: int, slots: int) -> Tensor | dict[str, Tensor | None] | None:
         """Who sees whom, spelt out as a batch of sequences of different lengths needs it."""
         target = self._target
         new = torch.arange(self.length, self.length + count, device=target.device)
@@ -100,8 +149,11 @@ class ShapedReader:
         seen = distance >= 0
         seen[:, self.length : slots] = False
         window = int(getattr(target.config, "sliding_window", None) or 0)
-        masks = {}
+        masks: dict[str, Tensor | None] = {}
         for kind in set(layer_types(target.config)):
+            if kind == LINEAR_ATTENTION:
+                masks[kind] = None
+                continue
             slides = kind == SLIDING_ATTENTION and window
             shown = seen & (distance < window) if slides else seen
             masks[kind] = self._as_taken(shown).expand(batch, 1, -1, -1)
@@ -120,6 +172,14 @@ def _widened_to(states: Tensor, batch: int, slots: int) -> Tensor:
         empty = first.new_zeros(1, first.shape[1], slots - first.shape[2], first.shape[3])
         first = torch.cat((first, empty), dim=2)
     return first.expand(batch, *first.shape[1:]).contiguous()
+
+
+def _repeat_states(layer: Any, batch: int) -> None:
+    """A linear-attention layer's states of the first sequence, for as many."""
+    for states in (layer.conv_states, layer.recurrent_states):
+        for number, state in states.items():
+            if state is not None:
+                states[number] = state[:1].expand(batch, *state.shape[1:]).contiguous()
 
 
 @torch.no_grad()

@@ -68,7 +68,11 @@ def decode(
         with watch.stage("verify"):
             lasts = [sequences[owner].last_position for owner in owners]
             output = target.forward(
-                block, cache, capture_layers=drafting.capture_layers, last_positions=lasts
+                block,
+                cache,
+                capture_layers=drafting.capture_layers,
+                last_positions=lasts,
+                rollback=block.shape[1] > 1,
             )
         with watch.stage("other"):
             outputs, ends = _commit(
@@ -100,6 +104,7 @@ class _Drafting:
         self.depth = 0
         self.capture_layers: Sequence[int] = ()
         if self._drafter is not None:
+            target.check_tree(self._drafter.nodes)
             self.depth = self._drafter.depth
             self.capture_layers = self._drafter.capture_layers
             longest = max(sequence.max_length for sequence in sequences)
@@ -149,7 +154,13 @@ def _prefill(
     for index, sequence in enumerate(sequences):
         prompts[index, : lengths[index]] = torch.tensor(sequence.prompt)
     lasts = [length - 1 for length in lengths]
-    output = target.forward(prompts, cache, capture_layers=drafting.capture_layers, keep=lasts)
+    output = target.forward(
+        prompts,
+        cache,
+        capture_layers=drafting.capture_layers,
+        keep=lasts,
+        rollback=len(set(lengths)) > 1,  # of the padding
+    )
     columns = [sorted(set(lasts)).index(last) for last in lasts]
     logits = output.logits[torch.arange(len(sequences)), columns].unsqueeze(1)
     count = len(sequences)
@@ -165,7 +176,7 @@ def prompt_scores(target: Target, prompt: Sequence[int], top: int) -> list[Token
     cache, found = target.new_cache(1), list[TokenScore | None]([None])
     for start in range(0, len(prompt) - 1, _SCORED_AT_ONCE):
         chunk = prompt[start : start + _SCORED_AT_ONCE]
-        logits = target.forward(torch.tensor([chunk]), cache).logits[0]
+        logits = target.forward(torch.tensor([chunk]), cache, rollback=False).logits[0]
         cache.commit([len(chunk)])
         following = prompt[start + 1 : start + 1 + len(chunk)]
         logprobs = logits[: len(following)].float().log_softmax(dim=-1)

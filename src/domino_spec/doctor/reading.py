@@ -20,6 +20,7 @@ from domino_spec.records import hardware
 from domino_spec.settings import Quantize
 from domino_spec.targets.quantized import ROUNDED
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
+from domino_spec.targets.support import linear_layers
 
 State = Literal["ok", "unknown", "warning", "problem"]
 _SEVERITY: tuple[State, ...] = ("ok", "unknown", "warning", "problem")
@@ -241,7 +242,8 @@ def needs(
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     tokens = plans.rows * context
-    target_cache = 2 * int(text.num_hidden_layers) * kv_heads * head_dim * tokens
+    attending = int(text.num_hidden_layers) - len(linear_layers(text))
+    target_cache = 2 * attending * kv_heads * head_dim * tokens
     drafter, cached = described.config, 0  # numbers a token in the drafter's own keys
     if isinstance(drafter, DrafterConfig):
         cached = drafter.num_layers * drafter.num_kv_heads * drafter.head_dim

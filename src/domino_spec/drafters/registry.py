@@ -85,7 +85,9 @@ def open_drafter(
         for check in require_fit(drafter.config, drafter.provenance, facts):
             warnings.warn(str(check), MismatchWarning, stacklevel=3)
     drafter = drafter if depth is None else drafter.with_depth(depth)
-    return drafter if tree is None else drafter.with_tree(tree)
+    drafter = drafter if tree is None else drafter.with_tree(tree)
+    loaded.target.check_tree(drafter.nodes)
+    return drafter
 
 
 def drafter_of(

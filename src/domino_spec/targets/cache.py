@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from domino_spec.errors import TargetError
+from domino_spec.targets.recurrent import RecurrentStates
+from domino_spec.targets.support import linear_layers
+
+
+def growing_cache(config: Any) -> DynamicCache:
+    """Transformers' empty cache without windows: a layer keeps all its keys and values, or states.
+
+    Without a configuration every layer would be a plain growing one, with it some have windows.
+    """
+    linear = linear_layers(config)
+    if not linear:
+        return DynamicCache()
+    past = DynamicCache(config=config)
+    for index in set(range(len(past.layers))) - set(linear):
+        past.layers[index] = DynamicLayer()
+    return past
 
 
 class TargetCache:
@@ -19,13 +36,15 @@ class TargetCache:
     A forward appends its tokens after the last slot for all sequences alike. `commit` then moves
     what each sequence keeps to its own end and cuts the rest off. Sliding-window layers
     keep every slot too, so that nothing a roll-back needs is ever dropped: the mask applies
-    the window.
+    the window. Linear-attention layers have no slots: `RecurrentStates` rolls them back.
     """
 
-    def __init__(self, batch: int) -> None:
-        # Without a config every layer is a plain growing one, whatever the model would choose.
-        self.past = DynamicCache()
+    def __init__(self, batch: int, config: Any, recurrent: Mapping[int, nn.Module]) -> None:
+        """`recurrent` are the modules of the configuration's linear-attention layers."""
+        self.past = growing_cache(config)
         self.lengths = [0] * batch
+        self._linear = frozenset(recurrent)
+        self._states = RecurrentStates(self.past, recurrent) if recurrent else None
 
     @property
     def slots(self) -> int:
@@ -36,6 +55,12 @@ class TargetCache:
     def ragged(self) -> bool:
         """Whether some sequence is shorter than the cache, so that a mask must hide its garbage."""
         return any(length != self.slots for length in self.lengths)
+
+    def forwarding(self, count: int, *, rollback: bool) -> AbstractContextManager[None]:
+        """A forward that appends so many tokens; without `rollback` all of them are committed."""
+        if self._states is None:
+            return nullcontext()  # keys and values are cut afterwards
+        return self._states.forwarding(count, rollback=rollback)
 
     def commit(self, counts: Sequence[int]) -> None:
         """Keep the first `counts[i]` of the positions the last forward appended."""
@@ -58,6 +83,8 @@ class TargetCache:
             size = max(lengths)
             layer.keys = layer.keys[:, :, :size]
             layer.values = layer.values[:, :, :size]
+        if self._states is not None:
+            self._states.commit(counts)
         self.lengths = lengths
 
     def select(self, kept: Sequence[int]) -> None:
@@ -66,6 +93,8 @@ class TargetCache:
             size = max(self.lengths[index] for index in kept)
             layer.keys = layer.keys[kept, :, :size]
             layer.values = layer.values[kept, :, :size]
+        if self._states is not None:
+            self._states.select(kept)
         self.lengths = [self.lengths[index] for index in kept]
 
     def positions(self, count: int, device: torch.device) -> Tensor:
@@ -89,7 +118,11 @@ class TargetCache:
         return keys <= queries, queries - keys
 
     def _layers(self) -> list[Any]:
-        layers = [layer for layer in self.past.layers if layer.is_initialized]
+        layers = [
+            layer
+            for index, layer in enumerate(self.past.layers)
+            if index not in self._linear and layer.is_initialized
+        ]
         for layer in layers:
             if type(layer) is not DynamicLayer:
                 raise TargetError(

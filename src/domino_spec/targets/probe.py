@@ -115,13 +115,14 @@ def _check_rollback(target: Target, prefix: Tensor, block: Tensor) -> None:
     rolled = target.new_cache(1)
     target.forward(prefix, rolled)
     rolled.commit([_PREFIX])
-    target.forward(block.flip(1), rolled)
-    rolled.commit([0])
-    found = target.forward(block, rolled).logits
-    if not _same(found, expected):
+    accepted, rejected = block[:, :1], block[:, 1:].flip(1)
+    target.forward(torch.cat((accepted, rejected), dim=1), rolled)
+    rolled.commit([1])
+    found = target.forward(block[:, 1:], rolled).logits
+    if not _same(found, expected[:, 1:]):
         raise TargetError(
             f"{target.name} ({type(target.model).__name__}) gives other logits after a roll-back: "
-            "it keeps state outside its KV cache, so a rejected draft could not be undone."
+            "it keeps state outside its cache, so a rejected draft could not be undone."
         )
 
 

@@ -11,6 +11,7 @@ from domino_spec.errors import TargetError
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+LINEAR_ATTENTION = "linear_attention"
 EACH_TOKEN = "domino_each_token"
 """The attention implementation of quantised targets, as Transformers knows it."""
 
@@ -51,6 +52,12 @@ def layer_types(config: Any) -> list[str]:
     else:
         kind = FULL_ATTENTION
     return [kind] * int(config.num_hidden_layers)
+
+
+def linear_layers(config: Any) -> list[int]:
+    """Indices of the layers that keep a recurrent state instead of keys and values."""
+    kinds = enumerate(layer_types(config))
+    return [index for index, kind in kinds if kind == LINEAR_ATTENTION]
 
 
 def static_rope_limit(config: Any) -> int | None:
@@ -130,19 +137,21 @@ def check_config(config: Any, name: str) -> None:
             f"{name} ({config.model_type}) does not say num_hidden_layers, so that its hidden "
             "states cannot be captured."
         )
-    unknown = sorted(set(layer_types(text)) - {FULL_ATTENTION, SLIDING_ATTENTION})
+    known = {FULL_ATTENTION, SLIDING_ATTENTION, LINEAR_ATTENTION}
+    unknown = sorted(set(layer_types(text)) - known)
     if unknown:
         raise TargetError(
             f"{name} ({config.model_type}) has layers of type {', '.join(unknown)}; their state "
-            "cannot be rolled back exactly after a rejected draft. Only full and sliding-window "
-            "attention can be a target."
+            "cannot be rolled back exactly after a rejected draft. Only full, sliding-window and "
+            "linear attention can be a target."
         )
     _check_quantisation(getattr(config, "quantization_config", None), name)
 
 
 def check_model(model: PreTrainedModel, name: str) -> None:
     """Refuse what only the model's class tells."""
-    if getattr(model, "_is_stateful", False):
+    stateful = getattr(model, "_is_stateful", False)
+    if stateful and not linear_layers(model.config.get_text_config()):
         raise TargetError(
             f"{name} ({type(model).__name__}) keeps a running state (state-space or recurrent "
             "layers) that cannot be rolled back exactly after a rejected draft."

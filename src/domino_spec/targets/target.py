@@ -17,12 +17,15 @@ from transformers.utils import ModelOutput
 from domino_spec.errors import TargetError
 from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets.cache import TargetCache
+from domino_spec.targets.recurrent import find_recurrent_modules
 from domino_spec.targets.support import (
     EACH_TOKEN,
+    LINEAR_ATTENTION,
     SLIDING_ATTENTION,
     check_config,
     check_model,
     layer_types,
+    linear_layers,
     static_rope_limit,
     unwrap_adapters,
 )
@@ -55,6 +58,9 @@ class Target:
         self.config = model.config.get_text_config()
         self.layers = find_layers(model, int(self.config.num_hidden_layers))
         self.capture_points: Sequence[nn.Module] = (*self.layers, find_decoder(model))
+        self.recurrent_modules = find_recurrent_modules(
+            self.layers, linear_layers(self.config), self.name
+        )
         self.embedding: nn.Module = model.get_input_embeddings()
         self.lm_head: nn.Module = model.get_output_embeddings()
         self._forward_names = frozenset(inspect.signature(model.forward).parameters)
@@ -111,6 +117,25 @@ class Target:
         name = str(self.dtype).removeprefix("torch.")
         kinds = sorted({weight.kind for weight in quantized_weights(self.model).values()})
         return f"{name} ({' and '.join(kinds)} weights)" if kinds else name
+
+    @property
+    def packing_refusal(self) -> str | None:
+        """Why no mask keeps documents in one row apart; None if one does."""
+        if self.recurrent_modules:
+            return (
+                f"{self.name} ({type(self.model).__name__}) has linear-attention layers, whose "
+                "state no mask resets between the documents of a row; they are read one by one."
+            )
+        return self.batch_refusal
+
+    def check_tree(self, nodes: int) -> None:
+        """Refuse draft trees where verified branches would mix in one state."""
+        if nodes and self.recurrent_modules:
+            raise TargetError(
+                f"a tree of {nodes} drafts is asked for, but {self.name} "
+                f"({type(self.model).__name__}) has linear-attention layers: their state follows "
+                "one text, so that only chains can be verified. Leave the tree out (tree=0)."
+            )
 
     # What the drafter borrows ---------------------------------------------------------------
 
@@ -183,7 +208,7 @@ class Target:
         """An empty cache; refuses batches the model cannot mask."""
         if batch > 1 and self.batch_refusal:
             raise TargetError(self.batch_refusal)
-        return TargetCache(batch)
+        return TargetCache(batch, self.config, self.recurrent_modules)
 
     def forward(
         self,
@@ -193,11 +218,13 @@ class Target:
         capture_layers: Sequence[int] = (),
         keep: Sequence[int] | None = None,
         last_positions: Sequence[int] | None = None,
+        rollback: bool = True,
     ) -> TargetOutput:
         """Run tokens after each sequence's length; the caller commits what it keeps.
 
         `keep` names the positions whose logits are wanted; None means all. Tokens after a
         sequence's last position will be thrown away and must not reach past the model's context.
+        Without `rollback` all tokens of all sequences will be committed.
         """
         tokens = tokens.to(self.device)
         count = tokens.shape[1]
@@ -226,6 +253,7 @@ class Target:
         with (
             torch.no_grad(),
             evaluating(self.model),
+            cache.forwarding(count, rollback=rollback),
             capturing(self.capture_points, capture_layers) as outputs,
         ):
             logits: Tensor = self.model(**inputs).logits
@@ -236,10 +264,10 @@ class Target:
 
     def attention_mask(
         self, visible: Tensor, distance: Tensor, *, what: str, otherwise: str = ""
-    ) -> Tensor | dict[str, Tensor]:
+    ) -> Tensor | dict[str, Tensor | None] | None:
         """As the model takes it, from who sees whom and how far away, [batch, queries, keys].
 
-        One for each kind of attention that the model mixes.
+        One for each kind of attention that the model mixes; linear attention takes none.
         """
         attention = self.model.config._attn_implementation
         if attention not in _MASKED_ATTENTION:
@@ -248,8 +276,11 @@ class Target:
                 f"with attn_implementation='sdpa'{otherwise}."
             )
         window: Any = getattr(self.config, "sliding_window", None)
-        masks = {}
+        masks: dict[str, Tensor | None] = {}
         for kind in set(layer_types(self.config)):
+            if kind == LINEAR_ATTENTION:
+                masks[kind] = None
+                continue
             seen = visible & (distance < window) if kind == SLIDING_ATTENTION else visible
             if attention == "eager":  # which adds its mask to the scores
                 lowest = torch.finfo(self.dtype).min
@@ -357,7 +388,7 @@ def read(
     tokens = tokens.to(target.device)
     inputs: dict[str, Any] = {"input_ids": tokens, "use_cache": False, "return_dict": True}
     if documents is not None:
-        if target.batch_refusal:
+        if target.packing_refusal:
             return _read_apart(target, tokens, documents, capture_layers)
         assert positions is not None, "packed documents come with their positions"
         at, number = positions.to(target.device), documents.to(target.device)

@@ -262,8 +262,8 @@ def _learner(
     if not world.alone:
         if config.optimizer == "muon":
             raise ConfigError("muon needs whole matrices; train on several GPUs with adamw.")
-        if target.batch_refusal:  # read document by document: processes would lose step
-            raise TrainingError(f"{target.batch_refusal} Train on it in one process.")
+        if target.packing_refusal:  # read document by document: processes would lose step
+            raise TrainingError(f"{target.packing_refusal} Train on it in one process.")
         shard(objective, target, world, dtype=dtype)
     masters = Masters(drafter.named_parameters(), scales=scales)
     optimiser = Optimiser(
@@ -280,9 +280,8 @@ def _recorder(config: TrainConfig, target: Target, world: World) -> GraphRecorde
     """Of CUDA graphs, where one process makes a step of one batch on one GPU."""
     one_gpu = world.alone and {p.device.type for p in target.model.parameters()} == {"cuda"}
     one_gpu = one_gpu and len({p.device for p in target.model.parameters()}) == 1
-    return (
-        GraphRecorder() if one_gpu and config.accumulate == 1 and not target.batch_refusal else None
-    )
+    whole = config.accumulate == 1 and not target.packing_refusal
+    return GraphRecorder() if one_gpu and whole else None
 
 
 def _chunk(config: TrainConfig, drafter: DrafterConfig | ModuleConfig) -> int:
