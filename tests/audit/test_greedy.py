@@ -44,7 +44,7 @@ def greedy(target, way, prompts, eos=()):
     return audit_greedy(target, way, prompts, max_new_tokens=NEW, eos=eos)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
 @pytest.mark.parametrize("kind", [Good, Adversarial])
 def test_the_reference_loop_is_lossless(family, kind):
     target = make_target(family)

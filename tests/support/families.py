@@ -43,7 +43,7 @@ CONFIGS = {
     "gemma2": lambda: tf.Gemma2Config(
         **_GEMMA, sliding_window=WINDOW, query_pre_attn_scalar=8
     ),
-    "gemma3": lambda: tf.Gemma3TextConfig(
+    "gemma3_text": lambda: tf.Gemma3TextConfig(
         **_GEMMA, sliding_window=WINDOW,
         layer_types=[*["sliding_attention"] * (LAYERS - 1), "full_attention"],
     ),

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.kernels import runtime
 from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
+from domino_spec.engine.kernels.pointwise import torch_rms_norm
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
 
@@ -91,10 +91,10 @@ def run_attention(
         heads = qkv.view(batch, metadata.count, -1, shape.head_dim)
         both, value = torch.split(heads, [shape.heads + shape.kv_heads, shape.kv_heads], dim=2)
         assert (q_norm is None) == (k_norm is None)
-        if q_norm is not None:
+        if q_norm is not None and k_norm is not None:
             query, key = torch.split(both, [shape.heads, shape.kv_heads], dim=2)
-            query = F.rms_norm(query, (shape.head_dim,), q_norm, shape.eps)
-            key = F.rms_norm(key, (shape.head_dim,), k_norm, shape.eps)
+            query = torch_rms_norm(query, q_norm, shape.eps)
+            key = torch_rms_norm(key, k_norm, shape.eps)
             both = torch.cat((query, key), dim=2)
         query, key = torch.split(host.rotated(both), [shape.heads, shape.kv_heads], dim=2)
         host.write(cache, key, value)
@@ -138,7 +138,7 @@ def store_context(
     for layer in range(layers):
         key, value = heads[:, :, layer].chunk(2, dim=2)
         if k_norm is not None:
-            key = F.rms_norm(key, (shape.head_dim,), k_norm[layer], shape.eps)
+            key = torch_rms_norm(key, k_norm[layer], shape.eps)
         host.write((keys[layer], values[layer]), host.rotated(key), value)
 
 

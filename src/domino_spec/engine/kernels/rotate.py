@@ -105,7 +105,7 @@ def _normed(states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return states
     wide = states.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(states.dtype)
+    return (weight * wide.to(states.dtype)).to(states.dtype)
 
 
 def _rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

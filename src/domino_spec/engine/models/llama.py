@@ -52,7 +52,7 @@ def run_rest(
     states = linear_then_norm(
         mixed, weights.out, weights.post_norm, shape.eps, bias=weights.out_bias, residual=residual
     )
-    gated = linear(states, weights.gate_up, gated=True)
+    gated = linear(states, weights.gate_up, gated=True, activation=shape.activation)
     return linear_then_norm(gated, weights.down, norm, shape.eps, residual=states.rows, out=out)
 
 
@@ -79,7 +79,7 @@ class LlamaModel(InferenceModel):
             states,
             self.layers[index],
             self.cache.layer(index),
-            self.rotary,
+            self.rotary[index],
             metadata,
             self.shape,
             causal=True,
