@@ -22,7 +22,10 @@ from tests.support.families import (
     randomise,
 )
 
-FAMILIES = ["gemma3_text", "granite", "llama", "mistral", "olmo2", "qwen2", "qwen3"]
+FAMILIES = [
+    "gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
+    "smollm3",
+]  # fmt: skip
 NEW = 12
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}
 
@@ -64,7 +67,7 @@ def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
     assert expected != found
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "olmo2"])
+@pytest.mark.parametrize("family", ["gemma3_text", "llama", "mistral", "olmo2", "phi3"])
 @torch.no_grad()
 def test_a_tree_of_tokens_gives_what_each_branch_gives_alone(family):
     """Positions and a mask: two branches after a prompt in one forward."""

@@ -33,6 +33,15 @@ _COMMON = {
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # Gemma's scaled embeddings, tied to its lm_head, would repeat the last token for ever.
 _GEMMA = {**_COMMON, "head_dim": 8, "tie_word_embeddings": False}
+# Half of each head is rotated; past half of the context by other frequencies.
+_LONGROPE = {
+    "original_max_position_embeddings": CONTEXT // 2,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.5], "long_factor": [3.0, 5.0],
+    },
+}  # fmt: skip
+_MIXED = [*["sliding_attention"] * (LAYERS - 1), "full_attention"]
 WINDOW = 6  # shorter than every test's sequence, so that sliding layers do slide
 
 CONFIGS = {
@@ -44,8 +53,7 @@ CONFIGS = {
         **_GEMMA, sliding_window=WINDOW, query_pre_attn_scalar=8
     ),
     "gemma3_text": lambda: tf.Gemma3TextConfig(
-        **_GEMMA, sliding_window=WINDOW,
-        layer_types=[*["sliding_attention"] * (LAYERS - 1), "full_attention"],
+        **_GEMMA, sliding_window=WINDOW, layer_types=_MIXED,
     ),
     "gpt2": lambda: tf.GPT2Config(
         vocab_size=VOCAB, n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=CONTEXT,
@@ -56,6 +64,18 @@ CONFIGS = {
         attention_multiplier=0.2,
     ),
     "olmo2": lambda: tf.Olmo2Config(**_COMMON),
+    "olmo3": lambda: tf.Olmo3Config(
+        **_COMMON, sliding_window=WINDOW, layer_types=_MIXED,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                "original_max_position_embeddings": CONTEXT // 4,
+            },
+        },
+    ),
+    "phi3": lambda: tf.Phi3Config(**_COMMON, **_LONGROPE),
+    "smollm3": lambda: tf.SmolLM3Config(**_COMMON, no_rope_layer_interval=2),
     "cohere": lambda: tf.CohereConfig(**_COMMON),
     "qwen3_moe": lambda: tf.Qwen3MoeConfig(**_COMMON, head_dim=8, **_MOE),
     "gpt_oss": lambda: tf.GptOssConfig(

@@ -303,8 +303,8 @@ class HostMetadata(Spans):
         self._end = max((start for _, start in self.spans), default=0) + metadata.count
         positions = self._places if metadata.positions is None else metadata.positions
         places = positions.clamp(max=len(cos) - 1)
-        self.cos = cos[places].to(dtype).unsqueeze(2)  # [sequences, count, 1, head_dim]
-        # Half of a head is turned by the negative sine: the sign is put in here.
+        self.cos = cos[places].to(dtype).unsqueeze(2)  # [sequences, count, 1, rotated part]
+        # Half of that part is turned by the negative sine: the sign is put in here.
         half = cos.shape[1] // 2
         signed = torch.cat((-sin[places][..., :half], sin[places][..., half:]), dim=-1)
         self.sin = signed.to(dtype).unsqueeze(2)
@@ -320,7 +320,10 @@ class HostMetadata(Spans):
 
     def rotated(self, states: Tensor) -> Tensor:
         """Rotary positions on [sequences, count, heads, head_dim]."""
-        turned = states.roll(states.shape[-1] // 2, dims=-1)
+        width = self.cos.shape[-1]
+        if width < states.shape[-1]:
+            return torch.cat((self.rotated(states[..., :width]), states[..., width:]), dim=-1)
+        turned = states.roll(width // 2, dims=-1)
         return (states * self.cos).addcmul_(turned, self.sin)
 
     def write(

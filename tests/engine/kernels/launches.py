@@ -37,10 +37,11 @@ def _attention(
     window: int | None,
     dtype: torch.dtype = torch.bfloat16,
     tree: bool = False,
+    rotated: int | None = None,
 ) -> None:
     cache = _meta(4, kv_heads, CAPACITY, head_dim, dtype=dtype)
     ids = _meta(1, dtype=torch.long)
-    table = _meta(CAPACITY, head_dim, dtype=torch.float32)
+    table = _meta(CAPACITY, rotated or head_dim, dtype=torch.float32)
     norm = _meta(head_dim, dtype=dtype)
     qkv = _meta(1, n, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     query = rotate._launch(qkv, table, table, cache, cache, ids, ids, heads, norm, norm, 1e-6)
@@ -106,6 +107,11 @@ def wide() -> None:
         _attention(n, heads=16, kv_heads=8, head_dim=256, window=None)
 
 
+def partly_rotated() -> None:
+    """A block of Phi-4-mini."""
+    _attention(16, heads=24, kv_heads=8, head_dim=128, window=None, rotated=96)
+
+
 def exact() -> None:
     """In float32, heads of usual width and twice that."""
     for head_dim in (128, 256):
@@ -121,14 +127,14 @@ def _rollout(*, candidates: int | None, drawn: bool, reduced: bool = False) -> N
     ids = _meta(1, dtype=torch.long)
     noise = Noise(_meta(1, dtype=torch.float32), ids, ids) if drawn else None
     draft_tokens = _meta(vocabulary, dtype=torch.long) if reduced else None
-    given = (head, _meta(vocabulary, hidden_size), _meta(1, depth, hidden_size), ids)
+    embedding, hidden = _meta(vocabulary, hidden_size), _meta(1, depth, hidden_size)
     if candidates is None:
         base = _meta(1, depth, vocabulary)
-        rollout_vocabulary.launch(*given, base, draft_tokens, noise)
+        rollout_vocabulary.launch(head, embedding, 1.0, hidden, ids, base, draft_tokens, noise)
         return
     columns = _meta(1, depth, candidates, dtype=torch.long)
     base = _meta(1, depth, candidates)
-    rollout_candidates.launch(*given, base, columns, draft_tokens, noise)
+    rollout_candidates.launch(head, embedding, hidden, ids, base, columns, draft_tokens, noise)
 
 
 def _tree(kind: str, *, drawn: bool) -> None:

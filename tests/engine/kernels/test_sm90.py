@@ -27,7 +27,7 @@ def test_sequences_of_different_lengths(found):
 
 @pytest.mark.slow
 def test_attention_of_other_shapes():
-    shapes = ("block", "branched", "windowed", "widest", "narrow", "wide")
+    shapes = ("block", "branched", "windowed", "widest", "narrow", "wide", "partly_rotated")
     for found in sm90.launched("tests.engine.kernels.launches", *shapes).values():
         sm90.assert_fits(found)
 

@@ -19,17 +19,23 @@ from domino_spec.engine.kernels.pointwise import ACTIVATIONS, SILU, rms_norm
 from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes, own
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.targets import Target
-from domino_spec.targets.support import SLIDING_ATTENTION, layer_types, rope_parameters
+from domino_spec.targets.support import (
+    SLIDING_ATTENTION,
+    layer_types,
+    rope_parameters,
+    static_rope_limit,
+)
 
 _DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
     "cpu": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
 }
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+_ROPE_UP_TO_A_LENGTH = "longrope"  # which a target's context ends at
 _JOINED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosine and sine of every position, each [capacity, head_dim] in float32."""
+"""Cosine and sine of every position, each [capacity, rotated part of a head] in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +167,11 @@ class InferenceModel(ABC):
         if target.logit_softcap is not None or (scaled and not cls.applies_scales):
             return "it scales its embeddings or logits"
         for rope in rope_parameters(config):
-            if (kind := rope.get("rope_type", "default")) not in _STATIC_ROPE:
+            kind = rope.get("rope_type", "default")
+            static = kind in _STATIC_ROPE
+            if kind == _ROPE_UP_TO_A_LENGTH:
+                static = target.static_rope_limit is not None
+            if not static:
                 return f"its rotary positions ({kind}) change with the length"
         size = read_shape(config).head_dim
         if target.device.type == "cuda" and not kernels_take(size):
@@ -224,6 +234,8 @@ class InferenceModel(ABC):
 
     def rotary_tables(self, capacity: int) -> list[Rotary]:
         """A layer's rotary positions each; layers may share theirs."""
+        # Longer ones would have other frequencies throughout; what lies past that is thrown away.
+        capacity = min(capacity, static_rope_limit(self._config) or capacity)
         kinds = layer_types(self._config) if self.rotary_by_kind else [None] * len(self.layers)
         tables = {
             kind: rotary_table(self._positions, capacity, self.device, kind=kind)
