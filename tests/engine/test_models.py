@@ -24,7 +24,7 @@ from tests.support.families import (
 
 FAMILIES = [
     "gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
-    "smollm3",
+    "qwen3_moe", "smollm3",
 ]  # fmt: skip
 NEW = 12
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}

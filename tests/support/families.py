@@ -77,7 +77,9 @@ CONFIGS = {
     "phi3": lambda: tf.Phi3Config(**_COMMON, **_LONGROPE),
     "smollm3": lambda: tf.SmolLM3Config(**_COMMON, no_rope_layer_interval=2),
     "cohere": lambda: tf.CohereConfig(**_COMMON),
-    "qwen3_moe": lambda: tf.Qwen3MoeConfig(**_COMMON, head_dim=8, **_MOE),
+    "qwen3_moe": lambda: tf.Qwen3MoeConfig(
+        **_COMMON, head_dim=8, **_MOE, norm_topk_prob=True, mlp_only_layers=[1]
+    ),
     "gpt_oss": lambda: tf.GptOssConfig(
         **_COMMON, head_dim=8, num_local_experts=4, sliding_window=WINDOW,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},

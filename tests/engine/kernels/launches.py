@@ -12,6 +12,7 @@ from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.kernels import (
     commit,
     compact,
+    experts,
     lengths,
     rollout_candidates,
     rollout_vocabulary,
@@ -175,6 +176,17 @@ def tree() -> None:
 def tree_drawn() -> None:
     """Drawn, by a Markov head."""
     _tree("markov", drawn=True)
+
+
+def mixture() -> None:
+    """The experts of Qwen3-30B-A3B, of one sequence's block and of a prompt."""
+    count, hidden, width, chosen = 128, 2048, 768, 8
+    own = experts.Experts(gate_up=_meta(count, 2 * width, hidden), down=_meta(count, hidden, width))
+    for tokens in (8, 2048):
+        weights = _meta(tokens, chosen)
+        order, offsets = (_meta(n, dtype=torch.long) for n in (weights.numel(), count + 1))
+        routing = experts.Routing(weights, order, offsets)
+        experts._launch(_meta(tokens, hidden), routing, own, "silu")
 
 
 def best() -> None:

@@ -107,10 +107,6 @@ class InferenceModel(ABC):
     """The class of Transformers that it computes the same as."""
     embedding_class: ClassVar[type[nn.Embedding]] = nn.Embedding
     """Of the target's embedding, where its weights are not quantised."""
-    projections: ClassVar[tuple[str, ...]] = (
-        *_JOINED, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-    )  # fmt: skip
-    """A layer's linear layers, whose weights are taken over."""
     rotary_by_kind: ClassVar[bool] = False
     """Whether sliding and full layers have rotary positions of their own."""
     applies_scales: ClassVar[bool] = False
@@ -182,17 +178,24 @@ class InferenceModel(ABC):
         return cls._not_plain_reason(target)
 
     @classmethod
+    def projections(cls, layer: Any) -> tuple[str, ...]:  # noqa: ARG003
+        """A layer's linear layers, whose weights are taken over."""
+        mlp = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+        return (*_JOINED, "self_attn.o_proj", *mlp)
+
+    @classmethod
     def _not_plain_reason(cls, target: Target) -> str | None:
         modules = {"lm_head": target.lm_head} | {
             f"layer {index} {name}": layer.get_submodule(name)
             for index, layer in enumerate(target.layers)
-            for name in cls.projections
+            for name in cls.projections(layer)
         }
         for name, module in modules.items():
             if type(module) not in (nn.Linear, QuantizedLinear) or hasattr(module, "_hf_hook"):
                 return f"its {name} is a {type(module).__name__} (quantised, adapted or off-loaded)"
         for layer in target.layers:
-            biased = {name: layer.get_submodule(name).bias is not None for name in cls.projections}
+            names = cls.projections(layer)
+            biased = {name: layer.get_submodule(name).bias is not None for name in names}
             if any(bias for name, bias in biased.items() if name.startswith("mlp.")):
                 return "its MLP has biases"
             if len({biased[name] for name in _JOINED if name in biased}) > 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Gemma3ForCausalLM
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
-from domino_spec.engine.attention import AttentionMetadata, run_attention
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.kernels.linear import Normed, linear, normed
 from domino_spec.engine.kernels.packing import Matrix, ScaledEmbedding, Table
 from domino_spec.engine.kernels.pointwise import rms_norm
@@ -86,12 +86,7 @@ class Gemma3Model(LlamaModel):
     ) -> Normed:
         """As Llama's, but for the norms between products and residuals."""
         weights, shape = self.layers[index], self.shape
-        qkv = linear(states, weights.qkv, bias=weights.qkv_bias)
-        mixed = run_attention(
-            qkv, self.cache.layer(index), self.rotary[index], metadata, shape,
-            q_norm=weights.q_norm, k_norm=weights.k_norm,
-            causal=True, window=shape.windows[index],
-        )  # fmt: skip
+        mixed = self.attend(index, states, metadata)
         added = linear(mixed, weights.out, bias=weights.out_bias)
         rows = states.rows + rms_norm(added, weights.attention_norm, shape.eps)
         states = normed(rows, weights.post_norm, shape.eps)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GraniteForCausalLM
 
-from domino_spec.engine.attention import AttentionMetadata, run_attention
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.kernels.linear import Normed, linear, normed
 from domino_spec.engine.kernels.packing import Matrix, ScaledEmbedding, Table
 from domino_spec.engine.models.base import Shape, read_shape
@@ -45,11 +45,7 @@ class GraniteModel(LlamaModel):
     ) -> Normed:
         """As Llama's, but for the factors between products and residuals."""
         weights, shape, factor = self.layers[index], self.shape, self._residual_multiplier
-        qkv = linear(states, weights.qkv, bias=weights.qkv_bias)
-        mixed = run_attention(
-            qkv, self.cache.layer(index), self.rotary[index], metadata, shape,
-            causal=True, window=shape.windows[index],
-        )  # fmt: skip
+        mixed = self.attend(index, states, metadata)
         added = linear(mixed, weights.out, bias=weights.out_bias)
         states = normed(states.rows + added * factor, weights.post_norm, shape.eps)
         gated = linear(states, weights.gate_up, gated=True, activation=shape.activation)

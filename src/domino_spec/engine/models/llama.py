@@ -88,6 +88,16 @@ class LlamaModel(InferenceModel):
             out=out,
         )
 
+    def attend(self, index: int, states: Normed | Tensor, metadata: AttentionMetadata) -> Tensor:
+        """A layer's attention up to its output projection, [tokens, heads * head_dim]."""
+        weights, shape = self.layers[index], self.shape
+        return run_attention(
+            linear(states, weights.qkv, bias=weights.qkv_bias),
+            self.cache.layer(index), self.rotary[index], metadata, shape,
+            q_norm=weights.q_norm, k_norm=weights.k_norm,
+            causal=True, window=shape.windows[index],
+        )  # fmt: skip
+
     def norm_after(self, index: int) -> Tensor:
         """The norm by which a layer's output is read next, [hidden]."""
         following = index + 1
