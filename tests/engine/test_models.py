@@ -23,8 +23,8 @@ from tests.support.families import (
 )
 
 FAMILIES = [
-    "gemma3_text", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2", "qwen3",
-    "qwen3_moe", "smollm3",
+    "gemma3_text", "gpt_oss", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2",
+    "qwen3", "qwen3_moe", "smollm3",
 ]  # fmt: skip
 NEW = 12
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}
@@ -67,7 +67,7 @@ def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
     assert expected != found
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "llama", "mistral", "olmo2", "phi3"])
+@pytest.mark.parametrize("family", ["gemma3_text", "llama", "mistral", "olmo2", "phi3", "gpt_oss"])
 @torch.no_grad()
 def test_a_tree_of_tokens_gives_what_each_branch_gives_alone(family):
     """Positions and a mask: two branches after a prompt in one forward."""

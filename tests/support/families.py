@@ -81,7 +81,8 @@ CONFIGS = {
         **_COMMON, head_dim=8, **_MOE, norm_topk_prob=True, mlp_only_layers=[1]
     ),
     "gpt_oss": lambda: tf.GptOssConfig(
-        **_COMMON, head_dim=8, num_local_experts=4, sliding_window=WINDOW,
+        **_COMMON, head_dim=8, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=1.0,
+        sliding_window=WINDOW,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
 }  # fmt: skip

@@ -81,6 +81,7 @@ def run_attention(
     *,
     q_norm: Tensor | None = None,  # [head_dim]
     k_norm: Tensor | None = None,
+    sinks: Tensor | None = None,  # [heads]
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
@@ -100,9 +101,10 @@ def run_attention(
         host.write(cache, key, value)
         if shape.each_alone:
             assert causal
+            assert sinks is None
             return host.attend_each(query, keys, values, window=window, scale=shape.scale)
         return host.attend(
-            query, keys, values, causal=causal, window=window, scale=shape.scale
+            query, keys, values, causal=causal, window=window, scale=shape.scale, sinks=sinks
         ).flatten(0, 1)
     query = rotate_and_store(
         qkv.view(batch, metadata.count, -1), *rotary, keys, values, metadata.slots,
@@ -113,7 +115,7 @@ def run_attention(
         query, keys, values, metadata.slots, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
         positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
-        ragged=metadata.ragged,
+        ragged=metadata.ragged, sinks=sinks,
     ).flatten(0, 1)  # fmt: skip
 
 
@@ -186,6 +188,7 @@ class Spans:
         causal: bool,
         window: int | None,
         scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[sequences, count, heads * head_dim], by the rule of `kernels.attention.attend`."""
         if (causal, window) not in self._groups:
@@ -198,9 +201,8 @@ class Spans:
             own = (group.slots, slice(None), group.places)
             # A prompt of several tokens that sees by causality alone has nothing before it.
             empty = group.seen is None and causal and self.count > 1
-            mixed.append(
-                mix(query[group.rows], keys[own], values[own], group.seen, scale, empty=empty)
-            )
+            given = (query[group.rows], keys[own], values[own], group.seen, scale)
+            mixed.append(mix(*given, empty=empty, sinks=sinks))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
 
     def attend_each(

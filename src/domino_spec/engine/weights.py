@@ -30,7 +30,7 @@ class LayerTensors:
         matrices = {
             name: packed(value)
             for name, value in vars(self).items()
-            if isinstance(value, Tensor) and value.dim() == 2
+            if isinstance(value, Tensor) and value.dim() == 2 and not name.endswith("_bias")
         }
         return replace(self, **matrices)  # type: ignore[type-var]
 
@@ -50,6 +50,7 @@ class AttentionWeights(LayerTensors):
     out: Weight  # [hidden, heads * head_dim]
     out_bias: Tensor | None
     post_norm: Tensor  # [hidden]
+    sinks: Tensor | None = None  # [heads]: what a softmax counts in addition, and nothing is mixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ def adopt_attention(layer: Any) -> AttentionWeights:
         out=own(attention.o_proj.weight),
         out_bias=None if attention.o_proj.bias is None else own(attention.o_proj.bias),
         post_norm=own(layer.post_attention_layernorm.weight),
+        sinks=own(attention.sinks) if hasattr(attention, "sinks") else None,
     )
 
 

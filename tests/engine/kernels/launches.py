@@ -39,6 +39,7 @@ def _attention(
     dtype: torch.dtype = torch.bfloat16,
     tree: bool = False,
     rotated: int | None = None,
+    sinks: bool = False,
 ) -> None:
     cache = _meta(4, kv_heads, CAPACITY, head_dim, dtype=dtype)
     ids = _meta(1, dtype=torch.long)
@@ -50,6 +51,7 @@ def _attention(
         query, cache, cache, ids, ids, causal=True, window=window, scale=head_dim**-0.5,
         positions=_meta(1, n, dtype=torch.long) if tree else None,
         paths=_meta(1, n, n, dtype=torch.long) if tree else None,
+        sinks=_meta(heads, dtype=dtype) if sinks else None,
     )  # fmt: skip
 
 
@@ -178,15 +180,31 @@ def tree_drawn() -> None:
     _tree("markov", drawn=True)
 
 
+def _mixture(
+    tokens: int, chosen: int, own: experts.Experts, gate: experts.Gate | None = None
+) -> None:
+    count, hidden, _ = own.down.shape
+    weights = _meta(tokens, chosen)
+    order, offsets = (_meta(n, dtype=torch.long) for n in (weights.numel(), count + 1))
+    routing = experts.Routing(weights, order, offsets)
+    experts._launch(_meta(tokens, hidden), routing, own, gate or experts.Gate())
+
+
 def mixture() -> None:
     """The experts of Qwen3-30B-A3B, of one sequence's block and of a prompt."""
-    count, hidden, width, chosen = 128, 2048, 768, 8
-    own = experts.Experts(gate_up=_meta(count, 2 * width, hidden), down=_meta(count, hidden, width))
+    own = experts.Experts(gate_up=_meta(128, 2 * 768, 2048), down=_meta(128, 2048, 768))
     for tokens in (8, 2048):
-        weights = _meta(tokens, chosen)
-        order, offsets = (_meta(n, dtype=torch.long) for n in (weights.numel(), count + 1))
-        routing = experts.Routing(weights, order, offsets)
-        experts._launch(_meta(tokens, hidden), routing, own, "silu")
+        _mixture(tokens, 8, own)
+
+
+def sinks() -> None:
+    """A block of GPT-OSS-20B."""
+    _attention(8, heads=64, kv_heads=8, head_dim=64, window=128, sinks=True)
+    own = experts.Experts(
+        gate_up=_meta(32, 2880, 2 * 2880).transpose(1, 2), gate_up_bias=_meta(32, 2 * 2880),
+        down=_meta(32, 2880, 2880).transpose(1, 2), down_bias=_meta(32, 2880),
+    )  # fmt: skip
+    _mixture(8, 4, own, experts.Gate(interleaved=True, limit=7.0, alpha=1.702))
 
 
 def best() -> None:

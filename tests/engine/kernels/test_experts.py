@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from domino_spec.engine.kernels.experts import Experts, route, run_experts
+from domino_spec.engine.kernels.experts import Experts, Gate, route, run_experts
 
 HIDDEN, WIDTH, COUNT, CHOSEN = 40, 24, 5, 2
 
@@ -44,7 +44,7 @@ def test_each_token_is_the_sum_of_its_experts(monkeypatch, device, how, tokens, 
     if how == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     x, own, chosen, weights = drawn(tokens, dtype, device)
-    found = run_experts(x, route(chosen, weights, COUNT), own)
+    found = run_experts(x, route(chosen, weights, COUNT), own, Gate())
     truth = by_hand(x, own, chosen, weights)
     error = (found.double() - truth).norm(dim=1) / truth.norm(dim=1)
     assert error.max() < (1e-5 if dtype == torch.float32 else 0.02)
@@ -52,8 +52,8 @@ def test_each_token_is_the_sum_of_its_experts(monkeypatch, device, how, tokens, 
 
 def test_a_token_among_others_is_what_it_is_alone_to_the_last_bit(device):
     x, own, chosen, weights = drawn(7, torch.float32, device)
-    together = run_experts(x, route(chosen, weights, COUNT), own)
-    alone = run_experts(x[3:4], route(chosen[3:4], weights[3:4], COUNT), own)
+    together = run_experts(x, route(chosen, weights, COUNT), own, Gate())
+    alone = run_experts(x[3:4], route(chosen[3:4], weights[3:4], COUNT), own, Gate())
     assert torch.equal(alone[0], together[3])
 
 

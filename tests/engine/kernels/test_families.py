@@ -11,7 +11,7 @@ from domino_spec.targets.target import capturing
 from tests.support.families import CONFIGS, random_prompts, randomise
 
 LAYERS = 2  # the last ones, which are of both kinds
-FAMILIES = ["gemma3_text", "phi3", "qwen3_moe"]
+FAMILIES = ["gemma3_text", "gpt_oss", "phi3", "qwen3_moe"]
 
 
 def target_of(family: str, device: torch.device, dtype: torch.dtype) -> Target:

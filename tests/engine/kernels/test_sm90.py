@@ -32,7 +32,16 @@ def test_experts_are_two_launches(found):
 
 @pytest.mark.slow
 def test_attention_of_other_shapes():
-    shapes = ("block", "branched", "windowed", "widest", "narrow", "wide", "partly_rotated")
+    shapes = (
+        "block",
+        "branched",
+        "windowed",
+        "widest",
+        "narrow",
+        "wide",
+        "partly_rotated",
+        "sinks",
+    )
     for found in sm90.launched("tests.engine.kernels.launches", *shapes).values():
         sm90.assert_fits(found)
 

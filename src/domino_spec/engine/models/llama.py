@@ -94,7 +94,7 @@ class LlamaModel(InferenceModel):
         return run_attention(
             linear(states, weights.qkv, bias=weights.qkv_bias),
             self.cache.layer(index), self.rotary[index], metadata, shape,
-            q_norm=weights.q_norm, k_norm=weights.k_norm,
+            q_norm=weights.q_norm, k_norm=weights.k_norm, sinks=weights.sinks,
             causal=True, window=shape.windows[index],
         )  # fmt: skip
 
