@@ -124,6 +124,52 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused():
         Engine(Target(model), None)
 
 
+def test_a_gemma_that_reads_images_too_decodes_text():
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    text = CONFIGS["gemma3_text"]().to_dict()
+    config = tf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=90
+    )
+    config.tie_word_embeddings = False
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    assert isinstance(model, tf.Gemma3ForConditionalGeneration)
+    prompt = random_prompts([9])
+    found, _, _ = run_engine(make_engine(Target(model)), prompt, max_new_tokens=NEW)
+    assert found == [plain_greedy(model, prompt[0], NEW)]
+
+
+def replace_experts(model):
+    """As loading quantised ones does."""
+
+    class Mxfp4GptOssExperts(torch.nn.Module):
+        pass
+
+    model.model.layers[0].mlp.experts = Mxfp4GptOssExperts()
+
+
+@pytest.mark.parametrize(("family", "change", "reason"), [
+    ("gemma3_text", {"final_logit_softcapping": 30.0}, "it scales its embeddings or logits"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "it caps its attention scores"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "its tokens see those after them"),
+    ("gemma3_text", {"hidden_activation": "relu"}, "its activation is relu, not silu or gelu"),
+    ("gpt_oss", replace_experts, "its experts have a Mxfp4GptOssExperts .quantised"),
+    ("qwen3_moe", {"rope_parameters": {"rope_type": "dynamic"}}, "positions .dynamic. change"),
+])  # fmt: skip
+def test_what_a_family_cannot_do_is_refused_by_name(family, change, reason):
+    target = own(target_of(family))
+    if callable(change):
+        change(target.model)
+    else:
+        for name, value in change.items():
+            setattr(target.config, name, value)
+        target.logit_softcap = getattr(target.config, "final_logit_softcapping", None)
+    with pytest.raises(TargetError, match=reason):
+        Engine(target, None)
+
+
 def biased(**changes):
     """A Llama with biases, each of them large enough to count."""
     config = CONFIGS["llama"]()

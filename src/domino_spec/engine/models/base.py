@@ -105,6 +105,8 @@ class InferenceModel(ABC):
 
     reference_class: ClassVar[type[nn.Module]]
     """The class of Transformers that it computes the same as."""
+    multimodal_class: ClassVar[type[nn.Module] | None] = None
+    """One that reads images too; of tokens alone it computes the same."""
     embedding_class: ClassVar[type[nn.Embedding]] = nn.Embedding
     """Of the target's embedding, where its weights are not quantised."""
     rotary_by_kind: ClassVar[bool] = False

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Gemma3ForCausalLM
+from transformers import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from domino_spec.engine.attention import AttentionMetadata
@@ -33,6 +33,7 @@ class Gemma3Model(LlamaModel):
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
 
     reference_class = Gemma3ForCausalLM
+    multimodal_class = Gemma3ForConditionalGeneration
     embedding_class = Gemma3TextScaledWordEmbedding
     rotary_by_kind = True
     layers: Sequence[Gemma3Weights]
