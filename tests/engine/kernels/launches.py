@@ -14,6 +14,7 @@ from domino_spec.engine.kernels import (
     compact,
     experts,
     lengths,
+    pointwise,
     rollout_candidates,
     rollout_vocabulary,
     rotate,
@@ -178,6 +179,17 @@ def tree() -> None:
 def tree_drawn() -> None:
     """Drawn, by a Markov head."""
     _tree("markov", drawn=True)
+
+
+def norms() -> None:
+    """What stands between Gemma 3's products."""
+    table, rows = _meta(262_144, 640), _meta(8, 640)
+    norm = _meta(640, dtype=torch.float32)
+    tokens = _meta(8, dtype=torch.long)
+    pointwise.weigh(table, norm, 1e-6, padded=16, tokens=tokens, rows=rows, scale=25.25)
+    pointwise.add_and_weigh(rows, norm, rows, norm, 1e-6, padded=16, rows=rows)
+    pointwise.usable = lambda _: True
+    pointwise.gate(_meta(100, 2 * 2048), pointwise.GELU_TANH)
 
 
 def _mixture(

@@ -8,6 +8,7 @@ from domino_spec.engine.kernels import few_rows, pointwise
 from domino_spec.engine.kernels.few_rows import plan, takes
 from domino_spec.engine.kernels.linear import (
     Normed,
+    add_normed,
     embedded,
     linear,
     linear_reference,
@@ -144,6 +145,31 @@ def test_norms_of_half_precision_may_have_weights_in_float32(device: torch.devic
         ):
             assert found.dtype == torch.bfloat16
             assert error(found, truth[:rows]).max() < 2 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"),
+    [(3, torch.float32), (16, torch.bfloat16), (20, torch.float32), (5, torch.float16)],
+    ids=str,
+)
+def test_a_normed_sum_is_what_its_parts_are(
+    count: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Norm, residual and the next norm's weights, wherever the rows lie."""
+    drawn = tensors((count, 8, 72, False), dtype, device)
+    x, inner, residual = drawn["x"], drawn["norm"], drawn["x"].flip(0)
+    norm = 1 + torch.arange(72, device=device) / 64
+    wide = x.new_zeros(count, 3, 72)
+    made = add_normed(x, inner, residual, norm, EPS, out=wide[:, 1])
+    rows = residual + pointwise.rms_norm(x, inner, EPS)
+    assert torch.equal(made.rows, rows)
+    assert torch.equal(wide[:, 1], rows)
+    assert not wide[:, ::2].any()
+    expected = normed(rows, norm, EPS)
+    assert (made.weighted is None) == (expected.weighted is None)
+    if made.weighted is not None:
+        assert torch.equal(made.weighted, expected.weighted)
+        assert torch.equal(made.squares[:, :count], expected.squares[:, :count])
 
 
 def test_reference_norms_as_transformers_does() -> None:

@@ -11,7 +11,7 @@ TREES = ("tree", "tree_drawn")
 
 @pytest.fixture(scope="module")
 def found():
-    shapes = ("plain", "ragged", "mixture", *CANDIDATES, *VOCABULARY, *TREES)
+    shapes = ("plain", "ragged", "mixture", "norms", *CANDIDATES, *VOCABULARY, *TREES)
     return sm90.launched("tests.engine.kernels.launches", *shapes)
 
 
@@ -23,6 +23,11 @@ def test_attention(found):
 def test_sequences_of_different_lengths(found):
     sm90.assert_fits(found["ragged"])
     assert found["ragged"].keys() == {"_attend", "_margins", "_lengths", "_pad_tokens", "_learn"}
+
+
+def test_what_stands_between_products(found):
+    sm90.assert_fits(found["norms"])
+    assert found["norms"].keys() == {"_weigh", "_add_and_weigh", "_gate"}
 
 
 def test_experts_are_two_launches(found):

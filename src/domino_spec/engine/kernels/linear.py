@@ -23,6 +23,7 @@ from domino_spec.engine.kernels.few_rows import padded, takes
 from domino_spec.engine.kernels.packing import Table, Weight, look_up, plain_rows, product
 from domino_spec.engine.kernels.pointwise import (
     SILU,
+    add_and_weigh,
     gate,
     gate_reference,
     rms_norm,
@@ -50,6 +51,23 @@ def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
     if usable(rows) and takes(len(rows), rows.dtype):
         return Normed(rows, norm, eps, *weigh(rows, norm, eps, padded=padded(len(rows))))
     return Normed(rows, norm, eps)
+
+
+def add_normed(
+    x: Tensor,  # [m, K]
+    inner: Tensor,  # [K]
+    residual: Tensor,  # [m, K]
+    norm: Tensor,  # [K]
+    eps: float,
+    *,
+    out: Tensor | None = None,  # [m, K]: where the rows are wanted
+) -> Normed:
+    """residual + rms_norm(x, inner), whose rows are normed before they are read again."""
+    if usable(x) and takes(len(x), x.dtype) and x.stride(1) == residual.stride(1) == 1:
+        rows = torch.empty_like(x) if out is None else out
+        made = add_and_weigh(x, inner, residual, norm, eps, padded=padded(len(x)), rows=rows)
+        return Normed(rows, norm, eps, *made)
+    return normed(torch.add(residual, rms_norm(x, inner, eps), out=out), norm, eps)
 
 
 def embedded(tokens: Tensor, table: Table, norm: Tensor, eps: float) -> Normed:

@@ -76,6 +76,28 @@ def weigh(
     return out, sums
 
 
+def add_and_weigh(
+    x: Tensor,  # [m, width]
+    inner: Tensor,  # [width]: the norm's weights
+    residual: Tensor,  # [m, width]
+    weight: Tensor,
+    eps: float,
+    *,
+    padded: int,
+    rows: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`rows` become residual + rms_norm(x, inner), then as in `weigh`; kernels alone."""
+    out = x.new_empty(x.shape)
+    sums = x.new_empty(1, padded, dtype=torch.float32)
+    size = triton.next_power_of_2(x.shape[1])
+    _add_and_weigh[(len(x),)](
+        x, inner, residual, rows, weight, out, sums, x.shape[1], x.stride(0), residual.stride(0),
+        rows.stride(0), eps,
+        SIZE=size, SHRINK=shrink(x.dtype), num_warps=min(max(size // 512, 1), 8), **overlap(x),
+    )  # fmt: skip
+    return out, sums
+
+
 def gate(x: Tensor, activation: str = SILU) -> Tensor:
     """The activation of the first half of each row of [m, 2 * width], times the second half."""
     if usable(x) and x.is_contiguous() and len(x):
@@ -148,6 +170,11 @@ if triton_available():
             own = (own.to(tl.float32) * factor).to(own.dtype)
         if rows is not None:
             tl.store(rows + row * width + lane, own, mask=inside)
+        _write_weighed(own, scale, out, sums, row, lane, inside, width, eps, SHRINK)
+
+    @triton.jit
+    def _write_weighed(own, scale, out, sums, row, lane, inside, width, eps, SHRINK: tl.constexpr):
+        """A row times the weights, and its sum of squares."""
         wide = own.to(tl.float32)
         squares = tl.sum(wide * wide, axis=0)
         if SHRINK != 1.0:
@@ -156,6 +183,42 @@ if triton_available():
         tl.store(sums + row, squares)
         place = out + row * width + lane
         tl.store(place, (wide * scale).to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _add_and_weigh(
+        x,
+        inner,
+        residual,
+        rows,
+        weight,
+        out,
+        sums,
+        width,
+        stride,
+        residual_stride,
+        rows_stride,
+        eps,
+        SIZE: tl.constexpr,
+        SHRINK: tl.constexpr,
+        OVERLAP: tl.constexpr,
+    ):
+        """One program for one row."""
+        let_next_come(OVERLAP)
+        lane = tl.arange(0, SIZE)
+        inside = lane < width
+        inner_scale = tl.load(inner + lane, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(weight + lane, mask=inside, other=0.0).to(tl.float32)
+        wait_for_last(OVERLAP)
+        row = tl.program_id(0).to(tl.int64)
+        kind = out.dtype.element_ty
+        wide = tl.load(x + row * stride + lane, mask=inside, other=0.0).to(tl.float32)
+        wide *= tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+        # Rounded where the parts alone would be.
+        added = (wide.to(kind).to(tl.float32) * inner_scale).to(kind).to(tl.float32)
+        old = tl.load(residual + row * residual_stride + lane, mask=inside, other=0.0)
+        own = (old.to(tl.float32) + added).to(kind)
+        tl.store(rows + row * rows_stride + lane, own, mask=inside)
+        _write_weighed(own, scale, out, sums, row, lane, inside, width, eps, SHRINK)
 
     @triton.jit
     def activated(x, ACTIVATION: tl.constexpr):

@@ -12,9 +12,8 @@ from transformers import Gemma3ForCausalLM, Gemma3ForConditionalGeneration
 from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 
 from domino_spec.engine.attention import AttentionMetadata
-from domino_spec.engine.kernels.linear import Normed, linear, normed
+from domino_spec.engine.kernels.linear import Normed, add_normed, linear
 from domino_spec.engine.kernels.packing import Matrix, ScaledEmbedding, Table
-from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.models.base import Shape, read_shape
 from domino_spec.engine.models.llama import LlamaModel
 from domino_spec.engine.weights import LayerWeights, adopt_layer
@@ -89,8 +88,11 @@ class Gemma3Model(LlamaModel):
         weights, shape = self.layers[index], self.shape
         mixed = self.attend(index, states, metadata)
         added = linear(mixed, weights.out, bias=weights.out_bias)
-        rows = states.rows + rms_norm(added, weights.attention_norm, shape.eps)
-        states = normed(rows, weights.post_norm, shape.eps)
+        states = add_normed(
+            added, weights.attention_norm, states.rows, weights.post_norm, shape.eps
+        )
         gated = linear(states, weights.gate_up, gated=True, activation=shape.activation)
-        added = rms_norm(linear(gated, weights.down), weights.mlp_norm, shape.eps)
-        return normed(torch.add(states.rows, added, out=out), self.norm_after(index), shape.eps)
+        return add_normed(
+            linear(gated, weights.down), weights.mlp_norm, states.rows, self.norm_after(index),
+            shape.eps, out=out,
+        )  # fmt: skip
