@@ -6,10 +6,11 @@ import torch
 from domino_spec.audit import Audit, EngineWay, audit_greedy
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
-from domino_spec.engine.kernels.packing import Packed, Parts
+from domino_spec.engine.kernels.packing import Packed
 from domino_spec.engine.models import load_model
 from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.modules import quantized_weights
+from domino_spec.quantization.weight import Parts
 from domino_spec.targets import Target, load_target
 from tests.engine.runs import make_engine, own, run_engine, run_reference
 from tests.support.families import drafter_config, make_model, random_drafter, random_prompts
@@ -24,7 +25,7 @@ FOUR_BITS = dict.fromkeys(
 OF_GGUF = {
     "llama": FOUR_BITS,
     "qwen2": {**dict.fromkeys(FOUR_BITS, "Q4_0"), "attn_v": "Q8_0"},  # kinds that cannot be joined
-    "qwen3": {},
+    "qwen3": {"attn_v": "Q5_1", "ffn_gate": "Q5_0", "ffn_up": "Q5_0"},
 }
 ROUNDED = {"mistral": "int8", "olmo2": "int4"}
 
@@ -72,13 +73,14 @@ def test_the_engine_says_what_the_reference_loop_says(targets, family, batch):
 def test_blocks_are_neither_packed_nor_held_twice(targets):
     target = own(targets["llama"])
     engine = Engine(target, None, capacity=32, pack=True)
-    held = {w.blocks.untyped_storage().data_ptr() for w in quantized_weights(target.model).values()}
+    held = {w.tiles.untyped_storage().data_ptr() for w in quantized_weights(target.model).values()}
     read = [engine.target.embedding, engine.target.output]
     read += [value for layer in engine.target.layers for value in vars(layer).values()]
     matrices = [each for each in read if isinstance(each, QuantizedWeight | Parts | Packed)]
     assert len(matrices) == 2 + 4 * len(engine.target.layers)
     for weight in matrices:
-        assert weight.blocks.untyped_storage().data_ptr() in held
+        for part in getattr(weight, "parts", [weight]):
+            assert part.tiles.untyped_storage().data_ptr() in held
     bytes_a_layer = sum(w.nbytes for n, w in quantized_weights(target.layers[0]).items())
     assert bytes_a_layer < engine.target.layers[0].nbytes < 1.2 * bytes_a_layer
 

@@ -15,7 +15,7 @@ from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig, Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
-from domino_spec.quantization.reference import BLOCK, BYTES
+from domino_spec.quantization.reference import FORMS
 from domino_spec.records import hardware
 from domino_spec.settings import Quantize
 from domino_spec.targets.quantized import ROUNDED
@@ -304,7 +304,8 @@ def stored_bytes(config: Any, quantize: Quantize | None, source: str) -> int | N
     if quantize == "keep":
         return Path(source).stat().st_size
     numbers = None if quantize is None else _parameters(config)
-    return None if numbers is None else numbers * BYTES[ROUNDED[str(quantize)]] // BLOCK
+    form = FORMS[ROUNDED[str(quantize)]]
+    return None if numbers is None else numbers * form.bytes // form.size
 
 
 def available(device: torch.device) -> int | None:

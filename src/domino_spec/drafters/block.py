@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,10 +25,12 @@ from domino_spec.engine.kernels.rollout import CANDIDATES, default_candidates, r
 from domino_spec.engine.kernels.topk import top_candidates
 from domino_spec.engine.kernels.trees import grow_tree
 from domino_spec.engine.models.base import InferenceModel, Shape, draft_shape
-from domino_spec.engine.models.llama import run_layer
+from domino_spec.engine.models.llama import run_layer, run_stack, stack_of
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
-from domino_spec.errors import InputError
+from domino_spec.errors import CheckpointError, InputError
+from domino_spec.quantization import BLOCK, QuantizedWeight
+from domino_spec.quantization.rows import rms_norm as each_row_normed
 from domino_spec.targets import Target
 
 
@@ -77,10 +80,14 @@ class BlockDrafter(ModelDrafter):
         self._masks = torch.full(
             (1, config.block_size - 1), config.mask_token_id, device=self.device
         )
-        if pack:
+        if pack and isinstance(model, InferenceModel) and model.shape.each_alone:
+            # As its target's, whose drafts it makes: reading weights is what a step takes.
+            self._quantize()
+        elif pack:
             self._fc = packed(self._fc)
             self._kv = packed(self._kv.flatten(0, 1))
             self._layers = [weights.packed() for weights in self._layers]
+        self._stack = stack_of(self._layers, self._shape)
         self.cache = SlotCache(
             layers=len(self._layers),
             kv_heads=config.num_kv_heads,
@@ -89,6 +96,18 @@ class BlockDrafter(ModelDrafter):
             device=self.device,
         )
         self.caches = (self.cache,)
+
+    def _quantize(self) -> None:
+        """Matrices in blocks of 8 bits, where all are a whole number of blocks wide."""
+        fc, kv = cast("Tensor", self._fc), cast("Tensor", self._kv).flatten(0, 1)
+        if self._dtype != torch.float32 or fc.shape[1] % BLOCK:
+            return
+        try:
+            self._layers = [weights.quantized() for weights in self._layers]
+        except CheckpointError:
+            return
+        self._fc, self._kv = (QuantizedWeight.quantize(each, "Q8_0") for each in (fc, kv))
+        self._shape = replace(self._shape, each_alone=True)
 
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
@@ -131,8 +150,15 @@ class BlockDrafter(ModelDrafter):
         norms = [*(weights.input_norm for weights in self._layers), self._norm]
         states = self._vocabulary.embed_normed(tokens.flatten(), norms[0], self._shape.eps)
         metadata = AttentionMetadata(slots, starts, block)
+        causal = [window is not None and config.causal_window for window in self._shape.windows]
+        if self._stack is not None:
+            rows = run_stack(
+                self._stack, states, self.cache.layers, self._rotary, metadata, self._shape,
+                causal=causal, outputs={},
+            )  # fmt: skip
+            hidden = each_row_normed(rows, self._norm, self._shape.eps)
+            return hidden.view(batch, block, -1)[:, config.first_slot :]
         for index, weights in enumerate(self._layers):
-            window = self._shape.windows[index]
             states = run_layer(
                 states,
                 weights,
@@ -140,8 +166,8 @@ class BlockDrafter(ModelDrafter):
                 self._rotary,
                 metadata,
                 self._shape,
-                causal=window is not None and config.causal_window,
-                window=window,
+                causal=causal[index],
+                window=self._shape.windows[index],
                 norm=norms[index + 1],
             )
         hidden = rms_norm(states.rows, self._norm, self._shape.eps)

@@ -19,6 +19,9 @@ from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visi
 from domino_spec.engine.kernels.pointwise import torch_rms_norm
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
+from domino_spec.quantization.compiled import kernel
+from domino_spec.quantization.rows import Seen
+from domino_spec.quantization.rows import attend as attend_rows
 
 if TYPE_CHECKING:
     from domino_spec.engine.models.base import Shape
@@ -63,6 +66,7 @@ class AttentionMetadata:
     paths: Tensor | None = None  # [sequences, count, count]: the same tokens in order, for kernels
     ragged: Ragged | None = None
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
+    _alone: dict[int, EachAlone] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
         """Computed for the first layer of a model (each has a table of its own) and kept."""
@@ -70,6 +74,12 @@ class AttentionMetadata:
         if key not in self._host:
             self._host[key] = HostMetadata(self, rotary, dtype)
         return self._host[key]
+
+    def each_alone(self, capacity: int, table: int) -> EachAlone:
+        """The same, for a cache and a rotary table of this size."""
+        if table not in self._alone:
+            self._alone[table] = EachAlone(self, capacity, table)
+        return self._alone[table]
 
 
 def run_attention(
@@ -87,6 +97,12 @@ def run_attention(
 ) -> Tensor:
     """Keys and values stored, then attention over cache and new tokens: [tokens, width]."""
     batch, keys, values = len(metadata.slots), *cache
+    if shape.each_alone:
+        assert sinks is None, "no such target is loaded with quantised weights"
+        return _attend_each(
+            qkv, cache, rotary, metadata, shape, norms=(q_norm, k_norm), causal=causal,
+            window=window,
+        )  # fmt: skip
     if _attends_over_views(qkv, shape):
         host = metadata.on_host(rotary, qkv.dtype)
         heads = qkv.view(batch, metadata.count, -1, shape.head_dim)
@@ -99,10 +115,6 @@ def run_attention(
             both = torch.cat((query, key), dim=2)
         query, key = torch.split(host.rotated(both), [shape.heads, shape.kv_heads], dim=2)
         host.write(cache, key, value)
-        if shape.each_alone:
-            assert causal
-            assert sinks is None
-            return host.attend_each(query, keys, values, window=window, scale=shape.scale)
         return host.attend(
             query, keys, values, causal=causal, window=window, scale=shape.scale, sinks=sinks
         ).flatten(0, 1)
@@ -117,6 +129,35 @@ def run_attention(
         positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
         ragged=metadata.ragged, sinks=sinks,
     ).flatten(0, 1)  # fmt: skip
+
+
+def _attend_each(
+    qkv: Tensor,  # [sequences * count, (heads + 2 * kv heads) * head_dim]
+    cache: tuple[Tensor, Tensor],
+    rotary: tuple[Tensor, Tensor],
+    metadata: AttentionMetadata,
+    shape: Shape,
+    *,
+    norms: tuple[Tensor | None, Tensor | None],
+    causal: bool,
+    window: int | None,
+) -> Tensor:
+    """Each token alone, over the very keys it sees: [tokens, heads * head_dim].
+
+    So its bits do not depend on what else a forward computes. Quantised weights need that: they
+    round what they read, and one bit may move a number to the next level.
+    """
+    tokens = metadata.each_alone(cache[0].shape[2], len(rotary[0]))
+    compiled = kernel()
+    if compiled is not None:
+        query = compiled.rotate(qkv, cache, rotary, norms, shape.eps, tokens.places)
+    else:
+        query = rotate_and_store(
+            qkv.view(len(metadata.slots), metadata.count, -1), *rotary, *cache, metadata.slots,
+            metadata.starts, heads=shape.heads, q_norm=norms[0], k_norm=norms[1], eps=shape.eps,
+            positions=metadata.positions,
+        ).flatten(0, 1)  # fmt: skip
+    return attend_rows(query, *cache, tokens.seen(causal, window), shape.scale)
 
 
 def store_context(
@@ -205,38 +246,6 @@ class Spans:
             mixed.append(mix(*given, empty=empty, sinks=sinks))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
 
-    def attend_each(
-        self,
-        query: Tensor,  # [sequences, count, heads, head_dim]
-        keys: Tensor,
-        values: Tensor,
-        *,
-        window: int | None,
-        scale: float,
-    ) -> Tensor:
-        """[sequences * count, heads * head_dim]: each token alone, over the very keys it sees.
-
-        So its bits do not depend on what else a forward computes. Quantised weights need that:
-        they round what they read, and one bit may move a number to the next level.
-        """
-        mask = self._given[1]
-        mixed = []
-        for row, (slot, start) in enumerate(self.spans):
-            for step in range(self.count):
-                own = (keys[slot : slot + 1], values[slot : slot + 1])
-                if mask is None:
-                    end = min(start + step + 1, keys.shape[2])
-                    first = 0 if window is None else max(end - window, 0)
-                    key, value = (states[:, :, first:end] for states in own)
-                else:  # along its branch, whose tokens are in the order of their positions
-                    path = start + mask[row, step].nonzero()[:, 0]
-                    places = torch.cat((torch.arange(start), path[path < keys.shape[2]]))
-                    places = places if window is None else places[-window:]
-                    key, value = (states[:, :, places] for states in own)
-                new = query[row : row + 1, step : step + 1]
-                mixed.append(mix(new, key, value, None, scale, empty=False))
-        return torch.cat(mixed).flatten(1)
-
     def _neighbours(self, query: Tensor, keys: Tensor) -> list[slice]:
         """Sequences that follow each other in slots too, as far as padding costs less than calls.
 
@@ -285,6 +294,52 @@ class Spans:
             seen = visible_to(starts, self.count, end, causal, window, positions, mask)
         added = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
         return Group(rows, slots, slice(first, end), added.unsqueeze(1))
+
+
+class EachAlone:
+    """Where new tokens go and what they see, for a model that computes each alone."""
+
+    def __init__(self, metadata: AttentionMetadata, capacity: int, table: int) -> None:
+        count, self._capacity = metadata.count, capacity
+        steps = torch.arange(count)
+        places = metadata.starts.unsqueeze(1) + steps
+        positions = places if metadata.positions is None else metadata.positions
+        slots = metadata.slots.unsqueeze(1).expand_as(places)
+        self.places = torch.stack((slots, places, positions.clamp(max=table - 1)), dim=-1).flatten(
+            0, 1
+        )  # [tokens, 3]
+        self._mask = None if metadata.ancestors is None else ancestor_mask(metadata.ancestors)
+        self._starts, self._count = metadata.starts.tolist(), count
+        self._seen: dict[tuple[bool, int | None], Seen] = {}
+
+    def seen(self, causal: bool, window: int | None) -> Seen:
+        """The old tokens, and of the new ones those up to itself or on its branch, or all."""
+        if (causal, window) not in self._seen:
+            self._seen[causal, window] = self._find(causal, window)
+        return self._seen[causal, window]
+
+    def _find(self, causal: bool, window: int | None) -> Seen:
+        spans, extras = [], []
+        for token, (slot, place, _) in enumerate(self.places.tolist()):
+            row, step = divmod(token, self._count)
+            start, branch = self._starts[row], []
+            if self._mask is None:
+                reach = place + 1 if causal else start + self._count
+                if not causal and window is not None:
+                    reach = min(reach, place + window)
+                end = min(reach, self._capacity)
+            else:  # its tokens are in the order of their positions
+                own = self._mask[row, step].nonzero()[:, 0].tolist()
+                branch = [start + each for each in own if start + each < self._capacity]
+                end = min(start, self._capacity)
+            first = 0
+            if window is not None:
+                branch = branch[-window:]
+                newest = end + len(branch) if causal else place + 1
+                first = max(newest - window, 0)
+            spans.append((slot, first, end))
+            extras.append(branch)
+        return Seen.of(spans, extras)
 
 
 class HostMetadata(Spans):

@@ -13,8 +13,9 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels.packing import Parts, Weight, packed, page_out
-from domino_spec.quantization import QuantizedWeight
+from domino_spec.engine.kernels.packing import Weight, packed, page_out
+from domino_spec.quantization import TILE, QuantizedWeight
+from domino_spec.quantization.weight import Parts
 
 
 class LayerTensors:
@@ -29,6 +30,15 @@ class LayerTensors:
         """With matrices as a CPU likes them, where it can pack them."""
         matrices = {
             name: packed(value)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor) and value.dim() == 2 and not name.endswith("_bias")
+        }
+        return replace(self, **matrices)  # type: ignore[type-var]
+
+    def quantized(self) -> Self:
+        """With matrices in blocks of 8 bits."""
+        matrices = {
+            name: QuantizedWeight.quantize(value, "Q8_0")
             for name, value in vars(self).items()
             if isinstance(value, Tensor) and value.dim() == 2 and not name.endswith("_bias")
         }
@@ -112,17 +122,17 @@ def join_weights(weights: Sequence[Tensor] | Sequence[QuantizedWeight]) -> Weigh
     quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
     if not quantized:
         return join(cast("Sequence[Tensor]", weights))
-    if len({weight.kind for weight in quantized}) > 1:
+    whole_tiles = all(weight.shape[0] % TILE == 0 for weight in quantized[:-1])
+    if len({weight.kind for weight in quantized}) > 1 or not whole_tiles:
         return Parts(quantized)
-    whole = _already_joined([weight.blocks for weight in quantized])
-    if whole is not None:
-        return QuantizedWeight(whole, quantized[0].kind)
-    joined, start = QuantizedWeight.cat(quantized), 0
+    tiles, rows = [weight.tiles for weight in quantized], sum(w.shape[0] for w in quantized)
+    if (whole := _already_joined(tiles)) is not None:
+        return QuantizedWeight(whole, quantized[0].kind, rows)
+    joined, start = torch.cat(tiles), 0
     for weight in quantized:
-        page_out(weight.blocks)
-        end = start + weight.shape[0]
-        weight.blocks, start = joined.blocks[start:end], end
-    return joined
+        end = start + len(weight.tiles)
+        weight.tiles, start = joined[start:end], end
+    return QuantizedWeight(joined, quantized[0].kind, rows)
 
 
 @torch.no_grad()

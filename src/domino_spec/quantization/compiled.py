@@ -14,6 +14,7 @@ import warnings
 from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,13 @@ from torch import Tensor
 from domino_spec.cache import cache_folder, processor
 from domino_spec.errors import Notice
 from domino_spec.quantization import reference
-from domino_spec.quantization.reference import BLOCK, KINDS, Kind
+from domino_spec.quantization.reference import BLOCK, FORMS, KINDS, Kind
+from domino_spec.quantization.tiles import tiles_of
 
 SWITCH = "DOMINO_KERNELS"
 """`off`: PyTorch's operations instead. Read at first use."""
 _SOURCE = Path(__file__).with_name("kernels.c")
-_FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC")
+_FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
 _GRAIN = 8192
 """Blocks times rows of x that are worth a further thread."""
 
@@ -36,36 +38,155 @@ class KernelNotice(Notice):
 
 
 class Kernel:
-    """The compiled library."""
+    """The compiled library, called with as little of Python's time as a small layer allows."""
 
     def __init__(self, path: Path) -> None:
-        size, pointer = ctypes.c_size_t, ctypes.c_void_p
-        self._linear = ctypes.CDLL(str(path)).domino_linear
+        library = ctypes.CDLL(str(path))
+        size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_float
+        threads = (ctypes.c_uint, pointer)
+        self._linear, self._norm = library.domino_linear, library.domino_norm
+        self._silu, self._rotate = library.domino_silu, library.domino_rotate
+        self._attend = library.domino_attend
         self._linear.argtypes = (
-            ctypes.c_int, pointer, size, size, pointer, size, pointer, pointer,
-            ctypes.c_uint, pointer,
+            ctypes.c_int, pointer, size, size, pointer, size, pointer, number, pointer, pointer,
+            ctypes.c_int, pointer, *threads,
         )  # fmt: skip
-        self._linear.restype = ctypes.c_int
-        self._parallel = _openmp()
+        self._norm.argtypes = (pointer, size, size, pointer, number, pointer)
+        self._silu.argtypes = (pointer, size, pointer)
+        self._rotate.argtypes = (
+            pointer, size, size, size, size, pointer, pointer, number, pointer, pointer, pointer,
+            size, pointer, pointer, pointer,
+        )  # fmt: skip
+        self._attend.argtypes = (
+            pointer, pointer, pointer, size, size, size, size, size, size, pointer, pointer,
+            number, pointer, *threads,
+        )  # fmt: skip
+        self._linear.restype = self._attend.restype = ctypes.c_int
+        self._norm.restype = self._silu.restype = self._rotate.restype = None
+        self._rows = library.domino_rows
+        self._rows.argtypes = (ctypes.c_int, pointer, size, pointer, size, pointer)
+        self._rows.restype = None
+        self._forward = library.domino_forward
+        self._forward.argtypes = (pointer, pointer, *threads, pointer)
+        self._forward.restype = ctypes.c_int
+        self._parallel, self._team_size = _openmp()
 
-    def linear(self, blocks: Tensor, kind: Kind, x: Tensor, bias: Tensor | None) -> Tensor:
-        """What `reference.linear` computes, to the last bit; a small layer's Python counts, too."""
-        if x.dtype is not torch.float32 or not x.is_contiguous():
-            x = x.float().contiguous()
-        if bias is not None:
-            bias = bias.float().contiguous()
-        rows, count, _ = blocks.shape
-        out = x.new_empty(*x.shape[:-1], rows)
-        m = x.numel() // (count * BLOCK)
-        threads = min(torch.get_num_threads(), rows * count * m // _GRAIN)
+    def linear(
+        self,
+        tiles: Tensor,
+        kind: Kind,
+        rows: int,
+        x: Tensor,
+        bias: Tensor | None,
+        norm: Tensor | None,
+        eps: float,
+        residual: Tensor | None,
+        gated: bool,
+    ) -> Tensor:
+        """What `QuantizedWeight.linear` is without it; products to the last bit."""
+        blocks = tiles.shape[1] * FORMS[kind].size // BLOCK
+        x = _plain(x)
+        width = rows // 2 if gated else rows
+        out = x.new_empty(*x.shape[:-1], width)
+        m = x.numel() // (blocks * BLOCK)
+        threads = min(torch.get_num_threads(), rows * blocks * m // _GRAIN)
+        bias, residual = _plain_or_none(bias), _plain_or_none(residual)
         failed = self._linear(
-            KINDS.index(kind), blocks.data_ptr(), rows, count, x.data_ptr(), m,
-            None if bias is None else bias.data_ptr(), out.data_ptr(),
+            KINDS.index(kind), tiles.data_ptr(), rows, blocks, x.data_ptr(), m,
+            None if norm is None else norm.data_ptr(), eps,
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(), gated, out.data_ptr(),
             max(threads, 1), self._parallel,
         )  # fmt: skip
         if failed:
-            raise MemoryError(f"no memory to round {m} rows of {count * BLOCK} numbers: ask fewer")
+            raise MemoryError(f"no memory to round {m} rows of {blocks * BLOCK} numbers: ask fewer")
         return out
+
+    def rows(self, tiles: Tensor, kind: Kind, rows: Tensor) -> Tensor:
+        """Float32 [..., columns] of some rows [...], to the last bit."""
+        form = FORMS[kind]
+        rows = rows.contiguous()
+        out = torch.empty(*rows.shape, tiles.shape[1] * form.size)
+        blocks = tiles.shape[1] * form.size // BLOCK
+        self._rows(
+            KINDS.index(kind), tiles.data_ptr(), blocks, rows.data_ptr(), rows.numel(),
+            out.data_ptr(),
+        )  # fmt: skip
+        return out
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Each row of [..., width]."""
+        x, width = _plain(x), x.shape[-1]
+        out = torch.empty_like(x)
+        self._norm(x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr())
+        return out
+
+    def silu(self, x: Tensor) -> Tensor:
+        """x * sigmoid(x)."""
+        x = _plain(x)
+        out = torch.empty_like(x)
+        self._silu(x.data_ptr(), x.numel(), out.data_ptr())
+        return out
+
+    def rotate(
+        self,
+        qkv: Tensor,  # [tokens, (heads + 2 * kv heads) * head_dim]
+        cache: tuple[Tensor, Tensor],  # [slots, kv heads, capacity, head_dim]
+        rotary: tuple[Tensor, Tensor],  # [positions, head_dim]
+        norms: tuple[Tensor | None, Tensor | None],
+        eps: float,
+        places: Tensor,  # [tokens, 3]
+    ) -> Tensor:
+        """Rotated queries [tokens, heads, head_dim]; keys and values are in the cache then."""
+        keys, values = cache
+        _, kv_heads, capacity, size = keys.shape
+        tokens = len(qkv)
+        heads = qkv.shape[1] // size - 2 * kv_heads
+        query = qkv.new_empty(tokens, heads, size)
+        q_norm, k_norm = (None if norm is None else norm.data_ptr() for norm in norms)
+        self._rotate(
+            qkv.data_ptr(), tokens, heads, kv_heads, size, q_norm, k_norm, eps,
+            rotary[0].data_ptr(), rotary[1].data_ptr(), places.data_ptr(), capacity,
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(),
+        )  # fmt: skip
+        return query
+
+    def attend(
+        self,
+        query: Tensor,  # [tokens, heads, head_dim]
+        keys: Tensor,  # [slots, kv heads, places, head_dim], each head's places one after another
+        values: Tensor,
+        spans: Tensor,  # [tokens, 5] int64
+        extras: Tensor,  # [n] int32
+        scale: float,
+        threads: int,
+    ) -> Tensor:
+        """What `reference.attend` computes, within rounding: [tokens, heads * head_dim]."""
+        tokens, heads, size = query.shape
+        out = query.new_empty(tokens, heads * size)
+        failed = self._attend(
+            query.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1),
+            tokens, heads, keys.shape[1], size, spans.data_ptr(), extras.data_ptr(), scale,
+            out.data_ptr(), threads, self._parallel,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for the scores of attention: ask for fewer tokens")
+        return out
+
+    def forward(self, layers: ctypes.Array[Any], stack: ctypes.Structure, *, tokens: int) -> None:
+        """All layers of a model over these tokens, as `Stack` lays them out."""
+        threads = torch.get_num_threads()
+        address, shape = ctypes.addressof(layers), ctypes.addressof(stack)
+        if self._forward(address, shape, threads, self._parallel, self._team_size):
+            raise MemoryError(f"no memory for a forward of {tokens} tokens: ask for fewer")
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
+
+
+def _plain_or_none(x: Tensor | None) -> Tensor | None:
+    return None if x is None else _plain(x)
 
 
 @cache
@@ -101,7 +222,7 @@ def _load() -> Kernel:
         path = Path(folder.name, path.name)
     with folder:
         made = Path(folder.name, "new.so")
-        _run([*command, str(_SOURCE), "-o", str(made)])
+        _run([*command, str(_SOURCE), "-o", str(made), "-lm"])
         made.replace(path)  # whole, whoever else makes it at the same time
         return Kernel(path)
 
@@ -146,22 +267,30 @@ def _cpu() -> list[str]:
     return [platform.platform(), processor(), *sorted({x for x in lines if x.startswith(names)})]
 
 
-def _openmp() -> int | None:
+def _openmp() -> tuple[int | None, int | None]:
     """The OpenMP that PyTorch itself runs: a second pool of threads would get in its way."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+        functions = (library.GOMP_parallel, library.omp_get_num_threads)
+        first, second = (ctypes.cast(each, ctypes.c_void_p).value for each in functions)
     except (OSError, AttributeError):
-        return None
+        return None, None
+    return first, second
 
 
 def _check(found: Kernel) -> None:
     """A compiler, or a CPU, by which the kernel computes anything but the reference is refused."""
     generator = torch.Generator().manual_seed(0)
     for kind in KINDS:
-        weight, x = torch.randn(18, 3 * BLOCK, generator=generator, device="cpu").tensor_split([7])
-        blocks = reference.quantize(weight, kind)
-        if not torch.equal(
-            found.linear(blocks, kind, x, None), reference.linear(blocks, kind, x, None)
-        ):
+        form = FORMS[kind]
+        size = (18, 2, form.bytes)  # rows that leave lanes over
+        blocks = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device="cpu")
+        scales = [-2] if kind == "Q6_K" else [0, 2][: 1 + form.minimum]
+        for place in scales:  # finite ones, of a like size
+            blocks[:, :, place], blocks[:, :, place + 1] = 0, 40
+        x = torch.randn(11, 2 * form.size, generator=generator, device="cpu")
+        expected = reference.linear(reference.unpack(blocks, kind), kind, x)
+        tiles = tiles_of(blocks, kind)
+        got = found.linear(tiles, kind, len(blocks), x, None, None, 0.0, None, False)
+        if not torch.equal(got, expected):
             raise RuntimeError(f"the compiled kernel's {kind} is not the reference's")

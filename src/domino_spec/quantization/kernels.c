@@ -1,10 +1,14 @@
-/* Products of weights in GGUF's blocks with rows that are rounded to 8 bits a block.
+/* What a forward over quantised weights computes on a CPU: products with rows that are rounded to 8 bits a
+ * block, norms, and attention of each token alone.
  *
- * What it computes is said by reference.py, and this gives the same bits: sums of a block's integer
- * products are exact in any order, and float operations are few, in one order, without fused
- * multiply-add (-ffp-contract=off). Four rows of weights are multiplied at a time, one in each lane of
- * a vector of floats; a block of theirs is unpacked once for up to eight rows of x.
+ * Products are what reference.py says, to the bit: sums of a block's integer products are exact in any
+ * order, and float operations are few, in one order, without fused multiply-add (-ffp-contract=off). Weights
+ * lie in tiles of sixteen rows (weight.py), so that a vector holds the same numbers of several rows: LANES of
+ * them are multiplied at a time, one in each lane, and a tile is unpacked once for up to TILE rows of x.
+ * Everything else is deterministic for a token, whatever else is computed at the same time.
  */
+#include <math.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,39 +18,39 @@
 #endif
 
 #if defined(DOMINO_SCALAR)
+enum { LANES = 4, TILE = 4 };
 #elif defined(__aarch64__)
 #include <arm_neon.h>
+enum { LANES = 4, TILE = 8 };
+#elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#include <immintrin.h>
+#define DOMINO_AVX512
+enum { LANES = 16, TILE = 8 };
 #elif defined(__AVX2__) && defined(__F16C__)
 #include <immintrin.h>
 #define DOMINO_AVX2
+enum { LANES = 8, TILE = 4 };
+#else
+enum { LANES = 4, TILE = 4 };
+#define DOMINO_SCALAR
 #endif
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-typedef float f4 __attribute__((vector_size(16)));
-typedef int32_t i4 __attribute__((vector_size(16)));
+enum { AHEAD = 2048 }; /* bytes of weights that are on their way while others are multiplied */
+enum { ROWS = 16, BLOCK = 32, CHUNKS = 8, CHUNK = 64 }; /* a chunk: four numbers of each of a tile's rows */
+typedef float fv __attribute__((vector_size(4 * LANES)));
+typedef int32_t iv __attribute__((vector_size(4 * LANES)));
+typedef uint8_t bv __attribute__((vector_size(4 * LANES)));
+typedef int8_t lv __attribute__((vector_size(LANES))); /* a byte a row */
+typedef uint8_t ulv __attribute__((vector_size(LANES)));
 
-enum { Q4_0, Q4_1, Q8_0 }; /* the order of reference.py's KINDS */
-enum { BLOCK = 32, LANES = 4, TILE = 8, PAIRS = 4 };
-static const size_t BYTES[] = {18, 20, 34}, HEADER[] = {2, 4, 2};
+#define LOAD(type, from) ({ type value_; memcpy(&value_, from, sizeof value_); value_; })
 
-/* The bits of the float 1.5 * 2^23, in whose neighbourhood floats are the whole numbers: these bits plus an
- * integer are the bits of that float plus the integer, up to 2^22; sums are at most 32 * 128 * 127. */
-#define MAGIC 0x4b400000
-#define MAGIC_FLOAT 12582912.0f
+typedef void (*task)(void *);
+typedef void (*team)(task, void *, unsigned, unsigned);
 
-typedef struct { /* 32 numbers of x; a tile of rows lies block by block: [blocks][rows of the tile] */
-    i4 start; /* what sums begin with: MAGIC, and Q4_0's -8 for each number; the same in every lane, */
-    f4 scale; /* as these are: a load is cheaper than spreading */
-    f4 sum;   /* scale times the sum of numbers */
-    int8_t numbers[BLOCK];
-} x_block;
-
-/* ---- a block of four rows of weights, unpacked; Q4's numbers are 0..15 here ---------------------- */
-
-#if defined(DOMINO_SCALAR) || !(defined(__aarch64__) || defined(DOMINO_AVX2))
-
-typedef struct { int8_t row[LANES][BLOCK]; } w_block;
+/* ---- what differs between processors ------------------------------------------------------------ */
 
 ALWAYS float half(uint16_t bits) {
     uint32_t sign = (uint32_t)(bits & 0x8000) << 16, rest = bits & 0x7fff, whole;
@@ -64,179 +68,98 @@ ALWAYS float half(uint16_t bits) {
     return value;
 }
 
-ALWAYS f4 halves(uint64_t bits) {
-    return (f4){half((uint16_t)bits), half((uint16_t)(bits >> 16)), half((uint16_t)(bits >> 32)),
-                half((uint16_t)(bits >> 48))};
+/* float16 of LANES rows */
+ALWAYS fv halves(const uint8_t *from) {
+#if defined(DOMINO_AVX512)
+    return (fv)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(DOMINO_AVX2)
+    return (fv)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(DOMINO_SCALAR)
+    fv value;
+    for (int r = 0; r < LANES; r++) value[r] = half(LOAD(uint16_t, from + 2 * r));
+    return value;
+#else
+    return (fv)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(from)));
+#endif
 }
 
-ALWAYS w_block unpack(int kind, const uint8_t *const from[LANES]) {
-    w_block w;
-    for (int r = 0; r < LANES; r++) {
-        if (kind == Q8_0)
-            memcpy(w.row[r], from[r], BLOCK);
-        else
-            for (int i = 0; i < BLOCK / 2; i++) {
-                w.row[r][i] = from[r][i] & 15;
-                w.row[r][i + BLOCK / 2] = from[r][i] >> 4;
-            }
-    }
-    return w;
-}
+/* Numbers of 8 bits are stored plus 128. Where a processor multiplies unsigned by signed ones they are
+ * taken so, elsewhere without: what is left to take off from 128 times the sum of x. */
+#if defined(DOMINO_AVX512)
+enum { LEFT = 128 };
+#else
+enum { LEFT = 0 };
+#endif
 
-ALWAYS i4 dot(int kind, const w_block *w, const x_block *x) {
-    i4 sums;
-    (void)kind;
-    for (int r = 0; r < LANES; r++) {
-        int32_t sum = x->start[r];
-        for (int i = 0; i < BLOCK; i++) sum += (int32_t)w->row[r][i] * x->numbers[i];
-        sums[r] = sum;
+/* sums + for each row its four numbers times x's; `wide` are of 8 bits, others below 64 */
+ALWAYS iv dot(int wide, iv sums, bv w, const int8_t *x) {
+    int32_t four = LOAD(int32_t, x);
+#if defined(DOMINO_AVX512)
+    (void)wide;
+    return (iv)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(four));
+#elif defined(DOMINO_AVX2)
+    __m256i u = (__m256i)w, s = _mm256_set1_epi32(four);
+    if (wide) { /* two products of at most 128 * 127 fit into 16 bits */
+        __m256i signed_ = _mm256_xor_si256(u, _mm256_set1_epi8((char)0x80));
+        u = _mm256_abs_epi8(signed_), s = _mm256_sign_epi8(s, signed_);
     }
+#if defined(__AVXVNNI__)
+    return (iv)_mm256_dpbusd_avx_epi32((__m256i)sums, u, s);
+#elif defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return (iv)_mm256_dpbusd_epi32((__m256i)sums, u, s);
+#else
+    __m256i pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
+    return (iv)_mm256_add_epi32((__m256i)sums, pairs);
+#endif
+#elif defined(DOMINO_SCALAR)
+    for (int r = 0; r < LANES; r++)
+        for (int i = 0; i < 4; i++) sums[r] += (wide ? (int8_t)(w[4 * r + i] ^ 128) : w[4 * r + i]) * x[i];
+    (void)four;
     return sums;
-}
-
-#elif defined(__aarch64__)
-
-ALWAYS f4 halves(uint64_t bits) { return (f4)vcvt_f32_f16(vcreate_f16(bits)); }
-
+#else
+    int8x16_t s = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    int8x16_t u = vreinterpretq_s8_u8(wide ? veorq_u8((uint8x16_t)w, vdupq_n_u8(128)) : (uint8x16_t)w);
 #ifdef __ARM_FEATURE_DOTPROD
-
-typedef struct { int8x16_t part[8]; } w_block; /* part i: numbers 4i..4i+3 of each of the four rows */
-
-ALWAYS void transpose(int8x16_t *to, const uint8_t *const from[LANES], size_t at) {
-    int32x4_t a = vreinterpretq_s32_u8(vld1q_u8(from[0] + at));
-    int32x4_t b = vreinterpretq_s32_u8(vld1q_u8(from[1] + at));
-    int32x4_t c = vreinterpretq_s32_u8(vld1q_u8(from[2] + at));
-    int32x4_t d = vreinterpretq_s32_u8(vld1q_u8(from[3] + at));
-    int64x2_t ab0 = vreinterpretq_s64_s32(vtrn1q_s32(a, b)), ab1 = vreinterpretq_s64_s32(vtrn2q_s32(a, b));
-    int64x2_t cd0 = vreinterpretq_s64_s32(vtrn1q_s32(c, d)), cd1 = vreinterpretq_s64_s32(vtrn2q_s32(c, d));
-    to[0] = vreinterpretq_s8_s64(vtrn1q_s64(ab0, cd0));
-    to[1] = vreinterpretq_s8_s64(vtrn1q_s64(ab1, cd1));
-    to[2] = vreinterpretq_s8_s64(vtrn2q_s64(ab0, cd0));
-    to[3] = vreinterpretq_s8_s64(vtrn2q_s64(ab1, cd1));
-}
-
-ALWAYS w_block unpack(int kind, const uint8_t *const from[LANES]) {
-    w_block w;
-    transpose(w.part, from, 0);
-    if (kind == Q8_0)
-        transpose(w.part + 4, from, 16);
-    else
-        for (int i = 0; i < 4; i++) {
-            uint8x16_t both = vreinterpretq_u8_s8(w.part[i]);
-            w.part[i] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-            w.part[i + 4] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-        }
-    return w;
-}
-
-ALWAYS i4 dot(int kind, const w_block *w, const x_block *x) {
-    int8x16_t low = vld1q_s8(x->numbers), high = vld1q_s8(x->numbers + 16);
-    int32x4_t sum = (int32x4_t)x->start;
-    sum = vdotq_laneq_s32(sum, w->part[0], low, 0);
-    sum = vdotq_laneq_s32(sum, w->part[1], low, 1);
-    sum = vdotq_laneq_s32(sum, w->part[2], low, 2);
-    sum = vdotq_laneq_s32(sum, w->part[3], low, 3);
-    sum = vdotq_laneq_s32(sum, w->part[4], high, 0);
-    sum = vdotq_laneq_s32(sum, w->part[5], high, 1);
-    sum = vdotq_laneq_s32(sum, w->part[6], high, 2);
-    sum = vdotq_laneq_s32(sum, w->part[7], high, 3);
-    (void)kind;
-    return (i4)sum;
-}
-
+    return (iv)vdotq_s32((int32x4_t)sums, u, s);
 #else
-
-typedef struct { int8x16_t low[LANES], high[LANES]; } w_block;
-
-ALWAYS w_block unpack(int kind, const uint8_t *const from[LANES]) {
-    w_block w;
-    for (int r = 0; r < LANES; r++) {
-        uint8x16_t both = vld1q_u8(from[r]);
-        if (kind == Q8_0) {
-            w.low[r] = vreinterpretq_s8_u8(both);
-            w.high[r] = vreinterpretq_s8_u8(vld1q_u8(from[r] + 16));
-        } else {
-            w.low[r] = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
-            w.high[r] = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
-        }
-    }
-    return w;
-}
-
-ALWAYS int32x4_t dot_row(int8x16_t w_low, int8x16_t w_high, int8x16_t x_low, int8x16_t x_high) {
-    /* two products of at most 128 * 127 fit into 16 bits */
-    int16x8_t a = vmull_s8(vget_low_s8(w_low), vget_low_s8(x_low));
-    int16x8_t b = vmull_s8(vget_low_s8(w_high), vget_low_s8(x_high));
-    a = vmlal_s8(a, vget_high_s8(w_low), vget_high_s8(x_low));
-    b = vmlal_s8(b, vget_high_s8(w_high), vget_high_s8(x_high));
-    return vpadalq_s16(vpaddlq_s16(a), b);
-}
-
-ALWAYS i4 dot(int kind, const w_block *w, const x_block *x) {
-    int8x16_t low = vld1q_s8(x->numbers), high = vld1q_s8(x->numbers + 16);
-    int32x4_t sums[LANES];
-    (void)kind;
-    for (int r = 0; r < LANES; r++) sums[r] = dot_row(w->low[r], w->high[r], low, high);
-    int32x4_t all = vpaddq_s32(vpaddq_s32(sums[0], sums[1]), vpaddq_s32(sums[2], sums[3]));
-    return (i4)vaddq_s32(all, (int32x4_t)x->start);
-}
-
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(u), vget_low_s8(s)));
+    int32x4_t high = vpaddlq_s16(vmull_s8(vget_high_s8(u), vget_high_s8(s)));
+    return sums + (iv)vpaddq_s32(low, high);
 #endif
-#else /* DOMINO_AVX2 */
-
-typedef struct { __m256i row[LANES]; } w_block;
-
-ALWAYS f4 halves(uint64_t bits) {
-    return (f4)_mm_cvtph_ps(_mm_set_epi64x(0, (long long)bits));
+#endif
 }
 
-ALWAYS w_block unpack(int kind, const uint8_t *const from[LANES]) {
-    w_block w;
-    for (int r = 0; r < LANES; r++) {
-        if (kind == Q8_0) {
-            w.row[r] = _mm256_loadu_si256((const __m256i *)from[r]);
-        } else {
-            __m128i both = _mm_loadu_si128((const __m128i *)from[r]);
-            __m256i shifted = _mm256_set_m128i(_mm_srli_epi16(both, 4), both);
-            w.row[r] = _mm256_and_si256(shifted, _mm256_set1_epi8(15));
-        }
-    }
-    return w;
-}
-
-/* Sums of four neighbours of u * s; u is at most 128 and s at least -127, so that two products fit
- * into 16 bits. */
-ALWAYS __m256i dot_unsigned(__m256i u, __m256i s) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s);
-#elif defined(__AVXVNNI__)
-    return _mm256_dpbusd_avx_epi32(_mm256_setzero_si256(), u, s);
+/* a * b + c of floats, rounded once where the processor can */
+typedef float f16v __attribute__((vector_size(64))); /* sixteen numbers of one row: lanes are the same everywhere */
+typedef int32_t i16v __attribute__((vector_size(64)));
+ALWAYS f16v multiply_add(f16v a, f16v b, f16v c) {
+#if defined(__AVX512F__) && !defined(DOMINO_SCALAR)
+    return (f16v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(DOMINO_AVX2)
+    union { f16v v; __m256 part[2]; } x = {a}, y = {b}, z = {c};
+    for (int i = 0; i < 2; i++) z.part[i] = _mm256_fmadd_ps(x.part[i], y.part[i], z.part[i]);
+    return z.v;
+#elif defined(__aarch64__) && !defined(DOMINO_SCALAR)
+    union { f16v v; float32x4_t part[4]; } x = {a}, y = {b}, z = {c};
+    for (int i = 0; i < 4; i++) z.part[i] = vfmaq_f32(z.part[i], x.part[i], y.part[i]);
+    return z.v;
 #else
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
+    return a * b + c;
 #endif
 }
-
-ALWAYS i4 dot(int kind, const w_block *w, const x_block *x) {
-    __m256i numbers = _mm256_loadu_si256((const __m256i *)x->numbers), sums[LANES];
-    for (int r = 0; r < LANES; r++) {
-        __m256i row = w->row[r];
-        sums[r] = kind == Q8_0 ? dot_unsigned(_mm256_abs_epi8(row), _mm256_sign_epi8(numbers, row))
-                               : dot_unsigned(row, numbers);
-    }
-    __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(sums[0], sums[1]),
-                                      _mm256_hadd_epi32(sums[2], sums[3]));
-    __m128i all = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    return (i4)_mm_add_epi32(all, (__m128i)x->start);
-}
-
-#endif
 
 /* ---- x ------------------------------------------------------------------------------------------ */
 
-static void quantize_block(int kind, const float *from, x_block *to) {
+typedef struct { /* 32 numbers of x; rows of a group lie block by block: [blocks][rows of the group] */
+    float scale, sum; /* sum: scale times the sum of numbers */
+    int32_t whole, first; /* sums of all numbers, and of the first half */
+    int8_t numbers[BLOCK];
+} x_block;
+
+static void quantize_block(const float *from, x_block *to) {
     uint32_t most = 0, bits[BLOCK];
     float largest, inverse;
-    int32_t sum = 0;
+    int32_t sum[2] = {0, 0};
     memcpy(bits, from, sizeof bits);
     for (int i = 0; i < BLOCK; i++) { /* positive floats are ordered as their bits are */
         uint32_t size = bits[i] & 0x7fffffffu;
@@ -244,100 +167,204 @@ static void quantize_block(int kind, const float *from, x_block *to) {
     }
     memcpy(&largest, &most, 4);
     memset(to, 0, sizeof *to);
-    to->start += MAGIC;
     if (most >= 0x7f800000u) { /* infinite or NaN: so is the row's result */
-        to->scale = to->sum = (f4){0} + __builtin_nanf("");
+        to->scale = to->sum = __builtin_nanf("");
         return;
     }
     if (largest < 0x1p-100f) return; /* nothing, or its inverse is not a float */
     inverse = 127.0f / largest;
-    for (int i = 0; i < BLOCK; i++) { /* halves to even, as every float operation does */
-        float rounded = (from[i] * inverse + MAGIC_FLOAT) - MAGIC_FLOAT;
-        to->numbers[i] = (int8_t)rounded;
-        sum += (int32_t)rounded;
-    }
-    to->scale += largest / 127.0f;
-    to->sum = to->scale * (float)sum;
-    to->start += kind == Q4_0 ? -8 * sum : 0;
+    for (int h = 0; h < 2; h++)
+        for (int i = h * BLOCK / 2; i < (h + 1) * BLOCK / 2; i++) {
+            /* 1.5 * 2^23: its neighbours are whole, and halves go to even */
+            float rounded = (from[i] * inverse + 12582912.0f) - 12582912.0f;
+            to->numbers[i] = (int8_t)rounded;
+            sum[h] += (int32_t)rounded;
+        }
+    to->scale = largest / 127.0f;
+    to->first = sum[0];
+    to->whole = sum[0] + sum[1];
+    to->sum = to->scale * (float)to->whole;
 }
 
-static void quantize(int kind, const float *x, size_t m, size_t blocks, x_block *to) {
-    for (size_t first = 0; first < m; first += TILE) {
-        size_t rows = m - first < TILE ? m - first : TILE;
-        for (size_t r = 0; r < rows; r++)
-            for (size_t b = 0; b < blocks; b++)
-                quantize_block(kind, x + ((first + r) * blocks + b) * BLOCK,
-                               to + first * blocks + b * rows + r);
+ALWAYS float total(f16v v) { /* always the same tree */
+    typedef float f8v __attribute__((vector_size(32)));
+    typedef float f4v __attribute__((vector_size(16)));
+    f8v half = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    f4v part = __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
+    return (part[0] + part[2]) + (part[1] + part[3]);
+}
+
+/* Rows by their root mean square, times the weight. */
+static void norm_row(const float *x, const float *weight, float eps, size_t width, float *out) {
+    f16v squares = {0};
+    size_t i = 0;
+    float rest = 0;
+    for (; i + 16 <= width; i += 16) {
+        f16v part = LOAD(f16v, x + i);
+        squares = multiply_add(part, part, squares);
+    }
+    for (; i < width; i++) rest += x[i] * x[i];
+    float inverse = 1.0f / sqrtf((total(squares) + rest) / (float)width + eps);
+    for (i = 0; i < width; i++) out[i] = weight[i] * (x[i] * inverse);
+}
+
+void domino_norm(const float *x, size_t m, size_t width, const float *weight, float eps, float *out) {
+    for (size_t r = 0; r < m; r++) norm_row(x + r * width, weight, eps, width, out + r * width);
+}
+
+/* e^x, within two units of the last place; what a float cannot hold becomes the nearest it can */
+ALWAYS f16v exponential(f16v x) {
+    const f16v zero = {0};
+    const f16v most = zero + 88.37f, least = zero - 87.33f, round = zero + 12582912.0f;
+    i16v over = x > most, under = x < least;
+    x = (f16v)((over & (i16v)most) | (~over & (i16v)x));
+    x = (f16v)((under & (i16v)least) | (~under & (i16v)x)); /* NaN stays */
+    f16v n = (x * 1.44269504088896341f + round) - round;
+    f16v r = multiply_add(n, zero - 0.693359375f, x);
+    r = multiply_add(n, zero + 2.12194440e-4f, r);
+    f16v p = zero + 1.9875691500e-4f;
+    p = multiply_add(p, r, zero + 1.3981999507e-3f);
+    p = multiply_add(p, r, zero + 8.3334519073e-3f);
+    p = multiply_add(p, r, zero + 4.1665795894e-2f);
+    p = multiply_add(p, r, zero + 1.6666665459e-1f);
+    p = multiply_add(p, r, zero + 5.0000001201e-1f);
+    p = multiply_add(p, r * r, r) + 1.0f;
+    i16v shift = (__builtin_convertvector(n, i16v) + 127) << 23;
+    return p * (f16v)shift;
+}
+
+ALWAYS f16v silu(f16v x) { return x / (1.0f + exponential(-x)); }
+
+void domino_silu(const float *x, size_t count, float *out) {
+    for (size_t i = 0; i < count; i += 16) {
+        size_t size = count - i < 16 ? (count - i) * sizeof(float) : sizeof(f16v);
+        f16v part = {0};
+        memcpy(&part, x + i, size);
+        part = silu(part);
+        memcpy(out + i, &part, size);
     }
 }
 
 /* ---- the product -------------------------------------------------------------------------------- */
 
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, KINDS }; /* the order of reference.py's KINDS */
+static const struct { int bits, offset, minimum, blocks, factors; } FORMS[] = {
+    {4, 8, 0, 1, 0}, {4, 0, 1, 1, 0}, {5, 16, 0, 1, 0}, {5, 0, 1, 1, 0},
+    {8, 128, 0, 1, 0}, {4, 0, 1, 8, 2}, {5, 0, 1, 8, 2}, {6, 32, 0, 8, 2},
+};
+
 typedef struct {
     int kind;
-    const uint8_t *weight; /* [rows, blocks, BYTES] */
+    const uint8_t *weight; /* [tiles, size blocks, tile_bytes] */
     size_t rows, blocks, m;
     const x_block *x;
     const float *bias; /* [rows] or NULL */
-    float *out;        /* [m, rows] */
-    size_t piece, next; /* rows of weights a thread takes at a time; the first that no thread has */
+    const float *residual; /* like out, or NULL */
+    float *out; /* [m, stride], of which rows are written */
+    size_t stride, piece; /* piece: tiles that a thread takes at a time */
+    size_t *next; /* the first of them that no thread has */
 } work;
 
-ALWAYS uint64_t gather(const uint8_t *const w[LANES], size_t at) { /* 16 bits of each row */
-    uint16_t bits[LANES];
-    for (int r = 0; r < LANES; r++) memcpy(&bits[r], w[r] + at, 2);
-    return bits[0] | (uint64_t)bits[1] << 16 | (uint64_t)bits[2] << 32 | (uint64_t)bits[3] << 48;
+ALWAYS size_t header_bytes(int kind) { return 2 * ROWS * (1 + FORMS[kind].minimum); }
+ALWAYS size_t block_bytes(int kind) { /* of 32 numbers of a tile's rows, without the header */
+    return ROWS * (size_t)(FORMS[kind].factors + BLOCK * FORMS[kind].bits / 8);
 }
 
-/* What one block of four rows of weights adds to the sums of `count` rows of x; `ahead`: the
- * weights after them. */
-ALWAYS void multiply_block(int kind, int count, const uint8_t *const w[LANES], size_t at,
-                           const uint8_t *ahead, const x_block *x, f4 *terms) {
-    const uint8_t *numbers[LANES];
-    f4 scale = halves(gather(w, at)), minimum = {0};
-    if (kind == Q4_1) minimum = halves(gather(w, at + 2));
-    for (int r = 0; r < LANES; r++) numbers[r] = w[r] + at + HEADER[kind];
-    for (size_t i = 0; i < LANES * BYTES[kind]; i += 64) __builtin_prefetch(ahead + LANES * at + i);
-    w_block block = unpack(kind, numbers);
+/* What one block of LANES rows of weights adds to the sums of `count` rows of x. `scale` and `minimum` are
+ * the size block's; `from` is where the block begins, `lane` the first of the rows. */
+ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, fv scale, fv minimum,
+                           const x_block *x, fv *sums) {
+    const int bits = FORMS[kind].bits, wide = bits == 8, split = kind == Q6_K;
+    iv acc[2][TILE];
+    iv factor[2];
+    if (FORMS[kind].factors) {
+        for (int i = 0; i < 2; i++) {
+            const uint8_t *at = from + i * ROWS + lane;
+            factor[i] = split ? __builtin_convertvector(LOAD(lv, at), iv)
+                              : __builtin_convertvector(LOAD(ulv, at), iv);
+        }
+        from += 2 * ROWS;
+    }
+    if (FORMS[kind].minimum && FORMS[kind].factors) {
+        scale *= __builtin_convertvector(factor[0], fv);
+        minimum = -(minimum * __builtin_convertvector(factor[1], fv));
+    }
+    for (int i = 0; i < count; i++) acc[0][i] = acc[1][i] = (iv){0};
+    from += 4 * lane;
+    if (wide) {
+        for (int c = 0; c < CHUNKS; c++) {
+            bv w = LOAD(bv, from + c * CHUNK);
+            for (int i = 0; i < count; i++) acc[c & 1][i] = dot(wide, acc[c & 1][i], w, x[i].numbers + 4 * c);
+        }
+    } else {
+        const uint8_t *high = from + 4 * CHUNK;
+        bv fifth = {0}, top[2] = {{0}, {0}};
+        if (bits == 5) fifth = LOAD(bv, high);
+        if (bits == 6) top[0] = LOAD(bv, high), top[1] = LOAD(bv, high + CHUNK);
+#pragma GCC unroll 4
+        for (int c = 0; c < 4; c++) { /* low halves: the first numbers of x; high halves: the others */
+            bv both = LOAD(bv, from + c * CHUNK), w[2] = {both & 15, both >> 4};
+            for (int h = 0; h < 2; h++) {
+                if (bits == 5) w[h] |= (fifth >> (c + 4 * h) & 1) << 4;
+                if (bits == 6) w[h] |= (top[h] >> (2 * c) & 3) << 4;
+                for (int i = 0; i < count; i++)
+                    acc[h][i] = dot(wide, acc[h][i], w[h], x[i].numbers + 4 * c + 16 * h);
+            }
+        }
+    }
+    const int offset = wide ? LEFT : FORMS[kind].offset;
     for (int i = 0; i < count; i++) {
-        f4 sum = (f4)dot(kind, &block, x + i) - MAGIC_FLOAT;
-        terms[i] = scale * x[i].scale * sum;
-        if (kind == Q4_1) terms[i] += minimum * x[i].sum;
+        iv sum;
+        if (split) /* each half has its factor; at most 2^24 in all, which a float holds */
+            sum = factor[0] * (acc[0][i] - offset * x[i].first) +
+                  factor[1] * (acc[1][i] - offset * (x[i].whole - x[i].first));
+        else
+            sum = acc[0][i] + acc[1][i] - offset * x[i].whole;
+        fv term = scale * x[i].scale * __builtin_convertvector(sum, fv);
+        if (FORMS[kind].minimum) term += minimum * x[i].sum;
+        sums[i] += term;
     }
 }
 
-/* Four rows of weights from `row` on by `count` rows of x from `first` on. */
-ALWAYS void multiply(int kind, int count, const work *job, size_t row, size_t first) {
-    const x_block *x = job->x + first * job->blocks;
-    const uint8_t *w[LANES];
-    size_t left = job->rows - row, lanes = left < LANES ? left : LANES, b = 0;
-    f4 sums[TILE], bias = {0}, here[TILE], next[TILE];
-    for (size_t r = 0; r < LANES; r++) /* missing rows repeat the last; nothing is kept of them */
-        w[r] = job->weight + (row + (r < lanes ? r : lanes - 1)) * job->blocks * BYTES[kind];
-    const uint8_t *ahead = job->weight + (row + LANES) * job->blocks * BYTES[kind];
-    for (int i = 0; i < count; i++) sums[i] = (f4){0};
-    /* few rows of x: two blocks at a time, so that neither waits for the other's sums */
-    for (; count <= PAIRS && b + 2 <= job->blocks; b += 2, x += 2 * count) {
-        multiply_block(kind, count, w, b * BYTES[kind], ahead, x, here);
-        multiply_block(kind, count, w, (b + 1) * BYTES[kind], ahead, x + count, next);
-        for (int i = 0; i < count; i++) sums[i] = sums[i] + here[i] + next[i];
-    }
-    for (; b < job->blocks; b++, x += count) {
-        multiply_block(kind, count, w, b * BYTES[kind], ahead, x, here);
-        for (int i = 0; i < count; i++) sums[i] += here[i];
-    }
-    if (job->bias) memcpy(&bias, job->bias + row, lanes * sizeof(float));
-    for (int i = 0; i < count; i++) {
-        f4 done = job->bias ? sums[i] + bias : sums[i];
-        float *to = job->out + (first + (size_t)i) * job->rows + row;
-        if (lanes == LANES) memcpy(to, &done, sizeof done);
-        else memcpy(to, &done, lanes * sizeof(float));
+/* A tile of weights by `count` rows of x from `first` on. */
+ALWAYS void multiply(int kind, int count, const work *job, size_t tile, size_t first) {
+    const size_t sized = job->blocks / (size_t)FORMS[kind].blocks, header = header_bytes(kind);
+    const size_t bytes = header + (size_t)FORMS[kind].blocks * block_bytes(kind);
+    for (int lane = 0; lane < ROWS; lane += LANES) {
+        const uint8_t *from = job->weight + tile * sized * bytes;
+        const x_block *x = job->x + first * job->blocks;
+        size_t row = tile * ROWS + (size_t)lane;
+        if (row >= job->rows) return; /* rows that fill the last tile up */
+        size_t left = job->rows - row, size = (left < LANES ? left : LANES) * sizeof(float);
+        fv sums[TILE];
+        for (int i = 0; i < count; i++) sums[i] = (fv){0};
+        for (size_t b = 0; b < sized; b++, from += bytes) {
+            for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i);
+            fv scale = halves(from + 2 * lane), minimum = {0};
+            if (FORMS[kind].minimum) minimum = halves(from + 2 * ROWS + 2 * lane);
+            for (int s = 0; s < FORMS[kind].blocks; s++, x += count)
+                multiply_block(kind, count, from + header + (size_t)s * block_bytes(kind), lane, scale,
+                               minimum, x, sums);
+        }
+        fv part = {0};
+        if (job->bias) memcpy(&part, job->bias + row, size);
+        for (int i = 0; i < count; i++) {
+            size_t place = (first + (size_t)i) * job->stride + row;
+            fv done = job->bias ? sums[i] + part : sums[i], before;
+            if (job->residual) {
+                before = (fv){0};
+                memcpy(&before, job->residual + place, size);
+                done = before + done;
+            }
+            memcpy(job->out + place, &done, size);
+        }
     }
 }
 
 #define MULTIPLY(kind, count) \
-    static void multiply_##kind##_##count(const work *job, size_t row, size_t first) { \
-        multiply(kind, count, job, row, first); \
+    static void multiply_##kind##_##count(const work *job, size_t tile, size_t first) { \
+        multiply(kind, count, job, tile, first); \
     }
 #define MULTIPLY_ALL(kind) \
     MULTIPLY(kind, 1) MULTIPLY(kind, 2) MULTIPLY(kind, 3) MULTIPLY(kind, 4) \
@@ -345,56 +372,496 @@ ALWAYS void multiply(int kind, int count, const work *job, size_t row, size_t fi
 #define NAMES(kind) \
     {multiply_##kind##_1, multiply_##kind##_2, multiply_##kind##_3, multiply_##kind##_4, \
      multiply_##kind##_5, multiply_##kind##_6, multiply_##kind##_7, multiply_##kind##_8}
+#define SOME(kind) MULTIPLY(kind, 1) MULTIPLY(kind, 2) MULTIPLY(kind, 3) MULTIPLY(kind, 4)
+#define SOME_NAMES(kind) \
+    {multiply_##kind##_1, multiply_##kind##_2, multiply_##kind##_3, multiply_##kind##_4}
+#if defined(DOMINO_AVX512) || (defined(__aarch64__) && !defined(DOMINO_SCALAR))
+#define DEFINE MULTIPLY_ALL
+#define LIST NAMES
+#else
+#define DEFINE SOME
+#define LIST SOME_NAMES
+#endif
 
-MULTIPLY_ALL(Q4_0)
-MULTIPLY_ALL(Q4_1)
-MULTIPLY_ALL(Q8_0)
-static void (*const KERNELS[][TILE])(const work *, size_t, size_t) = {NAMES(Q4_0), NAMES(Q4_1), NAMES(Q8_0)};
+DEFINE(Q4_0) DEFINE(Q4_1) DEFINE(Q5_0) DEFINE(Q5_1) DEFINE(Q8_0) DEFINE(Q4_K) DEFINE(Q5_K) DEFINE(Q6_K)
+static void (*const KERNELS[KINDS][TILE])(const work *, size_t, size_t) = {
+    LIST(Q4_0), LIST(Q4_1), LIST(Q5_0), LIST(Q5_1), LIST(Q8_0), LIST(Q4_K), LIST(Q5_K), LIST(Q6_K),
+};
 
-static void run(work *job) {
+static void run_product(void *argument) {
+    work *job = argument;
     /* as many rows of x as stay in a core's own cache while weights pass by */
     size_t chunk = ((size_t)1 << 18) / (job->blocks * sizeof(x_block)) / TILE * TILE;
+    size_t tiles = (job->rows + ROWS - 1) / ROWS;
     if (chunk < TILE) chunk = TILE;
     for (;;) {
-        size_t start = __atomic_fetch_add(&job->next, job->piece, __ATOMIC_RELAXED);
-        if (start >= job->rows) return;
-        size_t end = job->rows - start < job->piece ? job->rows : start + job->piece;
+        size_t start = __atomic_fetch_add(job->next, job->piece, __ATOMIC_RELAXED);
+        if (start >= tiles) return;
+        size_t end = tiles - start < job->piece ? tiles : start + job->piece;
         for (size_t from = 0; from < job->m; from += chunk) {
             size_t to = job->m - from < chunk ? job->m : from + chunk;
-            for (size_t row = start; row < end; row += LANES)
+            for (size_t tile = start; tile < end; tile++)
                 for (size_t first = from; first < to; first += TILE) {
                     size_t count = to - first < TILE ? to - first : TILE;
-                    KERNELS[job->kind][count - 1](job, row, first);
+                    KERNELS[job->kind][count - 1](job, tile, first);
                 }
         }
     }
 }
 
-static void run_in_team(void *job) { run(job); }
 #ifdef __APPLE__
-static void run_in_queue(void *job, size_t index) { (void)index, run(job); }
+typedef struct { task work; void *argument; } queued;
+static void run_in_queue(void *argument, size_t index) {
+    queued *own = argument;
+    (void)index, own->work(own->argument);
+}
 #endif
 
-/* out = x @ weight.T + bias, 0; or -1 where there is no memory. `parallel` is GOMP_parallel of the OpenMP
- * that PyTorch runs, or NULL. */
-int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, const float *x, size_t m,
-                  const float *bias, float *out, unsigned threads,
-                  void (*parallel)(void (*)(void *), void *, unsigned, unsigned)) {
-    x_block *rounded = malloc(m * blocks * sizeof *rounded + 1);
-    if (!rounded) return -1;
-    quantize(kind, x, m, blocks, rounded);
-    work job = {kind, weight, rows, blocks, m, rounded, bias, out, rows, 0};
-    if (threads > 1) { /* pieces are small enough that a thread that is late keeps none waiting */
-        size_t piece = (rows + threads * 4 - 1) / (threads * 4);
-        job.piece = (piece + LANES - 1) / LANES * LANES;
-    }
+/* On `threads` threads, each of which takes pieces until none is left. `parallel` is GOMP_parallel of the
+ * OpenMP that PyTorch runs, or NULL. */
+static void run_all(task work, void *argument, unsigned threads, team parallel) {
 #ifdef __APPLE__
+    queued own = {work, argument};
     (void)parallel;
-    if (threads > 1) dispatch_apply_f(threads, DISPATCH_APPLY_AUTO, &job, run_in_queue);
+    if (threads > 1) dispatch_apply_f(threads, DISPATCH_APPLY_AUTO, &own, run_in_queue);
 #else
-    if (threads > 1 && parallel) parallel(run_in_team, &job, threads, 0);
+    if (threads > 1 && parallel) parallel(work, argument, threads, 0);
 #endif
-    run(&job); /* what is left: all of it, where no threads ran */
+    work(argument); /* what is left: all of it, where no threads ran */
+}
+
+/* Rows of a weight, as they are: an embedding's. */
+void domino_rows(int kind, const uint8_t *weight, size_t blocks, const int64_t *rows, size_t count, float *out) {
+    const int bits = FORMS[kind].bits, split = kind == Q6_K;
+    const size_t sized = blocks / (size_t)FORMS[kind].blocks, header = header_bytes(kind);
+    const size_t bytes = header + (size_t)FORMS[kind].blocks * block_bytes(kind);
+    for (size_t r = 0; r < count; r++) {
+        const size_t lane = (size_t)rows[r] % ROWS;
+        const uint8_t *from = weight + (size_t)rows[r] / ROWS * sized * bytes;
+        for (size_t b = 0; b < sized; b++, from += bytes) {
+            const float whole = half(LOAD(uint16_t, from + 2 * lane));
+            const float least = FORMS[kind].minimum ? half(LOAD(uint16_t, from + 2 * ROWS + 2 * lane)) : 0;
+            const uint8_t *block = from + header;
+            for (int s = 0; s < FORMS[kind].blocks; s++, block += block_bytes(kind), out += BLOCK) {
+                float scale[2] = {whole, whole}, minimum = least;
+                const uint8_t *numbers = block;
+                if (FORMS[kind].factors) {
+                    uint8_t first = block[lane], second = block[ROWS + lane];
+                    scale[0] *= split ? (float)(int8_t)first : (float)first;
+                    scale[1] = split ? whole * (float)(int8_t)second : scale[0];
+                    minimum = -(least * (float)second);
+                    numbers += 2 * ROWS;
+                }
+                const uint8_t *high = numbers + 4 * CHUNK + 4 * lane;
+                for (size_t i = 0; i < BLOCK; i++) {
+                    size_t c = i / 4, place = (bits == 8 ? c : c % 4) * CHUNK + 4 * lane + i % 4;
+                    int number = numbers[place];
+                    if (bits < 8) number = c < 4 ? number & 15 : number >> 4;
+                    if (bits == 5) number |= (high[i % 4] >> c & 1) << 4;
+                    if (bits == 6) number |= (high[c / 4 * CHUNK + i % 4] >> (2 * (c % 4)) & 3) << 4;
+                    float value = scale[i / 16] * (float)(number - FORMS[kind].offset);
+                    out[i] = FORMS[kind].minimum ? value + minimum : value;
+                }
+            }
+        }
+    }
+}
+
+typedef struct { /* rows of x on their way into a product */
+    const float *x, *norm; /* [m, width]; a norm's weights or NULL */
+    float eps;
+    int gated; /* x is [m, 2 * width], gates first: silu(gate) * the other half is what is read */
+    size_t m, width;
+    x_block *out;
+    size_t *next;
+    int failed;
+} rounding;
+
+static void run_rounding(void *argument) {
+    rounding *job = argument;
+    size_t blocks = job->width / BLOCK;
+    float *row = NULL;
+    for (;;) {
+        size_t r = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
+        if (r >= job->m) break;
+        if (!row && (job->norm || job->gated) && !(row = malloc(job->width * sizeof *row))) {
+            __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+            break;
+        }
+        const float *from = job->x + r * job->width * (job->gated ? 2 : 1);
+        size_t group = r / TILE * TILE, size = job->m - group < TILE ? job->m - group : TILE;
+        if (job->norm) norm_row(from, job->norm, job->eps, job->width, row), from = row;
+        if (job->gated) {
+            domino_silu(from, job->width, row);
+            for (size_t i = 0; i < job->width; i++) row[i] *= from[job->width + i];
+            from = row;
+        }
+        for (size_t b = 0; b < blocks; b++)
+            quantize_block(from + b * BLOCK, job->out + group * blocks + b * size + (r - group));
+    }
+    free(row);
+}
+
+static size_t piece_of(size_t rows, unsigned threads) { /* small: a thread that is late keeps none waiting */
+    size_t tiles = (rows + ROWS - 1) / ROWS;
+    return threads > 1 ? (tiles + threads * 4 - 1) / (threads * 4) : tiles;
+}
+
+/* out = x @ weight.T + bias [+ residual], of normed x where a norm's weights are given. With `gated` the
+ * first half of the weight's rows are gates: out [m, rows / 2] = silu(gate) * the other half. 0; or -1 where
+ * there is no memory. */
+int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, const float *x, size_t m,
+                  const float *norm, float eps, const float *bias, const float *residual, int gated,
+                  float *out, unsigned threads, team parallel) {
+    size_t width = blocks * BLOCK, next[2] = {0, 0};
+    x_block *rounded = malloc(m * blocks * sizeof *rounded + 1);
+    float *whole = gated ? malloc(m * rows * sizeof *whole + 1) : out;
+    int failed = !rounded || (gated && !whole);
+    if (!failed) {
+        rounding rows_of_x = {x, norm, eps, 0, m, width, rounded, next, 0};
+        run_rounding(&rows_of_x);
+        failed = rows_of_x.failed;
+    }
+    if (!failed) {
+        work job = {kind, weight, rows, blocks, m, rounded, bias, residual, whole, rows,
+                    piece_of(rows, threads), next + 1};
+        run_all(run_product, &job, threads, parallel);
+        for (size_t r = 0; gated && r < m; r++) {
+            size_t half = rows / 2;
+            const float *gate = whole + r * rows, *up = gate + half;
+            float *to = out + r * half;
+            domino_silu(gate, half, to);
+            for (size_t i = 0; i < half; i++) to[i] *= up[i];
+        }
+    }
+    if (gated) free(whole);
     free(rounded);
-    return 0;
+    return failed ? -1 : 0;
+}
+
+/* ---- attention ---------------------------------------------------------------------------------- */
+
+/* Rotary positions on new tokens' queries and keys [tokens, heads + 2 * kv_heads, size], normed before if
+ * norms are given; keys and values go to their places in the caches [slots, kv heads, capacity, size], as far
+ * as these reach. `places`: [tokens, 3], each one's slot, place there and position. */
+typedef struct {
+    const float *qkv;
+    size_t tokens, heads, kv_heads, size, capacity;
+    const float *q_norm, *k_norm;
+    float eps;
+    const float *cos, *sin;
+    const int64_t *places;
+    float *query, *keys, *values;
+    size_t *next;
+} rotation;
+
+static void rotate_token(const rotation *job, size_t t) {
+    const size_t heads = job->heads, kv_heads = job->kv_heads, size = job->size, half = size / 2;
+    float normed[size];
+    const float *from = job->qkv + t * (heads + 2 * kv_heads) * size;
+    const int64_t *own = job->places + 3 * t;
+    const float *c = job->cos + (size_t)own[2] * size, *s = job->sin + (size_t)own[2] * size;
+    size_t slot = (size_t)own[0], place = (size_t)own[1];
+    for (size_t h = 0; h < heads + 2 * kv_heads; h++, from += size) {
+        int value = h >= heads + kv_heads;
+        size_t kv = h - heads - (value ? kv_heads : 0);
+        if (h >= heads && place >= job->capacity) continue;
+        float *to = h < heads ? job->query + (t * heads + h) * size
+                              : (value ? job->values : job->keys) +
+                                    ((slot * kv_heads + kv) * job->capacity + place) * size;
+        if (value) {
+            memcpy(to, from, size * sizeof(float));
+            continue;
+        }
+        const float *norm = h < heads ? job->q_norm : job->k_norm, *x = from;
+        if (norm) norm_row(from, norm, job->eps, size, normed), x = normed;
+        for (size_t i = 0; i < half; i++) {
+            to[i] = x[i] * c[i] + -x[i + half] * s[i];
+            to[i + half] = x[i + half] * c[i + half] + x[i] * s[i + half];
+        }
+    }
+}
+
+static void run_rotation(void *argument) {
+    rotation *job = argument;
+    for (;;) {
+        size_t t = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
+        if (t >= job->tokens) return;
+        rotate_token(job, t);
+    }
+}
+
+void domino_rotate(const float *qkv, size_t tokens, size_t heads, size_t kv_heads, size_t size,
+                   const float *q_norm, const float *k_norm, float eps, const float *cos, const float *sin,
+                   const int64_t *places, size_t capacity, float *query, float *keys, float *values) {
+    size_t next = 0;
+    rotation job = {qkv, tokens, heads, kv_heads, size, capacity, q_norm, k_norm, eps,
+                    cos, sin, places, query, keys, values, &next};
+    run_rotation(&job);
+}
+
+typedef struct {
+    const float *query; /* [tokens, heads, size] */
+    const float *keys, *values; /* [slots, kv heads, places, size], with strides of slots and heads */
+    size_t slot_stride, head_stride, tokens, heads, kv_heads, size;
+    const int64_t *spans; /* [tokens, 5]: slot, first and end of what is seen, where extras begin, how many */
+    const int32_t *extras; /* more places, after those */
+    float scale, *out; /* [tokens, heads, size] */
+    size_t longest; /* places that a token sees at most, and room */
+    size_t *next; /* the first pair of token and head that no thread has */
+    int failed;
+} attention;
+
+/* `parts` times `width` columns of the values, weighed by a row of scores. */
+ALWAYS void mix(int parts, size_t width, const float *row, const float *values, const int64_t *span,
+                const int32_t *extras, size_t before, size_t count, size_t size, float sum, float *out) {
+    const f16v zero = {0};
+    f16v mixed[4] = {zero, zero, zero, zero};
+    for (size_t j = 0; j < count; j++) {
+        size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
+        const float *value = values + place * size;
+        for (int p = 0; p < parts; p++) {
+            f16v own = zero;
+            memcpy(&own, value + 16 * p, width * sizeof(float));
+            mixed[p] = multiply_add(zero + row[j], own, mixed[p]);
+        }
+    }
+    for (int p = 0; p < parts; p++) {
+        f16v done = mixed[p] / sum;
+        memcpy(out + 16 * p, &done, width * sizeof(float));
+    }
+}
+
+/* One head's queries of one token: `group` of them, over the same keys. */
+static void attend_group(const attention *job, size_t token, size_t kv, float *scores) {
+    const int64_t *span = job->spans + 5 * token;
+    const size_t group = job->heads / job->kv_heads, size = job->size, before = (size_t)(span[2] - span[1]);
+    const size_t count = before + (size_t)span[4];
+    const size_t base = (size_t)span[0] * job->slot_stride + kv * job->head_stride;
+    const int32_t *extras = job->extras + span[3];
+    const float *query = job->query + (token * job->heads + kv * group) * size;
+    float *out = job->out + (token * job->heads + kv * group) * size;
+    for (size_t j = 0; j < count; j++) {
+        size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
+        const float *key = job->keys + base + place * size;
+        for (size_t g = 0; g < group; g++) {
+            const float *q = query + g * size;
+            f16v sum = {0};
+            size_t i = 0;
+            float rest = 0;
+            for (; i + 16 <= size; i += 16) sum = multiply_add(LOAD(f16v, q + i), LOAD(f16v, key + i), sum);
+            for (; i < size; i++) rest += q[i] * key[i];
+            scores[g * job->longest + j] = (total(sum) + rest) * job->scale;
+        }
+    }
+    for (size_t g = 0; g < group; g++) {
+        float *row = scores + g * job->longest, most = -INFINITY, sum;
+        f16v parts = {0};
+        for (size_t j = 0; j < count; j++) most = row[j] > most ? row[j] : most;
+        for (size_t j = 0; j < count; j += 16) { /* behind the last ones lies room: they weigh nothing */
+            for (size_t k = count; k < j + 16; k++) row[k] = -INFINITY;
+            f16v part = exponential(LOAD(f16v, row + j) - most);
+            for (size_t k = count; k < j + 16; k++) part[k - j] = 0;
+            memcpy(row + j, &part, sizeof part);
+            parts += part;
+        }
+        sum = total(parts);
+        for (size_t i = 0; i < size;) { /* as many columns at a time as stay in registers */
+            size_t width = size - i >= 64 ? 64 : size - i >= 16 ? 16 : size - i;
+            const float *values = job->values + base + i;
+            if (width == 64) mix(4, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
+            else if (width == 16) mix(1, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
+            else mix(1, width, row, values, span, extras, before, count, size, sum, out + g * size + i);
+            i += width;
+        }
+    }
+}
+
+static void run_attention(void *argument) {
+    attention *job = argument;
+    float *scores = NULL;
+    for (;;) {
+        size_t pair = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
+        if (pair >= job->tokens * job->kv_heads) break;
+        if (!scores) scores = malloc(job->heads / job->kv_heads * job->longest * sizeof *scores + 1);
+        if (!scores) {
+            __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+            break;
+        }
+        attend_group(job, pair / job->kv_heads, pair % job->kv_heads, scores);
+    }
+    free(scores);
+}
+
+static size_t longest_of(const int64_t *spans, size_t tokens) {
+    size_t longest = 0;
+    for (size_t t = 0; t < tokens; t++) {
+        size_t count = (size_t)(spans[5 * t + 2] - spans[5 * t + 1] + spans[5 * t + 4]);
+        longest = count > longest ? count : longest;
+    }
+    return (longest + 31) / 16 * 16;
+}
+
+int domino_attend(const float *query, const float *keys, const float *values, size_t slot_stride,
+                  size_t head_stride, size_t tokens, size_t heads, size_t kv_heads, size_t size,
+                  const int64_t *spans, const int32_t *extras, float scale, float *out, unsigned threads,
+                  team parallel) {
+    size_t next = 0;
+    attention job = {query, keys, values, slot_stride, head_stride, tokens, heads, kv_heads, size,
+                     spans, extras, scale, out, longest_of(spans, tokens), &next, 0};
+    run_all(run_attention, &job, threads, parallel);
+    return job.failed ? -1 : 0;
+}
+
+/* ---- all layers of a model in one call ------------------------------------------------------------ */
+
+typedef struct { int kind; const uint8_t *tiles; size_t rows; } matrix;
+
+typedef struct { /* a pre-norm layer; what is NULL is not there, parts of no rows neither */
+    const float *input_norm, *qkv_bias, *q_norm, *k_norm, *out_bias, *post_norm;
+    matrix qkv[3], out, gate_up[2], down; /* whole ones are their first part */
+    float *keys, *values;
+    const int64_t *spans;
+    const int32_t *extras;
+    float *captured; /* where the layer's output is wanted too, or NULL */
+} layer;
+
+typedef struct {
+    size_t layers, hidden, inner, heads, kv_heads, size, capacity, captured_stride;
+    float eps, scale;
+    const float *cos, *sin;
+    const int64_t *places; /* [tokens, 3] */
+    float *x; /* [tokens, hidden]: what goes in, and what comes out */
+    size_t tokens;
+} stack;
+
+typedef struct {
+    const layer *layers;
+    const stack *shape;
+    unsigned threads; /* asked for */
+    team parallel;
+    int (*team_size)(void); /* omp_get_num_threads, where `parallel` is given */
+    size_t *counters; /* one a step */
+    size_t longest, arrived, generation;
+    x_block *rounded;
+    float *qkv, *query, *mixed, *gates;
+    int failed;
+} forward;
+
+static void wait_for_all(forward *run, size_t size) {
+    size_t now = __atomic_load_n(&run->generation, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&run->arrived, 1, __ATOMIC_ACQ_REL) == size) {
+        __atomic_store_n(&run->arrived, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&run->generation, now + 1, __ATOMIC_RELEASE);
+        return;
+    }
+    for (unsigned spins = 0; __atomic_load_n(&run->generation, __ATOMIC_ACQUIRE) == now; spins++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ volatile("yield");
+#endif
+        if (spins > 1 << 14) sched_yield(); /* a thread that the system has stopped */
+    }
+}
+
+/* Each thread of a team walks the same steps and waits for the others after each; without a team each step
+ * starts threads of its own. */
+typedef struct {
+    forward *run;
+    size_t team; /* its size, or 0 */
+    size_t *next; /* the next step's counter */
+} walker;
+
+static void step(walker *self, task work, void *job) {
+    if (!self->team) run_all(work, job, self->run->threads, self->run->parallel);
+    else work(job), wait_for_all(self->run, self->team);
+}
+
+static void round_rows(walker *self, const float *x, const float *norm, int gated, size_t width) {
+    const stack *shape = self->run->shape;
+    rounding job = {x, norm, shape->eps, gated, shape->tokens, width, self->run->rounded, self->next++, 0};
+    step(self, run_rounding, &job);
+    if (job.failed) __atomic_store_n(&self->run->failed, 1, __ATOMIC_RELAXED);
+}
+
+/* Of the rows rounded last, by matrices whose rows follow each other: out is [tokens, stride]. */
+static void multiply_rows(walker *self, const matrix *parts, size_t count, size_t width, const float *bias,
+                          const float *residual, float *out, size_t stride) {
+    forward *run = self->run;
+    for (size_t p = 0, at = 0; p < count && parts[p].rows; at += parts[p++].rows) {
+        int last = p + 1 == count || !parts[p + 1].rows;
+        work job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, run->shape->tokens, run->rounded,
+                    bias ? bias + at : NULL, residual, out + at, stride,
+                    piece_of(parts[p].rows, run->threads), self->next++};
+        if (self->team && !last) run_product(&job); /* nothing reads it before the others are done */
+        else step(self, run_product, &job);
+    }
+}
+
+static void walk_layer(walker *self, const layer *own) {
+    forward *run = self->run;
+    const stack *shape = run->shape;
+    const size_t m = shape->tokens, heads = shape->heads, kv_heads = shape->kv_heads, size = shape->size;
+    const size_t width = heads * size, hidden = shape->hidden, slot = shape->capacity * size;
+    round_rows(self, shape->x, own->input_norm, 0, hidden);
+    multiply_rows(self, own->qkv, 3, hidden, own->qkv_bias, NULL, run->qkv, width + 2 * kv_heads * size);
+    rotation turn = {run->qkv, m, heads, kv_heads, size, shape->capacity, own->q_norm, own->k_norm, shape->eps,
+                     shape->cos, shape->sin, shape->places, run->query, own->keys, own->values, self->next++};
+    step(self, run_rotation, &turn);
+    attention attend = {run->query, own->keys, own->values, kv_heads * slot, slot, m, heads, kv_heads, size,
+                        own->spans, own->extras, shape->scale, run->mixed, run->longest, self->next++, 0};
+    step(self, run_attention, &attend);
+    if (attend.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
+    round_rows(self, run->mixed, NULL, 0, width);
+    multiply_rows(self, &own->out, 1, width, own->out_bias, shape->x, shape->x, hidden);
+    round_rows(self, shape->x, own->post_norm, 0, hidden);
+    multiply_rows(self, own->gate_up, 2, hidden, NULL, NULL, run->gates, 2 * shape->inner);
+    round_rows(self, run->gates, NULL, 1, shape->inner);
+    multiply_rows(self, &own->down, 1, shape->inner, NULL, shape->x, shape->x, hidden);
+    size_t *next = self->next++;
+    if (!own->captured) return;
+    for (size_t r; (r = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < m;) /* what comes next reads x, too */
+        memcpy(own->captured + r * shape->captured_stride, shape->x + r * hidden, hidden * sizeof(float));
+}
+
+static void walk(forward *run, size_t team) {
+    walker self = {run, team, run->counters};
+    for (size_t i = 0; i < run->shape->layers; i++) walk_layer(&self, run->layers + i);
+}
+
+static void walk_in_team(void *argument) {
+    forward *run = argument;
+    walk(run, (size_t)run->team_size());
+}
+
+/* The layers' output in place of their input; 0, or -1 where there is no memory. */
+int domino_forward(const layer *layers, const stack *shape, unsigned threads, team parallel,
+                   int (*team_size)(void)) {
+    enum { STEPS = 16 };
+    const size_t m = shape->tokens, width = shape->heads * shape->size;
+    const size_t joined = width + 2 * shape->kv_heads * shape->size;
+    size_t widest = shape->inner > width ? shape->inner : width;
+    if (shape->hidden > widest) widest = shape->hidden;
+    forward run = {.layers = layers, .shape = shape, .threads = threads, .parallel = parallel, .team_size = team_size};
+    for (size_t i = 0; i < shape->layers; i++) {
+        size_t longest = longest_of(layers[i].spans, m);
+        if (longest > run.longest) run.longest = longest;
+    }
+    run.counters = calloc(shape->layers * STEPS + 1, sizeof *run.counters);
+    run.rounded = malloc(m * widest / BLOCK * sizeof *run.rounded + 1);
+    run.qkv = malloc(m * joined * sizeof(float) + 1);
+    run.query = malloc(m * width * sizeof(float) + 1);
+    run.mixed = malloc(m * width * sizeof(float) + 1);
+    run.gates = malloc(m * 2 * shape->inner * sizeof(float) + 1);
+    run.failed = !run.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
+    if (!run.failed) {
+#ifndef __APPLE__
+        if (threads > 1 && parallel && team_size) parallel(walk_in_team, &run, threads, 0);
+        else
+#endif
+            walk(&run, 0);
+    }
+    free(run.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
+    return run.failed ? -1 : 0;
 }

@@ -1,4 +1,4 @@
-"""A quantised weight: GGUF's blocks, and the products with them."""
+"""A quantised weight: GGUF's blocks in the order in which a CPU multiplies them."""
 
 from __future__ import annotations
 
@@ -10,32 +10,40 @@ from torch import Tensor
 from domino_spec.errors import CheckpointError
 from domino_spec.quantization import reference
 from domino_spec.quantization.compiled import kernel
-from domino_spec.quantization.reference import BLOCK, BYTES, KINDS, Kind
+from domino_spec.quantization.reference import BLOCK, FORMS, KINDS, ROUNDS, Kind, Unpacked
+from domino_spec.quantization.rows import gate_rows
+from domino_spec.quantization.tiles import TILE, tiled, tiles_of, untiled
 
 
 class QuantizedWeight:
-    """[rows, columns] in blocks of 32 numbers along a row, as GGUF stores them."""
+    """[rows, columns] in GGUF's blocks along a row, in tiles of sixteen rows."""
 
-    def __init__(self, blocks: Tensor, kind: Kind) -> None:
+    def __init__(self, tiles: Tensor, kind: Kind, rows: int) -> None:
+        self.tiles = tiles  # [tiles, size blocks, bytes] uint8
+        self.kind = kind
+        self.shape = (rows, tiles.shape[1] * FORMS[kind].size)
+        self.nbytes = tiles.numel()
+        self.device = tiles.device
+
+    @classmethod
+    def from_blocks(cls, blocks: Tensor, kind: Kind) -> QuantizedWeight:
+        """A GGUF file's own blocks [rows, size blocks, bytes]."""
         if kind not in KINDS:
             raise CheckpointError(
                 f"found blocks of {kind}, expected {', '.join(KINDS)}: dequantise this weight"
             )
-        form = blocks.dim() == 3 and blocks.shape[1] > 0 and blocks.shape[2] == BYTES[kind]
-        if blocks.dtype != torch.uint8 or not form:
+        form = FORMS[kind]
+        fits = blocks.dim() == 3 and blocks.shape[1] > 0 and blocks.shape[2] == form.bytes
+        if blocks.dtype != torch.uint8 or not fits:
             raise CheckpointError(
                 f"found {kind} blocks of {blocks.dtype} {list(blocks.shape)}, expected"
-                f" torch.uint8 [rows, columns // {BLOCK}, {BYTES[kind]}]"
+                f" torch.uint8 [rows, columns // {form.size}, {form.bytes}]"
             )
         if blocks.device.type != "cpu":
             raise CheckpointError(
                 f"found {kind} blocks on {blocks.device}, expected the CPU: dequantise elsewhere"
             )
-        self.blocks = blocks.contiguous()
-        self.kind = kind
-        self.shape = (blocks.shape[0], blocks.shape[1] * BLOCK)
-        self.nbytes = blocks.numel()
-        self.device = blocks.device
+        return cls(tiles_of(blocks, kind), kind, len(blocks))
 
     @classmethod
     def quantize(cls, weight: Tensor, kind: Kind) -> QuantizedWeight:
@@ -45,14 +53,41 @@ class QuantizedWeight:
                 f"found a weight of {list(weight.shape)}, expected [rows, columns] with columns a"
                 f" multiple of {BLOCK}: leave this one as it is"
             )
-        return cls(reference.quantize(weight.detach(), kind), kind)
+        if kind not in ROUNDS:
+            raise CheckpointError(f"found {kind}, expected one of {', '.join(ROUNDS)} to round to")
+        return cls.from_blocks(reference.quantize(weight.detach(), kind), kind)
+
+    def unpack(self, rows: Tensor | None = None) -> Unpacked:
+        """In parts, of all rows or of some [...]."""
+        if rows is None:
+            return untiled(self.tiles, self.kind, rows=self.shape[0])
+        parts = untiled(self.tiles[rows.flatten() // TILE], self.kind, lanes=rows.flatten() % TILE)
+        return parts.each(lambda part: part.view(*rows.shape, *part.shape[1:]))
 
     def dequantize(self, rows: Tensor | None = None) -> Tensor:
         """Float32 [rows, columns], or [..., columns] of some rows [...]: an embedding's lookup."""
-        return reference.dequantize(self.blocks if rows is None else self.blocks[rows], self.kind)
+        compiled = kernel()
+        if rows is None or compiled is None or rows.dtype is not torch.int64:
+            return reference.dequantize(self.unpack(rows), self.kind)
+        if rows.numel() and not 0 <= rows.amin() <= rows.amax() < self.shape[0]:
+            raise IndexError(f"found rows outside 0 .. {self.shape[0] - 1}, the weight's")
+        return compiled.rows(self.tiles, self.kind, rows)
 
-    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [..., columns] @ weight.T + bias in x's type, of x rounded to 8 bits a block."""
+    def linear(
+        self,
+        x: Tensor,  # [..., columns]
+        bias: Tensor | None = None,  # [rows]
+        *,
+        norm: Tensor | None = None,  # [columns]
+        eps: float = 0.0,
+        residual: Tensor | None = None,  # like the result
+        gated: bool = False,
+    ) -> Tensor:
+        """x @ weight.T + bias in x's type, of x rounded to 8 bits a block.
+
+        With a `norm` x is RMS-normed by its weights before. A `residual` is added to the result.
+        Of a `gated` product, whose rows are [gate; up], the result is silu(gate) * up.
+        """
         if x.shape[-1] != self.shape[1] or x.device != self.device:
             raise ValueError(
                 f"found x {list(x.shape)} on {x.device}, expected [..., {self.shape[1]}]"
@@ -61,13 +96,31 @@ class QuantizedWeight:
         if bias is not None and bias.shape != self.shape[:1]:
             raise ValueError(f"found a bias {list(bias.shape)}, expected [{self.shape[0]}]")
         compiled = kernel()
-        linear = reference.linear if compiled is None else compiled.linear
-        done = linear(self.blocks, self.kind, x, bias)
-        return done if x.dtype is torch.float32 else done.to(x.dtype)
+        if compiled is not None:
+            done = compiled.linear(
+                self.tiles, self.kind, self.shape[0], x, bias, norm, eps, residual, gated
+            )
+            return done if x.dtype is torch.float32 else done.to(x.dtype)
+        rows = x.reshape(-1, x.shape[-1]).float()
+        if norm is not None:
+            rows = reference.rms_norm(rows, norm, eps)
+        done = reference.linear(self.unpack(), self.kind, rows)
+        if bias is not None:
+            done += bias.float()
+        done = done.view(*x.shape[:-1], self.shape[0])
+        if residual is not None:
+            done = residual + done
+        return (gate_rows(done) if gated else done).to(x.dtype)
 
     def __getitem__(self, rows: Tensor | slice) -> QuantizedWeight:
-        """Rows chosen, or in another order; none is rounded anew."""
-        return QuantizedWeight(self.blocks[rows], self.kind)
+        """Rows chosen, or in another order; none is rounded anew. Whole tiles are a view."""
+        if isinstance(rows, slice):
+            start, end, step = rows.indices(self.shape[0])
+            if step == 1 and start % TILE == 0 and (end % TILE == 0 or end == self.shape[0]):
+                tiles = self.tiles[start // TILE : -(-end // TILE)]
+                return QuantizedWeight(tiles, self.kind, end - start)
+            rows = torch.arange(start, end, step)
+        return QuantizedWeight(tiled(self.unpack(rows), self.kind), self.kind, len(rows))
 
     @staticmethod
     def cat(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -77,7 +130,49 @@ class QuantizedWeight:
             raise CheckpointError(
                 f"found parts of {sorted(kinds)}, expected one kind: keep them as separate weights"
             )
-        return QuantizedWeight(torch.cat([part.blocks for part in parts]), parts[0].kind)
+        kind, rows = parts[0].kind, sum(part.shape[0] for part in parts)
+        if all(part.shape[0] % TILE == 0 for part in parts[:-1]):
+            return QuantizedWeight(torch.cat([part.tiles for part in parts]), kind, rows)
+        unpacked = [part.unpack() for part in parts]
+        columns = [torch.cat(each) for each in zip(*unpacked, strict=True) if each[0] is not None]
+        whole = iter(columns)
+        return QuantizedWeight(tiled(unpacked[0].each(lambda _: next(whole)), kind), kind, rows)
 
     def __repr__(self) -> str:
         return f"QuantizedWeight({self.kind}, {self.shape[0]} x {self.shape[1]})"
+
+
+class Parts:
+    """Matrices of several kinds that are read together, the rows of one after another."""
+
+    def __init__(self, parts: Sequence[QuantizedWeight]) -> None:
+        self.parts = tuple(parts)
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def linear(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        *,
+        norm: Tensor | None = None,
+        eps: float = 0.0,
+        residual: Tensor | None = None,
+        gated: bool = False,
+    ) -> Tensor:
+        """`QuantizedWeight.linear`, of all rows."""
+        done = torch.cat([part.linear(x, norm=norm, eps=eps) for part in self.parts], dim=-1)
+        if bias is not None:
+            done += bias
+        if residual is not None:
+            done = residual + done
+        return gate_rows(done) if gated else done
+
+
+Quantized = QuantizedWeight | Parts
+"""A matrix in blocks, whose product takes norm, residual and gate along."""
+
+
+def parts_of(weight: Quantized) -> tuple[QuantizedWeight, ...]:
+    """Those of one kind."""
+    return weight.parts if isinstance(weight, Parts) else (weight,)

@@ -16,14 +16,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.activations import SiLUActivation
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization import KINDS, Kind, QuantizedWeight
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
-from domino_spec.quantization.reference import BLOCK, BYTES
+from domino_spec.quantization.reference import BLOCK, FORMS
+from domino_spec.quantization.rows import RMSNorm, Seen, SiLU, attend
 from domino_spec.targets.gguf_metadata import StoredTensor, gguf_tensors
 from domino_spec.targets.support import EACH_TOKEN
 
@@ -123,21 +124,25 @@ def attend_each(
     So its bits do not depend on what else a forward computes. Quantised weights need that: they
     round what they read, and one bit may move a number to the next level.
     """
-    count, places = query.shape[2], key.shape[2]
-    mixed = query.new_empty(query.shape)
-    for row in range(len(query)):
+    batch, heads, count, size = query.shape
+    places = key.shape[2]
+    spans: list[tuple[int, int, int]] = []
+    extras: list[list[int]] = []
+    for row in range(batch):
         for step in range(count):
-            seen: Any = slice(places - count + step + 1)
-            if attention_mask is not None:
-                seen = attention_mask[row % len(attention_mask), 0, step].nonzero()[:, 0]
-            mixed[row, :, step] = F.scaled_dot_product_attention(
-                query[row : row + 1, :, step : step + 1],
-                key[row : row + 1][:, :, seen],
-                value[row : row + 1][:, :, seen],
-                scale=scaling,
-                enable_gqa=True,
-            )[0, :, 0]
-    return mixed.transpose(1, 2).contiguous(), None
+            if attention_mask is None:
+                spans.append((row, 0, places - count + step + 1))
+                extras.append([])
+            else:
+                seen = attention_mask[row % len(attention_mask), 0, step].nonzero()[:, 0].tolist()
+                whole = bool(seen) and seen[-1] - seen[0] + 1 == len(seen)
+                spans.append((row, seen[0], seen[-1] + 1) if whole else (row, 0, 0))
+                extras.append([] if whole else seen)
+    mixed = attend(
+        query.transpose(1, 2).reshape(-1, heads, size), key, value, Seen.of(spans, extras),
+        size**-0.5 if scaling is None else scaling,
+    )  # fmt: skip
+    return mixed.view(batch, count, heads, size), None
 
 
 AttentionInterface.register(EACH_TOKEN, attend_each)
@@ -148,7 +153,7 @@ AttentionMaskInterface.register(EACH_TOKEN, sdpa_mask)
 
 
 def load_blocks(path: Path, config: Any) -> Any:
-    """The model in a GGUF file, its blocks mapped from the file and not unpacked."""
+    """The model in a GGUF file, its blocks as they are."""
     import gguf
 
     with torch.device("meta"):
@@ -159,7 +164,7 @@ def load_blocks(path: Path, config: Any) -> Any:
     decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config)  # not in the file
     metadata, tensors = gguf_tensors(path)
     permuted = metadata.get("general.architecture") == _PERMUTED
-    # Mapped privately: PyTorch wants memory that could be written.
+    # Mapped privately: PyTorch wants memory that could be written. Weights are copies of it.
     data = np.memmap(path, mode="c")
     heads = {
         "attn_q": int(config.num_attention_heads),
@@ -187,6 +192,7 @@ def load_blocks(path: Path, config: Any) -> Any:
     if config.tie_word_embeddings:
         model.lm_head = QuantizedLinear(cast("QuantizedWeight", decoder.embed_tokens.weight))
     _require_all(model, path)
+    _compute_each_row(model)
     if requantized:
         found = ", ".join(f"{count} × {kind}" for kind, count in sorted(requantized.items()))
         warnings.warn(
@@ -234,12 +240,11 @@ def _blocks(
     stored: Any, kind: str, order: Tensor | None, requantized: Counter[str]
 ) -> QuantizedWeight:
     if kind in KINDS:
-        blocks = torch.from_numpy(stored).view(len(stored), -1, BYTES[kind])
-        weight = QuantizedWeight(blocks, kind)
-    else:
-        requantized[kind] += 1
-        weight = QuantizedWeight.quantize(_unpacked(stored, kind), "Q8_0")
-    return weight if order is None else weight[order]
+        blocks = torch.from_numpy(stored).view(len(stored), -1, FORMS[kind].bytes)
+        return QuantizedWeight.from_blocks(blocks if order is None else blocks[order], kind)
+    requantized[kind] += 1
+    values = _unpacked(stored, kind)
+    return QuantizedWeight.quantize(values if order is None else values[order], "Q8_0")
 
 
 def _put_matrix(model: nn.Module, name: str, weight: QuantizedWeight) -> None:
@@ -277,6 +282,17 @@ def _require_all(model: nn.Module, path: Path) -> None:
         )
 
 
+def _compute_each_row(model: nn.Module) -> None:
+    """Norms and activations whose rows do not depend on what else is computed."""
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if hasattr(module, "variance_epsilon"):  # Transformers' norms
+                norm: Any = module
+                setattr(parent, name, RMSNorm(norm.weight, norm.variance_epsilon))
+            elif name == "act_fn" and isinstance(module, nn.SiLU | SiLUActivation):
+                setattr(parent, name, SiLU())
+
+
 # Rounded when loaded ----------------------------------------------------------------------------
 
 
@@ -300,6 +316,7 @@ def quantize_model(model: Any, quantize: str, name: str) -> Any:
         model.lm_head = QuantizedLinear(weight, model.lm_head.bias)
     model.set_input_embeddings(QuantizedEmbedding(vocabulary))
     model = model.float()
+    _compute_each_row(model)
     model.config.dtype = torch.float32
     model.set_attn_implementation(EACH_TOKEN)
     return model.eval()

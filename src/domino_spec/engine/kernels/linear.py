@@ -13,6 +13,7 @@ to do but multiply.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from domino_spec.engine.kernels.pointwise import (
     weigh,
 )
 from domino_spec.engine.kernels.runtime import usable
+from domino_spec.quantization.weight import Quantized
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ def linear(
     reference feeds round(round(x / rms) * norm) to the product, the kernel round(x * norm), and
     divides the float32 sums by rms. So it rounds once where the reference rounds twice.
     """
+    if isinstance(weight, Quantized):
+        if not gated or activation == SILU:
+            return _quantized(x, weight, bias=bias, residual=residual, gated=gated)
+        result = gate(_quantized(x, weight, bias=bias), activation)
+        return result if residual is None else residual + result
     if (fed := _for_few_rows(x, weight)) is not None:
         return few_rows.launch(
             *fed, bias=bias, residual=residual, gated=gated, activation=activation
@@ -120,6 +127,9 @@ def linear_then_norm(
     out: Tensor | None = None,  # [m, N]: where the rows are wanted
 ) -> Normed:
     """`linear`, whose rows are normed before they are read again."""
+    if isinstance(weight, Quantized):
+        rows = _quantized(x, weight, bias=bias, residual=residual)
+        return Normed(rows if out is None else out.copy_(rows), norm, eps)
     if (fed := _for_few_rows(x, weight)) is not None:
         made = few_rows.launch(*fed, bias=bias, residual=residual, then=norm, out=out)
         return Normed(made[0], norm, eps, *made[1:])
@@ -147,6 +157,13 @@ def linear_reference(
     if gated:
         result = gate_reference(result, activation)
     return result if residual is None else residual + result
+
+
+def _quantized(x: Tensor | Normed, weight: Quantized, **after: Any) -> Tensor:
+    """One call for the norm before a product, the product, and what comes after it."""
+    if isinstance(x, Normed):
+        return weight.linear(x.rows, norm=x.norm, eps=x.eps, **after)
+    return weight.linear(x, **after)
 
 
 def _for_few_rows(

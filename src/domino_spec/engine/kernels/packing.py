@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization.weight import Quantized
 
 SMALL = 1 << 16
 """Elements of a weight that is not worth packing: a packed product costs 40 us before it begins,
@@ -42,20 +42,6 @@ class Packed:
         return done
 
 
-class Parts:
-    """Quantised matrices of several kinds that are read together, the rows of one after another."""
-
-    def __init__(self, parts: Sequence[QuantizedWeight]) -> None:
-        self.parts = tuple(parts)
-        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        self.nbytes = sum(part.nbytes for part in parts)
-
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x @ weight.T + bias."""
-        done = torch.cat([part.linear(x) for part in self.parts], dim=-1)
-        return done if bias is None else done + bias
-
-
 Matrix = Tensor | QuantizedWeight
 """A module's own weight."""
 
@@ -70,7 +56,7 @@ class ScaledEmbedding:
 
 Table = Matrix | ScaledEmbedding
 """A matrix whose rows are looked up: an embedding."""
-Weight = Tensor | Packed | QuantizedWeight | Parts
+Weight = Tensor | Packed | Quantized
 _PAGEOUT = 21  # MADV_PAGEOUT; Python has no name for it
 
 
@@ -100,9 +86,7 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias, whatever form the weight has."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
-    if isinstance(weight, QuantizedWeight):
-        return weight.linear(x, bias)
-    return weight.product(x, bias)
+    return weight.product(x, bias) if isinstance(weight, Packed) else weight.linear(x, bias)
 
 
 def look_up(table: Table, rows: Tensor) -> Tensor:

@@ -285,14 +285,22 @@ class InferenceModel(ABC):
             dtype=self.dtype, device=self.device,
         )  # fmt: skip
         wanted = {layer: place for place, layer in enumerate(capture_layers)}
-        for index in range(len(self.layers)):
-            out = captured[:, wanted[index]] if index in wanted else None
-            states = self.run_layer(index, states, metadata, out)
+        outputs = {layer: captured[:, place] for layer, place in wanted.items()}
+        states = self.run_layers(states, metadata, outputs)
         if isinstance(states, Tensor):
             states = normed(states, self.norm, self.shape.eps)
         if (last := wanted.get(len(self.layers))) is not None:
             captured[:, last] = rms_norm(states.rows, self.norm, self.shape.eps)
         return states, captured.flatten(1)
+
+    def run_layers(
+        self, states: Any, metadata: AttentionMetadata, outputs: dict[int, Tensor]
+    ) -> Normed | Tensor:
+        """States after the last layer; those after some layers are also left in `outputs`."""
+        for index in range(len(self.layers)):
+            states = self.run_layer(index, states, metadata, outputs.get(index))
+        found: Normed | Tensor = states
+        return found
 
     def logits(self, states: Normed) -> Tensor:
         """[n, hidden], by the last norm -> [n, vocabulary]."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, linear_then_norm
+from domino_spec.engine.kernels.pointwise import SILU
 from domino_spec.engine.models.base import InferenceModel, Shape
 from domino_spec.engine.weights import LayerWeights, adopt_layer
+from domino_spec.quantization.compiled import kernel
+from domino_spec.quantization.stack import Stack
 
 
 def run_layer(
@@ -37,6 +41,33 @@ def run_layer(
         q_norm=weights.q_norm, k_norm=weights.k_norm, causal=causal, window=window,
     )  # fmt: skip
     return run_rest(mixed, states.rows, weights, shape, norm=norm, out=out)
+
+
+def stack_of(layers: Sequence[LayerWeights], shape: Shape) -> Stack | None:
+    """Such layers as one call computes them; None where that cannot be, as for plain weights."""
+    compiled = kernel() if shape.each_alone else None
+    if compiled is None:
+        return None
+    return Stack(compiled, cast("Any", layers), eps=shape.eps, scale=shape.scale)
+
+
+def run_stack(
+    stack: Stack,
+    states: Normed,  # [tokens, hidden], whose rows are written over
+    cache: tuple[Tensor, Tensor],  # of all layers
+    rotary: tuple[Tensor, Tensor],
+    metadata: AttentionMetadata,
+    shape: Shape,
+    *,
+    causal: Sequence[bool],  # of each layer
+    outputs: dict[int, Tensor],
+) -> Tensor:
+    """`run_layer` of every layer: [tokens, hidden] after the last."""
+    rows = states.rows.contiguous()
+    tokens = metadata.each_alone(cache[0].shape[3], len(rotary[0]))
+    seen = [tokens.seen(*each) for each in zip(causal, shape.windows, strict=True)]
+    stack.run(rows, cache, rotary, tokens.places, seen, outputs)
+    return rows
 
 
 def run_rest(
@@ -70,6 +101,26 @@ class LlamaModel(InferenceModel):
     def embed(self, tokens: Tensor) -> Normed:
         """Embeddings, normed for the first layer."""
         return embedded(tokens, self.embedding, self.norm_after(-1), self.shape.eps)
+
+    def run_layers(
+        self, states: Normed, metadata: AttentionMetadata, outputs: dict[int, Tensor]
+    ) -> Normed | Tensor:
+        """In one call where a compiled kernel can: of quantised weights."""
+        if (stack := self._stack) is None:
+            return super().run_layers(states, metadata, outputs)
+        inner = {layer: rows for layer, rows in outputs.items() if layer < len(self.layers)}
+        rows = run_stack(
+            stack, states, self.cache.layers, self.rotary[0], metadata, self.shape,
+            causal=[True] * len(self.layers), outputs=inner,
+        )  # fmt: skip
+        return Normed(rows, self.norm, self.shape.eps)
+
+    @cached_property
+    def _stack(self) -> Stack | None:
+        composed = type(self).run_layer is not LlamaModel.run_layer
+        alike = all(table is self.rotary[0] for table in self.rotary)
+        plain = alike and self.shape.activation == SILU
+        return stack_of(self.layers, self.shape) if plain and not composed else None
 
     def run_layer(
         self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None

@@ -1,0 +1,128 @@
+"""All layers of a model in one call: starting each operation would take as long as a small one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int, c_size_t, c_void_p
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from domino_spec.quantization.compiled import Kernel
+from domino_spec.quantization.reference import KINDS
+from domino_spec.quantization.rows import Seen
+from domino_spec.quantization.weight import Quantized, parts_of
+
+
+class PreNormLayer(Protocol):
+    """A layer's weights: norm, attention, norm, gated MLP."""
+
+    @property
+    def input_norm(self) -> Tensor: ...
+    @property
+    def qkv(self) -> Quantized: ...
+    @property
+    def qkv_bias(self) -> Tensor | None: ...
+    @property
+    def q_norm(self) -> Tensor | None: ...
+    @property
+    def k_norm(self) -> Tensor | None: ...
+    @property
+    def out(self) -> Quantized: ...
+    @property
+    def out_bias(self) -> Tensor | None: ...
+    @property
+    def post_norm(self) -> Tensor: ...
+    @property
+    def gate_up(self) -> Quantized: ...
+    @property
+    def down(self) -> Quantized: ...
+
+
+_VECTORS = ("input_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "post_norm")
+_MATRICES = {"qkv": 3, "out": 1, "gate_up": 2, "down": 1}
+
+
+class _Matrix(Structure):
+    _fields_ = [("kind", c_int), ("tiles", c_void_p), ("rows", c_size_t)]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in _VECTORS),
+        *((name, _Matrix * count) for name, count in _MATRICES.items()),
+        *((name, c_void_p) for name in ("keys", "values", "spans", "extras", "captured")),
+    ]
+
+
+class _Stack(Structure):
+    _fields_ = [
+        *(
+            (name, c_size_t)
+            for name in (
+                "layers", "hidden", "inner", "heads", "kv_heads", "size", "capacity",
+                "captured_stride",
+            )
+        ),
+        ("eps", c_float), ("scale", c_float),
+        *((name, c_void_p) for name in ("cos", "sin", "places", "x")),
+        ("tokens", c_size_t),
+    ]  # fmt: skip
+
+
+class Stack:
+    """Llama-like layers over quantised weights, as the compiled kernel walks them."""
+
+    def __init__(
+        self, kernel: Kernel, layers: Sequence[PreNormLayer], *, eps: float, scale: float
+    ) -> None:
+        self._kernel, self._weights = kernel, layers  # whose memory the structures point into
+        self._layers = (_Layer * len(layers))()
+        for found, weights in zip(self._layers, layers, strict=True):
+            for name in _VECTORS:
+                vector: Tensor | None = getattr(weights, name)
+                if vector is not None:
+                    assert vector.dtype is torch.float32
+                    assert vector.is_contiguous()
+                    setattr(found, name, vector.data_ptr())
+            for name, count in _MATRICES.items():
+                parts = parts_of(getattr(weights, name))
+                assert len(parts) <= count
+                for place, part in enumerate(parts):
+                    getattr(found, name)[place] = _Matrix(
+                        KINDS.index(part.kind), part.tiles.data_ptr(), part.shape[0]
+                    )
+        first = layers[0]
+        self._shape = _Stack(
+            layers=len(layers), hidden=first.qkv.shape[1], inner=first.down.shape[1],
+            eps=eps, scale=scale,
+        )  # fmt: skip
+        self._cache = 0
+
+    def run(
+        self,
+        x: Tensor,  # [tokens, hidden]; its rows are the output in the end
+        cache: tuple[Tensor, Tensor],  # [layers, slots, kv heads, capacity, head_dim]
+        rotary: tuple[Tensor, Tensor],  # [positions, head_dim]
+        places: Tensor,  # [tokens, 3]
+        seen: Sequence[Seen],  # by each layer
+        captured: dict[int, Tensor],  # layer -> [tokens, hidden], whose rows may lie apart
+    ) -> None:
+        """Every layer; keys and values are in the cache then."""
+        keys, values = cache
+        shape = self._shape
+        if self._cache != keys.data_ptr() or shape.capacity != keys.shape[3]:
+            self._cache = keys.data_ptr()
+            shape.kv_heads, shape.capacity, shape.size = keys.shape[2:]
+            width = parts_of(self._weights[0].out)[0].shape[1]
+            shape.heads = width // keys.shape[4]
+            for place, layer in enumerate(self._layers):
+                layer.keys, layer.values = keys[place].data_ptr(), values[place].data_ptr()
+        for place, (layer, own) in enumerate(zip(self._layers, seen, strict=True)):
+            layer.spans, layer.extras = own.spans.data_ptr(), own.extras.data_ptr()
+            layer.captured = captured[place].data_ptr() if place in captured else None
+        shape.cos, shape.sin = rotary[0].data_ptr(), rotary[1].data_ptr()
+        shape.places, shape.x, shape.tokens = places.data_ptr(), x.data_ptr(), len(x)
+        shape.captured_stride = next((rows.stride(0) for rows in captured.values()), 0)
+        self._kernel.forward(self._layers, shape, tokens=len(x))
