@@ -45,7 +45,9 @@ def greedy(target, way, prompts, eos=()):
     return audit_greedy(target, way, prompts, max_new_tokens=NEW, eos=eos)
 
 
-PAIRS = [(family, kind) for family in ("llama", "gemma3", "gpt2") for kind in (Good, Adversarial)]
+PAIRS = [
+    (family, kind) for family in ("llama", "gemma3_text", "gpt2") for kind in (Good, Adversarial)
+]
 PAIRS += [("qwen3_next", Adversarial), ("qwen3_5", Good)]
 
 

@@ -28,12 +28,12 @@ NEW = 17  # not a multiple of a block, so that the last block is cut
 DEPTH = 7
 KINDS = ("oracle", "good", "adversarial", "random", "dflash", "plain")
 # Every kind of drafts and one row alone where layers slide; for the others the hardest ones.
-CASES = [("gemma3", kind, rows) for kind in KINDS for rows in (1, len(LENGTHS))]
+CASES = [("gemma3_text", kind, rows) for kind in KINDS for rows in (1, len(LENGTHS))]
 CASES += [
     (family, kind, len(LENGTHS))
     for family in CONFIGS
     for kind in ("adversarial", "random")
-    if family != "gemma3"
+    if family != "gemma3_text"
 ]
 
 
@@ -69,7 +69,7 @@ def test_equal_to_plain_decoding(family, kind, rows):
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_implementations_give_the_same_tokens(attention):
-    target = Target(make_model("gemma3", attention=attention))
+    target = Target(make_model("gemma3_text", attention=attention))
     probe_target(target)
     prompts = random_prompts(LENGTHS)
     answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]

@@ -22,7 +22,10 @@ from tests.support.families import (
     randomise,
 )
 
-FAMILIES = ["granite", "llama", "mistral", "olmo2", "qwen2", "qwen3"]
+FAMILIES = [
+    "gemma3_text", "gpt_oss", "granite", "llama", "mistral", "olmo2", "olmo3", "phi3", "qwen2",
+    "qwen3", "qwen3_moe", "smollm3",
+]  # fmt: skip
 NEW = 12
 SAMPLED = {"temperature": 0.8, "top_p": 0.9, "seed": 5, "accept": "coupled"}
 
@@ -64,7 +67,7 @@ def test_tokens_are_transformers_and_drafts_the_reference_loops(family, batch):
     assert expected != found
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "olmo2"])
+@pytest.mark.parametrize("family", ["gemma3_text", "llama", "mistral", "olmo2", "phi3", "gpt_oss"])
 @torch.no_grad()
 def test_a_tree_of_tokens_gives_what_each_branch_gives_alone(family):
     """Positions and a mask: two branches after a prompt in one forward."""
@@ -99,11 +102,12 @@ def test_the_model_keeps_working_and_layers_are_not_held_twice(family):
     held = {tensor.untyped_storage().data_ptr() for tensor in target.model.parameters()}
     for weights in engine.target.layers:
         for tensor in vars(weights).values():
-            assert tensor is None or tensor.untyped_storage().data_ptr() in held
+            small = tensor is None or tensor.dim() == 1
+            assert small or tensor.untyped_storage().data_ptr() in held
 
 
 @pytest.mark.parametrize(("family", "reason"), [
-    ("gemma2", "Gemma2ForCausalLM; the engine runs granite, llama, mistral, olmo2, qwen2, qwen3"),
+    ("gemma2", f"it is a Gemma2ForCausalLM; the engine runs {', '.join(FAMILIES)}"),
     ("gpt2", "it is a GPT2LMHeadModel"),
 ])  # fmt: skip
 def test_other_families_are_refused_with_a_reason(family, reason):
@@ -118,6 +122,52 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused():
     model = Steered(CONFIGS["llama"]()).eval()
     with pytest.raises(TargetError, match="it is a Steered; the engine runs"):
         Engine(Target(model), None)
+
+
+def test_a_gemma_that_reads_images_too_decodes_text():
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+    }  # fmt: skip
+    text = CONFIGS["gemma3_text"]().to_dict()
+    config = tf.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=90
+    )
+    config.tie_word_embeddings = False
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    assert isinstance(model, tf.Gemma3ForConditionalGeneration)
+    prompt = random_prompts([9])
+    found, _, _ = run_engine(make_engine(Target(model)), prompt, max_new_tokens=NEW)
+    assert found == [plain_greedy(model, prompt[0], NEW)]
+
+
+def replace_experts(model):
+    """As loading quantised ones does."""
+
+    class Mxfp4GptOssExperts(torch.nn.Module):
+        pass
+
+    model.model.layers[0].mlp.experts = Mxfp4GptOssExperts()
+
+
+@pytest.mark.parametrize(("family", "change", "reason"), [
+    ("gemma3_text", {"final_logit_softcapping": 30.0}, "it scales its embeddings or logits"),
+    ("gemma3_text", {"attn_logit_softcapping": 50.0}, "it caps its attention scores"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "its tokens see those after them"),
+    ("gemma3_text", {"hidden_activation": "relu"}, "its activation is relu, not silu or gelu"),
+    ("gpt_oss", replace_experts, "its experts have a Mxfp4GptOssExperts .quantised"),
+    ("qwen3_moe", {"rope_parameters": {"rope_type": "dynamic"}}, "positions .dynamic. change"),
+])  # fmt: skip
+def test_what_a_family_cannot_do_is_refused_by_name(family, change, reason):
+    target = own(target_of(family))
+    if callable(change):
+        change(target.model)
+    else:
+        for name, value in change.items():
+            setattr(target.config, name, value)
+        target.logit_softcap = getattr(target.config, "final_logit_softcapping", None)
+    with pytest.raises(TargetError, match=reason):
+        Engine(target, None)
 
 
 def biased(**changes):

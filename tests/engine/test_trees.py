@@ -25,7 +25,8 @@ from tests.support.runs import run
 PROMPTS = random_prompts([3, 1, 9, 5, 14, 2, 7])
 NEW = 14
 QUICK = ("shift", "plain", "markov", "reduced", "sliding")
-FAMILIES = ("qwen3", "llama", "mistral", "olmo2", "granite", "qwen2")
+FAMILIES = ("qwen3", "llama", "mistral", "olmo2", "granite", "qwen2", "gemma3_text", "gpt_oss")
+OTHERS = ("olmo3", "phi3", "qwen3_moe", "smollm3")
 
 
 def compare(target, drafter, *, tree, prompts=PROMPTS, new=NEW, options=(), **params):
@@ -152,7 +153,9 @@ def script_trees(engine, answers, *, spoil, seed=0):
     engine.drafter.propose_tree = propose_tree
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 @pytest.mark.parametrize(
     ("prompts", "tree"),
     [

@@ -42,6 +42,15 @@ _HYBRID = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+# Half of each head is rotated; past half of the context by other frequencies.
+_LONGROPE = {
+    "original_max_position_embeddings": CONTEXT // 2,
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.5], "long_factor": [3.0, 5.0],
+    },
+}  # fmt: skip
+_MIXED = [*["sliding_attention"] * (LAYERS - 1), "full_attention"]
 WINDOW = 6  # shorter than every test's sequence, so that sliding layers do slide
 
 CONFIGS = {
@@ -52,9 +61,8 @@ CONFIGS = {
     "gemma2": lambda: tf.Gemma2Config(
         **_GEMMA, sliding_window=WINDOW, query_pre_attn_scalar=8
     ),
-    "gemma3": lambda: tf.Gemma3TextConfig(
-        **_GEMMA, sliding_window=WINDOW,
-        layer_types=[*["sliding_attention"] * (LAYERS - 1), "full_attention"],
+    "gemma3_text": lambda: tf.Gemma3TextConfig(
+        **_GEMMA, sliding_window=WINDOW, layer_types=_MIXED,
     ),
     "gpt2": lambda: tf.GPT2Config(
         vocab_size=VOCAB, n_embd=HIDDEN, n_layer=LAYERS, n_head=4, n_positions=CONTEXT,
@@ -65,10 +73,25 @@ CONFIGS = {
         attention_multiplier=0.2,
     ),
     "olmo2": lambda: tf.Olmo2Config(**_COMMON),
+    "olmo3": lambda: tf.Olmo3Config(
+        **_COMMON, sliding_window=WINDOW, layer_types=_MIXED,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {
+                "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                "original_max_position_embeddings": CONTEXT // 4,
+            },
+        },
+    ),
+    "phi3": lambda: tf.Phi3Config(**_COMMON, **_LONGROPE),
+    "smollm3": lambda: tf.SmolLM3Config(**_COMMON, no_rope_layer_interval=2),
     "cohere": lambda: tf.CohereConfig(**_COMMON),
-    "qwen3_moe": lambda: tf.Qwen3MoeConfig(**_COMMON, head_dim=8, **_MOE),
+    "qwen3_moe": lambda: tf.Qwen3MoeConfig(
+        **_COMMON, head_dim=8, **_MOE, norm_topk_prob=True, mlp_only_layers=[1]
+    ),
     "gpt_oss": lambda: tf.GptOssConfig(
-        **_COMMON, head_dim=8, num_local_experts=4, sliding_window=WINDOW,
+        **_COMMON, head_dim=8, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=1.0,
+        sliding_window=WINDOW,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
     "qwen3_next": lambda: tf.Qwen3NextConfig(

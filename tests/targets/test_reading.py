@@ -92,7 +92,7 @@ def test_a_mask_that_lets_documents_see_each_other_is_noticed(family):
     assert (right.captured[0, second] - wrong.captured[0, second]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "gpt2"])
 def test_rows_of_one_document_need_no_mask_and_padding_is_harmless(family):
     target = make_target(family)
     batch = batch_of([[(3, 12)], [(5, 30)], [(2, 20)]], length=LENGTH, vocab=VOCAB)

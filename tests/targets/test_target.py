@@ -20,7 +20,7 @@ from tests.support.families import (
 )
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", *HYBRIDS])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2", *HYBRIDS])
 def test_captured_states_are_layer_outputs_without_the_final_norm(family):
     target = make_target(family)
     ids = torch.tensor(random_prompts((9,)))
@@ -99,7 +99,7 @@ def test_scales_and_caps_are_found():
     assert make_target("llama").embedding_scale == 1.0
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt_oss", *HYBRIDS])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "gpt_oss", *HYBRIDS])
 def test_roll_back_of_ragged_rows_is_exact(family):
     """Rows that keep different parts of garbage-filled blocks equal rows that never saw it."""
     target = make_target(family)
@@ -144,7 +144,7 @@ def test_selecting_rows_keeps_their_states(family):
 
 
 def test_sliding_layers_keep_what_a_roll_back_needs():
-    target = make_target("gemma3")
+    target = make_target("gemma3_text")
     cache = target.new_cache(1)
     target.forward(torch.tensor(random_prompts((40,))), cache)
     cache.commit([40])

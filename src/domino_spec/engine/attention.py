@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.kernels import runtime
 from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
+from domino_spec.engine.kernels.pointwise import torch_rms_norm
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
 from domino_spec.quantization.compiled import kernel
@@ -91,12 +91,14 @@ def run_attention(
     *,
     q_norm: Tensor | None = None,  # [head_dim]
     k_norm: Tensor | None = None,
+    sinks: Tensor | None = None,  # [heads]
     causal: bool,
     window: int | None = None,
 ) -> Tensor:
     """Keys and values stored, then attention over cache and new tokens: [tokens, width]."""
     batch, keys, values = len(metadata.slots), *cache
     if shape.each_alone:
+        assert sinks is None, "no such target is loaded with quantised weights"
         return _attend_each(
             qkv, cache, rotary, metadata, shape, norms=(q_norm, k_norm), causal=causal,
             window=window,
@@ -106,15 +108,15 @@ def run_attention(
         heads = qkv.view(batch, metadata.count, -1, shape.head_dim)
         both, value = torch.split(heads, [shape.heads + shape.kv_heads, shape.kv_heads], dim=2)
         assert (q_norm is None) == (k_norm is None)
-        if q_norm is not None:
+        if q_norm is not None and k_norm is not None:
             query, key = torch.split(both, [shape.heads, shape.kv_heads], dim=2)
-            query = F.rms_norm(query, (shape.head_dim,), q_norm, shape.eps)
-            key = F.rms_norm(key, (shape.head_dim,), k_norm, shape.eps)
+            query = torch_rms_norm(query, q_norm, shape.eps)
+            key = torch_rms_norm(key, k_norm, shape.eps)
             both = torch.cat((query, key), dim=2)
         query, key = torch.split(host.rotated(both), [shape.heads, shape.kv_heads], dim=2)
         host.write(cache, key, value)
         return host.attend(
-            query, keys, values, causal=causal, window=window, scale=shape.scale
+            query, keys, values, causal=causal, window=window, scale=shape.scale, sinks=sinks
         ).flatten(0, 1)
     query = rotate_and_store(
         qkv.view(batch, metadata.count, -1), *rotary, keys, values, metadata.slots,
@@ -125,7 +127,7 @@ def run_attention(
         query, keys, values, metadata.slots, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
         positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
-        ragged=metadata.ragged,
+        ragged=metadata.ragged, sinks=sinks,
     ).flatten(0, 1)  # fmt: skip
 
 
@@ -179,7 +181,7 @@ def store_context(
     for layer in range(layers):
         key, value = heads[:, :, layer].chunk(2, dim=2)
         if k_norm is not None:
-            key = F.rms_norm(key, (shape.head_dim,), k_norm[layer], shape.eps)
+            key = torch_rms_norm(key, k_norm[layer], shape.eps)
         host.write((keys[layer], values[layer]), host.rotated(key), value)
 
 
@@ -227,6 +229,7 @@ class Spans:
         causal: bool,
         window: int | None,
         scale: float,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """[sequences, count, heads * head_dim], by the rule of `kernels.attention.attend`."""
         if (causal, window) not in self._groups:
@@ -239,9 +242,8 @@ class Spans:
             own = (group.slots, slice(None), group.places)
             # A prompt of several tokens that sees by causality alone has nothing before it.
             empty = group.seen is None and causal and self.count > 1
-            mixed.append(
-                mix(query[group.rows], keys[own], values[own], group.seen, scale, empty=empty)
-            )
+            given = (query[group.rows], keys[own], values[own], group.seen, scale)
+            mixed.append(mix(*given, empty=empty, sinks=sinks))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
 
     def _neighbours(self, query: Tensor, keys: Tensor) -> list[slice]:
@@ -358,8 +360,8 @@ class HostMetadata(Spans):
         self._end = max((start for _, start in self.spans), default=0) + metadata.count
         positions = self._places if metadata.positions is None else metadata.positions
         places = positions.clamp(max=len(cos) - 1)
-        self.cos = cos[places].to(dtype).unsqueeze(2)  # [sequences, count, 1, head_dim]
-        # Half of a head is turned by the negative sine: the sign is put in here.
+        self.cos = cos[places].to(dtype).unsqueeze(2)  # [sequences, count, 1, rotated part]
+        # Half of that part is turned by the negative sine: the sign is put in here.
         half = cos.shape[1] // 2
         signed = torch.cat((-sin[places][..., :half], sin[places][..., half:]), dim=-1)
         self.sin = signed.to(dtype).unsqueeze(2)
@@ -375,7 +377,10 @@ class HostMetadata(Spans):
 
     def rotated(self, states: Tensor) -> Tensor:
         """Rotary positions on [sequences, count, heads, head_dim]."""
-        turned = states.roll(states.shape[-1] // 2, dims=-1)
+        width = self.cos.shape[-1]
+        if width < states.shape[-1]:
+            return torch.cat((self.rotated(states[..., :width]), states[..., width:]), dim=-1)
+        turned = states.roll(width // 2, dims=-1)
         return (states * self.cos).addcmul_(turned, self.sin)
 
     def write(

@@ -169,7 +169,7 @@ class Bench:
             states, captured = target.forward(block, metadata, drafter.capture_layers)
         place: dict[str, Any] = {"slots": metadata.slots, "starts": metadata.starts}
         head = nbytes([target.lm_head])
-        layers = sum(weights.nbytes for weights in target.layers)
+        layers = target.nbytes - head
 
         def verify() -> Tensor:
             logits = target.logits(states).view(batch, depth + 1, -1)

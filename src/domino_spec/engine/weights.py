@@ -31,7 +31,7 @@ class LayerTensors:
         matrices = {
             name: packed(value)
             for name, value in vars(self).items()
-            if isinstance(value, Tensor) and value.dim() == 2
+            if isinstance(value, Tensor) and value.dim() == 2 and not name.endswith("_bias")
         }
         return replace(self, **matrices)  # type: ignore[type-var]
 
@@ -40,7 +40,7 @@ class LayerTensors:
         matrices = {
             name: QuantizedWeight.quantize(value, "Q8_0")
             for name, value in vars(self).items()
-            if isinstance(value, Tensor) and value.dim() == 2
+            if isinstance(value, Tensor) and value.dim() == 2 and not name.endswith("_bias")
         }
         return replace(self, **matrices)  # type: ignore[type-var]
 
@@ -49,8 +49,8 @@ T = TypeVar("T", bound=LayerTensors)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerWeights(LayerTensors):
-    """One pre-norm decoder layer with grouped-query attention and SwiGLU."""
+class AttentionWeights(LayerTensors):
+    """Norms and grouped-query attention of a pre-norm decoder layer."""
 
     input_norm: Tensor  # [hidden]
     qkv: Weight  # [(heads + 2 * kv heads) * head_dim, hidden]: query, key, value
@@ -60,6 +60,13 @@ class LayerWeights(LayerTensors):
     out: Weight  # [hidden, heads * head_dim]
     out_bias: Tensor | None
     post_norm: Tensor  # [hidden]
+    sinks: Tensor | None = None  # [heads]: what a softmax counts in addition, and nothing is mixed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights(AttentionWeights):
+    """One such layer with SwiGLU, or an MLP with another gate."""
+
     gate_up: Weight  # [2 * intermediate, hidden]: gate, up
     down: Weight  # [hidden, intermediate]
 
@@ -74,10 +81,19 @@ def adopt_layers(layers: Iterable[Any]) -> tuple[list[LayerWeights], Tensor]:
 
 def adopt_layer(layer: Any) -> LayerWeights:
     """Take over a Llama-like layer of Transformers, or one of our drafter's."""
-    attention, mlp = layer.self_attn, layer.mlp
+    return LayerWeights(
+        **vars(adopt_attention(layer)),
+        gate_up=join_weights([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
+        down=own(layer.mlp.down_proj.weight),
+    )
+
+
+def adopt_attention(layer: Any) -> AttentionWeights:
+    """Take over all of it but the MLP."""
+    attention = layer.self_attn
     projections = [attention.q_proj, attention.k_proj, attention.v_proj]
     norms = (getattr(attention, "q_norm", None), getattr(attention, "k_norm", None))
-    return LayerWeights(
+    return AttentionWeights(
         input_norm=own(layer.input_layernorm.weight),
         qkv=join_weights([p.weight for p in projections]),
         qkv_bias=joined_bias([p.bias for p in projections]),
@@ -86,8 +102,7 @@ def adopt_layer(layer: Any) -> LayerWeights:
         out=own(attention.o_proj.weight),
         out_bias=None if attention.o_proj.bias is None else own(attention.o_proj.bias),
         post_norm=own(layer.post_attention_layernorm.weight),
-        gate_up=join_weights([mlp.gate_proj.weight, mlp.up_proj.weight]),
-        down=own(mlp.down_proj.weight),
+        sinks=own(attention.sinks) if hasattr(attention, "sinks") else None,
     )
 
 

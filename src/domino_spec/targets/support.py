@@ -60,6 +60,14 @@ def linear_layers(config: Any) -> list[int]:
     return [index for index, kind in kinds if kind == LINEAR_ATTENTION]
 
 
+def rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """What is said of rotary positions: once for all layers, or by kind of layer."""
+    stated = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
+    if not isinstance(stated, dict):
+        return []
+    return [stated, *(value for value in stated.values() if isinstance(value, dict))]
+
+
 def static_rope_limit(config: Any) -> int | None:
     """Sequence length up to which RoPE frequencies are constant; None if they always are.
 
@@ -67,13 +75,10 @@ def static_rope_limit(config: Any) -> int | None:
     for every length past the trained one. A forward takes them from its own longest sequence, so
     a block past the limit does not equal one-token steps, and neither do sequences of a batch.
     """
-    stated = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
-    if not isinstance(stated, dict):
-        return None
     original = getattr(config, "original_max_position_embeddings", None)
     trained = getattr(config, "max_position_embeddings", None)
     limits = []
-    for kind in (stated, *(value for value in stated.values() if isinstance(value, dict))):
+    for kind in rope_parameters(config):
         rope_type = str(kind.get("rope_type", kind.get("type")))
         if rope_type == "longrope" or "dynamic" in rope_type:
             limits.append(kind.get("original_max_position_embeddings") or original)

@@ -12,7 +12,9 @@ from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.kernels import (
     commit,
     compact,
+    experts,
     lengths,
+    pointwise,
     rollout_candidates,
     rollout_vocabulary,
     rotate,
@@ -37,10 +39,12 @@ def _attention(
     window: int | None,
     dtype: torch.dtype = torch.bfloat16,
     tree: bool = False,
+    rotated: int | None = None,
+    sinks: bool = False,
 ) -> None:
     cache = _meta(4, kv_heads, CAPACITY, head_dim, dtype=dtype)
     ids = _meta(1, dtype=torch.long)
-    table = _meta(CAPACITY, head_dim, dtype=torch.float32)
+    table = _meta(CAPACITY, rotated or head_dim, dtype=torch.float32)
     norm = _meta(head_dim, dtype=dtype)
     qkv = _meta(1, n, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
     query = rotate._launch(qkv, table, table, cache, cache, ids, ids, heads, norm, norm, 1e-6)
@@ -48,6 +52,7 @@ def _attention(
         query, cache, cache, ids, ids, causal=True, window=window, scale=head_dim**-0.5,
         positions=_meta(1, n, dtype=torch.long) if tree else None,
         paths=_meta(1, n, n, dtype=torch.long) if tree else None,
+        sinks=_meta(heads, dtype=dtype) if sinks else None,
     )  # fmt: skip
 
 
@@ -106,6 +111,11 @@ def wide() -> None:
         _attention(n, heads=16, kv_heads=8, head_dim=256, window=None)
 
 
+def partly_rotated() -> None:
+    """A block of Phi-4-mini."""
+    _attention(16, heads=24, kv_heads=8, head_dim=128, window=None, rotated=96)
+
+
 def exact() -> None:
     """In float32, heads of usual width and twice that."""
     for head_dim in (128, 256):
@@ -121,14 +131,14 @@ def _rollout(*, candidates: int | None, drawn: bool, reduced: bool = False) -> N
     ids = _meta(1, dtype=torch.long)
     noise = Noise(_meta(1, dtype=torch.float32), ids, ids) if drawn else None
     draft_tokens = _meta(vocabulary, dtype=torch.long) if reduced else None
-    given = (head, _meta(vocabulary, hidden_size), _meta(1, depth, hidden_size), ids)
+    embedding, hidden = _meta(vocabulary, hidden_size), _meta(1, depth, hidden_size)
     if candidates is None:
         base = _meta(1, depth, vocabulary)
-        rollout_vocabulary.launch(*given, base, draft_tokens, noise)
+        rollout_vocabulary.launch(head, embedding, 1.0, hidden, ids, base, draft_tokens, noise)
         return
     columns = _meta(1, depth, candidates, dtype=torch.long)
     base = _meta(1, depth, candidates)
-    rollout_candidates.launch(*given, base, columns, draft_tokens, noise)
+    rollout_candidates.launch(head, embedding, hidden, ids, base, columns, draft_tokens, noise)
 
 
 def _tree(kind: str, *, drawn: bool) -> None:
@@ -169,6 +179,44 @@ def tree() -> None:
 def tree_drawn() -> None:
     """Drawn, by a Markov head."""
     _tree("markov", drawn=True)
+
+
+def norms() -> None:
+    """What stands between Gemma 3's products."""
+    table, rows = _meta(262_144, 640), _meta(8, 640)
+    norm = _meta(640, dtype=torch.float32)
+    tokens = _meta(8, dtype=torch.long)
+    pointwise.weigh(table, norm, 1e-6, padded=16, tokens=tokens, rows=rows, scale=25.25)
+    pointwise.add_and_weigh(rows, norm, rows, norm, 1e-6, padded=16, rows=rows)
+    pointwise.usable = lambda _: True
+    pointwise.gate(_meta(100, 2 * 2048), pointwise.GELU_TANH)
+
+
+def _mixture(
+    tokens: int, chosen: int, own: experts.Experts, gate: experts.Gate | None = None
+) -> None:
+    count, hidden, _ = own.down.shape
+    weights = _meta(tokens, chosen)
+    order, offsets = (_meta(n, dtype=torch.long) for n in (weights.numel(), count + 1))
+    routing = experts.Routing(weights, order, offsets)
+    experts._launch(_meta(tokens, hidden), routing, own, gate or experts.Gate())
+
+
+def mixture() -> None:
+    """The experts of Qwen3-30B-A3B, of one sequence's block and of a prompt."""
+    own = experts.Experts(gate_up=_meta(128, 2 * 768, 2048), down=_meta(128, 2048, 768))
+    for tokens in (8, 2048):
+        _mixture(tokens, 8, own)
+
+
+def sinks() -> None:
+    """A block of GPT-OSS-20B."""
+    _attention(8, heads=64, kv_heads=8, head_dim=64, window=128, sinks=True)
+    own = experts.Experts(
+        gate_up=_meta(32, 2880, 2 * 2880).transpose(1, 2), gate_up_bias=_meta(32, 2 * 2880),
+        down=_meta(32, 2880, 2880).transpose(1, 2), down_bias=_meta(32, 2880),
+    )  # fmt: skip
+    _mixture(8, 4, own, experts.Gate(interleaved=True, limit=7.0, alpha=1.702))
 
 
 def best() -> None:

@@ -34,8 +34,9 @@ def inputs(n, dtype, device, *, starts, group=2, head_dim=32, capacity=CAPACITY)
 
 
 def by_hand(
-    query, keys, values, slots, starts, *, causal, window, scale, positions=None, mask=None
-):
+    query, keys, values, slots, starts, *, causal, window, scale, positions=None, mask=None,
+    sinks=None,
+):  # fmt: skip
     """Softmax of one query over what it may see, one after the other, in float32."""
     rows, n, heads, head_dim = query.shape
     mixed = torch.zeros(rows, n, heads, head_dim)
@@ -59,7 +60,10 @@ def by_hand(
             for head in range(heads):
                 kv = head // (heads // keys.shape[1])
                 near = keys[slot, kv, seen].float()
-                weights = (near @ query[row, i, head].float() * scale).softmax(dim=0)
+                scores = near @ query[row, i, head].float() * scale
+                if sinks is not None:  # of a key without a value
+                    scores = torch.cat((scores, sinks[head : head + 1].float()))
+                weights = scores.softmax(dim=0)[: len(seen)]
                 mixed[row, i, head] = weights.cpu() @ values[slot, kv, seen].float().cpu()
     return mixed.flatten(2)
 
@@ -74,7 +78,7 @@ WAYS = {
             query, keys, values, **rule
         )
     ),
-    "batch": lambda *given, causal, window, scale, positions=None, ancestors=None: (
+    "batch": lambda *given, causal, window, scale, positions=None, ancestors=None, sinks=None: (
         attention.batch_reference(
             *given,
             causal,
@@ -83,6 +87,7 @@ WAYS = {
             CAPACITY,
             positions,
             None if ancestors is None else ancestor_mask(ancestors),
+            sinks,
         )
     ),
 }
@@ -119,6 +124,18 @@ def test_ragged_sequences_get_what_whole_blocks_give(device, way, window):
         found = RAGGED[way](asked, *cache, slots[rows], at[rows] + steps, **rule, ragged=ragged)
     exact = {"rtol": 0, "atol": 0} if way in ("kernel", "four") else {}
     torch.testing.assert_close(found[:, 0], whole[rows, steps], **exact)
+
+
+@pytest.mark.parametrize("starts", [[7, 0, 30], [0, 0, 0]], ids=str)
+@pytest.mark.parametrize(
+    ("way", "window"),
+    [("four", None), ("one", 20), ("rows", None), ("rows", 20), ("batch", None)],
+)
+def test_a_sink_takes_its_share_of_a_softmax(device, way, window, starts):
+    given = inputs(3, torch.float32, device, starts=starts)
+    sinks = torch.tensor([-2.0, 0.5, 3.0, 9.0], device=device)
+    rule = {"causal": True, "window": window, "scale": 0.2, "sinks": sinks}
+    torch.testing.assert_close(WAYS[way](*given, **rule).cpu(), by_hand(*given, **rule))
 
 
 TREE = [-1, 0, 0, 1, 1, 2, 3, 3, 6]  # each node's parent: the anchor has two children

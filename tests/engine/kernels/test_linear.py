@@ -8,12 +8,14 @@ from domino_spec.engine.kernels import few_rows, pointwise
 from domino_spec.engine.kernels.few_rows import plan, takes
 from domino_spec.engine.kernels.linear import (
     Normed,
+    add_normed,
     embedded,
     linear,
     linear_reference,
     linear_then_norm,
     normed,
 )
+from domino_spec.engine.kernels.packing import ScaledEmbedding
 from tests.engine.kernels.offline import ROOM, Case, needs
 
 EPS = 1e-6
@@ -115,6 +117,59 @@ def test_half_precision_is_the_formula_rounded(
         unequal = (result != reference).float().mean()
         assert unequal < 0.05
         torch.testing.assert_close(result, reference, rtol=4 * torch.finfo(dtype).eps, atol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(3, 96, 200, True), (40, 64, 128, True)], ids=str)
+def test_a_gate_may_be_gelu(shape: tuple[int, int, int, bool], device: torch.device) -> None:
+    """By few rows' kernel, by that of many, and by PyTorch."""
+    drawn = tensors(shape, torch.float32, device)
+    x, weight = drawn["x"], drawn["weight"]
+    gate, up = (x.double() @ weight.double().T).chunk(2, dim=1)
+    truth = F.gelu(gate, approximate="tanh") * up
+    for run in (linear, linear_reference):
+        assert error(run(x, weight, gated=True, activation=pointwise.GELU_TANH), truth).max() < 1e-5
+
+
+def test_norms_of_half_precision_may_have_weights_in_float32(device: torch.device) -> None:
+    """Gemma's, which are one and a little."""
+    drawn = tensors((40, 96, 64, False), torch.bfloat16, device)
+    norm = 1 + torch.arange(64, device=device) / 4096
+    truth = exact(
+        {**drawn, "norm": norm, "bias": torch.zeros(()), "residual": torch.zeros(())}, False
+    )
+    for rows in (3, 40):
+        x = drawn["x"][:rows]
+        for found in (
+            linear(normed(x, norm, EPS), drawn["weight"]),
+            F.linear(pointwise.torch_rms_norm(x, norm, EPS), drawn["weight"]),
+        ):
+            assert found.dtype == torch.bfloat16
+            assert error(found, truth[:rows]).max() < 2 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"),
+    [(3, torch.float32), (16, torch.bfloat16), (20, torch.float32), (5, torch.float16)],
+    ids=str,
+)
+def test_a_normed_sum_is_what_its_parts_are(
+    count: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Norm, residual and the next norm's weights, wherever the rows lie."""
+    drawn = tensors((count, 8, 72, False), dtype, device)
+    x, inner, residual = drawn["x"], drawn["norm"], drawn["x"].flip(0)
+    norm = 1 + torch.arange(72, device=device) / 64
+    wide = x.new_zeros(count, 3, 72)
+    made = add_normed(x, inner, residual, norm, EPS, out=wide[:, 1])
+    rows = residual + pointwise.rms_norm(x, inner, EPS)
+    assert torch.equal(made.rows, rows)
+    assert torch.equal(wide[:, 1], rows)
+    assert not wide[:, ::2].any()
+    expected = normed(rows, norm, EPS)
+    assert (made.weighted is None) == (expected.weighted is None)
+    if made.weighted is not None:
+        assert torch.equal(made.weighted, expected.weighted)
+        assert torch.equal(made.squares[:, :count], expected.squares[:, :count])
 
 
 def test_reference_norms_as_transformers_does() -> None:
@@ -221,14 +276,18 @@ def test_embedded_rows_are_the_tables_and_normed_as_any(
     for table in (wide, wide[:, :72]):
         norm = (1 + torch.arange(table.shape[1]) / 64).to(device, dtype)
         tokens = (torch.arange(count) * 7 % 11 + 29).to(device)
-        made, wanted = embedded(tokens, table, norm, EPS), normed(table[tokens], norm, EPS)
-        assert torch.equal(made.rows, table[tokens])
-        assert made.rows.is_contiguous()
-        if not takes(count, dtype):
-            assert made.weighted is None
-            continue
-        assert torch.equal(made.weighted, wanted.weighted)
-        assert torch.equal(made.squares[:, :count], wanted.squares[:, :count])
+        for scaled, rows in (
+            (table, table[tokens]),
+            (ScaledEmbedding(table, 5.625), table[tokens] * 5.625),
+        ):
+            made, wanted = embedded(tokens, scaled, norm, EPS), normed(rows, norm, EPS)
+            assert torch.equal(made.rows, rows)
+            assert made.rows.is_contiguous()
+            if not takes(count, dtype):
+                assert made.weighted is None
+                continue
+            assert torch.equal(made.weighted, wanted.weighted)
+            assert torch.equal(made.squares[:, :count], wanted.squares[:, :count])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -326,7 +385,13 @@ NUMBERS = (
 
 
 def compile_case(
-    n: int, k: int, extras: str, dtype: torch.dtype = torch.bfloat16, *, rows: int = 16
+    n: int,
+    k: int,
+    extras: str,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    rows: int = 16,
+    activation: str = pointwise.SILU,
 ) -> Case:
     flags = {name: name in extras for name in ("bias", "residual", "gated", "then")}
     cut = plan(n, k, gated=flags["gated"], dtype=dtype, rows=rows)
@@ -337,7 +402,8 @@ def compile_case(
         "eps": "fp32",
     }
     sources = 128 if "norm" in extras else 0
-    settings = few_rows.constants(cut, dtype, k, sources=sources, **flags) | {"OVERLAP": True}
+    flags |= {"sources": sources, "activation": activation}
+    settings = few_rows.constants(cut, dtype, k, **flags) | {"OVERLAP": True}
     return Case(few_rows.__name__, "_few_rows", types, settings, aligned=NUMBERS)
 
 
@@ -351,6 +417,7 @@ def test_compiles_for_the_h200() -> None:
         compile_case(3072, 576, "norm gated"),
         compile_case(6144, 4096, "norm bias"),
         compile_case(24576, 4096, "norm gated", torch.float16),
+        compile_case(4096, 640, "norm gated", activation=pointwise.GELU_TANH),
         compile_case(960, 576, "norm", torch.float32),
         compile_case(6144, 4096, "norm", rows=32),
         compile_case(24576, 4096, "norm gated", rows=64),

@@ -9,6 +9,7 @@ from domino_spec.drafter.rollout import rollout
 from domino_spec.engine.kernels import rollout as kernels
 from domino_spec.engine.kernels import rollout_candidates, rollout_vocabulary
 from domino_spec.engine.kernels.gumbel import Noise
+from domino_spec.engine.kernels.packing import ScaledEmbedding
 
 HIDDEN, VOCABULARY, DEPTH, ROWS = 24, 90, 4, 2
 REDUCED = 70
@@ -155,6 +156,20 @@ def test_a_draw_is_of_its_position_and_token_alone(device):
         noise=noise,
     )
     assert torch.equal(drafts, everything)
+
+
+@pytest.mark.parametrize("candidates", [None, 8])
+def test_an_embedding_is_read_with_its_factor(device, candidates, monkeypatch):
+    monkeypatch.setattr(rollout_vocabulary, "PROGRAMS", 3)
+    drafter = Drafter("domino", 0, False, device)
+    given, plain = drafter.inputs(device), drafter.embedding
+    with torch.no_grad():
+        unscaled = drafter.rolled(given, candidates)
+        drafter.embedding = plain * 4.0
+        expected = rollout(drafter, None, candidates=candidates, **given)
+        drafter.embedding = ScaledEmbedding(plain, 4.0)
+        assert torch.equal(drafter.rolled(given, candidates), expected)
+    assert not torch.equal(unscaled, expected)
 
 
 def test_many_rows_go_through_pytorch(device, monkeypatch):

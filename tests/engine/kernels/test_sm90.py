@@ -11,7 +11,7 @@ TREES = ("tree", "tree_drawn")
 
 @pytest.fixture(scope="module")
 def found():
-    shapes = ("plain", "ragged", *CANDIDATES, *VOCABULARY, *TREES)
+    shapes = ("plain", "ragged", "mixture", "norms", *CANDIDATES, *VOCABULARY, *TREES)
     return sm90.launched("tests.engine.kernels.launches", *shapes)
 
 
@@ -25,9 +25,28 @@ def test_sequences_of_different_lengths(found):
     assert found["ragged"].keys() == {"_attend", "_margins", "_lengths", "_pad_tokens", "_learn"}
 
 
+def test_what_stands_between_products(found):
+    sm90.assert_fits(found["norms"])
+    assert found["norms"].keys() == {"_weigh", "_add_and_weigh", "_gate"}
+
+
+def test_experts_are_two_launches(found):
+    sm90.assert_fits(found["mixture"])
+    assert {name: needs["launches"] for name, needs in found["mixture"].items()} == {"_experts": 4}
+
+
 @pytest.mark.slow
 def test_attention_of_other_shapes():
-    shapes = ("block", "branched", "windowed", "widest", "narrow", "wide")
+    shapes = (
+        "block",
+        "branched",
+        "windowed",
+        "widest",
+        "narrow",
+        "wide",
+        "partly_rotated",
+        "sinks",
+    )
     for found in sm90.launched("tests.engine.kernels.launches", *shapes).values():
         sm90.assert_fits(found)
 

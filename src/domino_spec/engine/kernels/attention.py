@@ -50,6 +50,7 @@ def attend(
     ancestors: Tensor | None = None,  # [rows, n] int64: bit j says that it sees new token j
     paths: Tensor | None = None,  # [rows, n, n] int64: the same tokens, one a position
     ragged: Ragged | None = None,
+    sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
     """[rows, n, heads * head_dim].
 
@@ -57,22 +58,24 @@ def attend(
     positions nearer than that, on both sides, which is `drafter.masks`' rule. `longest` is a bound
     on starts + n that the caller knows: where PyTorch attends over a batch, it need not look
     further; n itself says that all rows are empty. Rows that are `ragged` tokens share the reading
-    of their sequence's keys.
+    of their sequence's keys. A sink is a score that a head's softmax counts in addition to those of
+    the keys: what it takes is mixed of nothing.
     """
     if ragged is not None and usable(query) and ragged.count <= MAX_TOKENS:
         assert causal
         return launch(
             query, keys, values, ragged.slots, ragged.starts, causal=True, window=window,
-            scale=scale, offsets=ragged.offsets, count=ragged.count,
+            scale=scale, offsets=ragged.offsets, count=ragged.count, sinks=sinks,
         )  # fmt: skip
     if usable(query) and query.shape[1] <= MAX_TOKENS:
         return launch(
             query, keys, values, slots, starts,
             causal=causal, window=window, scale=scale, positions=positions, paths=paths,
+            sinks=sinks,
         )  # fmt: skip
     return batch_reference(
         query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2],
-        positions, None if ancestors is None else ancestor_mask(ancestors),
+        positions, None if ancestors is None else ancestor_mask(ancestors), sinks,
     )  # fmt: skip
 
 
@@ -88,6 +91,7 @@ def batch_reference(
     longest: int,
     positions: Tensor | None = None,
     mask: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """All rows at once and without asking the device for a length. For prompts on GPUs."""
     n = query.shape[1]
@@ -95,14 +99,14 @@ def batch_reference(
     own = (keys[:, :, :end].index_select(0, slots), values[:, :, :end].index_select(0, slots))
     if positions is not None or mask is not None:
         seen = visible_to(starts, n, end, causal, window, positions, mask)
-        return mix(query, *own, seen.unsqueeze(1), scale, empty=False).flatten(2)
+        return mix(query, *own, seen.unsqueeze(1), scale, empty=False, sinks=sinks).flatten(2)
     if causal and end == n and window is None:
-        return mix(query, *own, None, scale, empty=True).flatten(2)
+        return mix(query, *own, None, scale, empty=True, sinks=sinks).flatten(2)
     places = torch.arange(max(n, end), dtype=torch.int32, device=query.device)
     positions, places = starts.int().unsqueeze(1) + places[:n], places[:end]  # [rows, n], [end]
     seen = visible(positions, places, causal, window)
     seen = seen & (places < (starts + n).view(-1, 1, 1))  # [rows, n, end]
-    return mix(query, *own, seen.unsqueeze(1), scale, empty=False).flatten(2)
+    return mix(query, *own, seen.unsqueeze(1), scale, empty=False, sinks=sinks).flatten(2)
 
 
 def visible(positions: Tensor, places: Tensor, causal: bool, window: int | None) -> Tensor:
@@ -147,9 +151,15 @@ def mix(
     scale: float,
     *,
     empty: bool,
+    sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
     """[rows, n, heads, head_dim]; `empty` caches held nothing: plain causal attention."""
     rows, n, heads, head_dim = query.shape
+    if sinks is not None:
+        if empty:
+            seen = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()[None, None]
+        mixed = mix(*_with_sinks(query, keys, values, seen, scale, sinks), scale, empty=False)
+        return mixed[..., :head_dim]
     if empty:
         mixed = F.scaled_dot_product_attention(
             query.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
@@ -165,3 +175,25 @@ def mix(
     )  # [rows, kv heads, group * n, head_dim]
     mixed = mixed.view(rows, keys.shape[1], group, n, head_dim).permute(0, 3, 1, 2, 4)
     return mixed.reshape(rows, n, heads, head_dim)
+
+
+def _with_sinks(
+    query: Tensor,  # [rows, n, heads, head_dim]
+    keys: Tensor,  # [rows, kv heads, positions, head_dim]
+    values: Tensor,
+    seen: Tensor | None,  # [..., n, positions]
+    scale: float,
+    sinks: Tensor,  # [heads]
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """One more key that all see, whose score is a head's sink, and whose value is nothing.
+
+    Its score comes from one more number of each head, which other keys do not have.
+    """
+    more = 8  # numbers of a head, for alignment's sake
+    query = F.pad(query, (0, more))
+    query[..., -more] = sinks / scale
+    keys, values = F.pad(keys, (0, more, 0, 1)), F.pad(values, (0, more, 0, 1))
+    keys[:, :, -1, -more] = 1.0
+    if seen is not None:
+        seen = F.pad(seen, (0, 1), value=1.0 if seen.dtype == torch.bool else 0.0)
+    return query, keys, values, seen

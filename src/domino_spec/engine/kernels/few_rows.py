@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.engine.kernels.overlap import overlap
-from domino_spec.engine.kernels.pointwise import shrink
+from domino_spec.engine.kernels.pointwise import SILU, shrink
 from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
 
@@ -102,6 +102,7 @@ def launch(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
+    activation: str = SILU,
     then: Tensor | None = None,  # [N]: the next norm's weights
     out: Tensor | None = None,  # [m, width]
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -158,6 +159,7 @@ def launch(
             bias=bias is not None,
             residual=residual is not None,
             gated=gated,
+            activation=activation,
             then=then is not None,
         ),
         num_warps=4,
@@ -176,6 +178,7 @@ def constants(
     bias: bool = False,
     residual: bool = False,
     gated: bool = False,
+    activation: str = SILU,
     then: bool = False,
 ) -> dict[str, Any]:
     """What the kernel is compiled for."""
@@ -192,6 +195,7 @@ def constants(
         "BIAS": bias,
         "RESIDUAL": residual,
         "GATED": gated,
+        "ACTIVATION": activation,
         "THEN": then,
         "SHRINK": shrink(dtype),
     }
@@ -202,6 +206,7 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.engine.kernels.overlap import ask_for, let_next_come, wait_for_last
+    from domino_spec.engine.kernels.pointwise import activated
 
     @triton.jit
     def _rounded(values, like):
@@ -259,6 +264,7 @@ if triton_available():
         BIAS: tl.constexpr,
         RESIDUAL: tl.constexpr,
         GATED: tl.constexpr,
+        ACTIVATION: tl.constexpr,
         THEN: tl.constexpr,
         SHRINK: tl.constexpr,
         OVERLAP: tl.constexpr,
@@ -349,7 +355,7 @@ if triton_available():
             second += second_shift
         result = _rounded(first, out)
         if GATED:
-            gate = _rounded(result * tl.sigmoid(result), out)
+            gate = _rounded(activated(result, ACTIVATION), out)
             result = _rounded(gate * _rounded(second, out), out)
         if RESIDUAL:
             result += added.to(tl.float32)

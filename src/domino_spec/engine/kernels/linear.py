@@ -21,8 +21,10 @@ from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.few_rows import padded, takes
-from domino_spec.engine.kernels.packing import Table, Weight, product
+from domino_spec.engine.kernels.packing import Table, Weight, look_up, plain_rows, product
 from domino_spec.engine.kernels.pointwise import (
+    SILU,
+    add_and_weigh,
     gate,
     gate_reference,
     rms_norm,
@@ -53,17 +55,34 @@ def normed(rows: Tensor, norm: Tensor, eps: float) -> Normed:
     return Normed(rows, norm, eps)
 
 
+def add_normed(
+    x: Tensor,  # [m, K]
+    inner: Tensor,  # [K]
+    residual: Tensor,  # [m, K]
+    norm: Tensor,  # [K]
+    eps: float,
+    *,
+    out: Tensor | None = None,  # [m, K]: where the rows are wanted
+) -> Normed:
+    """residual + rms_norm(x, inner), whose rows are normed before they are read again."""
+    if usable(x) and takes(len(x), x.dtype) and x.stride(1) == residual.stride(1) == 1:
+        rows = torch.empty_like(x) if out is None else out
+        made = add_and_weigh(x, inner, residual, norm, eps, padded=padded(len(x)), rows=rows)
+        return Normed(rows, norm, eps, *made)
+    return normed(torch.add(residual, rms_norm(x, inner, eps), out=out), norm, eps)
+
+
 def embedded(tokens: Tensor, table: Table, norm: Tensor, eps: float) -> Normed:
     """The rows of an embedding [vocabulary, K] for tokens [m], whose first reader norms them."""
-    if not isinstance(table, Tensor):
-        return Normed(table.dequantize(tokens), norm, eps)
-    whole = table.stride(1) == 1 and tokens.is_contiguous()
-    if usable(table) and takes(len(tokens), table.dtype) and whole:
-        rows = table.new_empty(len(tokens), table.shape[1])
-        size = padded(len(tokens))
-        made = weigh(table, norm, eps, padded=size, tokens=tokens, rows=rows)
-        return Normed(rows, norm, eps, *made)
-    return Normed(table[tokens], norm, eps)
+    if (read := plain_rows(table)) is not None:
+        source, scale = read
+        whole = source.stride(1) == 1 and tokens.is_contiguous()
+        if usable(source) and takes(len(tokens), source.dtype) and whole:
+            rows = source.new_empty(len(tokens), source.shape[1])
+            size = padded(len(tokens))
+            made = weigh(source, norm, eps, padded=size, tokens=tokens, rows=rows, scale=scale)
+            return Normed(rows, norm, eps, *made)
+    return Normed(look_up(table, tokens), norm, eps)
 
 
 def linear(
@@ -73,21 +92,27 @@ def linear(
     bias: Tensor | None = None,  # [N]
     residual: Tensor | None = None,  # [m, width]
     gated: bool = False,
+    activation: str = SILU,
 ) -> Tensor:  # [m, width]
     """`x @ weight.T`, perhaps of the RMS-normed x, perhaps gated, plus bias and residual.
 
     width is N, or N // 2 when gated: then weight's rows are [gate; up] and the result is
-    silu(gate) * up. The kernel rounds where the reference does, but for the norm: the reference
-    feeds round(round(x / rms) * norm) to the product, the kernel round(x * norm), and divides the
-    float32 sums by rms. So it rounds once where the reference rounds twice.
+    activation(gate) * up. The kernel rounds where the reference does, but for the norm: the
+    reference feeds round(round(x / rms) * norm) to the product, the kernel round(x * norm), and
+    divides the float32 sums by rms. So it rounds once where the reference rounds twice.
     """
     if isinstance(weight, Quantized):
-        return _quantized(x, weight, bias=bias, residual=residual, gated=gated)
+        if not gated or activation == SILU:
+            return _quantized(x, weight, bias=bias, residual=residual, gated=gated)
+        result = gate(_quantized(x, weight, bias=bias), activation)
+        return result if residual is None else residual + result
     if (fed := _for_few_rows(x, weight)) is not None:
-        return few_rows.launch(*fed, bias=bias, residual=residual, gated=gated)[0]
+        return few_rows.launch(
+            *fed, bias=bias, residual=residual, gated=gated, activation=activation
+        )[0]
     result = _product(x, weight, bias)
     if gated:
-        result = gate(result)
+        result = gate(result, activation)
     return result if residual is None else residual + result
 
 
@@ -123,13 +148,14 @@ def linear_reference(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
+    activation: str = SILU,
 ) -> Tensor:
     """What `linear` computes, rounded as Transformers' modules would."""
     if isinstance(x, Normed):
         x = rms_norm_reference(x.rows, x.norm, x.eps)
     result = _grouped_product(x, weight, bias)
     if gated:
-        result = gate_reference(result)
+        result = gate_reference(result, activation)
     return result if residual is None else residual + result
 
 

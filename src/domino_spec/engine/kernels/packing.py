@@ -12,6 +12,7 @@ import ctypes
 import mmap
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -41,7 +42,19 @@ class Packed:
         return done
 
 
-Table = Tensor | QuantizedWeight
+Matrix = Tensor | QuantizedWeight
+"""A module's own weight."""
+
+
+@dataclass(frozen=True)
+class ScaledEmbedding:
+    """An embedding whose rows are read times a factor, as the first layer sees them."""
+
+    weight: Matrix  # [vocabulary, hidden]
+    scale: float
+
+
+Table = Matrix | ScaledEmbedding
 """A matrix whose rows are looked up: an embedding."""
 Weight = Tensor | Packed | Quantized
 _PAGEOUT = 21  # MADV_PAGEOUT; Python has no name for it
@@ -78,7 +91,17 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
 
 def look_up(table: Table, rows: Tensor) -> Tensor:
     """Rows of a table, [..., columns]."""
+    if isinstance(table, ScaledEmbedding):
+        return look_up(table.weight, rows) * table.scale
     return F.embedding(rows, table) if isinstance(table, Tensor) else table.dequantize(rows)
+
+
+def plain_rows(table: Table) -> tuple[Tensor, float] | None:
+    """What a kernel reads a table's rows from, and their factor; None where they are quantised."""
+    weight, scale = (
+        (table.weight, table.scale) if isinstance(table, ScaledEmbedding) else (table, 1.0)
+    )
+    return (weight, scale) if isinstance(weight, Tensor) else None
 
 
 _able: dict[torch.dtype, bool] = {}

@@ -15,7 +15,7 @@ from domino_spec.drafter.rollout import greedy, roll
 from domino_spec.engine.kernels import rollout_candidates, rollout_vocabulary
 from domino_spec.engine.kernels.choose import choose
 from domino_spec.engine.kernels.gumbel import Noise
-from domino_spec.engine.kernels.packing import Table, look_up
+from domino_spec.engine.kernels.packing import Table, look_up, plain_rows
 from domino_spec.engine.kernels.runtime import usable
 
 CANDIDATES = 32
@@ -49,7 +49,8 @@ def roll_out(
     (seed, position + j, token): under the coupled rule the noise that the target's own choice will
     meet there. Logits [rows, depth, k] are without noise.
     """
-    if isinstance(head, DominoHead) and usable(hidden) and isinstance(embedding, Tensor):
+    read = plain_rows(embedding)
+    if isinstance(head, DominoHead) and usable(hidden) and read is not None:
         rows = hidden.shape[0]
         if columns is not None and rows <= rollout_candidates.MAX_ROWS:
             return rollout_candidates.launch(
@@ -57,7 +58,7 @@ def roll_out(
             )
         if columns is None and rows <= rollout_vocabulary.MAX_ROWS:
             return rollout_vocabulary.launch(
-                head, embedding, hidden, anchor_tokens, base, draft_tokens, noise, keep
+                head, *read, hidden, anchor_tokens, base, draft_tokens, noise, keep
             )
     return rollout_reference(
         head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, noise, keep

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from domino_spec.drafter.heads import DominoHead
 from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.overlap import overlap
+from domino_spec.engine.kernels.packing import Table, look_up
 from domino_spec.engine.kernels.runtime import triton_available
 
 if triton_available():
@@ -34,7 +35,7 @@ TILE = 32
 
 def launch(
     head: DominoHead,
-    embedding: Tensor,  # [vocabulary, hidden]
+    embedding: Table,  # [vocabulary, hidden]
     hidden: Tensor,  # [rows, depth, hidden]
     anchor_tokens: Tensor,  # [rows]
     base: Tensor,  # [rows, depth, candidates]
@@ -52,7 +53,7 @@ def launch(
     weight_first = head.state_weight  # [rank, size], strided
     # The last draft is not read; the anchor comes first: [rows, 1 + (depth - 1) * count].
     read = torch.cat((anchor_tokens.unsqueeze(1), tokens[:, :-1].flatten(1)), dim=1)
-    inputs = F.linear(F.embedding(read, embedding), weight_input)  # [rows, read, 3 * size]
+    inputs = F.linear(look_up(embedding, read), weight_input)  # [rows, read, 3 * size]
     projected = head.project_hidden(hidden).contiguous()  # [rows, depth, rank]
 
     state_tiles, rank_tiles = -(-3 * size // TILE), -(-rank // TILE)

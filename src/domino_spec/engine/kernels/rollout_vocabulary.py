@@ -35,6 +35,7 @@ STATE_TILE = 8
 def launch(
     head: DominoHead,
     embedding: Tensor,  # [vocabulary, hidden]
+    scale: float,  # of its rows
     hidden: Tensor,  # [rows, depth, hidden]
     anchor_tokens: Tensor,  # [rows]
     base: Tensor,  # [rows, depth, output vocabulary]
@@ -74,6 +75,7 @@ def launch(
             weight_first,
             weight_first.stride(0),
             embedding,
+            scale,
             anchor_tokens,
             states,
             parts,
@@ -174,6 +176,7 @@ if triton_available():
         weight_first,
         first_stride,
         embedding,
+        scale,
         anchor_tokens,
         states,
         parts,
@@ -212,6 +215,7 @@ if triton_available():
             weight_input, embedding + token * hidden_size, hidden_size, element, there,
             SIZE, STATE_TILE, CHUNK,
         )  # fmt: skip
+        reset, update, new = reset * scale, update * scale, new * scale
         if step > 0:
             carried = _products(
                 weight_state, states + (slot - 1) * SIZE, SIZE, element, there,

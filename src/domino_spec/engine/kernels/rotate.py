@@ -3,7 +3,8 @@
 A cache is [slots, kv heads, capacity, head_dim]. Row r of a batch lives in slot slots[r] and has
 starts[r] tokens there; its new tokens take the places after them. Slots and starts stay on the
 device, so that a captured graph serves any rows. A place past the capacity is never written. A
-token is rotated by its place, or by a position that is given for it.
+token is rotated by its place, or by a position that is given for it. Angles may be those of the
+first part of a head alone: what comes after it stays.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from domino_spec.engine.kernels.runtime import triton_available, usable
 
 def rotate_and_store(
     qkv: Tensor,  # [rows, n, (heads + 2 * kv heads) * head_dim]: query, key, value heads
-    cos: Tensor,  # [positions, head_dim] float32
+    cos: Tensor,  # [positions, rotated part of head_dim] float32
     sin: Tensor,
     keys: Tensor,  # [slots, kv heads, capacity, head_dim]
     values: Tensor,
@@ -105,12 +106,14 @@ def _normed(states: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return states
     wide = states.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(states.dtype)
+    return (weight * wide.to(states.dtype)).to(states.dtype)
 
 
 def _rotated(states: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    first, second = states.chunk(2, dim=-1)
-    return states * rotary[0] + torch.cat((-second, first), dim=-1) * rotary[1]
+    part, rest = states.tensor_split([rotary[0].shape[-1]], dim=-1)
+    first, second = part.chunk(2, dim=-1)
+    part = part * rotary[0] + torch.cat((-second, first), dim=-1) * rotary[1]
+    return torch.cat((part, rest), dim=-1)
 
 
 def _launch(
@@ -164,6 +167,7 @@ def _launch(
         HEADS=heads,
         KV_HEADS=kv_heads,
         NORMED=k_norm is not None,
+        TURNED=cos.shape[1] // 2,
         HALF=head_dim // 2,
         HALF_PADDED=triton.next_power_of_2(head_dim // 2),
         num_warps=1,
@@ -207,11 +211,15 @@ if triton_available():
         HEADS: tl.constexpr,
         KV_HEADS: tl.constexpr,
         NORMED: tl.constexpr,
+        TURNED: tl.constexpr,
         HALF: tl.constexpr,
         HALF_PADDED: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
-        """One program for one head of one token; its two halves are [HALF] each."""
+        """One program for one head of one token: pairs of its numbers, [HALF] of them.
+
+        TURNED of the pairs are rotated: those of the numbers before 2 * TURNED.
+        """
         wait_for_last(OVERLAP)
         let_next_come(OVERLAP)
         step, row = tl.program_id(0), tl.program_id(2)
@@ -224,9 +232,13 @@ if triton_available():
         dtype = qkv.dtype.element_ty
         lane = tl.arange(0, HALF_PADDED)
         inside = lane < HALF
-        source = qkv + token * width + (layer * 2 * KV_HEADS + head) * 2 * HALF + lane
-        first = tl.load(source, mask=inside, other=0.0)
-        second = tl.load(source + HALF, mask=inside, other=0.0)
+        one, other = lane, lane + HALF
+        if TURNED < HALF:
+            one = tl.where(lane < TURNED, lane, lane + TURNED)
+            other = tl.where(lane < TURNED, lane + TURNED, lane + HALF)
+        source = qkv + token * width + (layer * 2 * KV_HEADS + head) * 2 * HALF
+        first = tl.load(source + one, mask=inside, other=0.0)
+        second = tl.load(source + other, mask=inside, other=0.0)
         spot = tl.load(starts + row) + step
         if head < HEADS + KV_HEADS:
             if NORMED:
@@ -236,30 +248,30 @@ if triton_available():
                 wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
                 squares = tl.sum(wide_first * wide_first + wide_second * wide_second)
                 scale = tl.rsqrt(squares / (2 * HALF) + eps)
-                weight_first = tl.load(norm + lane, mask=inside, other=0.0)
-                weight_second = tl.load(norm + HALF + lane, mask=inside, other=0.0)
+                weight_first = tl.load(norm + one, mask=inside, other=0.0)
+                weight_second = tl.load(norm + other, mask=inside, other=0.0)
                 first = _times((wide_first * scale).to(dtype), weight_first, dtype).to(dtype)
                 second = _times((wide_second * scale).to(dtype), weight_second, dtype).to(dtype)
             position = spot
             if positions is not None:
                 position = tl.load(positions + token)
-            angle = tl.minimum(position, table_size - 1) * 2 * HALF + lane
-            cosine = tl.load(cos + angle, mask=inside, other=0.0).to(dtype)
-            sine = tl.load(sin + angle, mask=inside, other=0.0).to(dtype)
+            angle = tl.minimum(position, table_size - 1) * 2 * TURNED + lane
+            cosine = tl.load(cos + angle, mask=lane < TURNED, other=1.0).to(dtype)
+            sine = tl.load(sin + angle, mask=lane < TURNED, other=0.0).to(dtype)
             turned = _times(first, cosine, dtype) - _times(second, sine, dtype)
             second = (_times(second, cosine, dtype) + _times(first, sine, dtype)).to(dtype)
             first = turned.to(dtype)
         if head < HEADS:
-            target = query + (token * HEADS + head) * 2 * HALF + lane
-            tl.store(target, first, mask=inside)
-            tl.store(target + HALF, second, mask=inside)
+            target = query + (token * HEADS + head) * 2 * HALF
+            tl.store(target + one, first, mask=inside)
+            tl.store(target + other, second, mask=inside)
         else:
             place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
-            place += spot * 2 * HALF + lane
+            place += spot * 2 * HALF
             inside = inside & (spot < capacity)
             if head < HEADS + KV_HEADS:
                 target = keys + place + (head - HEADS) * head_stride
             else:
                 target = values + place + (head - HEADS - KV_HEADS) * head_stride
-            tl.store(target, first, mask=inside)
-            tl.store(target + HALF, second, mask=inside)
+            tl.store(target + one, first, mask=inside)
+            tl.store(target + other, second, mask=inside)

@@ -58,6 +58,7 @@ def launch(
     paths: Tensor | None = None,  # [rows, n, n] int64
     offsets: Tensor | None = None,  # [rows + 1] int64: where each row's queries begin
     count: int = 0,
+    sinks: Tensor | None = None,  # [heads]
     block: int = BLOCK,
     splits: int | None = None,
 ) -> Tensor:
@@ -113,6 +114,7 @@ def launch(
         positions,
         paths,
         offsets,
+        sinks,
         mixed,
         parts,
         highest,
@@ -133,6 +135,7 @@ def launch(
             starts,
             positions,
             offsets,
+            sinks,
             mixed,
             parts,
             highest,
@@ -220,6 +223,14 @@ if triton_available():
         mix = tl.dot(weight.to(value.dtype), value, mix, input_precision="ieee")
         return higher, total, mix
 
+    @triton.jit
+    def _with_sink(sinks, head, query, top, total, GROUP: tl.constexpr):
+        """(what a mix fades by, sum of weights), once a head's sink is counted."""
+        sink = tl.load(sinks + head * GROUP + query % GROUP).to(tl.float32) * 1.4426950408889634
+        higher = tl.maximum(top, sink)
+        fade = tl.exp2(top - higher)
+        return fade, total * fade + tl.exp2(sink - higher)
+
     # What a batch's size or a depth decides is asked for at run time: these numbers place a
     # program, once, and each value compiled in would be another kernel to compile.
     _PLACING = ["n", "capacity", "log_splits"]
@@ -234,6 +245,7 @@ if triton_available():
         positions,  # [rows, n], or None
         paths,  # [rows, n, n], or None
         offsets,  # [rows + 1], or None
+        sinks,  # [heads], or None
         mixed,
         parts,
         highest,
@@ -332,7 +344,11 @@ if triton_available():
 
         let_next_come(OVERLAP)
         alone = live & (used == 1) & takes
-        whole = mix / tl.where(total > 0, total, 1.0)[:, None]
+        whole, weights = mix, total
+        if sinks is not None:
+            fade, weights = _with_sink(sinks, head, index, top, total, GROUP)
+            whole *= fade[:, None]
+        whole = whole / tl.where(weights > 0, weights, 1.0)[:, None]
         tl.store(
             mixed + place[:, None] * HEAD_DIM + lane[None, :],
             whole.to(mixed.dtype.element_ty),
@@ -349,6 +365,7 @@ if triton_available():
         starts,
         positions,
         offsets,
+        sinks,
         mixed,
         parts,
         highest,
@@ -397,6 +414,9 @@ if triton_available():
         weight = tl.exp2(tops - top[None, :])
         total = tl.sum(sums * weight, axis=0)
         mix = tl.sum(part * weight[:, :, None], axis=0)
+        if sinks is not None:
+            fade, total = _with_sink(sinks, head, index, top, total, GROUP)
+            mix *= fade[:, None]
         mix = mix / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             mixed + _places(base, head, index, KV_HEADS, GROUP)[:, None] * HEAD_DIM

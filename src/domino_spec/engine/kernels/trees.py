@@ -21,7 +21,7 @@ from domino_spec.drafter.heads import DominoHead, Head, MarkovHead
 from domino_spec.drafter.tree import CHILDREN, LANES, DraftTree, grow, tree_nodes
 from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.overlap import overlap
-from domino_spec.engine.kernels.packing import Table, look_up
+from domino_spec.engine.kernels.packing import Table, look_up, plain_rows
 from domino_spec.engine.kernels.runtime import triton_available, usable
 
 if triton_available():
@@ -58,7 +58,7 @@ def grow_tree(
     if (
         columns is None
         or not usable(hidden)
-        or not isinstance(embedding, Tensor)
+        or plain_rows(embedding) is None
         or rows > MAX_ROWS
         or not CHILDREN <= count <= MAX_CANDIDATES
         or (head is not None and not isinstance(head, DominoHead | MarkovHead))
@@ -149,7 +149,7 @@ class _Search:
             "ROUNDS": max(1, (self.depth - 1).bit_length()) + 1,
         }
 
-    def carry_states(self, head: DominoHead, embedding: Tensor, hidden: Tensor) -> None:
+    def carry_states(self, head: DominoHead, embedding: Table, hidden: Tensor) -> None:
         """The Domino head's search."""
         rows, depth, count = self.rows, self.depth, self.count
         size, rank, prefix = head.state_size, head.output_weight.shape[1], head.prefix_len
@@ -157,7 +157,7 @@ class _Search:
         weight_first = head.state_weight  # [rank, size], strided
         # Nodes of the last depth are not read; the anchor comes first.
         read = torch.cat((self.anchors.unsqueeze(1), self.tokens[:, :-1].flatten(1)), dim=1)
-        inputs = F.linear(F.embedding(read, embedding), weight_input)  # [rows, read, 3 * size]
+        inputs = F.linear(look_up(embedding, read), weight_input)  # [rows, read, 3 * size]
         projected = head.project_hidden(hidden).contiguous()  # [rows, depth, rank]
         tiles = -(-rank // TILE)
         wide: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}

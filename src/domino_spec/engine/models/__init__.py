@@ -37,7 +37,7 @@ def load_model(target: Target, *, slots: int, capacity: int, pack: bool = False)
 
 
 def _family(target: Target) -> type[InferenceModel] | None:
-    """The inference model of this very class of Transformers, None where there is none."""
+    """The inference model of this very class of Transformers; None where there is none."""
     if target.config.model_type not in families():
         return None
     module = import_module(f"{__name__}.{target.config.model_type}")
@@ -48,4 +48,5 @@ def _family(target: Target) -> type[InferenceModel] | None:
         and issubclass(each, InferenceModel)
         and each.__module__ == module.__name__
     )
-    return found if type(target.model) is found.reference_class else None
+    known = (found.reference_class, found.multimodal_class)
+    return found if type(target.model) in known else None

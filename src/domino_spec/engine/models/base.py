@@ -14,22 +14,28 @@ from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cache import SlotCache
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, linear, normed
-from domino_spec.engine.kernels.packing import Table, Weight, packed, page_out
-from domino_spec.engine.kernels.pointwise import rms_norm
+from domino_spec.engine.kernels.packing import Matrix, Table, Weight, packed, page_out
+from domino_spec.engine.kernels.pointwise import ACTIVATIONS, SILU, rms_norm
 from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes, own
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.targets import Target
-from domino_spec.targets.support import SLIDING_ATTENTION, layer_types
+from domino_spec.targets.support import (
+    SLIDING_ATTENTION,
+    layer_types,
+    rope_parameters,
+    static_rope_limit,
+)
 
 _DTYPES = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
     "cpu": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
 }
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-_PROJECTIONS = (
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-)  # fmt: skip
+_ROPE_UP_TO_A_LENGTH = "longrope"  # which a target's context ends at
+_JOINED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+Rotary = tuple[Tensor, Tensor]
+"""Cosine and sine of every position, each [capacity, rotated part of a head] in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,8 @@ class Shape:
     """A sliding window a layer, None for full attention."""
     scale: float
     """By which attention multiplies its scores."""
+    activation: str = SILU
+    """Of the MLP's gate, by Transformers' name."""
     each_alone: bool = False
     """Whether a token's attention must not depend on what shares its forward, to the bit."""
 
@@ -77,18 +85,32 @@ def read_shape(config: Any) -> Shape:
             window if kind == SLIDING_ATTENTION else None for kind in layer_types(config)
         ),
         scale=head_dim**-0.5,
+        activation=read_activation(config),
     )
+
+
+def read_activation(config: Any) -> str:
+    """The name of the MLP's activation, which Gemma keeps under another key."""
+    stated = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    return SILU if stated is None else str(stated)
 
 
 class InferenceModel(ABC):
     """A target's weights and its cache in slots. A family says how a layer is composed.
 
-    What a family writes: `reference_class`, `adopt_layer`, `embed` and `run_layer`, and what it
-    refuses beyond `unsupported_reason`.
+    What a family writes: `reference_class`, `adopt_layer`, `embed` and `run_layer`; where its
+    modules are not Llama's, their names and classes; and what it refuses beyond
+    `unsupported_reason`.
     """
 
     reference_class: ClassVar[type[nn.Module]]
     """The class of Transformers that it computes the same as."""
+    multimodal_class: ClassVar[type[nn.Module] | None] = None
+    """One that reads images too; of tokens alone it computes the same."""
+    embedding_class: ClassVar[type[nn.Embedding]] = nn.Embedding
+    """Of the target's embedding, where its weights are not quantised."""
+    rotary_by_kind: ClassVar[bool] = False
+    """Whether sliding and full layers have rotary positions of their own."""
     applies_scales: ClassVar[bool] = False
     """Whether the family multiplies embeddings and logits by its configuration's factors."""
     layers: Sequence[LayerTensors]
@@ -115,9 +137,10 @@ class InferenceModel(ABC):
         else:
             self.layers = [self.adopt_layer(layer) for layer in target.layers]
         decoder = target.model.get_decoder()
-        self.norm = decoder.norm.weight.detach()
+        self.norm = self.adopt_norm(decoder.norm)
         self._positions: nn.Module = decoder.rotary_emb
-        self.rotary = rotary_table(self._positions, capacity, self.device)
+        self._config = target.config
+        self.rotary = self.rotary_tables(capacity)
         self.cache = SlotCache(
             layers=len(self.layers),
             slots=slots,
@@ -136,22 +159,58 @@ class InferenceModel(ABC):
         config = target.config
         if target.device.type not in _DTYPES:
             return f"it is on {target.device}; the engine runs on CPUs and CUDA"
-        if getattr(config, "hidden_act", "silu") != "silu":
-            return f"its activation is {config.hidden_act}, not silu"
+        if (activation := read_activation(config)) not in ACTIVATIONS:
+            return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
         scaled = (target.embedding_scale, target.logit_scale) != (1.0, 1.0)
         if target.logit_softcap is not None or (scaled and not cls.applies_scales):
             return "it scales its embeddings or logits"
-        rope = getattr(config, "rope_parameters", None) or {}
-        kind = rope.get("rope_type", "default")
-        if kind not in _STATIC_ROPE:
-            return f"its rotary positions ({kind}) change with the length"
+        for rope in rope_parameters(config):
+            kind = rope.get("rope_type", "default")
+            static = kind in _STATIC_ROPE
+            if kind == _ROPE_UP_TO_A_LENGTH:
+                static = target.static_rope_limit is not None
+            if not static:
+                return f"its rotary positions ({kind}) change with the length"
         size = read_shape(config).head_dim
         if target.device.type == "cuda" and not kernels_take(size):
             return f"its heads are {size} wide; the kernels want a power of two, 16 or more"
         hooked = hooked_modules(target.model)
         if hooked:
             return f"its {hooked[0]} has a hook, which the engine would not call"
-        return _not_plain_reason(target)
+        return cls._not_plain_reason(target)
+
+    @classmethod
+    def projections(cls, layer: Any) -> tuple[str, ...]:  # noqa: ARG003
+        """A layer's linear layers, whose weights are taken over."""
+        mlp = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+        return (*_JOINED, "self_attn.o_proj", *mlp)
+
+    @classmethod
+    def _not_plain_reason(cls, target: Target) -> str | None:
+        modules = {"lm_head": target.lm_head} | {
+            f"layer {index} {name}": layer.get_submodule(name)
+            for index, layer in enumerate(target.layers)
+            for name in cls.projections(layer)
+        }
+        for name, module in modules.items():
+            if type(module) not in (nn.Linear, QuantizedLinear) or hasattr(module, "_hf_hook"):
+                return f"its {name} is a {type(module).__name__} (quantised, adapted or off-loaded)"
+        for layer in target.layers:
+            names = cls.projections(layer)
+            biased = {name: layer.get_submodule(name).bias is not None for name in names}
+            if any(bias for name, bias in biased.items() if name.startswith("mlp.")):
+                return "its MLP has biases"
+            if len({biased[name] for name in _JOINED if name in biased}) > 1:
+                return "some of its query, key and value projections have biases and some have none"
+        if type(target.embedding) not in (cls.embedding_class, QuantizedEmbedding):
+            return f"its embedding is a {type(target.embedding).__name__}"
+        places = {(p.device, p.dtype) for p in target.model.parameters()}
+        if len(places) != 1:
+            return f"its weights are of {len(places)} kinds or places; the engine wants one"
+        dtype = places.pop()[1]
+        if dtype not in _DTYPES[target.device.type]:
+            return f"its weights are {dtype}"
+        return None
 
     @staticmethod
     def read_shape(config: Any) -> Shape:
@@ -160,10 +219,10 @@ class InferenceModel(ABC):
 
     @staticmethod
     def adopt_vocabulary(
-        embedding: Table,  # [vocabulary, hidden]
-        lm_head: Table,
+        embedding: Matrix,  # [vocabulary, hidden]
+        lm_head: Matrix,
         config: Any,  # noqa: ARG004
-    ) -> tuple[Table, Table]:
+    ) -> tuple[Table, Matrix]:
         """Embedding and lm_head as the model and its drafters read them."""
         return embedding, lm_head
 
@@ -171,6 +230,23 @@ class InferenceModel(ABC):
     @abstractmethod
     def adopt_layer(layer: Any) -> LayerTensors:
         """A layer's weights, taken over from Transformers' module."""
+
+    @staticmethod
+    def adopt_norm(norm: Any) -> Tensor:
+        """What a norm multiplies normed states by, [hidden]."""
+        weight: Tensor = norm.weight
+        return own(weight)
+
+    def rotary_tables(self, capacity: int) -> list[Rotary]:
+        """A layer's rotary positions each; layers may share theirs."""
+        # Longer ones would have other frequencies throughout; what lies past that is thrown away.
+        capacity = min(capacity, static_rope_limit(self._config) or capacity)
+        kinds = layer_types(self._config) if self.rotary_by_kind else [None] * len(self.layers)
+        tables = {
+            kind: rotary_table(self._positions, capacity, self.device, kind=kind)
+            for kind in dict.fromkeys(kinds)
+        }
+        return [tables[kind] for kind in kinds]
 
     @abstractmethod
     def embed(self, tokens: Tensor) -> Normed | Tensor:
@@ -191,7 +267,7 @@ class InferenceModel(ABC):
     def resize(self, *, slots: int, capacity: int) -> None:
         """Empty slots of another size."""
         self.cache.resize(slots=slots, capacity=capacity)
-        self.rotary = rotary_table(self._positions, capacity, self.device)
+        self.rotary = self.rotary_tables(capacity)
 
     def forward(
         self,
@@ -251,36 +327,12 @@ def _is_hooked(module: nn.Module) -> bool:
     return "forward" in vars(module) or any(getattr(h, "__module__", "") != own for h in hooks)
 
 
-def _not_plain_reason(target: Target) -> str | None:
-    modules = {"lm_head": target.lm_head} | {
-        f"layer {index} {name}": layer.get_submodule(name)
-        for index, layer in enumerate(target.layers)
-        for name in _PROJECTIONS
-    }
-    for name, module in modules.items():
-        if type(module) not in (nn.Linear, QuantizedLinear) or hasattr(module, "_hf_hook"):
-            return f"its {name} is a {type(module).__name__} (quantised, adapted or off-loaded)"
-    for layer in target.layers:
-        plain = [layer.get_submodule(name).bias is None for name in _PROJECTIONS]
-        if not all(plain[4:]):
-            return "its MLP has biases"
-        if len(set(plain[:3])) != 1:
-            return "some of its query, key and value projections have biases and some have none"
-    if type(target.embedding) not in (nn.Embedding, QuantizedEmbedding):
-        return f"its embedding is a {type(target.embedding).__name__}"
-    places = {(p.device, p.dtype) for p in target.model.parameters()}
-    if len(places) != 1:
-        return f"its weights are of {len(places)} kinds or places; the engine wants one"
-    dtype = places.pop()[1]
-    if dtype not in _DTYPES[target.device.type]:
-        return f"its weights are {dtype}"
-    return None
-
-
 @torch.no_grad()
-def rotary_table(rotary: nn.Module, capacity: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position, [capacity, head_dim] in float32."""
+def rotary_table(
+    rotary: nn.Module, capacity: int, device: torch.device, *, kind: str | None = None
+) -> Rotary:
+    """Cosine and sine of every position, of a kind of layers where kinds differ."""
     positions = torch.arange(capacity, device=device).unsqueeze(0)
     like = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
-    cos, sin = rotary(like, positions)
+    cos, sin = rotary(like, positions, *([] if kind is None else [kind]))
     return cos[0].float().contiguous(), sin[0].float().contiguous()

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import GraniteForCausalLM
 
-from domino_spec.engine.attention import AttentionMetadata, run_attention
+from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.kernels.linear import Normed, linear, normed
-from domino_spec.engine.kernels.packing import Table
+from domino_spec.engine.kernels.packing import Matrix, ScaledEmbedding, Table
 from domino_spec.engine.models.base import Shape, read_shape
 from domino_spec.engine.models.llama import LlamaModel
 from domino_spec.targets import Target
@@ -33,24 +33,21 @@ class GraniteModel(LlamaModel):
         return replace(read_shape(config), scale=float(config.attention_multiplier))
 
     @staticmethod
-    def adopt_vocabulary(embedding: Table, lm_head: Table, config: Any) -> tuple[Table, Table]:
-        """Copies with the factors in them: drafters read these tables too."""
+    def adopt_vocabulary(embedding: Matrix, lm_head: Matrix, config: Any) -> tuple[Table, Matrix]:
+        """With the factors: drafters read these tables too. The lm_head is a copy."""
         assert isinstance(embedding, Tensor), "no such target is loaded with quantised weights"
         assert isinstance(lm_head, Tensor)
-        return embedding * config.embedding_multiplier, lm_head / config.logits_scaling
+        scaled = ScaledEmbedding(embedding, float(config.embedding_multiplier))
+        return scaled, lm_head / config.logits_scaling
 
     def run_layer(
         self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
     ) -> Normed:
         """As Llama's, but for the factors between products and residuals."""
         weights, shape, factor = self.layers[index], self.shape, self._residual_multiplier
-        qkv = linear(states, weights.qkv, bias=weights.qkv_bias)
-        mixed = run_attention(
-            qkv, self.cache.layer(index), self.rotary, metadata, shape,
-            causal=True, window=shape.windows[index],
-        )  # fmt: skip
+        mixed = self.attend(index, states, metadata)
         added = linear(mixed, weights.out, bias=weights.out_bias)
         states = normed(states.rows + added * factor, weights.post_norm, shape.eps)
-        gated = linear(states, weights.gate_up, gated=True)
+        gated = linear(states, weights.gate_up, gated=True, activation=shape.activation)
         rows = torch.add(states.rows, linear(gated, weights.down) * factor, out=out)
         return normed(rows, self.norm_after(index), shape.eps)

@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, linear_then_norm
+from domino_spec.engine.kernels.pointwise import SILU
 from domino_spec.engine.models.base import InferenceModel, Shape
 from domino_spec.engine.weights import LayerWeights, adopt_layer
 from domino_spec.quantization.compiled import kernel
@@ -82,7 +83,7 @@ def run_rest(
     states = linear_then_norm(
         mixed, weights.out, weights.post_norm, shape.eps, bias=weights.out_bias, residual=residual
     )
-    gated = linear(states, weights.gate_up, gated=True)
+    gated = linear(states, weights.gate_up, gated=True, activation=shape.activation)
     return linear_then_norm(gated, weights.down, norm, shape.eps, residual=states.rows, out=out)
 
 
@@ -109,7 +110,7 @@ class LlamaModel(InferenceModel):
             return super().run_layers(states, metadata, outputs)
         inner = {layer: rows for layer, rows in outputs.items() if layer < len(self.layers)}
         rows = run_stack(
-            stack, states, self.cache.layers, self.rotary, metadata, self.shape,
+            stack, states, self.cache.layers, self.rotary[0], metadata, self.shape,
             causal=[True] * len(self.layers), outputs=inner,
         )  # fmt: skip
         return Normed(rows, self.norm, self.shape.eps)
@@ -117,7 +118,9 @@ class LlamaModel(InferenceModel):
     @cached_property
     def _stack(self) -> Stack | None:
         composed = type(self).run_layer is not LlamaModel.run_layer
-        return None if composed else stack_of(self.layers, self.shape)
+        alike = all(table is self.rotary[0] for table in self.rotary)
+        plain = alike and self.shape.activation == SILU
+        return stack_of(self.layers, self.shape) if plain and not composed else None
 
     def run_layer(
         self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
@@ -127,7 +130,7 @@ class LlamaModel(InferenceModel):
             states,
             self.layers[index],
             self.cache.layer(index),
-            self.rotary,
+            self.rotary[index],
             metadata,
             self.shape,
             causal=True,
@@ -135,6 +138,16 @@ class LlamaModel(InferenceModel):
             norm=self.norm_after(index),
             out=out,
         )
+
+    def attend(self, index: int, states: Normed | Tensor, metadata: AttentionMetadata) -> Tensor:
+        """A layer's attention up to its output projection, [tokens, heads * head_dim]."""
+        weights, shape = self.layers[index], self.shape
+        return run_attention(
+            linear(states, weights.qkv, bias=weights.qkv_bias),
+            self.cache.layer(index), self.rotary[index], metadata, shape,
+            q_norm=weights.q_norm, k_norm=weights.k_norm, sinks=weights.sinks,
+            causal=True, window=shape.windows[index],
+        )  # fmt: skip
 
     def norm_after(self, index: int) -> Tensor:
         """The norm by which a layer's output is read next, [hidden]."""

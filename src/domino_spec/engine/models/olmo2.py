@@ -76,11 +76,11 @@ class Olmo2Model(InferenceModel):
         key = rms_norm(key, weights.k_norm, shape.eps)
         mixed = run_attention(
             torch.cat((query, key, value), dim=1),
-            self.cache.layer(index), self.rotary, metadata, shape,
+            self.cache.layer(index), self.rotary[index], metadata, shape,
             causal=True, window=shape.windows[index],
         )  # fmt: skip
         added = linear(mixed, weights.out, bias=weights.out_bias)
         states = states + rms_norm(added, weights.attention_norm, shape.eps)
-        gated = linear(states, weights.gate_up, gated=True)
+        gated = linear(states, weights.gate_up, gated=True, activation=shape.activation)
         added = rms_norm(linear(gated, weights.down), weights.mlp_norm, shape.eps)
         return torch.add(states, added, out=out)

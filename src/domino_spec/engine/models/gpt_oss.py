@@ -1,0 +1,58 @@
+"""GPT-OSS: attention sinks, biases, and experts whose gates are clamped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GptOssForCausalLM
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
+
+from domino_spec.engine.kernels.experts import Gate
+from domino_spec.engine.mixture import MixtureModel, MixtureWeights
+from domino_spec.engine.models.base import Rotary
+from domino_spec.engine.weights import adopt_attention
+
+
+class GptOssModel(MixtureModel):
+    """The experts with the highest logits, weighted by their softmax."""
+
+    reference_class = GptOssForCausalLM
+    router_class, experts_class = GptOssTopKRouter, GptOssExperts
+
+    def rotary_tables(self, capacity: int) -> list[Rotary]:
+        """Transformers gives angles for half of a head."""
+        (cos, sin), *rest = super().rotary_tables(capacity)
+        table = (torch.cat((cos, cos), dim=1), torch.cat((sin, sin), dim=1))
+        return [table] * (1 + len(rest))
+
+    @staticmethod
+    def router_of(layer: Any) -> Any:
+        """Every layer has one."""
+        return layer.mlp.router
+
+    @staticmethod
+    def adopt_mixture(layer: Any) -> MixtureWeights:
+        """Experts' matrices are the other way round, which strides say."""
+        router, experts = layer.mlp.router, layer.mlp.experts
+        return MixtureWeights(
+            **vars(adopt_attention(layer)),
+            router=router.weight.detach(),
+            router_bias=router.bias.detach(),
+            gate_up=experts.gate_up_proj.detach().transpose(1, 2),
+            gate_up_bias=experts.gate_up_proj_bias.detach(),
+            down=experts.down_proj.detach().transpose(1, 2),
+            down_bias=experts.down_proj_bias.detach(),
+        )
+
+    @staticmethod
+    def read_gate(config: Any) -> Gate:
+        """Gate and up take turns in the rows."""
+        limit, alpha = float(config.swiglu_limit), float(config.swiglu_alpha)
+        return Gate(interleaved=True, limit=limit, alpha=alpha)
+
+    def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The softmax is over the chosen ones."""
+        best, chosen = logits.topk(self._chosen, dim=-1)
+        return chosen, best.softmax(dim=-1)
