@@ -12,6 +12,10 @@ Between two products the memory would be idle: the last programs of one add up a
 the next are launched and wait for their first numbers. So a product lets the next kernel come once
 its weights are read, no earlier (`overlap` says why), and asks for its own first weights before it
 waits for the one ahead.
+
+A weight of 8 or 4 bits (`ScaledWeight`) is unpacked in registers: its numbers are exact in every
+type of x, so the product is theirs, and each group's sums are scaled in float32. Zero points are
+taken off as they multiply the sum of x, which one more product with ones gives for nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.pointwise import shrink
 from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
+from domino_spec.quantization.scaled import ScaledWeight
 
 _TILE_ROWS = (16, 64)
 """Of x in a program's tile: the least that holds all of them, else the last."""
@@ -36,7 +41,7 @@ _MOST_READ = 32 << 20
 faster on an H200."""
 
 
-def takes(rows: int, dtype: torch.dtype, weight: Tensor | None = None) -> bool:
+def takes(rows: int, dtype: torch.dtype, weight: Tensor | ScaledWeight | None = None) -> bool:
     """Whether so many rows are few, of a product with this weight."""
     if not 1 <= rows <= MOST_ROWS:
         return False
@@ -69,18 +74,31 @@ class Plan:
     split: int  # programs that share K
 
 
-def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int = 1) -> Plan:
+def plan(
+    n: int,
+    k: int,
+    *,
+    gated: bool,
+    dtype: torch.dtype,
+    rows: int = 1,
+    group: int | None = None,  # columns a scale of a weight of few bits
+) -> Plan:
     """A rule through what was fastest on an H200 (132 processors, bfloat16).
 
     Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
     96 programs with six steps on their way, or several programs a processor with fewer steps each.
     Narrow ones share K among up to four programs, about two a processor.
+
+    A step of a weight of few bits lies within a group, and twice as many are on their way, since
+    each is of so many fewer bytes: a rule by reckoning, not yet measured.
     """
     wide = n >= 6144
     owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
     depth = 128
     if dtype == torch.float32:  # no tensor cores: smaller tiles, for the registers' sake
         owned, depth = min(owned, 32), 32
+    if group is not None and group < k:
+        depth = min(depth, group & -group)
     columns = max(16, owned // 2) if gated else owned
     programs = -(-(n // 2 if gated else n) // columns)
     split = 1
@@ -90,6 +108,8 @@ def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int = 1) -> P
     if rows > _TILE_ROWS[0]:  # several tiles of rows make up for fewer, wider ones of columns
         owned = 64 if n >= 3072 else 32
         columns, stages = (owned // 2, 3) if gated else (owned, 4)
+    elif group is not None:
+        stages *= 2
     return Plan(tile_rows(rows), columns, depth, stages, split)
 
 
@@ -97,7 +117,7 @@ def launch(
     x: Tensor,  # [m, K]
     squares: Tensor | None,  # [sources, padded m]: divide by the norm they make
     eps: float,
-    weight: Tensor,  # [N, K] or [groups, n, K]
+    weight: Tensor | ScaledWeight,  # [N, K] or, of tensors, [groups, n, K]
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -107,10 +127,14 @@ def launch(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The result, and with `then` also the result times it, and its rows' sums of squares."""
     m, k = x.shape
-    group = weight.shape[-2]
-    n = group * (weight.shape[0] if weight.dim() == 3 else 1)
+    scaled = weight if isinstance(weight, ScaledWeight) else None
+    stored = weight.values if isinstance(weight, ScaledWeight) else weight
+    group = stored.shape[-2]
+    n = group * (stored.shape[0] if stored.dim() == 3 else 1)
     width = n // 2 if gated else n
-    cut = plan(n, k, gated=gated, dtype=x.dtype, rows=m)
+    cut = plan(
+        n, k, gated=gated, dtype=x.dtype, rows=m, group=None if scaled is None else scaled.group
+    )
     tiles = -(-width // cut.columns)
     slabs = -(-m // cut.rows)
     if out is None:
@@ -129,7 +153,8 @@ def launch(
     # Tiles of rows that read the same of the weight run at the same time.
     _few_rows[(slabs, tiles, cut.split)](
         x,
-        weight,
+        stored,
+        x if scaled is None else scaled.scales,
         x if squares is None else squares,
         x if bias is None else bias,
         x if residual is None else residual,
@@ -144,8 +169,9 @@ def launch(
         x.stride(0),
         0 if squares is None else squares.stride(0),
         0 if sums is None else sums.stride(0),
-        weight.stride(-2),
-        weight.stride(0) if weight.dim() == 3 else 0,
+        stored.stride(-2),
+        stored.stride(0) if stored.dim() == 3 else 0,
+        0 if scaled is None else scaled.scales.stride(0),
         0 if residual is None else residual.stride(0),
         out.stride(0),
         eps,
@@ -154,7 +180,8 @@ def launch(
             x.dtype,
             k,
             sources=0 if squares is None else len(squares),
-            group=group if weight.dim() == 3 else 0,
+            group=group if stored.dim() == 3 else 0,
+            scaled=scaled,
             bias=bias is not None,
             residual=residual is not None,
             gated=gated,
@@ -166,6 +193,9 @@ def launch(
     return out, weighted, sums
 
 
+PAIRS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
 def constants(
     cut: Plan,
     dtype: torch.dtype,
@@ -173,6 +203,7 @@ def constants(
     *,
     sources: int = 0,
     group: int = 0,
+    scaled: ScaledWeight | None = None,
     bias: bool = False,
     residual: bool = False,
     gated: bool = False,
@@ -189,6 +220,10 @@ def constants(
         "SOURCES": sources,
         "SOURCES_PADDED": 1 << max(sources - 1, 0).bit_length(),
         "GROUP": group,
+        "BITS": 16 if scaled is None else 4 if scaled.kind == "int4" else 8,
+        "SCALE_COLUMNS": k if scaled is None else scaled.group,
+        "SCALE_ROWS": 1 if scaled is None else scaled.row_block,
+        "PAIRS": "" if scaled is None or scaled.pairs is None else PAIRS[scaled.pairs],
         "BIAS": bias,
         "RESIDUAL": residual,
         "GATED": gated,
@@ -224,10 +259,64 @@ if triton_available():
         else:  # noqa: RET505 - Triton must not look at both
             return tl.load(rows + at, mask=at < K, other=0.0, eviction_policy=POLICY)
 
+    @triton.jit
+    def _scales_of(scales, group, stride, column, SCALE_ROWS: tl.constexpr, PAIRS: tl.constexpr):
+        """A group's scales and zero points for columns of the result, float32."""
+        word = tl.load(scales + group * stride + column // SCALE_ROWS)
+        if PAIRS == "":
+            return word, word
+        else:  # noqa: RET505 - Triton must not look at both
+            zero = (word >> 16).to(tl.float32)
+            if PAIRS == "bf16":
+                scale = (word << 16).to(tl.float32, bitcast=True)
+            else:
+                scale = word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            return scale, zero
+
+    @triton.jit
+    def _few_bits(
+        total,
+        fed,  # [ROWS, DEPTH], or the low halves' share of it
+        fed_high,
+        fed_sums,  # [ROWS, COLUMNS], each row's sum, where there are zero points
+        rows,
+        at,
+        scales,
+        group,
+        stride,
+        column,
+        K_BYTES: tl.constexpr,
+        EVEN: tl.constexpr,
+        POLICY: tl.constexpr,
+        BITS: tl.constexpr,
+        GROUPS: tl.constexpr,
+        SCALE_ROWS: tl.constexpr,
+        PAIRS: tl.constexpr,
+    ):
+        """One step's products, scaled where more groups than one share a row."""
+        streamed = _slab(rows, at, K_BYTES, EVEN, POLICY)
+        part = total
+        if GROUPS > 1 or PAIRS != "":
+            part = tl.zeros_like(total)
+        if BITS == 8:
+            part = tl.dot(fed, streamed.to(fed.dtype).T, part, input_precision="ieee")
+        else:
+            low = (streamed & 15).to(tl.int8).to(fed.dtype)
+            high = (streamed >> 4).to(tl.int8).to(fed.dtype)
+            part = tl.dot(fed, low.T, part, input_precision="ieee")
+            part = tl.dot(fed_high, high.T, part, input_precision="ieee")
+        if GROUPS > 1 or PAIRS != "":
+            scale, zero = _scales_of(scales, group, stride, column, SCALE_ROWS, PAIRS)
+            if PAIRS != "":
+                part -= fed_sums * zero[None, :]
+            part = total + part * scale[None, :]
+        return part
+
     @triton.jit(do_not_specialize=["m"])
     def _few_rows(
         x,
         weight,
+        scales,  # [groups, N // SCALE_ROWS], of weights of few bits
         squares,  # [SOURCES, padded m]
         bias,
         residual,
@@ -244,6 +333,7 @@ if triton_available():
         sums_stride,
         weight_stride,
         group_stride,
+        scales_stride,
         residual_stride,
         out_stride,
         eps,
@@ -256,6 +346,10 @@ if triton_available():
         SOURCES: tl.constexpr,
         SOURCES_PADDED: tl.constexpr,
         GROUP: tl.constexpr,
+        BITS: tl.constexpr,
+        SCALE_COLUMNS: tl.constexpr,
+        SCALE_ROWS: tl.constexpr,
+        PAIRS: tl.constexpr,
         BIAS: tl.constexpr,
         RESIDUAL: tl.constexpr,
         GATED: tl.constexpr,
@@ -269,19 +363,26 @@ if triton_available():
         share = tl.program_id(2)
         row = slab * ROWS + tl.arange(0, ROWS)
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
-        depth = tl.arange(0, DEPTH)
+        # Of a weight of few bits a step is counted in bytes, which of 4 bits are two numbers.
+        HALVES: tl.constexpr = 2 if BITS == 4 else 1
+        STEP: tl.constexpr = DEPTH // HALVES
+        K_STEP: tl.constexpr = K // HALVES
+        GROUPS: tl.constexpr = tl.cdiv(K, SCALE_COLUMNS)
+        depth = tl.arange(0, STEP)
         # Rows of x past the end are masked: to read the last one again would be sixteen reads of
         # the same lines by all programs at once, and one row would cost more than sixteen. Columns
         # past the end are read again and thrown away.
         live = (row < m)[:, None]
         x_rows = x + row[:, None] * x_stride
-        own = tl.minimum(column, width - 1).to(tl.int64)[:, None]
+        own_column = tl.minimum(column, width - 1)
+        own = own_column.to(tl.int64)[:, None]
         first_rows = _rows_of(weight, own, weight_stride, group_stride, GROUP)
         second_rows = weight + (own + width) * weight_stride
         STEPS: tl.constexpr = tl.cdiv(K, DEPTH * SPLIT)
         EVEN: tl.constexpr = K % (DEPTH * SPLIT) == 0
-        ask_for(first_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP)
-        ask_for(second_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP and GATED)
+        ASKED: tl.constexpr = STEP if STEP > 128 or BITS == 16 else 128
+        ask_for(first_rows, share * STEPS * STEP, K_STEP, ASKED, OVERLAP)
+        ask_for(second_rows, share * STEPS * STEP, K_STEP, ASKED, OVERLAP and GATED)
         wait_for_last(OVERLAP)
 
         first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # the result, or the gate
@@ -305,15 +406,42 @@ if triton_available():
         # Tall tiles may be several, which read the same of the weight.
         POLICY: tl.constexpr = "evict_first" if ROWS == 16 else ""
         for step in tl.range(0, STEPS, num_stages=STAGES):
-            at = ((share * STEPS + step) * DEPTH + depth)[None, :]
+            at = ((share * STEPS + step) * STEP + depth)[None, :]
+            place = at if BITS != 4 else at // 16 * 32 + at % 16
             fed = tl.load(
-                x_rows + at, mask=live & (at < K), other=0.0, eviction_policy="evict_last"
+                x_rows + place, mask=live & (at < K_STEP), other=0.0, eviction_policy="evict_last"
             )
-            streamed = _slab(first_rows, at, K, EVEN, POLICY)
-            first = tl.dot(fed, streamed.T, first, input_precision="ieee")
-            if GATED:
-                streamed = _slab(second_rows, at, K, EVEN, POLICY)
-                second = tl.dot(fed, streamed.T, second, input_precision="ieee")
+            if BITS == 16:
+                streamed = _slab(first_rows, at, K, EVEN, POLICY)
+                first = tl.dot(fed, streamed.T, first, input_precision="ieee")
+                if GATED:
+                    streamed = _slab(second_rows, at, K, EVEN, POLICY)
+                    second = tl.dot(fed, streamed.T, second, input_precision="ieee")
+            else:
+                fed_high, fed_sums = fed, first
+                if BITS == 4:
+                    fed_high = tl.load(
+                        x_rows + place + 16, mask=live & (at < K_STEP), other=0.0,
+                        eviction_policy="evict_last",
+                    )  # fmt: skip
+                if PAIRS != "":
+                    ones = tl.full((STEP, COLUMNS), 1.0, tl.float32).to(fed.dtype)
+                    fed_sums = tl.dot(fed, ones, input_precision="ieee")
+                    if BITS == 4:
+                        fed_sums = tl.dot(fed_high, ones, fed_sums, input_precision="ieee")
+                # Steps past the end, which are of zeros, read the last group's scales.
+                group = tl.minimum((share * STEPS + step) * DEPTH // SCALE_COLUMNS, GROUPS - 1)
+                first = _few_bits(
+                    first, fed, fed_high, fed_sums, first_rows, at,
+                    scales, group, scales_stride, own_column,
+                    K_STEP, EVEN, POLICY, BITS, GROUPS, SCALE_ROWS, PAIRS,
+                )  # fmt: skip
+                if GATED:
+                    second = _few_bits(
+                        second, fed, fed_high, fed_sums, second_rows, at,
+                        scales, group, scales_stride, own_column + width,
+                        K_STEP, EVEN, POLICY, BITS, GROUPS, SCALE_ROWS, PAIRS,
+                    )  # fmt: skip
         let_next_come(OVERLAP)
 
         if SPLIT > 1:
@@ -338,6 +466,10 @@ if triton_available():
                     second += tl.load(part + SUMS + within, cache_modifier=".cg")
             tl.store(arrivals + own_tile, 0)
 
+        if BITS < 16 and GROUPS == 1 and PAIRS == "":  # one scale a row of the weight
+            first *= tl.load(scales + own_column // SCALE_ROWS)[None, :]
+            if GATED:
+                second *= tl.load(scales + (own_column + width) // SCALE_ROWS)[None, :]
         if SOURCES > 0:
             total = tl.sum(pieces, axis=0)
             scale = tl.rsqrt(tl.where(row < m, total / K, 1.0) + eps) / SHRINK

@@ -29,6 +29,7 @@ from domino_spec.engine.kernels.pointwise import (
     weigh,
 )
 from domino_spec.engine.kernels.runtime import usable
+from domino_spec.quantization.scaled import ScaledWeight
 
 
 @dataclass(frozen=True)
@@ -128,14 +129,14 @@ def linear_reference(
 
 def _for_few_rows(
     x: Tensor | Normed, weight: Weight
-) -> tuple[Tensor, Tensor | None, float, Tensor] | None:
+) -> tuple[Tensor, Tensor | None, float, Tensor | ScaledWeight] | None:
     """What the kernel for few rows is launched with; None where it cannot be."""
     rows = x.rows if isinstance(x, Normed) else x
-    if not isinstance(weight, Tensor) or not usable(rows):
+    if not isinstance(weight, Tensor | ScaledWeight) or not usable(rows):
         return None
     if not takes(len(rows), rows.dtype, weight):
         return None
-    if weight.stride(-1) != 1:
+    if isinstance(weight, Tensor) and weight.stride(-1) != 1:
         return None
     if isinstance(x, Tensor):
         return (x, None, 0.0, weight) if x.stride(1) == 1 else None

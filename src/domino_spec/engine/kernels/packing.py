@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domino_spec.quantization import QuantizedWeight
+from domino_spec.engine.kernels.dequantize import dequantized
+from domino_spec.quantization import QuantizedWeight, ScaledWeight
 
 SMALL = 1 << 16
 """Elements of a weight that is not worth packing: a packed product costs 40 us before it begins,
@@ -42,22 +43,22 @@ class Packed:
 
 
 class Parts:
-    """Quantised matrices of several kinds that are read together, the rows of one after another."""
+    """Matrices of several kinds that are read together, the rows of one after another."""
 
-    def __init__(self, parts: Sequence[QuantizedWeight]) -> None:
+    def __init__(self, parts: Sequence[Tensor | QuantizedWeight | ScaledWeight]) -> None:
         self.parts = tuple(parts)
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         self.nbytes = sum(part.nbytes for part in parts)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x @ weight.T + bias."""
-        done = torch.cat([part.linear(x) for part in self.parts], dim=-1)
+        done = torch.cat([product(x, part, None) for part in self.parts], dim=-1)
         return done if bias is None else done + bias
 
 
-Table = Tensor | QuantizedWeight
+Table = Tensor | QuantizedWeight | ScaledWeight
 """A matrix whose rows are looked up: an embedding."""
-Weight = Tensor | Packed | QuantizedWeight | Parts
+Weight = Tensor | Packed | QuantizedWeight | ScaledWeight | Parts
 _PAGEOUT = 21  # MADV_PAGEOUT; Python has no name for it
 
 
@@ -89,6 +90,8 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
     if isinstance(weight, QuantizedWeight):
         return weight.linear(x, bias)
+    if isinstance(weight, ScaledWeight):
+        return F.linear(x, dequantized(weight, x.dtype), bias)
     return weight.product(x, bias)
 
 
