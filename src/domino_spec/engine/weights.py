@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.engine.kernels.packing import Parts, Weight, packed, page_out
-from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization import QuantizedWeight, ScaledWeight
 
 
 class LayerTensors:
@@ -92,13 +92,16 @@ def adopt_packed(layer: Any, adopt: Callable[[Any], T]) -> T:
     return weights
 
 
-def join_weights(weights: Sequence[Tensor] | Sequence[QuantizedWeight]) -> Weight:
-    """`join` of weights of either form, which a module's are all of."""
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    if not quantized:
+def join_weights(weights: Sequence[Tensor | QuantizedWeight | ScaledWeight]) -> Weight:
+    """`join` of weights of any form; of several forms they are read one after the other."""
+    if all(isinstance(weight, Tensor) for weight in weights):
         return join(cast("Sequence[Tensor]", weights))
-    if len({weight.kind for weight in quantized}) > 1:
-        return Parts(quantized)
+    scaled = [weight for weight in weights if isinstance(weight, ScaledWeight)]
+    if len(scaled) == len(weights) and len({weight.form for weight in scaled}) == 1:
+        return ScaledWeight.cat(scaled)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if len(quantized) < len(weights) or len({weight.kind for weight in quantized}) > 1:
+        return Parts([w.detach() if isinstance(w, Tensor) else w for w in weights])
     whole = _already_joined([weight.blocks for weight in quantized])
     if whole is not None:
         return QuantizedWeight(whole, quantized[0].kind)
@@ -150,7 +153,7 @@ def joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
     return join(present)
 
 
-W = TypeVar("W", Tensor, QuantizedWeight)
+W = TypeVar("W", Tensor, QuantizedWeight, ScaledWeight)
 
 
 def own(weight: W) -> W:

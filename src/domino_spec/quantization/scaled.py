@@ -1,4 +1,4 @@
-"""Weights of 8 or 4 bits with scales, as GPUs read them and AWQ, GPTQ and FP8 checkpoints hold them.
+"""Weights of 8 or 4 bits with scales, as AWQ, GPTQ and FP8 checkpoints hold them and GPUs read.
 
 Weight-only: a value is (q - zero point) * scale, and the activations it is multiplied with are not
 rounded. Scales are one a row (per channel), one a group of columns of a row, or one a block of rows
@@ -28,7 +28,7 @@ GROUPS = (128, 64, 32)
 FEW = 64
 """Rows of x up to which no weight is rounded to the type of x."""
 
-_STORED = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
+STORED = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {"int8": 127.0, "fp8": float(torch.finfo(torch.float8_e4m3fn).max)}
 
 
@@ -36,9 +36,9 @@ class ScaledWeight:
     """[rows, columns] of int8, packed int4 or float8 numbers, with their scales.
 
     Four-bit numbers are unsigned and share bytes as GGUF's do: of 32 columns the low halves are the
-    first sixteen, the high halves the others. `scales` lie by group, then by row, so that neighbours
-    in a product are neighbours in memory. Where there are zero points, a scale and its zero point
-    are one word: `paired`.
+    first sixteen, the high halves the others. `scales` lie by group, then by row, so that
+    neighbours in a product are neighbours in memory. Where there are zero points, a scale and its
+    zero point are one word: `paired`.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ScaledWeight:
         rows = len(values)
         columns = values.shape[1] * (2 if kind == "int4" else 1)
         expected = (math.ceil(columns / group), math.ceil(rows / row_block))
-        whole = values.dtype == _STORED[kind] and tuple(scales.shape) == expected
+        whole = values.dtype == STORED[kind] and tuple(scales.shape) == expected
         if not whole or scales.dtype != (torch.float32 if pairs is None else torch.int32):
             raise CheckpointError(
                 f"found {kind} numbers of {values.dtype} {list(values.shape)} with scales of "
-                f"{scales.dtype} {list(scales.shape)}, expected {_STORED[kind]} and scales "
+                f"{scales.dtype} {list(scales.shape)}, expected {STORED[kind]} and scales "
                 f"{list(expected)}: this weight is not of the form that its checkpoint states"
             )
         if kind == "int4" and (columns % BLOCK or group % BLOCK):
@@ -81,6 +81,11 @@ class ScaledWeight:
         """Of numbers, scales and zero points."""
         return self.values.nbytes + self.scales.numel() * self.scales.element_size()
 
+    def stored_bytes(self) -> Tensor:
+        """All that is stored, as bytes: numbers, then scales."""
+        scales = self.scales.contiguous().view(torch.uint8).flatten()
+        return torch.cat((self.values.view(torch.uint8).flatten(), scales))
+
     # Made from plain weights --------------------------------------------------------------------
 
     @classmethod
@@ -91,7 +96,7 @@ class ScaledWeight:
             return cls._quantize_int4(wide)
         scale = (wide.abs().amax(1, keepdim=True) / _LARGEST[kind]).clamp(min=2.0**-100)
         numbers = (wide / scale).clamp(-_LARGEST[kind], _LARGEST[kind])
-        values = numbers.round().to(torch.int8) if kind == "int8" else numbers.to(_STORED[kind])
+        values = numbers.round().to(torch.int8) if kind == "int8" else numbers.to(STORED[kind])
         return cls(kind, values, scale.T.contiguous(), group=wide.shape[1])
 
     @classmethod
@@ -132,7 +137,7 @@ class ScaledWeight:
         """Scales and zero points, float32 [groups, scale rows]."""
         if self.pairs is None:
             return self.scales, None
-        halves = self.scales.contiguous().view(torch.int16).unflatten(-1, (-1, 2))
+        halves = self.scales.contiguous().view(torch.int16).view(*self.scales.shape, 2)
         return halves[..., 0].contiguous().view(self.pairs).float(), halves[..., 1].float()
 
     def _spread(self, each: Tensor) -> Tensor:
@@ -251,11 +256,11 @@ def paired(scales: Tensor, zeros: Tensor) -> Tensor:
 
 def pack_int4(numbers: Tensor) -> Tensor:
     """Numbers of four bits, uint8 [..., columns], two to a byte: [..., columns // 2]."""
-    low, high = numbers.unflatten(-1, (-1, 2, BLOCK // 2)).unbind(-2)
+    low, high = numbers.reshape(*numbers.shape[:-1], -1, 2, BLOCK // 2).unbind(-2)
     return (low | high << 4).flatten(-2)
 
 
 def unpack_int4(packed: Tensor) -> Tensor:
     """Undoes `pack_int4`."""
-    halves = packed.unflatten(-1, (-1, BLOCK // 2))
+    halves = packed.reshape(*packed.shape[:-1], -1, BLOCK // 2)
     return torch.stack((halves & 15, halves >> 4), dim=-2).flatten(-3)

@@ -47,6 +47,10 @@ class QuantizedWeight:
             )
         return cls(reference.quantize(weight.detach(), kind), kind)
 
+    def stored_bytes(self) -> Tensor:
+        """All that is stored, as bytes."""
+        return self.blocks.flatten()
+
     def dequantize(self, rows: Tensor | None = None) -> Tensor:
         """Float32 [rows, columns], or [..., columns] of some rows [...]: an embedding's lookup."""
         return reference.dequantize(self.blocks if rows is None else self.blocks[rows], self.kind)

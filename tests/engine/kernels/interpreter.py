@@ -1,5 +1,5 @@
-"""Mends of Triton 3.6's interpreter: bfloat16's rounding, its dot and conversions from integers, loops
-under NumPy 2.4, and what it repeats at every call."""
+"""Mends of Triton 3.6's interpreter: bfloat16's rounding, its dot and how it comes of integers,
+loops under NumPy 2.4, and what it repeats at every call."""
 
 from typing import Any
 

@@ -8,8 +8,9 @@ from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.dequantize import dequantized
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.quantization import ScaledWeight
-from domino_spec.quantization.scaled import pack_int4, paired
-from tests.engine.kernels.test_linear import EPS, error, exact, fed, tensors
+from domino_spec.quantization.scaled import STORED, pack_int4, paired
+from tests.engine.kernels.offline import ROOM, needs
+from tests.engine.kernels.test_linear import EPS, compile_case, error, exact, fed, tensors
 
 
 def scaled(weight: Tensor, form: str) -> ScaledWeight:
@@ -36,23 +37,22 @@ def scaled(weight: Tensor, form: str) -> ScaledWeight:
 
 CASES = [  # form, rows, N, K, gated, extras
     ("int8", (5, 40, 200, False), ("norm", "bias", "residual")),
-    ("int8", (3, 96, 224, True), ("norm",)),
-    ("int8 of 64", (4, 24, 2176, False), ("residual",)),
+    ("int8", (3, 64, 224, True), ("norm",)),
+    ("int8 of 64", (4, 24, 2112, False), ("residual",)),
     ("int4", (13, 20, 2304, False), ("residual",)),
     ("int4 of 32", (5, 40, 160, False), ("norm", "bias")),
     ("int4 of 64", (40, 64, 192, True), ("norm",)),
-    ("fp8", (2, 40, 4256, True), ("norm", "bias")),
+    ("fp8", (2, 24, 4160, True), ("norm", "bias")),
     ("blocks", (6, 300, 200, False), ("norm",)),
-    ("blocks", (20, 256, 2200, True), ()),
+    ("blocks", (20, 256, 300, True), ("norm",)),
 ]
 
 
 @pytest.mark.parametrize(("form", "shape", "extras"), CASES, ids=str)
 def test_few_rows_are_the_formula(form, shape, extras, device):
     """With the values that the weight stands for, and no rounding of them in between."""
-    for dtype in (torch.float32, torch.bfloat16):
-        if dtype == torch.float32 and shape[0] > 16:
-            continue
+    dtypes = [torch.bfloat16] if shape[0] > 16 else [torch.float32, torch.bfloat16]
+    for dtype in dtypes + [torch.float16] * (form == "int4 of 32"):
         drawn = tensors(shape, dtype, device)
         given = {name: drawn[name] for name in ("x", "weight", *extras)}
         weight = scaled(given["weight"].float(), form)
@@ -95,3 +95,28 @@ def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(device):
             alone = linear_then_norm(drawn["x"][row : row + 1], weight, norm, EPS)
             assert torch.equal(alone.rows[0], together.rows[row])
             assert torch.equal(alone.weighted[0], together.weighted[row])
+
+
+def test_compiles_for_the_h200():
+    def form(kind, n, k, *, group, row_block=1, pairs=None):
+        values = torch.empty(n, k // 2 if kind == "int4" else k, dtype=STORED[kind], device="meta")
+        word = torch.float32 if pairs is None else torch.int32
+        scales = torch.empty(-(-k // group), -(-n // row_block), dtype=word, device="meta")
+        return ScaledWeight(kind, values, scales, group=group, row_block=row_block, pairs=pairs)
+
+    gate_up, down, qkv = (24576, 4096), (4096, 12288), (6144, 4096)
+    half, brain = torch.float16, torch.bfloat16
+    forms = {
+        (gate_up, "norm gated", brain, 16): form("fp8", *gate_up, group=4096),
+        (gate_up, "norm gated", brain, 64): form("int4", *gate_up, group=128, pairs=brain),
+        (down, "residual then", brain, 16): form("fp8", *down, group=128, row_block=128),
+        (down, "residual then", half, 16): form("int4", *down, group=32, pairs=half),
+        (qkv, "norm bias", brain, 16): form("int8", *qkv, group=4096),
+    }
+    cases = [
+        compile_case(*shape, extras, dtype, rows=rows, scaled=weight)
+        for (shape, extras, dtype, rows), weight in forms.items()
+    ]
+    for case, found in zip(cases, needs(cases), strict=True):
+        assert found.shared <= ROOM, case
+        assert found.spills == 0, case

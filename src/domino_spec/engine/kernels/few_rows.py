@@ -274,11 +274,38 @@ if triton_available():
             return scale, zero
 
     @triton.jit
+    def _number(stored, KIND: tl.constexpr):
+        """Eight bits as numbers of a type that holds them all; by way of those that are fast."""
+        if stored.dtype.is_fp8():
+            return stored.to(tl.float16).to(tl.float32).to(KIND)
+        else:  # noqa: RET505 - Triton must not look at both
+            return stored.to(tl.float32).to(KIND)
+
+    @triton.jit
+    def _halves(stored, KIND: tl.constexpr):
+        """Low and high four bits q; in half precision as 128 + q or 64 + q, whose bits are those
+        of 128 or 64 with q in the fraction. That is a few times less work than to convert them."""
+        if KIND == tl.float32:  # noqa: SIM300
+            return (stored & 15).to(KIND), (stored >> 4).to(KIND)
+        else:  # noqa: RET505 - Triton must not look at both
+            word = stored.to(tl.uint16)
+            if KIND == tl.bfloat16:  # noqa: SIM300
+                low, high = word & 0x0F | 0x4300, word >> 4 | 0x4300
+            else:
+                low, high = (word & 0x0F) << 4 | 0x5400, word & 0xF0 | 0x5400
+            return low.to(KIND, bitcast=True), high.to(KIND, bitcast=True)
+
+    @triton.jit
+    def _ones(stored, KIND: tl.constexpr):
+        """As many ones as bytes. They seem to come of these, so that a product with them wants x in
+        the very order in which the one with the weight does: else x would be copied for each."""
+        return ((stored.to(tl.uint8, bitcast=True).to(tl.uint32) >> 8) + 1).to(tl.float32).to(KIND)
+
+    @triton.jit
     def _few_bits(
         total,
         fed,  # [ROWS, DEPTH], or the low halves' share of it
         fed_high,
-        fed_sums,  # [ROWS, COLUMNS], each row's sum, where there are zero points
         rows,
         at,
         scales,
@@ -299,15 +326,24 @@ if triton_available():
         if GROUPS > 1 or PAIRS != "":
             part = tl.zeros_like(total)
         if BITS == 8:
-            part = tl.dot(fed, streamed.to(fed.dtype).T, part, input_precision="ieee")
+            part = tl.dot(fed, _number(streamed, fed.dtype).T, part, input_precision="ieee")
         else:
-            low = (streamed & 15).to(tl.int8).to(fed.dtype)
-            high = (streamed >> 4).to(tl.int8).to(fed.dtype)
+            low, high = _halves(streamed, fed.dtype)
             part = tl.dot(fed, low.T, part, input_precision="ieee")
             part = tl.dot(fed_high, high.T, part, input_precision="ieee")
+        if PAIRS != "":
+            ones = _ones(streamed, fed.dtype).T
+            fed_sums = tl.dot(fed, ones, input_precision="ieee")
+            if BITS == 4:
+                fed_sums = tl.dot(fed_high, ones, fed_sums, input_precision="ieee")
         if GROUPS > 1 or PAIRS != "":
             scale, zero = _scales_of(scales, group, stride, column, SCALE_ROWS, PAIRS)
             if PAIRS != "":
+                if BITS == 4:  # what `_halves` adds
+                    if fed.dtype == tl.bfloat16:
+                        zero += 128.0
+                    elif fed.dtype == tl.float16:
+                        zero += 64.0
                 part -= fed_sums * zero[None, :]
             part = total + part * scale[None, :]
         return part
@@ -367,8 +403,9 @@ if triton_available():
         HALVES: tl.constexpr = 2 if BITS == 4 else 1
         STEP: tl.constexpr = DEPTH // HALVES
         K_STEP: tl.constexpr = K // HALVES
-        GROUPS: tl.constexpr = tl.cdiv(K, SCALE_COLUMNS)
+        GROUPS: tl.constexpr = (K + SCALE_COLUMNS - 1) // SCALE_COLUMNS
         depth = tl.arange(0, STEP)
+        fed_depth = depth[None, :] if BITS != 4 else (depth // 16 * 32 + depth % 16)[None, :]
         # Rows of x past the end are masked: to read the last one again would be sixteen reads of
         # the same lines by all programs at once, and one row would cost more than sixteen. Columns
         # past the end are read again and thrown away.
@@ -407,9 +444,9 @@ if triton_available():
         POLICY: tl.constexpr = "evict_first" if ROWS == 16 else ""
         for step in tl.range(0, STEPS, num_stages=STAGES):
             at = ((share * STEPS + step) * STEP + depth)[None, :]
-            place = at if BITS != 4 else at // 16 * 32 + at % 16
+            fed_at = (share * STEPS + step) * DEPTH + fed_depth
             fed = tl.load(
-                x_rows + place, mask=live & (at < K_STEP), other=0.0, eviction_policy="evict_last"
+                x_rows + fed_at, mask=live & (fed_at < K), other=0.0, eviction_policy="evict_last"
             )
             if BITS == 16:
                 streamed = _slab(first_rows, at, K, EVEN, POLICY)
@@ -418,27 +455,22 @@ if triton_available():
                     streamed = _slab(second_rows, at, K, EVEN, POLICY)
                     second = tl.dot(fed, streamed.T, second, input_precision="ieee")
             else:
-                fed_high, fed_sums = fed, first
+                fed_high = fed
                 if BITS == 4:
                     fed_high = tl.load(
-                        x_rows + place + 16, mask=live & (at < K_STEP), other=0.0,
+                        x_rows + fed_at + 16, mask=live & (fed_at < K), other=0.0,
                         eviction_policy="evict_last",
                     )  # fmt: skip
-                if PAIRS != "":
-                    ones = tl.full((STEP, COLUMNS), 1.0, tl.float32).to(fed.dtype)
-                    fed_sums = tl.dot(fed, ones, input_precision="ieee")
-                    if BITS == 4:
-                        fed_sums = tl.dot(fed_high, ones, fed_sums, input_precision="ieee")
                 # Steps past the end, which are of zeros, read the last group's scales.
                 group = tl.minimum((share * STEPS + step) * DEPTH // SCALE_COLUMNS, GROUPS - 1)
                 first = _few_bits(
-                    first, fed, fed_high, fed_sums, first_rows, at,
+                    first, fed, fed_high, first_rows, at,
                     scales, group, scales_stride, own_column,
                     K_STEP, EVEN, POLICY, BITS, GROUPS, SCALE_ROWS, PAIRS,
                 )  # fmt: skip
                 if GATED:
                     second = _few_bits(
-                        second, fed, fed_high, fed_sums, second_rows, at,
+                        second, fed, fed_high, second_rows, at,
                         scales, group, scales_stride, own_column + width,
                         K_STEP, EVEN, POLICY, BITS, GROUPS, SCALE_ROWS, PAIRS,
                     )  # fmt: skip

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.few_rows import padded, takes
-from domino_spec.engine.kernels.packing import Table, Weight, product
+from domino_spec.engine.kernels.packing import Parts, Table, Weight, product
 from domino_spec.engine.kernels.pointwise import (
     gate,
     gate_reference,
@@ -147,6 +147,9 @@ def _for_few_rows(
 
 
 def _product(x: Tensor | Normed, weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Parts) and usable(x.rows if isinstance(x, Normed) else x):
+        whole = torch.cat([linear(x, part) for part in weight.parts], dim=1)
+        return whole if bias is None else whole + bias
     if isinstance(x, Normed):
         x = rms_norm(x.rows, x.norm, x.eps)
     return _grouped_product(x, weight, bias)
