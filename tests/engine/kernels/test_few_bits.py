@@ -8,7 +8,8 @@ from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.dequantize import dequantized
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.quantization import ScaledWeight
-from domino_spec.quantization.scaled import STORED, pack_int4, paired
+from domino_spec.quantization.scaled import pack_int4, paired
+from tests.engine.kernels.launches import scaled as scaled_on_meta
 from tests.engine.kernels.offline import ROOM, needs
 from tests.engine.kernels.test_linear import EPS, compile_case, error, exact, fed, tensors
 
@@ -97,21 +98,18 @@ def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(device):
             assert torch.equal(alone.weighted[0], together.weighted[row])
 
 
-def test_compiles_for_the_h200():
-    def form(kind, n, k, *, group, row_block=1, pairs=None):
-        values = torch.empty(n, k // 2 if kind == "int4" else k, dtype=STORED[kind], device="meta")
-        word = torch.float32 if pairs is None else torch.int32
-        scales = torch.empty(-(-k // group), -(-n // row_block), dtype=word, device="meta")
-        return ScaledWeight(kind, values, scales, group=group, row_block=row_block, pairs=pairs)
-
+@pytest.mark.slow
+def test_more_forms_compile_for_the_h200():
+    """Those of test_sm90 aside."""
     gate_up, down, qkv = (24576, 4096), (4096, 12288), (6144, 4096)
     half, brain = torch.float16, torch.bfloat16
+    make = scaled_on_meta
     forms = {
-        (gate_up, "norm gated", brain, 16): form("fp8", *gate_up, group=4096),
-        (gate_up, "norm gated", brain, 64): form("int4", *gate_up, group=128, pairs=brain),
-        (down, "residual then", brain, 16): form("fp8", *down, group=128, row_block=128),
-        (down, "residual then", half, 16): form("int4", *down, group=32, pairs=half),
-        (qkv, "norm bias", brain, 16): form("int8", *qkv, group=4096),
+        (gate_up, "norm gated", brain, 64): scaled_on_meta(
+            "int4", *gate_up, group=128, pairs=brain
+        ),
+        (down, "residual then", half, 16): make("int4", *down, group=32, pairs=half),
+        (qkv, "norm bias", brain, 16): make("int8", *qkv),
     }
     cases = [
         compile_case(*shape, extras, dtype, rows=rows, scaled=weight)

@@ -11,7 +11,7 @@ TREES = ("tree", "tree_drawn")
 
 @pytest.fixture(scope="module")
 def found():
-    shapes = ("plain", "ragged", *CANDIDATES, *VOCABULARY, *TREES)
+    shapes = ("plain", "ragged", "few_bits", *CANDIDATES, *VOCABULARY, *TREES)
     return sm90.launched("tests.engine.kernels.launches", *shapes)
 
 
@@ -23,6 +23,12 @@ def test_attention(found):
 def test_sequences_of_different_lengths(found):
     sm90.assert_fits(found["ragged"])
     assert found["ragged"].keys() == {"_attend", "_margins", "_lengths", "_pad_tokens", "_learn"}
+
+
+def test_weights_of_few_bits(found):
+    sm90.assert_fits(found["few_bits"])
+    launches = {name: needs["launches"] for name, needs in found["few_bits"].items()}
+    assert launches == {"_few_rows": 3, "_dequantize": 1}
 
 
 @pytest.mark.slow
