@@ -25,6 +25,12 @@ class LayerTensors:
         """What one forward reads."""
         return nbytes(value for value in vars(self).values() if value is not None)
 
+    @property
+    def kinds(self) -> list[str]:
+        """Of its weights in few bits."""
+        few = (QuantizedWeight, ScaledWeight)
+        return sorted({value.kind for value in vars(self).values() if isinstance(value, few)})
+
     def packed(self) -> Self:
         """With matrices as a CPU likes them, where it can pack them."""
         matrices = {
