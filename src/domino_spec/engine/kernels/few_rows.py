@@ -87,10 +87,8 @@ def plan(
 
     Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
     96 programs with six steps on their way, or several programs a processor with fewer steps each.
-    Narrow ones share K among up to four programs, about two a processor.
-
-    A step of a weight of few bits lies within a group, and twice as many are on their way, since
-    each is of so many fewer bytes: a rule by reckoning, not yet measured.
+    Narrow ones share K among up to four programs, about two a processor. Weights of few bits:
+    `_few_bits_plan`.
     """
     wide = n >= 6144
     owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
@@ -98,7 +96,9 @@ def plan(
     if dtype == torch.float32:  # no tensor cores: smaller tiles, for the registers' sake
         owned, depth = min(owned, 32), 32
     if group is not None and group < k:
-        depth = min(depth, group & -group)
+        depth = min(depth, group & -group)  # a step lies within a group
+    if group is not None and dtype != torch.float32 and rows <= _TILE_ROWS[0]:
+        return _few_bits_plan(n, k, gated=gated, depth=depth)
     columns = max(16, owned // 2) if gated else owned
     programs = -(-(n // 2 if gated else n) // columns)
     split = 1
@@ -108,9 +108,22 @@ def plan(
     if rows > _TILE_ROWS[0]:  # several tiles of rows make up for fewer, wider ones of columns
         owned = 64 if n >= 3072 else 32
         columns, stages = (owned // 2, 3) if gated else (owned, 4)
-    elif group is not None:
-        stages *= 2
     return Plan(tile_rows(rows), columns, depth, stages, split)
+
+
+def _few_bits_plan(n: int, k: int, *, gated: bool, depth: int) -> Plan:
+    """A rule by reckoning for an H200, not yet measured there.
+
+    A byte takes four or five instructions to become a number of a product, so the processors are
+    nearly as busy as the memory: all of them are wanted, with two or three programs each (those
+    that wait for copies leave room for those that unpack), and 64 numbers a thread and step, which
+    pay for what a step costs besides.
+    """
+    columns = 32 if gated else 64 if n >= 2048 else 16
+    programs, split = -(-(n // 2 if gated else n) // columns), 1
+    while programs * split < 256 and split < 4 and k // (2 * split) >= 8 * depth:
+        split *= 2
+    return Plan(_TILE_ROWS[0], columns, depth, 5, split)
 
 
 def launch(
