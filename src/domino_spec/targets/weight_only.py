@@ -53,7 +53,7 @@ class Scheme:
     @property
     def words(self) -> str:
         """For people."""
-        return f"{self.method} ({self.kind})"
+        return self.method if self.method == self.kind else f"{self.method} ({self.kind})"
 
 
 def read_scheme(config: Any, name: str, device: torch.device) -> Scheme | None:
@@ -288,7 +288,8 @@ def _checked(name: str, path: str, make: Callable[[], Any]) -> Any:
 
 
 def _read_awq(tensors: _Tensors, path: str, _scheme: Scheme) -> ScaledWeight:
-    shifts = torch.tensor([4 * place for place in _AWQ_ORDER], device=tensors.device)
+    places = [4 * place for place in _AWQ_ORDER]
+    shifts = torch.tensor(places, dtype=torch.int32, device=tensors.device)
 
     def numbers(part: str) -> Tensor:  # [.., N / 8] -> [.., N]
         words = tensors.get(f"{path}.{part}")
@@ -307,7 +308,7 @@ def _read_awq(tensors: _Tensors, path: str, _scheme: Scheme) -> ScaledWeight:
 
 def _read_gptq(tensors: _Tensors, path: str, scheme: Scheme) -> ScaledWeight:
     bits, mask = scheme.bits, (1 << scheme.bits) - 1
-    shifts = torch.arange(0, 32, bits, device=tensors.device)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=tensors.device)
     words = tensors.get(f"{path}.qweight")  # [K * bits / 32, N]
     values = (words.unsqueeze(1) >> shifts[:, None] & mask).flatten(0, 1)  # [K, N]
     scales = tensors.halves(f"{path}.scales")  # [groups, N]

@@ -40,10 +40,10 @@ CASES = [  # form, rows, N, K, gated, extras
     ("int8", (5, 40, 200, False), ("norm", "bias", "residual")),
     ("int8", (3, 64, 224, True), ("norm",)),
     ("int8 of 64", (4, 24, 2112, False), ("residual",)),
-    ("int4", (13, 20, 2304, False), ("residual",)),
+    ("int4", (13, 20, 640, False), ("residual",)),
     ("int4 of 32", (5, 40, 160, False), ("norm", "bias")),
     ("int4 of 64", (40, 64, 192, True), ("norm",)),
-    ("fp8", (2, 24, 4160, True), ("norm", "bias")),
+    ("fp8", (2, 24, 672, True), ("norm", "bias")),
     ("blocks", (6, 300, 200, False), ("norm",)),
     ("blocks", (20, 256, 300, True), ("norm",)),
 ]
@@ -52,7 +52,9 @@ CASES = [  # form, rows, N, K, gated, extras
 @pytest.mark.parametrize(("form", "shape", "extras"), CASES, ids=str)
 def test_few_rows_are_the_formula(form, shape, extras, device):
     """With the values that the weight stands for, and no rounding of them in between."""
-    dtypes = [torch.bfloat16] if shape[0] > 16 else [torch.float32, torch.bfloat16]
+    dtypes = [torch.float32, torch.bfloat16]
+    if shape[0] > 16 or shape[2] > 1000:  # for tall tiles, and for programs that share K
+        dtypes = [torch.bfloat16]
     for dtype in dtypes + [torch.float16] * (form == "int4 of 32"):
         drawn = tensors(shape, dtype, device)
         given = {name: drawn[name] for name in ("x", "weight", *extras)}
