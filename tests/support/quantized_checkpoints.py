@@ -14,7 +14,10 @@ from transformers import PreTrainedModel
 from tests.support.tokens import small_tokenizer
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-FORMATS = ("awq", "gptq", "gptq-8", "gptq-v2", "fp8-block", "fp8-tensor", "fbgemm", "compressed")
+FORMATS = (
+    "awq", "gptq", "gptq-8", "gptq-v2", "packed", "packed-8",
+    "fp8-block", "fp8-tensor", "fbgemm", "compressed",
+)  # fmt: skip
 
 
 def write_checkpoint(
@@ -63,7 +66,7 @@ def _config(form: str, *, group: int, block: int) -> dict[str, Any]:
         }  # fmt: skip
     if form.startswith("gptq"):
         return {
-            "quant_method": "gptq", "bits": 8 if form == "gptq-8" else 4, "group_size": group,
+            "quant_method": "gptq", "bits": _bits(form), "group_size": group,
             "desc_act": False, "sym": form == "gptq-8",
             "checkpoint_format": "gptq_v2" if form == "gptq-v2" else "gptq",
         }  # fmt: skip
@@ -77,8 +80,21 @@ def _config(form: str, *, group: int, block: int) -> dict[str, Any]:
             "quant_method": "compressed-tensors", "format": "float-quantized",
             "config_groups": {"group_0": group0}, "ignore": ["lm_head"],
         }  # fmt: skip
+    if form.startswith("packed"):
+        weights = {
+            "num_bits": _bits(form), "type": "int", "strategy": "group", "group_size": group,
+            "symmetric": form == "packed-8",
+        }  # fmt: skip
+        return {
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        }  # fmt: skip
     config: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     return config | ({"weight_block_size": [block, block]} if form == "fp8-block" else {})
+
+
+def _bits(form: str) -> int:
+    return 8 if form.endswith("-8") else 4
 
 
 def _quantised(
@@ -86,13 +102,13 @@ def _quantised(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Tensors by the last part of their names, and the values [rows, columns]."""
     rows, columns = weight.shape
-    if form == "awq" or form.startswith("gptq"):
-        bits = 8 if form == "gptq-8" else 4
+    if form.startswith(("awq", "gptq", "packed")):
+        bits = _bits(form)
         top = (1 << bits) - 1
         by_group = weight.view(rows, -1, group)
         scales = by_group.abs().amax(-1).mul(2 / top).half().T.contiguous()  # [groups, rows]
         zeros = torch.randint(6, 10, scales.shape, generator=draw)
-        if form == "gptq-8":
+        if bits == 8:
             zeros = torch.full_like(zeros, 128)
         wide, middle = scales.float().T.unsqueeze(-1), zeros.T.unsqueeze(-1)
         numbers = (by_group / wide + middle).round().clamp(0, top)
@@ -104,6 +120,14 @@ def _quantised(
                 "scales": scales,
             }, values  # fmt: skip
         order = tuple(range(32 // bits))
+        if form.startswith("packed"):
+            made = {
+                "weight_packed": _words(whole.T, order, bits), "weight_scale": scales.T,
+                "weight_shape": torch.tensor([rows, columns]),
+            }  # fmt: skip
+            if bits == 4:
+                made["weight_zero_point"] = _words(zeros, order, bits).T
+            return made, values
         stored = zeros if form == "gptq-v2" else zeros - 1
         return {
             "qweight": _words(whole.T, order, bits).T, "qzeros": _words(stored, order, bits),

@@ -95,9 +95,14 @@ def test_a_tied_lm_head_stays_tied(tmp_path):
             "2 groups; expected one",
         ),
         (
+            "packed",
+            {"config_groups": {"a": {"weights": {"num_bits": 2, "type": "int"}}}},
+            "2 bits of type int.*expected 4 or 8 whole bits scaled by group or channel",
+        ),
+        (
             "compressed",
             {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "float"}}}},
-            "4 bits of type float",
+            "4 bits of type float.*expected 8-bit floats",
         ),
     ],
 )

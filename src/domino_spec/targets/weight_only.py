@@ -124,19 +124,30 @@ def _fbgemm(_values: Mapping[str, Any], name: str) -> Scheme:
 
 
 def _compressed_tensors(values: Mapping[str, Any], name: str) -> Scheme | None:
-    if values.get("format") != "float-quantized":
+    stored = values.get("format")
+    if stored not in ("float-quantized", "pack-quantized"):
         return None
     groups = [group for group in (values.get("config_groups") or {}).values() if group]
     if len(groups) != 1:
         raise _unread(name, f"compressed-tensors of {len(groups)} groups", "one for all modules")
     weights = groups[0].get("weights") or {}
-    found = weights.get("num_bits"), weights.get("type"), weights.get("strategy")
-    if found[:2] != (8, "float") or found[2] not in ("tensor", "channel", "block"):
+    bits = weights.get("num_bits")
+    found = bits, weights.get("type"), weights.get("strategy")
+    packs = stored == "pack-quantized"
+    read = found[:2] in ((4, "int"), (8, "int")) if packs else found[:2] == (8, "float")
+    scaled = ("group", "channel") if packs else ("tensor", "channel", "block")
+    if not read or found[2] not in scaled:
         words = "{} bits of type {}, scaled by {}".format(*found)
-        raise _unread(name, f"compressed-tensors with {words}", "8-bit floats by channel or block")
+        expected = "4 or 8 whole bits" if packs else "8-bit floats"
+        wanted = f"{expected} scaled by {' or '.join(scaled)}"
+        raise _unread(name, f"compressed-tensors ({stored}) with {words}", wanted)
     activations = groups[0].get("input_activations") or {}
     if activations and not activations.get("dynamic"):
         raise _static_activations(name)
+    if packs:
+        assert isinstance(bits, int)
+        kind: ScaledKind = "int4" if bits == 4 else "int8"
+        return Scheme(method="compressed-tensors", kind=kind, bits=bits)
     block = weights.get("block_structure") if found[2] == "block" else None
     return _fp8_scheme("compressed-tensors", name, block)
 
@@ -167,7 +178,7 @@ def _unread(name: str, found: str, expected: str) -> TargetError:
 def _static_activations(name: str) -> TargetError:
     return _unread(
         name,
-        "fp8 with static activation scales, by which its activations are to be rounded",
+        "quantised with static activation scales, by which its activations are to be rounded",
         "dynamic activations, which weight-only products leave in their type",
     )
 
@@ -260,9 +271,9 @@ def _load_linear(
     model: Any, path: str, module: nn.Linear, tensors: _Tensors, scheme: Scheme, dtype: torch.dtype
 ) -> None:
     """A linear layer: quantised where the file has it so, whatever the configuration leaves out."""
-    reader = _READERS[scheme.method] if tensors.quantised(path) else None
-    if reader is None:
+    if not tensors.quantised(path):
         return  # a plain parameter, read with the others
+    reader = _read_packed if tensors.has(f"{path}.weight_packed") else _READERS[scheme.method]
     weight = _checked(tensors.name, path, partial(reader, tensors, path, scheme))
     if weight.shape != (module.out_features, module.in_features):
         raise TargetError(
@@ -315,25 +326,54 @@ def _read_gptq(tensors: _Tensors, path: str, scheme: Scheme) -> ScaledWeight:
     zeros = (tensors.get(f"{path}.qzeros").unsqueeze(-1) >> shifts & mask).flatten(-2)
     zeros = zeros + scheme.stored_zero & mask
     group = len(values) // len(scales)
-    if tensors.has(f"{path}.g_idx"):
-        in_order = torch.arange(len(values), device=tensors.device) // group
-        if not torch.equal(tensors.get(f"{path}.g_idx").to(in_order.dtype), in_order):
-            raise TargetError(
-                f"{tensors.name} is GPTQ with activation order (desc_act, {path}.g_idx): columns "
-                "of one group lie apart; expected groups in order. Use a revision with desc_act "
-                "false, an AWQ or FP8 checkpoint, or the model's own weights with quantize int8 "
-                "or int4 (--quantize)."
-            )
-    if scheme.kind == "int4":
-        packed = pack_int4(values.T.to(torch.uint8).contiguous())
-        words = paired(scales, zeros)
-        return ScaledWeight("int4", packed, words, group=group, pairs=scales.dtype)
-    stored = (values - 128).to(torch.int8).T
+    _require_order(tensors, f"{path}.g_idx", len(values), group)
+    return _whole_numbers(scheme.kind, values.T, scales, zeros, group)
+
+
+def _read_packed(tensors: _Tensors, path: str, scheme: Scheme) -> ScaledWeight:
+    """Whole numbers as compressed-tensors packs them: the middle of the range is added to all."""
+    bits, mask = scheme.bits, (1 << scheme.bits) - 1
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=tensors.device)
+    rows, columns = tensors.get(f"{path}.weight_shape").tolist()
+    words = tensors.get(f"{path}.weight_packed")  # [N, K * bits / 32]
+    values = (words.unsqueeze(-1) >> shifts & mask).flatten(-2)[:, :columns]  # [N, K]
+    scales = tensors.halves(f"{path}.weight_scale").T.contiguous()  # [groups, N]
+    zeros = torch.full(scales.shape, 1 << bits - 1, device=tensors.device)
+    if tensors.has(f"{path}.weight_zero_point"):
+        words = tensors.get(f"{path}.weight_zero_point")  # [N * bits / 32, groups]
+        zeros = (words.unsqueeze(1) >> shifts[:, None] & mask).flatten(0, 1)[:rows].T
+    group = columns // len(scales)
+    _require_order(tensors, f"{path}.weight_g_idx", columns, group)
+    return _whole_numbers(scheme.kind, values, scales, zeros, group)
+
+
+def _require_order(tensors: _Tensors, index: str, columns: int, group: int) -> None:
+    """Refuse columns whose groups are not their neighbours'."""
+    if not tensors.has(index):
+        return
+    in_order = torch.arange(columns, device=tensors.device) // group
+    if not torch.equal(tensors.get(index).to(in_order.dtype), in_order):
+        raise TargetError(
+            f"{tensors.name} is quantised in activation order (desc_act, {index}): columns of one "
+            "group lie apart; expected groups in order. Use a revision with desc_act false, an AWQ "
+            "or FP8 checkpoint, or the model's own weights with quantize int8 or int4 (--quantize)."
+        )
+
+
+def _whole_numbers(
+    kind: ScaledKind,
+    values: Tensor,  # [N, K], from 0
+    scales: Tensor,  # [groups, N]
+    zeros: Tensor,  # [groups, N], from 0
+    group: int,
+) -> ScaledWeight:
+    if kind == "int4":
+        packed = pack_int4(values.to(torch.uint8).contiguous())
+        return ScaledWeight(kind, packed, paired(scales, zeros), group=group, pairs=scales.dtype)
+    stored = (values - 128).to(torch.int8)
     if bool((zeros == 128).all()):
-        return ScaledWeight("int8", stored, scales.float(), group=group)
-    return ScaledWeight(
-        "int8", stored, paired(scales, zeros - 128), group=group, pairs=scales.dtype
-    )
+        return ScaledWeight(kind, stored, scales.float(), group=group)
+    return ScaledWeight(kind, stored, paired(scales, zeros - 128), group=group, pairs=scales.dtype)
 
 
 def _read_fp8(tensors: _Tensors, path: str, scheme: Scheme) -> ScaledWeight:
@@ -410,7 +450,7 @@ class _Tensors:
 
     def quantised(self, path: str) -> bool:
         """Whether they hold a linear layer as numbers of few bits."""
-        if self.has(f"{path}.qweight"):
+        if self.has(f"{path}.qweight") or self.has(f"{path}.weight_packed"):
             return True
         if not self.has(f"{path}.weight"):
             return False
