@@ -25,8 +25,10 @@ ScaledKind = Literal["int8", "int4", "fp8"]
 SCALED_KINDS: tuple[ScaledKind, ...] = get_args(ScaledKind)
 GROUPS = (128, 64, 32)
 """Columns that share a scale where weights are rounded to 4 bits: the first that fits."""
-FEW = 64
-"""Rows of x up to which no weight is rounded to the type of x."""
+FEW = 192
+"""Rows of x up to which no weight is rounded to the type of x. To write a weight out in half
+precision and read that again costs what four or five readings of its own bytes cost, and three
+tiles of 64 rows are three readings: a rule by reckoning."""
 
 STORED = {"int8": torch.int8, "int4": torch.uint8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {"int8": 127.0, "fp8": float(torch.finfo(torch.float8_e4m3fn).max)}
@@ -159,7 +161,8 @@ class ScaledWeight:
 
     def __getitem__(self, rows: Tensor | slice) -> ScaledWeight:
         """Rows chosen, or in another order; none is rounded anew."""
-        return self._with_rows(self.values[rows], self.scales_by_row()[:, rows])
+        chosen = self.values.view(torch.uint8)[rows].view(self.values.dtype)
+        return self._with_rows(chosen, self.scales_by_row()[:, rows])
 
     def scales_by_row(self) -> Tensor:
         """A scale for every row, [groups, rows], also where rows share one."""

@@ -72,7 +72,7 @@ def test_the_numbers_are_read_by_the_kernel(monkeypatch, device):
     weight = scaled(torch.ones(32, 128, device=device), "int4")
     launches, own = [], few_rows.launch
     monkeypatch.setattr(few_rows, "launch", lambda *a, **b: launches.append(a[3]) or own(*a, **b))
-    for rows, dtype in ((1, torch.float32), (16, torch.float16), (64, torch.bfloat16)):
+    for rows, dtype in ((1, torch.float32), (16, torch.float16), (192, torch.bfloat16)):
         linear(torch.ones(rows, 128, device=device, dtype=dtype), weight)
     assert launches == [weight] * 3
     linear(torch.ones(300, 128, device=device, dtype=torch.bfloat16), weight)
@@ -120,3 +120,12 @@ def test_more_forms_compile_for_the_h200():
     for case, found in zip(cases, needs(cases), strict=True):
         assert found.shared <= ROOM, case
         assert found.spills == 0, case
+
+
+def test_more_rows_count_as_few_than_of_a_plain_weight():
+    """Up to three tiles, whatever the weight's size: dequantised it would be read oftener."""
+    plain = torch.empty(24576, 4096, dtype=torch.bfloat16, device="meta")
+    few = scaled_on_meta("fp8", 24576, 4096)
+    for weight, most in ((plain, 64), (few, 192)):
+        assert few_rows.takes(most, torch.bfloat16, weight)
+        assert not few_rows.takes(most + 1, torch.bfloat16, weight)

@@ -30,7 +30,7 @@ from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.pointwise import shrink
 from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
-from domino_spec.quantization.scaled import ScaledWeight
+from domino_spec.quantization.scaled import FEW, ScaledWeight
 
 _TILE_ROWS = (16, 64)
 """Of x in a program's tile: the least that holds all of them, else the last."""
@@ -49,6 +49,8 @@ def takes(rows: int, dtype: torch.dtype, weight: Tensor | ScaledWeight | None = 
         return True
     if dtype == torch.float32:  # no tensor cores: tall tiles leave no registers
         return False
+    if isinstance(weight, ScaledWeight) and rows <= FEW:
+        return True
     tiles = -(-rows // tile_rows(rows))
     return tiles == 1 or weight is None or tiles * weight.nbytes <= _MOST_READ
 
