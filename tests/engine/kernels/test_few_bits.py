@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels import few_rows
+from domino_spec.engine.kernels import few_rows, packing
 from domino_spec.engine.kernels.dequantize import dequantized
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
+from domino_spec.engine.kernels.packing import Parts
 from domino_spec.quantization import ScaledWeight
 from domino_spec.quantization.scaled import pack_int4, paired
 from tests.engine.kernels.launches import scaled as scaled_on_meta
@@ -129,3 +130,15 @@ def test_more_rows_count_as_few_than_of_a_plain_weight():
     for weight, most in ((plain, 64), (few, 192)):
         assert few_rows.takes(most, torch.bfloat16, weight)
         assert not few_rows.takes(most + 1, torch.bfloat16, weight)
+
+
+def test_parts_of_several_forms_are_each_read_by_the_kernel(monkeypatch, device):
+    """As of a checkpoint that leaves one of the joined projections plain."""
+    drawn = tensors((3, 96, 96, False), torch.float32, device)
+    plain, few = drawn["weight"].split((32, 64))
+    weight = scaled(few, "int4")
+    whole = torch.cat((plain, weight.dequantize()))
+    given = {name: drawn[name] for name in ("x", "norm", "bias")}
+    monkeypatch.setattr(packing, "product", None)
+    found = linear(**fed({**given, "weight": Parts([plain, weight])}))
+    assert error(found, exact({**given, "weight": whole}, False)).max() < 2e-5
