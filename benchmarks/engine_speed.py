@@ -12,6 +12,7 @@ from pathlib import Path
 from domino_spec.bench.engine_report import measure_engine
 from domino_spec.bench.settings import EngineSettings
 from domino_spec.engine.shapes import SHAPES
+from domino_spec.quantization import SCALED_KINDS
 from domino_spec.records import append_record, environment
 
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", help=f"{', '.join(SHAPES)}, or a config.json")
     parser.add_argument("--dtype")
+    parser.add_argument("--quantize", choices=SCALED_KINDS)
     parser.add_argument("--context", type=int)
     parser.add_argument("--candidates", type=int)
     parser.add_argument("--rows", type=int, nargs="+")

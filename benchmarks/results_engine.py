@@ -83,7 +83,13 @@ def before_and_after(records: list[dict[str, Any]]) -> str:
 
 def shape_name(record: Record) -> str:
     """Shape and rollout, as in `qwen3-8b, top 32`."""
-    return f"{record['shape']}, {rollout(record)}"
+    return f"{weights_name(record)}, {rollout(record)}"
+
+
+def weights_name(record: Record) -> str:
+    """The shape, and what its layers are stored as where they are quantised."""
+    quantize = record.get("quantize")
+    return str(record["shape"]) if quantize is None else f"{record['shape']} in {quantize}"
 
 
 def rollout(record: Record) -> str:
@@ -113,7 +119,7 @@ def _ms(name: str) -> Any:
     return field(name, ".2f", " ms", scale=1e3)
 
 
-_CASE: Columns = {"shape": field("shape"), "rollout over": rollout}
+_CASE: Columns = {"shape": weights_name, "rollout over": rollout}
 _FLOOR: Columns = _CASE | {
     "plain step": _ms("plain.seconds"),
     "step floor": _ms("plain.floor"),

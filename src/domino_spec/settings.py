@@ -75,7 +75,7 @@ class Settings(BaseModel):
 _target = partial(setting, group="Target")
 _drafter = partial(setting, group="Drafter")
 Dtype = Literal["auto", "float32", "bfloat16", "float16", "fastest"]
-Quantize = Literal["keep", "int8", "int4"]
+Quantize = Literal["keep", "int8", "int4", "fp8"]
 
 
 class TargetOptions(Settings):
@@ -94,9 +94,9 @@ class TargetOptions(Settings):
     attn_implementation: str | None = _target(None, "attention of the target, such as sdpa")
     quantize: Quantize | None = _target(
         None,
-        "on a CPU, run weights in blocks of few bits: keep runs a GGUF file's own, int8 and int4 "
-        "round any target's",
-        unset="weights are not quantised, and a GGUF file's are unpacked",
+        "run weights in few bits: int8 and int4 round any target's, fp8 on CUDA too; keep runs a "
+        "GGUF file's own blocks on a CPU",
+        unset="weights are as they are (AWQ, GPTQ and FP8 checkpoints too); a GGUF file's unpacked",
     )
     trust_remote_code: bool = _target(False, "run modelling code that the target brings along")
 

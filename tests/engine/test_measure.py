@@ -144,14 +144,28 @@ def test_an_unknown_shape_is_refused_by_name():
         target_config("gpt-7")
 
 
+def test_the_floor_of_a_quantised_target_is_of_the_bytes_it_stores():
+    sizes = {}
+    for quantize, bits in ((None, 16), ("fp8", 8), ("int4", 4)):
+        target = random_target("tiny", device=CPU, dtype=torch.bfloat16, quantize=quantize)
+        layers = sum(m.in_features * m.out_features for layer in target.layers
+                     for m in layer.modules() if hasattr(m, "in_features"))  # fmt: skip
+        bench = Bench(Engine(target, None, slots=1, capacity=64, pack=False), context=16)
+        sizes[bits] = bench.floor_bytes(1, drafts=False) - layers * bits // 8
+    rest = sizes.pop(16)  # norms, lm_head, keys and values
+    assert all(rest < size < 1.6 * rest for size in sizes.values())  # and scales
+
+
 @pytest.mark.slow
-def test_a_report_holds_all_it_names():
+@pytest.mark.parametrize("quantize", [None, "fp8"])
+def test_a_report_holds_all_it_names(quantize):
     settings = EngineSettings(
         shape="tiny", dtype="float32", device="cpu", context=16, candidates=32, rows=(1, 2),
-        tokens_per_cycle=(4.2,),
+        tokens_per_cycle=(4.2,), quantize=quantize,
     )  # fmt: skip
     said = []
     record = measure_engine(settings, said.append)
+    assert record["quantize"] == quantize
     assert {"plain", "cycle"} == record["reference"].keys()
     assert record["cycle"]["bytes"] == sum(stage["bytes"] for stage in record["stages"])
     assert record["plain"]["over_floor"] == pytest.approx(

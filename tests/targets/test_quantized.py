@@ -107,7 +107,7 @@ def test_any_weights_are_rounded_on_request(tmp_path, quantize, kind, tied):
         ("llama", {"quantize": "int8", "dtype": "bfloat16"}, "dtype is bfloat16; expected float32"),
         ("llama", {"quantize": "int8", "device_map": "auto"}, "device_map is .auto.; expected"),
         ("llama", {"quantize": "int8", "attn_implementation": "sdpa"}, "'sdpa'; expected none"),
-        ("llama", {"quantize": "int2"}, "'int2'; expected keep, int8 or int4"),
+        ("llama", {"quantize": "int2"}, "'int2'; expected keep, int8, int4 or fp8"),
         ("granite", {"quantize": "int4"}, "is a granite; expected llama, mistral, olmo2, qwen2"),
     ],
 )  # fmt: skip

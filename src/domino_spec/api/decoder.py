@@ -153,7 +153,7 @@ class DominoDecoder:
         `draft="lookup"` drafts from the text itself, for any target; `draft=None` decodes plainly.
         `shift_label` answers for a checkpoint that does not say.
         `dtype="fastest"` measures on a CPU what multiplies faster, float32 or bfloat16.
-        `quantize` keeps a CPU target's weights in blocks of few bits, as `load_target` does.
+        `quantize` keeps the target's weights in few bits, as `load_target` does.
         """
         if isinstance(target, LoadedTarget):
             loaded = target

@@ -21,6 +21,7 @@ from domino_spec.engine.model_runner import Plan
 from domino_spec.engine.policy import depths
 from domino_spec.engine.shapes import random_drafter, random_target
 from domino_spec.engine.weights import nbytes
+from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets import Target, default_device
 
 Say = Callable[[str], None]
@@ -36,7 +37,9 @@ def measure_engine(settings: EngineSettings, say: Say) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats(device)
     began = time.perf_counter()
     say(f"making {settings.shape} with random weights")
-    target = random_target(settings.shape, device=device, dtype=getattr(torch, dtype))
+    target = random_target(
+        settings.shape, device=device, dtype=getattr(torch, dtype), quantize=settings.quantize
+    )
     drafter = BlockDrafter(random_drafter(target), candidates=settings.candidates)
     depth = drafter.depth
     engine = Engine(
@@ -49,6 +52,7 @@ def measure_engine(settings: EngineSettings, say: Say) -> dict[str, Any]:
     record: dict[str, Any] = {
         "shape": settings.shape,
         "dtype": dtype,
+        "quantize": settings.quantize,
         "candidates": settings.candidates,
         "context": settings.context,
         "depth": depth,
@@ -78,8 +82,9 @@ def measure_engine(settings: EngineSettings, say: Say) -> dict[str, Any]:
 
 def memory(engine: Engine, target: Target, drafter: Drafter) -> dict[str, int]:
     """Bytes of weights and caches, and on a GPU the most that was held at a time."""
+    stored = [*target.model.parameters(), *quantized_weights(target.model).values()]
     found = {
-        "weights": nbytes(target.model.parameters()) + drafter.weight_bytes,
+        "weights": nbytes(stored) + drafter.weight_bytes,
         "caches": engine.cache_bytes,
     }
     if engine.target.device.type == "cuda":

@@ -167,6 +167,11 @@ class EngineSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = _engine(
         "bfloat16", "type of the weights"
     )
+    quantize: Literal["int8", "int4", "fp8"] | None = _engine(
+        None,
+        "store the target's layers in few bits, weight-only; floors are of those bytes",
+        unset="weights are of the type",
+    )
     context: Count = _engine(1024, "tokens already in the cache")
     candidates: Count | None = _engine(
         None, "drafts are chosen among so many base candidates", unset="all tokens"

@@ -167,7 +167,8 @@ def engine_tables(record: dict[str, Any]) -> list[Table]:
         rows.append(("  tree", _ms(tree["stages"]["tree"]), "", ""))
     for name, seconds in record.get("reference", {}).items():
         rows.append((f"Transformers loop, {name}", _ms(seconds), "", ""))
-    title = f"{record['shape']}, {record['dtype']}, {record['context']} tokens, 1 row"
+    stored = f", {record['quantize']} weights" if record.get("quantize") else ""
+    title = f"{record['shape']}, {record['dtype']}{stored}, {record['context']} tokens, 1 row"
     parts = table(("part", "ms", "floor, ms", "× floor"), rows, words=("part",), title=title)
     parts.caption = f"floor: bytes over {record['bandwidth'] / 1e12:.2f} TB/s, measured here"
     gains = [

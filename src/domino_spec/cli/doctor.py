@@ -118,7 +118,7 @@ def _dtype(options: TargetOptions, config: Any, device: torch.device) -> torch.d
     """The type in which the target would be loaded."""
     import torch
 
-    if options.quantize is not None:
+    if options.quantize is not None and device.type == "cpu":
         return torch.float32
     wanted = resolved_dtype(options.dtype)
     if isinstance(wanted, torch.dtype):

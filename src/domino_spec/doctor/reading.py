@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
@@ -16,11 +17,13 @@ from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig, Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
 from domino_spec.quantization.reference import FORMS
+from domino_spec.quantization.scaled import GROUPS
 from domino_spec.records import hardware
 from domino_spec.settings import Quantize
 from domino_spec.targets.quantized import ROUNDED
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
 from domino_spec.targets.support import linear_layers
+from domino_spec.targets.weight_only import read_scheme
 
 State = Literal["ok", "unknown", "warning", "problem"]
 _SEVERITY: tuple[State, ...] = ("ok", "unknown", "warning", "problem")
@@ -85,7 +88,7 @@ def examine_files(
             plans,
             dtype=dtype,
             device=device,
-            stored=stored_bytes(config, quantize, facts.name),
+            stored=stored_bytes(config, quantize, facts.name, dtype=dtype, device=device),
         ),
         *(_from_check(check) for check in checks if check.name != "training length"),  # see context
         *read_tokenizer(tokenizer, facts),
@@ -111,7 +114,7 @@ def _types(
     return Finding(
         name="type", state=state, found=stored if described.dtypes else "nothing is stored",
         expected=f"{str(dtype).removeprefix('torch.')} on {device}"
-        + (f", the target's matrices in blocks ({quantize})" if quantize else ""),
+        + (f", the target's matrices in few bits ({quantize})" if quantize else ""),
         advice=advice,
     )  # fmt: skip
 
@@ -286,10 +289,10 @@ def read_memory(
     tight = _TIGHT * there < total <= there
     advice = "It is tight: close other programs, or plan for fewer tokens." if tight else ""
     if total > there:
-        last = "--device-map auto" if device.type == "cuda" else "--quantize int8"
+        last = "--device-map auto, " if device.type == "cuda" else ""
         advice = (
             "Use a smaller type (--dtype bfloat16), fewer sequences (--rows), a shorter --context, "
-            f"{last} or a smaller target."
+            f"{last}--quantize int8 or a smaller target."
         )
     parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in need.items())
     return Finding(
@@ -301,13 +304,30 @@ def read_memory(
     )
 
 
-def stored_bytes(config: Any, quantize: Quantize | None, source: str) -> int | None:
+def stored_bytes(
+    config: Any,
+    quantize: Quantize | None,
+    source: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> int | None:
     """What a quantised target's weights take; None where they are of one type."""
     if quantize == "keep":
         return Path(source).stat().st_size
-    numbers = None if quantize is None else _parameters(config)
-    form = FORMS[ROUNDED[str(quantize)]]
-    return None if numbers is None else numbers * form.bytes // form.size
+    scheme = read_scheme(config, source, device)
+    kind = quantize if scheme is None else scheme.kind
+    model = None if kind is None else _empty(config)
+    if model is None:
+        return None
+    numbers = _count(model.parameters())
+    if device.type != "cuda":
+        form = FORMS[ROUNDED["int4" if kind == "int4" else "int8"]]
+        return numbers * form.bytes // form.size
+    layers = _count(m.weight for m in model.get_decoder().modules() if type(m) is nn.Linear)
+    # Scales count for little but in int4, whose groups have four bytes each.
+    bits = 4 + 32 / GROUPS[0] if kind == "int4" else 8
+    return int(layers * bits / 8) + (numbers - layers) * dtype.itemsize
 
 
 def available(device: torch.device) -> int | None:
@@ -331,11 +351,21 @@ def gigabytes(size: int) -> str:
 
 
 def _parameters(config: Any) -> int | None:
-    """Numbers in a model of this configuration, tied ones once, nothing allocated."""
+    """Numbers in a model of this configuration, tied ones once."""
+    model = _empty(config)
+    return None if model is None else _count(model.parameters())
+
+
+def _count(tensors: Iterable[Any]) -> int:
+    return sum(int(tensor.numel()) for tensor in tensors)
+
+
+def _empty(config: Any) -> Any | None:
+    """A model of this configuration, nothing allocated; None where it cannot be made."""
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         model.tie_weights()
     except (ValueError, TypeError, ImportError, AttributeError, RuntimeError, KeyError):
         return None
-    return sum(int(parameter.numel()) for parameter in model.parameters())
+    return model

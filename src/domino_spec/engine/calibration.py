@@ -238,6 +238,7 @@ def _facts(engine: Engine) -> list[Any]:
         str(engine.target.dtype),
         vars(engine.target.shape),
         engine.target.layers[0].nbytes,
+        *engine.target.layers[0].kinds,
         engine.target.cache.capacity if device.type == "cuda" else 0,  # CPUs look at lengths
         engine.packs,
         os.environ.get(runtime.SWITCH, ""),

@@ -16,7 +16,9 @@ from domino_spec.drafter import (
     default_target_layer_ids,
 )
 from domino_spec.errors import InputError
+from domino_spec.quantization import ScaledKind
 from domino_spec.targets import Target, probe_target
+from domino_spec.targets.weight_only import check_fp8, round_model
 
 _QWEN3 = {
     "model_type": "qwen3", "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128,
@@ -94,10 +96,19 @@ def drafter_config(target: Any) -> DrafterConfig:
     )
 
 
-def random_target(shape: str, *, device: torch.device, dtype: torch.dtype) -> Target:
-    """A target of this shape with random weights."""
+def random_target(
+    shape: str,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantize: ScaledKind | None = None,
+) -> Target:
+    """A target of this shape with random weights, perhaps its layers' in few bits."""
     with torch.device(device):
         model = transformers.AutoModelForCausalLM.from_config(target_config(shape), dtype=dtype)
+    if quantize is not None:
+        check_fp8(quantize, shape, device)
+        model = round_model(model, quantize, shape, device)
     target = Target(model.eval(), name=f"{shape} shape, random weights")
     probe_target(target)
     return target

@@ -13,9 +13,8 @@ from typing import Any, Self, TypeVar, cast
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels.packing import Weight, packed, page_out
-from domino_spec.quantization import TILE, QuantizedWeight
-from domino_spec.quantization.weight import Parts
+from domino_spec.engine.kernels.packing import Parts, Weight, packed, page_out
+from domino_spec.quantization import TILE, QuantizedWeight, ScaledWeight
 
 
 class LayerTensors:
@@ -25,6 +24,12 @@ class LayerTensors:
     def nbytes(self) -> int:
         """What one forward reads."""
         return nbytes(value for value in vars(self).values() if value is not None)
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of its weights in few bits."""
+        few = (QuantizedWeight, ScaledWeight)
+        return sorted({value.kind for value in vars(self).values() if isinstance(value, few)})
 
     def packed(self) -> Self:
         """With matrices as a CPU likes them, where it can pack them."""
@@ -117,14 +122,17 @@ def adopt_packed(layer: Any, adopt: Callable[[Any], T]) -> T:
     return weights
 
 
-def join_weights(weights: Sequence[Tensor] | Sequence[QuantizedWeight]) -> Weight:
-    """`join` of weights of either form, which a module's are all of."""
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    if not quantized:
+def join_weights(weights: Sequence[Tensor | QuantizedWeight | ScaledWeight]) -> Weight:
+    """`join` of weights of any form; of several forms they are read one after the other."""
+    if all(isinstance(weight, Tensor) for weight in weights):
         return join(cast("Sequence[Tensor]", weights))
-    whole_tiles = all(weight.shape[0] % TILE == 0 for weight in quantized[:-1])
-    if len({weight.kind for weight in quantized}) > 1 or not whole_tiles:
-        return Parts(quantized)
+    scaled = [weight for weight in weights if isinstance(weight, ScaledWeight)]
+    if len(scaled) == len(weights) and len({weight.form for weight in scaled}) == 1:
+        return ScaledWeight.cat(scaled)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    alike = len(quantized) == len(weights) and len({weight.kind for weight in quantized}) == 1
+    if not alike or any(weight.shape[0] % TILE for weight in quantized[:-1]):
+        return Parts([w.detach() if isinstance(w, Tensor) else w for w in weights])
     tiles, rows = [weight.tiles for weight in quantized], sum(w.shape[0] for w in quantized)
     if (whole := _already_joined(tiles)) is not None:
         return QuantizedWeight(whole, quantized[0].kind, rows)
@@ -175,7 +183,7 @@ def joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
     return join(present)
 
 
-W = TypeVar("W", Tensor, QuantizedWeight)
+W = TypeVar("W", Tensor, QuantizedWeight, ScaledWeight)
 
 
 def own(weight: W) -> W:

@@ -167,9 +167,9 @@ def weight_values(model: nn.Module) -> list[list[object]]:
             values = flat[::step].to("cpu", torch.float32).tolist()
         weights.append([name, list(weight.shape), values])
     for name, quantized in quantized_weights(model).items():
-        blocks = quantized.tiles.flatten()
-        step = max(1, len(blocks) // _VALUES_A_WEIGHT)
-        weights.append([name, quantized.kind, blocks[::step].tolist()])
+        stored = quantized.stored_bytes()
+        step = max(1, len(stored) // _VALUES_A_WEIGHT)
+        weights.append([name, quantized.kind, stored[::step].tolist()])
     return weights
 
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from domino_spec.quantization.scaled import ScaledWeight
 from domino_spec.quantization.weight import QuantizedWeight
 
 
 class QuantizedLinear(nn.Module):
-    """`nn.Linear` whose weight stays in blocks."""
+    """`nn.Linear` whose weight stays in few bits."""
 
-    def __init__(self, weight: QuantizedWeight, bias: nn.Parameter | None = None) -> None:
+    def __init__(
+        self, weight: QuantizedWeight | ScaledWeight, bias: nn.Parameter | None = None
+    ) -> None:
         super().__init__()
         self.weight = weight
         self.bias = bias
         self.out_features, self.in_features = weight.shape
         self.rounds = True
-        """Whether x is rounded to 8 bits; else products are slow ones in float32, to compare."""
+        """Whether products round what they read; else they are in float32, slow, to compare."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., columns] -> [..., rows]."""
@@ -47,9 +50,9 @@ class QuantizedEmbedding(nn.Module):
         return f"{self.num_embeddings}, {self.embedding_dim}, kind={self.weight.kind}"
 
 
-def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight]:
+def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight | ScaledWeight]:
     """The quantised weights of a model by their modules' names, a tied one once."""
-    found: dict[int, tuple[str, QuantizedWeight]] = {}
+    found: dict[int, tuple[str, QuantizedWeight | ScaledWeight]] = {}
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLinear | QuantizedEmbedding):
             found.setdefault(id(module.weight), (name, module.weight))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int, c_size_t, c_void_p
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from domino_spec.quantization.compiled import Kernel
 from domino_spec.quantization.reference import KINDS
 from domino_spec.quantization.rows import Seen
-from domino_spec.quantization.weight import Quantized, parts_of
+from domino_spec.quantization.weight import QuantizedWeight
 
 
 class PreNormLayer(Protocol):
@@ -21,7 +21,7 @@ class PreNormLayer(Protocol):
     @property
     def input_norm(self) -> Tensor: ...
     @property
-    def qkv(self) -> Quantized: ...
+    def qkv(self) -> Any: ...
     @property
     def qkv_bias(self) -> Tensor | None: ...
     @property
@@ -29,15 +29,15 @@ class PreNormLayer(Protocol):
     @property
     def k_norm(self) -> Tensor | None: ...
     @property
-    def out(self) -> Quantized: ...
+    def out(self) -> Any: ...
     @property
     def out_bias(self) -> Tensor | None: ...
     @property
     def post_norm(self) -> Tensor: ...
     @property
-    def gate_up(self) -> Quantized: ...
+    def gate_up(self) -> Any: ...
     @property
-    def down(self) -> Quantized: ...
+    def down(self) -> Any: ...
 
 
 _VECTORS = ("input_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "post_norm")
@@ -126,3 +126,8 @@ class Stack:
         shape.places, shape.x, shape.tokens = places.data_ptr(), x.data_ptr(), len(x)
         shape.captured_stride = next((rows.stride(0) for rows in captured.values()), 0)
         self._kernel.forward(self._layers, shape, tokens=len(x))
+
+
+def parts_of(weight: Any) -> tuple[QuantizedWeight, ...]:
+    """Those of one kind each, of a weight in blocks or of several that are read together."""
+    return getattr(weight, "parts", (weight,))

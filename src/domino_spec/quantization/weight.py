@@ -64,6 +64,10 @@ class QuantizedWeight:
         parts = untiled(self.tiles[rows.flatten() // TILE], self.kind, lanes=rows.flatten() % TILE)
         return parts.each(lambda part: part.view(*rows.shape, *part.shape[1:]))
 
+    def stored_bytes(self) -> Tensor:
+        """All that is stored, as bytes."""
+        return self.tiles.flatten()
+
     def dequantize(self, rows: Tensor | None = None) -> Tensor:
         """Float32 [rows, columns], or [..., columns] of some rows [...]: an embedding's lookup."""
         compiled = kernel()
@@ -140,39 +144,3 @@ class QuantizedWeight:
 
     def __repr__(self) -> str:
         return f"QuantizedWeight({self.kind}, {self.shape[0]} x {self.shape[1]})"
-
-
-class Parts:
-    """Matrices of several kinds that are read together, the rows of one after another."""
-
-    def __init__(self, parts: Sequence[QuantizedWeight]) -> None:
-        self.parts = tuple(parts)
-        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-        self.nbytes = sum(part.nbytes for part in parts)
-
-    def linear(
-        self,
-        x: Tensor,
-        bias: Tensor | None = None,
-        *,
-        norm: Tensor | None = None,
-        eps: float = 0.0,
-        residual: Tensor | None = None,
-        gated: bool = False,
-    ) -> Tensor:
-        """`QuantizedWeight.linear`, of all rows."""
-        done = torch.cat([part.linear(x, norm=norm, eps=eps) for part in self.parts], dim=-1)
-        if bias is not None:
-            done += bias
-        if residual is not None:
-            done = residual + done
-        return gate_rows(done) if gated else done
-
-
-Quantized = QuantizedWeight | Parts
-"""A matrix in blocks, whose product takes norm, residual and gate along."""
-
-
-def parts_of(weight: Quantized) -> tuple[QuantizedWeight, ...]:
-    """Those of one kind."""
-    return weight.parts if isinstance(weight, Parts) else (weight,)

@@ -36,6 +36,7 @@ from domino_spec.targets.gguf_metadata import gguf_metadata
 from domino_spec.targets.place import adapter_base, is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.quantized import (
+    check_blocks_options,
     check_family,
     check_quantize,
     load_blocks,
@@ -43,6 +44,15 @@ from domino_spec.targets.quantized import (
 )
 from domino_spec.targets.support import check_config, unwrap_adapters
 from domino_spec.targets.target import Target
+from domino_spec.targets.weight_only import (
+    GPU_FAMILIES,
+    Scheme,
+    check_fp8,
+    load_for_cpu,
+    load_quantized,
+    read_scheme,
+    round_model,
+)
 
 _TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt",
@@ -93,8 +103,12 @@ def load_target(
     `base` is the base model of an adapter whose folder does not say where it is; `revision` is
     then that model's.
 
-    `quantize` keeps matrices in blocks of few bits, on a CPU: "keep" a GGUF file's own, "int8" and
-    "int4" round any. Everything else of such a target is float32.
+    `quantize` keeps matrices in few bits. On a CPU "keep" runs a GGUF file's own blocks, "int8" and
+    "int4" round any to such blocks, and everything else of such a target is float32. On CUDA
+    "int8", "int4" and "fp8" round the layers' weights, and everything else keeps its type.
+
+    An AWQ, GPTQ or FP8 checkpoint of a family of the engine runs as it is on CUDA, and in GGUF's
+    blocks on a CPU; no other package is needed.
     """
     is_adapter = adapter_base(source, base=base) is not None
     origin: dict[str, Any] = {
@@ -108,19 +122,35 @@ def load_target(
     )  # fmt: skip
     config = load_config(source, **origin)
     check_config(config, str(source))
+    scheme = None
+    if not is_adapter and device_map is None:
+        scheme = read_scheme(config, str(source), device)
+    rounds_for_gpu = quantize is not None and device.type == "cuda"
     if quantize is not None:
-        check_family(config, source, quantize)
+        on_gpu = GPU_FAMILIES if rounds_for_gpu else None
+        check_family(config, source, quantize, families=on_gpu)
+        check_fp8(quantize, str(source), device)
     if quantize == "keep":
         model = _attempt(source, load_blocks, Path(source), config=config)
+    elif scheme is not None:
+        model = _load_quantized(
+            source, config, scheme, origin, dtype=dtype, device=device,
+            attn_implementation=attn_implementation,
+        )  # fmt: skip
     else:
+        rounded_dtype = "auto" if quantize is not None and not rounds_for_gpu else dtype
         model = _load_model(
-            source, config, origin, dtype="auto" if quantize else dtype, device=device,
-            device_map=device_map, attn_implementation=attn_implementation,
+            source, config, origin, dtype=rounded_dtype, device=device,
+            device_map=device_map, attn_implementation=attn_implementation, stays=rounds_for_gpu,
         )  # fmt: skip
         if is_adapter:
             model = _merged(source, model)
         if quantize is not None:
-            model = quantize_model(model, quantize, str(source))
+            name = str(source)
+            if rounds_for_gpu:
+                model = round_model(model, quantize, name, device)
+            else:
+                model = quantize_model(model, quantize, name)
     target = Target(model, name=str(source))
     probe_target(target)
     return LoadedTarget(
@@ -129,6 +159,37 @@ def load_target(
         source=str(source),
         revision=resolved_revision(source, revision),
     )
+
+
+def _load_quantized(
+    source: str | Path,
+    config: Any,
+    scheme: Scheme,
+    origin: Mapping[str, Any],
+    *,
+    dtype: torch.dtype | str | DtypeRule | None,
+    device: torch.device,
+    attn_implementation: str | None,
+) -> Any:
+    """An AWQ, GPTQ or FP8 checkpoint: on CUDA as it is, on a CPU in blocks."""
+    name, origin = str(source), dict(origin)
+    place, common = _place(source, **origin)
+    if device.type == "cpu":
+        told = f"{name} is {scheme.words}, which a CPU runs in blocks,"
+        check_blocks_options(told, dtype=dtype, attn_implementation=attn_implementation)
+        return _attempt(
+            source, load_for_cpu, place, config=config, scheme=scheme, name=name, options=common
+        )
+    if callable(dtype):
+        dtype = dtype(config, device)
+    wanted = _resolved_dtype(dtype, source, device)
+    if not isinstance(wanted, torch.dtype):  # the checkpoint's own
+        stored = getattr(config.get_text_config(), "dtype", None)
+        wanted = stored if isinstance(stored, torch.dtype) else torch.bfloat16
+    return _attempt(
+        source, load_quantized, place, config=config, scheme=scheme, name=name, options=common,
+        device=device, dtype=wanted, attn_implementation=attn_implementation,
+    )  # fmt: skip
 
 
 def _load_model(
@@ -140,6 +201,7 @@ def _load_model(
     device: torch.device,
     device_map: Any | None,
     attn_implementation: str | None,
+    stays: bool = False,  # on the CPU, to be brought to the device weight by weight
 ) -> Any:
     """Transformers' model with its weights, each a tensor of its own."""
     if callable(dtype):
@@ -157,7 +219,7 @@ def _load_model(
         source, AutoModelForCausalLM.from_pretrained, place, **common, **given
     )
     _require_all_weights(source, loading)
-    if device_map is None and not getattr(model, "hf_device_map", None):
+    if not stays and device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
     return model
 

@@ -10,6 +10,7 @@ import math
 import re
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from domino_spec.targets.support import EACH_TOKEN
 
 ROUNDED: dict[str, Kind] = {"int8": "Q8_0", "int4": "Q4_1"}
 _VOCABULARY_KIND: Kind = "Q8_0"  # every token reads it, and 4 bits cost most there
-_FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 _GGUF_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _PERMUTED = "llama"
 """The architecture whose query and key rows llama.cpp stores in another order."""
@@ -73,15 +74,39 @@ def check_quantize(
     """Refuse by name what cannot be quantised here."""
     if quantize is None:
         return
-    if quantize not in ("keep", *ROUNDED):
-        raise TargetError(f"quantize is {quantize!r}; expected keep, int8 or int4, or None.")
+    if quantize not in ("keep", *ROUNDED, "fp8"):
+        raise TargetError(f"quantize is {quantize!r}; expected keep, int8, int4 or fp8, or None.")
     told = f"quantize is {quantize!r} (--quantize {quantize})"
-    if device.type != "cpu" or device_map is not None:
+    if device_map is not None or device.type not in ("cpu", "cuda"):
         where = f"device_map is {device_map!r}" if device_map is not None else f"device is {device}"
         raise TargetError(
-            f"{told} but {where}; expected a CPU, where alone blocks are multiplied as they are. "
-            "Add device='cpu' (--device cpu) without a device map, or leave quantize out."
+            f"{told} but {where}; expected one CPU or CUDA GPU, which have kernels for weights of "
+            "few bits. Add device='cpu' or 'cuda' (--device) without a device map, or leave "
+            "quantize out."
         )
+    if device.type == "cuda":
+        if quantize == "keep":
+            raise TargetError(
+                f"{told} but device is {device}; expected a CPU, where alone GGUF's blocks are "
+                "multiplied as they are. Add device='cpu' (--device cpu), or use int8, int4 or fp8."
+            )
+        return
+    if quantize == "fp8":
+        raise TargetError(
+            f"{told} but device is {device}; expected a CUDA GPU, as CPUs have no instructions for "
+            "fp8. Use int8 or int4."
+        )
+    check_blocks_options(told, dtype=dtype, attn_implementation=attn_implementation)
+    if quantize == "keep" and not is_gguf:
+        what = "an adapter, which is merged into weights that are not" if is_adapter else "no"
+        raise TargetError(
+            f"{told} but {source} is {what} GGUF file; expected one, whose blocks can be kept. "
+            "Use int8 or int4, which round any weights."
+        )
+
+
+def check_blocks_options(told: str, *, dtype: Any, attn_implementation: str | None) -> None:
+    """Refuse what a target in GGUF's blocks cannot have."""
     if not callable(dtype) and dtype not in (None, "auto", "float32", torch.float32):
         raise TargetError(
             f"{told} and dtype is {dtype}; expected float32, the type of quantised targets' "
@@ -92,17 +117,19 @@ def check_quantize(
             f"{told} and attn_implementation is {attn_implementation!r}; expected none: quantised "
             "targets have an attention of their own. Leave it (--attn-implementation) out."
         )
-    if quantize == "keep" and not is_gguf:
-        what = "an adapter, which is merged into weights that are not" if is_adapter else "no"
-        raise TargetError(
-            f"{told} but {source} is {what} GGUF file; expected one, whose blocks can be kept. "
-            "Use int8 or int4, which round any weights."
-        )
 
 
-def check_family(config: Any, source: str | Path, quantize: str) -> None:
+def check_family(
+    config: Any, source: str | Path, quantize: str, *, families: Sequence[str] | None = None
+) -> None:
     """Refuse models whose layers are not known to be linear layers and small tensors alone."""
-    families = _GGUF_FAMILIES if quantize == "keep" else _FAMILIES
+    if getattr(config, "quantization_config", None) is not None:
+        raise TargetError(
+            f"quantize is {quantize!r} (--quantize {quantize}) and {source} is quantised already; "
+            "expected plain weights to round. Leave quantize out to run it as it is."
+        )
+    if families is None:
+        families = _GGUF_FAMILIES if quantize == "keep" else FAMILIES
     if config.model_type not in families:
         raise TargetError(
             f"quantize is {quantize!r} (--quantize {quantize}) and {source} is a "

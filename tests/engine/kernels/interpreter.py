@@ -1,5 +1,5 @@
-"""Mends of Triton 3.6's interpreter: bfloat16's rounding and its dot, loops under NumPy 2.4, and
-what it repeats at every call."""
+"""Mends of Triton 3.6's interpreter: bfloat16's rounding, its dot and how it comes of integers,
+loops under NumPy 2.4, and what it repeats at every call."""
 
 from typing import Any
 
@@ -22,6 +22,8 @@ def mend() -> None:
     patch_tensor = interpreter._patch_lang_tensor
 
     def cast(self: Any, source: Any, kind: Any) -> Any:
+        if source.dtype.scalar.is_int() and kind.scalar == tl.bfloat16:
+            source = cast_impl(self, source, tl.float32)
         if source.dtype.scalar == tl.float32 and kind.scalar == tl.bfloat16:
             wide = torch.from_numpy(np.array(source.data))
             bits = wide.to(torch.bfloat16).view(torch.uint16).numpy()
@@ -39,7 +41,7 @@ def mend() -> None:
 
     interpreter._patch_lang_tensor = patch
     patch_and_check_less()
-    for name in ("create_fp_ext", "create_fp_trunc"):
+    for name in ("create_fp_ext", "create_fp_trunc", "create_si_to_fp", "create_ui_to_fp"):
         setattr(InterpreterBuilder, name, cast)
     InterpreterBuilder.cast_impl = cast
     InterpreterBuilder.create_dot = dot

@@ -12,8 +12,11 @@ from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.kernels import (
     commit,
     compact,
+    dequantize,
     experts,
     lengths,
+    linear,
+    packing,
     pointwise,
     rollout_candidates,
     rollout_vocabulary,
@@ -22,6 +25,8 @@ from domino_spec.engine.kernels import (
     trees,
 )
 from domino_spec.engine.kernels.gumbel import Noise
+from domino_spec.quantization import ScaledWeight
+from domino_spec.quantization.scaled import STORED
 
 CAPACITY = 8192
 
@@ -82,6 +87,36 @@ def ragged() -> None:
         found, _meta(32, 9, dtype=torch.long)[:, 0], weights, _meta(2, 7, 3, dtype=torch.float32),
         _meta(3, dtype=torch.float32),
     )  # fmt: skip
+
+
+def few_bits() -> None:
+    """Qwen3-8B's products with weights of few bits: one fused with all else, and many rows."""
+    linear.usable = packing.usable = dequantize.usable = lambda _: True
+    norm, rows = _meta(4096), _meta(16, 4096)
+    fed = linear.Normed(rows, norm, 1e-6, rows, _meta(128, 16, dtype=torch.float32))
+    linear.linear(fed, scaled("fp8", 24576, 4096), gated=True)
+    down = scaled("fp8", 4096, 12288, group=128, row_block=128)
+    linear.linear_then_norm(_meta(16, 12288), down, norm, 1e-6, residual=rows)
+    qkv = scaled("int4", 6144, 4096, group=128, pairs=torch.float16)
+    linear.linear(rows, qkv, bias=_meta(6144))
+    linear.linear(_meta(300, 4096), qkv)
+
+
+def scaled(
+    kind: str,
+    n: int,
+    k: int,
+    *,
+    group: int | None = None,
+    row_block: int = 1,
+    pairs: torch.dtype | None = None,
+) -> ScaledWeight:
+    """A weight of few bits without memory."""
+    group = group or k
+    values = _meta(n, k // 2 if kind == "int4" else k, dtype=STORED[kind])
+    word = torch.float32 if pairs is None else torch.int32
+    scales = _meta(-(-k // group), -(-n // row_block), dtype=word)
+    return ScaledWeight(kind, values, scales, group=group, row_block=row_block, pairs=pairs)
 
 
 def branched() -> None:

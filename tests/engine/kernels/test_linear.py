@@ -16,6 +16,7 @@ from domino_spec.engine.kernels.linear import (
     normed,
 )
 from domino_spec.engine.kernels.packing import ScaledEmbedding
+from domino_spec.quantization import ScaledWeight
 from tests.engine.kernels.offline import ROOM, Case, needs
 
 EPS = 1e-6
@@ -379,6 +380,7 @@ NUMBERS = (
     "sums_stride",
     "weight_stride",
     "group_stride",
+    "scales_stride",
     "residual_stride",
     "out_stride",
 )
@@ -392,18 +394,23 @@ def compile_case(
     *,
     rows: int = 16,
     activation: str = pointwise.SILU,
+    scaled: ScaledWeight | None = None,
 ) -> Case:
     flags = {name: name in extras for name in ("bias", "residual", "gated", "then")}
-    cut = plan(n, k, gated=flags["gated"], dtype=dtype, rows=rows)
+    group = None if scaled is None else scaled.group
+    cut = plan(n, k, gated=flags["gated"], dtype=dtype, rows=rows, group=group)
     types = {
         **dict.fromkeys(TENSORS, POINTERS[dtype]),
+        "scales": "*fp32" if scaled is None or scaled.pairs is None else "*i32",
         **{"squares": "*fp32", "sums": "*fp32", "parts": "*fp32", "arrivals": "*i32", "m": "i32"},
         **dict.fromkeys(NUMBERS, "i32"),
         "eps": "fp32",
     }
+    if scaled is not None:
+        types["weight"] = {"int8": "*i8", "int4": "*u8", "fp8": "*fp8e4nv"}[scaled.kind]
     sources = 128 if "norm" in extras else 0
     flags |= {"sources": sources, "activation": activation}
-    settings = few_rows.constants(cut, dtype, k, **flags) | {"OVERLAP": True}
+    settings = few_rows.constants(cut, dtype, k, scaled=scaled, **flags) | {"OVERLAP": True}
     return Case(few_rows.__name__, "_few_rows", types, settings, aligned=NUMBERS)
 
 

@@ -11,7 +11,9 @@ TREES = ("tree", "tree_drawn")
 
 @pytest.fixture(scope="module")
 def found():
-    shapes = ("plain", "ragged", "mixture", "norms", *CANDIDATES, *VOCABULARY, *TREES)
+    shapes = (
+        "plain", "ragged", "mixture", "norms", "few_bits", *CANDIDATES, *VOCABULARY, *TREES
+    )  # fmt: skip
     return sm90.launched("tests.engine.kernels.launches", *shapes)
 
 
@@ -33,6 +35,12 @@ def test_what_stands_between_products(found):
 def test_experts_are_two_launches(found):
     sm90.assert_fits(found["mixture"])
     assert {name: needs["launches"] for name, needs in found["mixture"].items()} == {"_experts": 4}
+
+
+def test_weights_of_few_bits(found):
+    sm90.assert_fits(found["few_bits"])
+    launches = {name: needs["launches"] for name, needs in found["few_bits"].items()}
+    assert launches == {"_few_rows": 3, "_dequantize": 1}
 
 
 @pytest.mark.slow

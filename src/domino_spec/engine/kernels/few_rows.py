@@ -12,6 +12,10 @@ Between two products the memory would be idle: the last programs of one add up a
 the next are launched and wait for their first numbers. So a product lets the next kernel come once
 its weights are read, no earlier (`overlap` says why), and asks for its own first weights before it
 waits for the one ahead.
+
+A weight of 8 or 4 bits (`ScaledWeight`) is unpacked in registers: its numbers are exact in every
+type of x, so the product is theirs, and each group's sums are scaled in float32. Zero points are
+taken off as they multiply the sum of x, which one more product with ones gives for nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.pointwise import SILU, shrink
 from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.kernels.scratch import scratch
+from domino_spec.quantization.scaled import FEW, ScaledWeight
 
 _TILE_ROWS = (16, 64)
 """Of x in a program's tile: the least that holds all of them, else the last."""
@@ -36,7 +41,7 @@ _MOST_READ = 32 << 20
 faster on an H200."""
 
 
-def takes(rows: int, dtype: torch.dtype, weight: Tensor | None = None) -> bool:
+def takes(rows: int, dtype: torch.dtype, weight: Tensor | ScaledWeight | None = None) -> bool:
     """Whether so many rows are few, of a product with this weight."""
     if not 1 <= rows <= MOST_ROWS:
         return False
@@ -44,6 +49,8 @@ def takes(rows: int, dtype: torch.dtype, weight: Tensor | None = None) -> bool:
         return True
     if dtype == torch.float32:  # no tensor cores: tall tiles leave no registers
         return False
+    if isinstance(weight, ScaledWeight) and rows <= FEW:
+        return True
     tiles = -(-rows // tile_rows(rows))
     return tiles == 1 or weight is None or tiles * weight.nbytes <= _MOST_READ
 
@@ -69,18 +76,31 @@ class Plan:
     split: int  # programs that share K
 
 
-def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int = 1) -> Plan:
+def plan(
+    n: int,
+    k: int,
+    *,
+    gated: bool,
+    dtype: torch.dtype,
+    rows: int = 1,
+    group: int | None = None,  # columns a scale of a weight of few bits
+) -> Plan:
     """A rule through what was fastest on an H200 (132 processors, bfloat16).
 
     Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
     96 programs with six steps on their way, or several programs a processor with fewer steps each.
-    Narrow ones share K among up to four programs, about two a processor.
+    Narrow ones share K among up to four programs, about two a processor. Weights of few bits:
+    `_few_bits_plan`.
     """
     wide = n >= 6144
     owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
     depth = 128
     if dtype == torch.float32:  # no tensor cores: smaller tiles, for the registers' sake
         owned, depth = min(owned, 32), 32
+    if group is not None and group < k:
+        depth = min(depth, group & -group)  # a step lies within a group
+    if group is not None and dtype != torch.float32 and rows <= _TILE_ROWS[0]:
+        return _few_bits_plan(n, k, gated=gated, depth=depth)
     columns = max(16, owned // 2) if gated else owned
     programs = -(-(n // 2 if gated else n) // columns)
     split = 1
@@ -93,11 +113,26 @@ def plan(n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int = 1) -> P
     return Plan(tile_rows(rows), columns, depth, stages, split)
 
 
+def _few_bits_plan(n: int, k: int, *, gated: bool, depth: int) -> Plan:
+    """A rule by reckoning for an H200, not yet measured there.
+
+    A byte takes four or five instructions to become a number of a product, so the processors are
+    nearly as busy as the memory: all of them are wanted, with two or three programs each (those
+    that wait for copies leave room for those that unpack), and 64 numbers a thread and step, which
+    pay for what a step costs besides.
+    """
+    columns = 32 if gated else 64 if n >= 2048 else 16
+    programs, split = -(-(n // 2 if gated else n) // columns), 1
+    while programs * split < 256 and split < 4 and k // (2 * split) >= 8 * depth:
+        split *= 2
+    return Plan(_TILE_ROWS[0], columns, depth, 5, split)
+
+
 def launch(
     x: Tensor,  # [m, K]
     squares: Tensor | None,  # [sources, padded m]: divide by the norm they make
     eps: float,
-    weight: Tensor,  # [N, K] or [groups, n, K]
+    weight: Tensor | ScaledWeight,  # [N, K] or, of tensors, [groups, n, K]
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
@@ -108,10 +143,14 @@ def launch(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The result, and with `then` also the result times it, and its rows' sums of squares."""
     m, k = x.shape
-    group = weight.shape[-2]
-    n = group * (weight.shape[0] if weight.dim() == 3 else 1)
+    scaled = weight if isinstance(weight, ScaledWeight) else None
+    stored = weight.values if isinstance(weight, ScaledWeight) else weight
+    group = stored.shape[-2]
+    n = group * (stored.shape[0] if stored.dim() == 3 else 1)
     width = n // 2 if gated else n
-    cut = plan(n, k, gated=gated, dtype=x.dtype, rows=m)
+    cut = plan(
+        n, k, gated=gated, dtype=x.dtype, rows=m, group=None if scaled is None else scaled.group
+    )
     tiles = -(-width // cut.columns)
     slabs = -(-m // cut.rows)
     if out is None:
@@ -130,7 +169,8 @@ def launch(
     # Tiles of rows that read the same of the weight run at the same time.
     _few_rows[(slabs, tiles, cut.split)](
         x,
-        weight,
+        stored,
+        x if scaled is None else scaled.scales,
         x if squares is None else squares,
         x if bias is None else bias,
         x if residual is None else residual,
@@ -145,8 +185,9 @@ def launch(
         x.stride(0),
         0 if squares is None else squares.stride(0),
         0 if sums is None else sums.stride(0),
-        weight.stride(-2),
-        weight.stride(0) if weight.dim() == 3 else 0,
+        stored.stride(-2),
+        stored.stride(0) if stored.dim() == 3 else 0,
+        0 if scaled is None else scaled.scales.stride(0),
         0 if residual is None else residual.stride(0),
         out.stride(0),
         eps,
@@ -155,7 +196,8 @@ def launch(
             x.dtype,
             k,
             sources=0 if squares is None else len(squares),
-            group=group if weight.dim() == 3 else 0,
+            group=group if stored.dim() == 3 else 0,
+            scaled=scaled,
             bias=bias is not None,
             residual=residual is not None,
             gated=gated,
@@ -168,6 +210,9 @@ def launch(
     return out, weighted, sums
 
 
+PAIRS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
 def constants(
     cut: Plan,
     dtype: torch.dtype,
@@ -175,6 +220,7 @@ def constants(
     *,
     sources: int = 0,
     group: int = 0,
+    scaled: ScaledWeight | None = None,
     bias: bool = False,
     residual: bool = False,
     gated: bool = False,
@@ -192,6 +238,10 @@ def constants(
         "SOURCES": sources,
         "SOURCES_PADDED": 1 << max(sources - 1, 0).bit_length(),
         "GROUP": group,
+        "BITS": 16 if scaled is None else 4 if scaled.kind == "int4" else 8,
+        "SCALE_COLUMNS": k if scaled is None else scaled.group,
+        "SCALE_ROWS": 1 if scaled is None else scaled.row_block,
+        "PAIRS": "" if scaled is None or scaled.pairs is None else PAIRS[scaled.pairs],
         "BIAS": bias,
         "RESIDUAL": residual,
         "GATED": gated,
@@ -229,10 +279,100 @@ if triton_available():
         else:  # noqa: RET505 - Triton must not look at both
             return tl.load(rows + at, mask=at < K, other=0.0, eviction_policy=POLICY)
 
+    @triton.jit
+    def _scales_of(scales, group, stride, column, SCALE_ROWS: tl.constexpr, PAIRS: tl.constexpr):
+        """A group's scales and zero points for columns of the result, float32."""
+        word = tl.load(scales + group * stride + column // SCALE_ROWS)
+        if PAIRS == "":
+            return word, word
+        else:  # noqa: RET505 - Triton must not look at both
+            zero = (word >> 16).to(tl.float32)
+            if PAIRS == "bf16":
+                scale = (word << 16).to(tl.float32, bitcast=True)
+            else:
+                scale = word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+            return scale, zero
+
+    @triton.jit
+    def _number(stored, KIND: tl.constexpr):
+        """Eight bits as numbers of a type that holds them all; by way of those that are fast."""
+        if stored.dtype.is_fp8():
+            return stored.to(tl.float16).to(tl.float32).to(KIND)
+        else:  # noqa: RET505 - Triton must not look at both
+            return stored.to(tl.float32).to(KIND)
+
+    @triton.jit
+    def _halves(stored, KIND: tl.constexpr):
+        """Low and high four bits q; in half precision as 128 + q or 64 + q, whose bits are those
+        of 128 or 64 with q in the fraction. That is a few times less work than to convert them."""
+        if KIND == tl.float32:  # noqa: SIM300
+            return (stored & 15).to(KIND), (stored >> 4).to(KIND)
+        else:  # noqa: RET505 - Triton must not look at both
+            word = stored.to(tl.uint16)
+            if KIND == tl.bfloat16:  # noqa: SIM300
+                low, high = word & 0x0F | 0x4300, word >> 4 | 0x4300
+            else:
+                low, high = (word & 0x0F) << 4 | 0x5400, word & 0xF0 | 0x5400
+            return low.to(KIND, bitcast=True), high.to(KIND, bitcast=True)
+
+    @triton.jit
+    def _ones(stored, KIND: tl.constexpr):
+        """As many ones as bytes. They seem to come of these, so that a product with them wants x in
+        the very order in which the one with the weight does: else x would be copied for each."""
+        return ((stored.to(tl.uint8, bitcast=True).to(tl.uint32) >> 8) + 1).to(tl.float32).to(KIND)
+
+    @triton.jit
+    def _few_bits(
+        total,
+        fed,  # [ROWS, DEPTH], or the low halves' share of it
+        fed_high,
+        rows,
+        at,
+        scales,
+        group,
+        stride,
+        column,
+        K_BYTES: tl.constexpr,
+        EVEN: tl.constexpr,
+        POLICY: tl.constexpr,
+        BITS: tl.constexpr,
+        GROUPS: tl.constexpr,
+        SCALE_ROWS: tl.constexpr,
+        PAIRS: tl.constexpr,
+    ):
+        """One step's products, scaled where more groups than one share a row."""
+        streamed = _slab(rows, at, K_BYTES, EVEN, POLICY)
+        part = total
+        if GROUPS > 1 or PAIRS != "":
+            part = tl.zeros_like(total)
+        if BITS == 8:
+            part = tl.dot(fed, _number(streamed, fed.dtype).T, part, input_precision="ieee")
+        else:
+            low, high = _halves(streamed, fed.dtype)
+            part = tl.dot(fed, low.T, part, input_precision="ieee")
+            part = tl.dot(fed_high, high.T, part, input_precision="ieee")
+        if PAIRS != "":
+            ones = _ones(streamed, fed.dtype).T
+            fed_sums = tl.dot(fed, ones, input_precision="ieee")
+            if BITS == 4:
+                fed_sums = tl.dot(fed_high, ones, fed_sums, input_precision="ieee")
+        if GROUPS > 1 or PAIRS != "":
+            scale, zero = _scales_of(scales, group, stride, column, SCALE_ROWS, PAIRS)
+            if PAIRS != "":
+                if BITS == 4:  # what `_halves` adds
+                    if fed.dtype == tl.bfloat16:
+                        zero += 128.0
+                    elif fed.dtype == tl.float16:
+                        zero += 64.0
+                part -= fed_sums * zero[None, :]
+            part = total + part * scale[None, :]
+        return part
+
     @triton.jit(do_not_specialize=["m"])
     def _few_rows(
         x,
         weight,
+        scales,  # [groups, N // SCALE_ROWS], of weights of few bits
         squares,  # [SOURCES, padded m]
         bias,
         residual,
@@ -249,6 +389,7 @@ if triton_available():
         sums_stride,
         weight_stride,
         group_stride,
+        scales_stride,
         residual_stride,
         out_stride,
         eps,
@@ -261,6 +402,10 @@ if triton_available():
         SOURCES: tl.constexpr,
         SOURCES_PADDED: tl.constexpr,
         GROUP: tl.constexpr,
+        BITS: tl.constexpr,
+        SCALE_COLUMNS: tl.constexpr,
+        SCALE_ROWS: tl.constexpr,
+        PAIRS: tl.constexpr,
         BIAS: tl.constexpr,
         RESIDUAL: tl.constexpr,
         GATED: tl.constexpr,
@@ -275,19 +420,27 @@ if triton_available():
         share = tl.program_id(2)
         row = slab * ROWS + tl.arange(0, ROWS)
         column = tile * COLUMNS + tl.arange(0, COLUMNS)
-        depth = tl.arange(0, DEPTH)
+        # Of a weight of few bits a step is counted in bytes, which of 4 bits are two numbers.
+        HALVES: tl.constexpr = 2 if BITS == 4 else 1
+        STEP: tl.constexpr = DEPTH // HALVES
+        K_STEP: tl.constexpr = K // HALVES
+        GROUPS: tl.constexpr = (K + SCALE_COLUMNS - 1) // SCALE_COLUMNS
+        depth = tl.arange(0, STEP)
+        fed_depth = depth[None, :] if BITS != 4 else (depth // 16 * 32 + depth % 16)[None, :]
         # Rows of x past the end are masked: to read the last one again would be sixteen reads of
         # the same lines by all programs at once, and one row would cost more than sixteen. Columns
         # past the end are read again and thrown away.
         live = (row < m)[:, None]
         x_rows = x + row[:, None] * x_stride
-        own = tl.minimum(column, width - 1).to(tl.int64)[:, None]
+        own_column = tl.minimum(column, width - 1)
+        own = own_column.to(tl.int64)[:, None]
         first_rows = _rows_of(weight, own, weight_stride, group_stride, GROUP)
         second_rows = weight + (own + width) * weight_stride
         STEPS: tl.constexpr = tl.cdiv(K, DEPTH * SPLIT)
         EVEN: tl.constexpr = K % (DEPTH * SPLIT) == 0
-        ask_for(first_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP)
-        ask_for(second_rows, share * STEPS * DEPTH, K, DEPTH, OVERLAP and GATED)
+        ASKED: tl.constexpr = STEP if STEP > 128 or BITS == 16 else 128
+        ask_for(first_rows, share * STEPS * STEP, K_STEP, ASKED, OVERLAP)
+        ask_for(second_rows, share * STEPS * STEP, K_STEP, ASKED, OVERLAP and GATED)
         wait_for_last(OVERLAP)
 
         first = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # the result, or the gate
@@ -311,15 +464,37 @@ if triton_available():
         # Tall tiles may be several, which read the same of the weight.
         POLICY: tl.constexpr = "evict_first" if ROWS == 16 else ""
         for step in tl.range(0, STEPS, num_stages=STAGES):
-            at = ((share * STEPS + step) * DEPTH + depth)[None, :]
+            at = ((share * STEPS + step) * STEP + depth)[None, :]
+            fed_at = (share * STEPS + step) * DEPTH + fed_depth
             fed = tl.load(
-                x_rows + at, mask=live & (at < K), other=0.0, eviction_policy="evict_last"
+                x_rows + fed_at, mask=live & (fed_at < K), other=0.0, eviction_policy="evict_last"
             )
-            streamed = _slab(first_rows, at, K, EVEN, POLICY)
-            first = tl.dot(fed, streamed.T, first, input_precision="ieee")
-            if GATED:
-                streamed = _slab(second_rows, at, K, EVEN, POLICY)
-                second = tl.dot(fed, streamed.T, second, input_precision="ieee")
+            if BITS == 16:
+                streamed = _slab(first_rows, at, K, EVEN, POLICY)
+                first = tl.dot(fed, streamed.T, first, input_precision="ieee")
+                if GATED:
+                    streamed = _slab(second_rows, at, K, EVEN, POLICY)
+                    second = tl.dot(fed, streamed.T, second, input_precision="ieee")
+            else:
+                fed_high = fed
+                if BITS == 4:
+                    fed_high = tl.load(
+                        x_rows + fed_at + 16, mask=live & (fed_at < K), other=0.0,
+                        eviction_policy="evict_last",
+                    )  # fmt: skip
+                # Steps past the end, which are of zeros, read the last group's scales.
+                group = tl.minimum((share * STEPS + step) * DEPTH // SCALE_COLUMNS, GROUPS - 1)
+                first = _few_bits(
+                    first, fed, fed_high, first_rows, at,
+                    scales, group, scales_stride, own_column,
+                    K_STEP, EVEN, POLICY, BITS, GROUPS, SCALE_ROWS, PAIRS,
+                )  # fmt: skip
+                if GATED:
+                    second = _few_bits(
+                        second, fed, fed_high, second_rows, at,
+                        scales, group, scales_stride, own_column + width,
+                        K_STEP, EVEN, POLICY, BITS, GROUPS, SCALE_ROWS, PAIRS,
+                    )  # fmt: skip
         let_next_come(OVERLAP)
 
         if SPLIT > 1:
@@ -344,6 +519,10 @@ if triton_available():
                     second += tl.load(part + SUMS + within, cache_modifier=".cg")
             tl.store(arrivals + own_tile, 0)
 
+        if BITS < 16 and GROUPS == 1 and PAIRS == "":  # one scale a row of the weight
+            first *= tl.load(scales + own_column // SCALE_ROWS)[None, :]
+            if GATED:
+                second *= tl.load(scales + (own_column + width) // SCALE_ROWS)[None, :]
         if SOURCES > 0:
             total = tl.sum(pieces, axis=0)
             scale = tl.rsqrt(tl.where(row < m, total / K, 1.0) + eps) / SHRINK

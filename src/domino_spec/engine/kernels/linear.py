@@ -13,7 +13,7 @@ to do but multiply.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from domino_spec.engine.kernels import few_rows
 from domino_spec.engine.kernels.few_rows import padded, takes
-from domino_spec.engine.kernels.packing import Table, Weight, look_up, plain_rows, product
+from domino_spec.engine.kernels.packing import Parts, Table, Weight, look_up, plain_rows, product
 from domino_spec.engine.kernels.pointwise import (
     SILU,
     add_and_weigh,
@@ -32,7 +32,8 @@ from domino_spec.engine.kernels.pointwise import (
     weigh,
 )
 from domino_spec.engine.kernels.runtime import usable
-from domino_spec.quantization.weight import Quantized
+from domino_spec.quantization import QuantizedWeight, ScaledWeight
+from domino_spec.quantization.rows import gate_rows
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ def linear(
     reference feeds round(round(x / rms) * norm) to the product, the kernel round(x * norm), and
     divides the float32 sums by rms. So it rounds once where the reference rounds twice.
     """
-    if isinstance(weight, Quantized):
+    if in_blocks(weight):
         if not gated or activation == SILU:
-            return _quantized(x, weight, bias=bias, residual=residual, gated=gated)
-        result = gate(_quantized(x, weight, bias=bias), activation)
+            return _multiply_blocks(x, weight, bias=bias, residual=residual, gated=gated)
+        result = gate(_multiply_blocks(x, weight, bias=bias), activation)
         return result if residual is None else residual + result
     if (fed := _for_few_rows(x, weight)) is not None:
         return few_rows.launch(
@@ -127,8 +128,8 @@ def linear_then_norm(
     out: Tensor | None = None,  # [m, N]: where the rows are wanted
 ) -> Normed:
     """`linear`, whose rows are normed before they are read again."""
-    if isinstance(weight, Quantized):
-        rows = _quantized(x, weight, bias=bias, residual=residual)
+    if in_blocks(weight):
+        rows = _multiply_blocks(x, weight, bias=bias, residual=residual)
         return Normed(rows if out is None else out.copy_(rows), norm, eps)
     if (fed := _for_few_rows(x, weight)) is not None:
         made = few_rows.launch(*fed, bias=bias, residual=residual, then=norm, out=out)
@@ -159,23 +160,43 @@ def linear_reference(
     return result if residual is None else residual + result
 
 
-def _quantized(x: Tensor | Normed, weight: Quantized, **after: Any) -> Tensor:
+def in_blocks(weight: Weight) -> TypeGuard[QuantizedWeight | Parts]:
+    """Whether a CPU multiplies it as it is, in the blocks of one kind or several."""
+    parts = weight.parts if isinstance(weight, Parts) else (weight,)
+    return all(isinstance(part, QuantizedWeight) for part in parts)
+
+
+def _multiply_blocks(
+    x: Tensor | Normed,
+    weight: QuantizedWeight | Parts,
+    *,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    gated: bool = False,
+) -> Tensor:
     """One call for the norm before a product, the product, and what comes after it."""
-    if isinstance(x, Normed):
-        return weight.linear(x.rows, norm=x.norm, eps=x.eps, **after)
-    return weight.linear(x, **after)
+    rows, norm, eps = (x, None, 0.0) if isinstance(x, Tensor) else (x.rows, x.norm, x.eps)
+    if isinstance(weight, QuantizedWeight):
+        return weight.linear(rows, bias, norm=norm, eps=eps, residual=residual, gated=gated)
+    parts = cast("tuple[QuantizedWeight, ...]", weight.parts)
+    done = torch.cat([part.linear(rows, norm=norm, eps=eps) for part in parts], dim=-1)
+    if bias is not None:
+        done += bias
+    if residual is not None:
+        done = residual + done
+    return gate_rows(done) if gated else done
 
 
 def _for_few_rows(
     x: Tensor | Normed, weight: Weight
-) -> tuple[Tensor, Tensor | None, float, Tensor] | None:
+) -> tuple[Tensor, Tensor | None, float, Tensor | ScaledWeight] | None:
     """What the kernel for few rows is launched with; None where it cannot be."""
     rows = x.rows if isinstance(x, Normed) else x
-    if not isinstance(weight, Tensor) or not usable(rows):
+    if not isinstance(weight, Tensor | ScaledWeight) or not usable(rows):
         return None
     if not takes(len(rows), rows.dtype, weight):
         return None
-    if weight.stride(-1) != 1:
+    if isinstance(weight, Tensor) and weight.stride(-1) != 1:
         return None
     if isinstance(x, Tensor):
         return (x, None, 0.0, weight) if x.stride(1) == 1 else None
@@ -186,6 +207,9 @@ def _for_few_rows(
 
 
 def _product(x: Tensor | Normed, weight: Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Parts) and usable(x.rows if isinstance(x, Normed) else x):
+        whole = torch.cat([linear(x, part) for part in weight.parts], dim=1)
+        return whole if bias is None else whole + bias
     if isinstance(x, Normed):
         x = rms_norm(x.rows, x.norm, x.eps)
     return _grouped_product(x, weight, bias)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from domino_spec.quantization import QuantizedWeight
-from domino_spec.quantization.weight import Quantized
+from domino_spec.engine.kernels.dequantize import dequantized
+from domino_spec.quantization import QuantizedWeight, ScaledWeight
 
 SMALL = 1 << 16
 """Elements of a weight that is not worth packing: a packed product costs 40 us before it begins,
@@ -42,7 +43,21 @@ class Packed:
         return done
 
 
-Matrix = Tensor | QuantizedWeight
+class Parts:
+    """Matrices of several kinds that are read together, the rows of one after another."""
+
+    def __init__(self, parts: Sequence[Matrix]) -> None:
+        self.parts = tuple(parts)
+        self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias."""
+        done = torch.cat([product(x, part, None) for part in self.parts], dim=-1)
+        return done if bias is None else done + bias
+
+
+Matrix = Tensor | QuantizedWeight | ScaledWeight
 """A module's own weight."""
 
 
@@ -56,7 +71,7 @@ class ScaledEmbedding:
 
 Table = Matrix | ScaledEmbedding
 """A matrix whose rows are looked up: an embedding."""
-Weight = Tensor | Packed | Quantized
+Weight = Tensor | Packed | QuantizedWeight | ScaledWeight | Parts
 _PAGEOUT = 21  # MADV_PAGEOUT; Python has no name for it
 
 
@@ -86,7 +101,11 @@ def product(x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
     """x @ weight.T + bias, whatever form the weight has."""
     if isinstance(weight, Tensor):
         return F.linear(x, weight, bias)
-    return weight.product(x, bias) if isinstance(weight, Packed) else weight.linear(x, bias)
+    if isinstance(weight, QuantizedWeight):
+        return weight.linear(x, bias)
+    if isinstance(weight, ScaledWeight):
+        return F.linear(x, dequantized(weight, x.dtype), bias)
+    return weight.product(x, bias)
 
 
 def look_up(table: Table, rows: Tensor) -> Tensor:

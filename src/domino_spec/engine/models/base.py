@@ -17,6 +17,7 @@ from domino_spec.engine.kernels.linear import Normed, linear, normed
 from domino_spec.engine.kernels.packing import Matrix, Table, Weight, packed, page_out
 from domino_spec.engine.kernels.pointwise import ACTIVATIONS, SILU, rms_norm
 from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes, own
+from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.targets import Target
 from domino_spec.targets.support import (
@@ -116,8 +117,9 @@ class InferenceModel(ABC):
     layers: Sequence[LayerTensors]
 
     def __init__(self, target: Target, *, slots: int, capacity: int, pack: bool = False) -> None:
-        quantized = isinstance(target.lm_head, QuantizedLinear)
-        self.shape = replace(self.read_shape(target.config), each_alone=quantized)
+        # Products that round what they read make levels of bits; weight-only ones do not.
+        rounds = isinstance(target.lm_head.weight, QuantizedWeight)
+        self.shape = replace(self.read_shape(target.config), each_alone=rounds)
         self.device, self.dtype = target.device, target.dtype
         self.vocab_size = target.vocab_size
         embedding, lm_head = (

@@ -115,7 +115,7 @@ class Backend(ABC):
             "device_map": f"{self.title} spreads a model with --tensor-parallel",
             "attn_implementation": f"pass {self.title}'s own after --, such as -- "
             "--attention-backend NAME",
-            "quantize": "it is for our own engine on a CPU; give a quantised checkpoint",
+            "quantize": "it is for our own engine; give a quantised checkpoint",
             "pack": "it is for our own engine on a CPU; drop it",
             "max_prompt_tokens": "--context bounds prompt and answer together",
             "max_body_bytes": "let a proxy before it bound the body",
