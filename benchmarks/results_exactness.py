@@ -16,6 +16,7 @@ def exactness(records: Path) -> str:
     audits = read_records(records / "audit.jsonl")
     cpu, gpu = read_records(records / "exactness.jsonl"), gpu_records(records)
     hybrids = read_records(records / "exactness-hybrids.jsonl")
+    blocks = read_records(records / "perplexity.jsonl")
     return page(
         "# Exactness",
         "## Audits",
@@ -49,6 +50,12 @@ def exactness(records: Path) -> str:
         "Audits of the same, all prompts in one batch; without the restored states each text has "
         "a bug, where its audit ends.",
         table(_RESTORED, [record for record in hybrids if "restored" in record]),
+        "## What 8 bits cost a quantised target",
+        "A GGUF file's own blocks on a CPU: products round what they read to 8 bits in blocks of "
+        "32 numbers, as llama.cpp's do. Beside them the same values multiplied in float32; "
+        "perplexity of the texts named, cut into pieces. K-quants have the file's very values.",
+        made_together(blocks),
+        table(_PERPLEXITY, blocks),
         "## Greedy decoding on a GPU",
         "SmolLM2-135M-Instruct, the same comparison. In bfloat16 a matrix product rounds "
         "differently for one token and for sixteen, alone and in a batch, so two tokens whose "
@@ -121,6 +128,14 @@ _CASE: Columns = {
     "prompts that differ": field("differing_prompts"),
 }
 _LENGTH: Columns = {"acceptance length": field("tokens_per_cycle", ".2f")}
+_PERPLEXITY: Columns = {
+    "target": field("target"),
+    "kinds": field("kinds"),
+    "tokens": field("tokens"),
+    "texts": lambda r: ", ".join(r["texts"]),
+    "perplexity, blocks": field("perplexity.blocks", ".4f"),
+    "perplexity, float32": field("perplexity.float32", ".4f"),
+}
 _RESTORED: Columns = {
     "target": field("target"),
     "states restored": lambda r: "yes" if r["restored"] else "no",

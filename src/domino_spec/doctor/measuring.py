@@ -19,6 +19,7 @@ from domino_spec.drafter import DrafterConfig, DraftModel
 from domino_spec.drafters import Drafter
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
+from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.modules import kinds_in_words
 
 _MOST_MASKS = 16
@@ -38,6 +39,10 @@ def examine_loaded(
     found: list[Finding | None] = [Finding(name="engine", state="ok", found=runs)]
     kinds = kinds_in_words(decoder.target.model)
     if kinds is not None:
+        if decoder.target.device.type == "cpu":
+            compiled = kernel()
+            path = "PyTorch's operations" if compiled is None else compiled.instructions
+            kinds = f"{kinds}; multiplied by {path}"
         found.append(Finding(name="quantised weights", state="ok", found=kinds))
     texts = PROMPTS[: plans.prompts]
     say(f"the target answers {len(texts)} prompts of {plans.tokens} tokens")

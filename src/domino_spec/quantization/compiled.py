@@ -69,6 +69,8 @@ class Kernel:
         self._forward = library.domino_forward
         self._forward.argtypes = (pointer, pointer, *threads, pointer)
         self._forward.restype = ctypes.c_int
+        library.domino_instructions.restype = ctypes.c_char_p
+        self.instructions: str = library.domino_instructions().decode()
         self._parallel, self._team_size = _openmp()
 
     def linear(

@@ -50,6 +50,23 @@ typedef uint8_t ulv __attribute__((vector_size(LANES)));
 typedef void (*task)(void *);
 typedef void (*team)(task, void *, unsigned, unsigned);
 
+/* What of a processor is used, in words. */
+const char *domino_instructions(void) {
+#if defined(DOMINO_SCALAR)
+    return "plain C";
+#elif defined(DOMINO_AVX512)
+    return "AVX-512 with VNNI";
+#elif defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+    return "AVX2 with VNNI";
+#elif defined(DOMINO_AVX2)
+    return "AVX2";
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return "NEON with dot products";
+#else
+    return "NEON";
+#endif
+}
+
 /* ---- what differs between processors ------------------------------------------------------------ */
 
 ALWAYS float half(uint16_t bits) {
