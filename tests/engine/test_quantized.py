@@ -6,11 +6,10 @@ import torch
 from domino_spec.audit import Audit, EngineWay, audit_greedy
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
-from domino_spec.engine.kernels.packing import Packed
+from domino_spec.engine.kernels.packing import Packed, Parts
 from domino_spec.engine.models import load_model
-from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.modules import quantized_weights
-from domino_spec.quantization.weight import Parts
 from domino_spec.targets import Target, load_target
 from tests.engine.runs import make_engine, own, run_engine, run_reference
 from tests.support.families import drafter_config, make_model, random_drafter, random_prompts
@@ -109,6 +108,37 @@ def test_a_tokens_bits_do_not_depend_on_what_shares_its_forward(targets, family)
     assert torch.equal(tree[:3], torch.cat(alone[:3]))
     branch = states(block[:, [0, 5]], second, start + 20).rows
     assert torch.equal(tree[[0, 3]], branch)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@torch.no_grad()
+def test_layers_in_one_call_are_the_layers_one_by_one(targets, family, monkeypatch):
+    """To the bit, by a team of threads too: captured states, caches and a window."""
+    monkeypatch.setattr(compiled, "_GRAIN", 1)
+    monkeypatch.setattr(compiled, "_processors", lambda: 3)
+    tokens, slots = torch.tensor([PROMPTS[4]] * 2), torch.tensor([1, 0])
+    found, before = [], torch.get_num_threads()
+    for threads, whole in [(1, False), (1, True), (3, True), (3, True)]:
+        model = load_model(own(targets[family]), slots=2, capacity=24)
+        if not whole:
+            monkeypatch.setitem(vars(model), "_stack", None)
+        assert (model._stack is None) == (not whole)
+        torch.set_num_threads(threads)
+        try:
+            states = [
+                model.forward(part, AttentionMetadata(slots, start, part.shape[1]), [0, 2, 3])
+                for part, start in zip(
+                    tokens.split([12, 8], dim=1),
+                    (torch.tensor([0, 0]), torch.tensor([12, 12])),
+                    strict=True,
+                )
+            ]
+        finally:
+            torch.set_num_threads(before)
+        rows = [each for normed, captured in states for each in (normed.rows, captured)]
+        found.append([*rows, *model.cache.layers])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 def test_a_reduced_vocabulary_and_a_tree_read_chosen_rows(targets):

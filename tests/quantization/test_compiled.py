@@ -48,11 +48,15 @@ def test_no_compiler_on_the_path(fresh, monkeypatch):
         assert kernel() is None
 
 
-def test_a_kernel_that_computes_something_else_is_refused(fresh, monkeypatch):
-    monkeypatch.setattr(Kernel, "linear", lambda *_: torch.zeros(11, 18))
-    monkeypatch.setattr(compiled, "_load", lambda: Kernel.__new__(Kernel))
+@pytest.mark.parametrize("name", ["linear", "rows", "rms_norm", "silu", "attend"])
+def test_a_kernel_that_computes_something_else_is_refused(monkeypatch, name):
+    own, loaded = getattr(Kernel, name), compiled._load()
+    kernel.cache_clear()
+    monkeypatch.setattr(Kernel, name, lambda *inputs: own(*inputs) * 1.001)
+    monkeypatch.setattr(compiled, "_load", lambda: loaded)
     with pytest.warns(KernelNotice, match="is not the reference's"):
         assert kernel() is None
+    kernel.cache_clear()
 
 
 def test_the_switch_turns_it_off(fresh, monkeypatch):

@@ -102,7 +102,10 @@ class TestLinear:
         assert same(weight.linear(x, bias, norm=norm, eps=1e-5), expected)
         assert same(weight.linear(normed, bias, residual=residual), residual + expected)
         gate, up = expected.chunk(2, dim=-1)
-        assert same(weight.linear(normed, bias, gated=True), silu(gate.contiguous()) * up)
+        gated = silu(gate.contiguous()) * up
+        assert same(weight.linear(normed, bias, gated=True), gated)
+        half = residual[:, :19].contiguous()
+        assert same(weight.linear(normed, bias, gated=True, residual=half), half + gated)
 
     def test_is_near_the_product_of_the_values(self, kind):
         weight = random_weight(64, 512, kind)

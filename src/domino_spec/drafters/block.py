@@ -20,17 +20,16 @@ from domino_spec.engine.cache import SlotCache
 from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Weight, packed
-from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.kernels.rollout import CANDIDATES, default_candidates, roll_out
 from domino_spec.engine.kernels.topk import top_candidates
 from domino_spec.engine.kernels.trees import grow_tree
-from domino_spec.engine.models.base import InferenceModel, Shape, draft_shape
+from domino_spec.engine.models.base import InferenceModel, Shape, apply_norm, draft_shape
 from domino_spec.engine.models.llama import run_layer, run_stack, stack_of
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
 from domino_spec.errors import CheckpointError, InputError
 from domino_spec.quantization import BLOCK, QuantizedWeight
-from domino_spec.quantization.rows import rms_norm as each_row_normed
+from domino_spec.quantization.compiled import kernel
 from domino_spec.targets import Target
 
 
@@ -100,7 +99,7 @@ class BlockDrafter(ModelDrafter):
     def _quantize(self) -> None:
         """Matrices in blocks of 8 bits, where all are a whole number of blocks wide."""
         fc, kv = cast("Tensor", self._fc), cast("Tensor", self._kv).flatten(0, 1)
-        if self._dtype != torch.float32 or fc.shape[1] % BLOCK:
+        if kernel() is None or self._dtype != torch.float32 or fc.shape[1] % BLOCK:
             return
         try:
             self._layers = [weights.quantized() for weights in self._layers]
@@ -156,7 +155,7 @@ class BlockDrafter(ModelDrafter):
                 self._stack, states, self.cache.layers, self._rotary, metadata, self._shape,
                 causal=causal, outputs={},
             )  # fmt: skip
-            hidden = each_row_normed(rows, self._norm, self._shape.eps)
+            hidden = apply_norm(rows, self._norm, self._shape)
             return hidden.view(batch, block, -1)[:, config.first_slot :]
         for index, weights in enumerate(self._layers):
             states = run_layer(
@@ -170,7 +169,7 @@ class BlockDrafter(ModelDrafter):
                 window=self._shape.windows[index],
                 norm=norms[index + 1],
             )
-        hidden = rms_norm(states.rows, self._norm, self._shape.eps)
+        hidden = apply_norm(states.rows, self._norm, self._shape)
         return hidden.view(batch, block, -1)[:, config.first_slot :]
 
     def _roll_out(

@@ -66,7 +66,7 @@ class AttentionMetadata:
     paths: Tensor | None = None  # [sequences, count, count]: the same tokens in order, for kernels
     ragged: Ragged | None = None
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
-    _alone: dict[int, EachAlone] = field(default_factory=dict, compare=False)
+    _alone: dict[tuple[int, int], EachAlone] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
         """Computed for the first layer of a model (each has a table of its own) and kept."""
@@ -77,9 +77,10 @@ class AttentionMetadata:
 
     def each_alone(self, capacity: int, table: int) -> EachAlone:
         """The same, for a cache and a rotary table of this size."""
-        if table not in self._alone:
-            self._alone[table] = EachAlone(self, capacity, table)
-        return self._alone[table]
+        key = (capacity, table)
+        if key not in self._alone:
+            self._alone[key] = EachAlone(self, capacity, table)
+        return self._alone[key]
 
 
 def run_attention(
@@ -336,7 +337,7 @@ class EachAlone:
             if window is not None:
                 branch = branch[-window:]
                 newest = end + len(branch) if causal else place + 1
-                first = max(newest - window, 0)
+                first = min(max(newest - window, 0), end)
             spans.append((slot, first, end))
             extras.append(branch)
         return Seen.of(spans, extras)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from mmap import mmap
+import mmap
+import sys
 
 import torch
 from torch import Tensor
 
 from domino_spec.engine.kernels.compact import compact
+
+_PRIVATE: dict[str, int] = (
+    {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+)
+"""A process that is forked must not write into its parent's caches."""
 
 
 def zeros_in_use(shape: tuple[int, ...], *, like: Tensor) -> Tensor:
@@ -16,7 +22,8 @@ def zeros_in_use(shape: tuple[int, ...], *, like: Tensor) -> Tensor:
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size:
         return like.new_zeros(shape)
-    return torch.frombuffer(mmap(-1, size), dtype=like.dtype).view(shape)
+    memory = mmap.mmap(-1, size, **_PRIVATE)
+    return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
 class SlotCache:

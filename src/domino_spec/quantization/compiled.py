@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shlex
@@ -91,8 +92,8 @@ class Kernel:
         width = rows // 2 if gated else rows
         out = x.new_empty(*x.shape[:-1], width)
         m = x.numel() // (blocks * BLOCK)
-        threads = min(torch.get_num_threads(), rows * blocks * m // _GRAIN)
-        bias, residual = _plain_or_none(bias), _plain_or_none(residual)
+        threads = min(threads_here(), rows * blocks * m // _GRAIN)
+        norm, bias, residual = (_plain_or_none(each) for each in (norm, bias, residual))
         failed = self._linear(
             KINDS.index(kind), tiles.data_ptr(), rows, blocks, x.data_ptr(), m,
             None if norm is None else norm.data_ptr(), eps,
@@ -118,7 +119,7 @@ class Kernel:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Each row of [..., width]."""
-        x, width = _plain(x), x.shape[-1]
+        x, weight, width = _plain(x), _plain(weight), x.shape[-1]
         out = torch.empty_like(x)
         self._norm(x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr())
         return out
@@ -175,12 +176,33 @@ class Kernel:
             raise MemoryError("no memory for the scores of attention: ask for fewer tokens")
         return out
 
-    def forward(self, layers: ctypes.Array[Any], stack: ctypes.Structure, *, tokens: int) -> None:
-        """All layers of a model over these tokens, as `Stack` lays them out."""
-        threads = torch.get_num_threads()
+    def forward(
+        self, layers: ctypes.Array[Any], stack: ctypes.Structure, *, tokens: int, blocks: int
+    ) -> None:
+        """All layers of a model, of so many blocks each, over these tokens, as `Stack` says."""
+        threads = max(min(threads_here(), tokens * blocks // _GRAIN), 1)
         address, shape = ctypes.addressof(layers), ctypes.addressof(stack)
         if self._forward(address, shape, threads, self._parallel, self._team_size):
             raise MemoryError(f"no memory for a forward of {tokens} tokens: ask for fewer")
+
+
+def threads_here() -> int:
+    """PyTorch's threads, and no more than there are processors: a thread waits for all others."""
+    return min(torch.get_num_threads(), _processors())
+
+
+@cache
+def _processors() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        found = len(os.sched_getaffinity(0))
+    else:
+        found = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return max(min(found, math.ceil(int(quota) / int(period))), 1)
+    except (OSError, ValueError):  # no such group, or "max"
+        return found
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -283,16 +305,41 @@ def _openmp() -> tuple[int | None, int | None]:
 def _check(found: Kernel) -> None:
     """A compiler, or a CPU, by which the kernel computes anything but the reference is refused."""
     generator = torch.Generator().manual_seed(0)
+
+    def draw(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, device="cpu")
+
     for kind in KINDS:
         form = FORMS[kind]
-        size = (18, 2, form.bytes)  # rows that leave lanes over
+        size = (18, 2, form.bytes)  # the last tile has room left
         blocks = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device="cpu")
         scales = [-2] if kind == "Q6_K" else [0, 2][: 1 + form.minimum]
         for place in scales:  # finite ones, of a like size
             blocks[:, :, place], blocks[:, :, place + 1] = 0, 40
-        x = torch.randn(11, 2 * form.size, generator=generator, device="cpu")
-        expected = reference.linear(reference.unpack(blocks, kind), kind, x)
-        tiles = tiles_of(blocks, kind)
-        got = found.linear(tiles, kind, len(blocks), x, None, None, 0.0, None, False)
-        if not torch.equal(got, expected):
+        x, parts, tiles = (
+            draw(11, 2 * form.size),
+            reference.unpack(blocks, kind),
+            tiles_of(blocks, kind),
+        )
+        product = found.linear(tiles, kind, len(blocks), x, None, None, 0.0, None, False)
+        rows = found.rows(tiles, kind, torch.arange(len(blocks)))
+        alike = torch.equal(product, reference.linear(parts, kind, x))
+        if not alike or not torch.equal(rows, reference.dequantize(parts, kind)):
             raise RuntimeError(f"the compiled kernel's {kind} is not the reference's")
+    x, weight = draw(3, 50), draw(50)
+    query, (keys, values) = draw(2, 4, 20), draw(2, 1, 2, 40, 20).unbind()
+    seen = (
+        torch.tensor([[0, 0, 17, 0, 0], [0, 3, 5, 0, 2]]),
+        torch.tensor([9, 7], dtype=torch.int32),
+    )
+    pairs = {
+        "norm": (found.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)),
+        "activation": (found.silu(4 * x), reference.silu(4 * x)),
+        "attention": (
+            found.attend(query, keys, values, *seen, 0.3, 1),
+            reference.attend(query, keys, values, *seen, 0.3),
+        ),
+    }
+    for name, (made, expected) in pairs.items():
+        if not torch.allclose(made, expected, rtol=1e-4, atol=1e-5):
+            raise RuntimeError(f"the compiled kernel's {name} is not the reference's")

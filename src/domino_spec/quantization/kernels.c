@@ -206,10 +206,10 @@ static void quantize_block(const float *from, x_block *to) {
 ALWAYS float total(f16v v) { /* always the same tree */
     typedef float f8v __attribute__((vector_size(32)));
     typedef float f4v __attribute__((vector_size(16)));
-    f8v half = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-    f4v part = __builtin_shufflevector(half, half, 0, 1, 2, 3) + __builtin_shufflevector(half, half, 4, 5, 6, 7);
-    return (part[0] + part[2]) + (part[1] + part[3]);
+    union { f16v whole; f8v half[2]; } all = {v};
+    union { f8v whole; f4v half[2]; } eight = {all.half[0] + all.half[1]};
+    f4v four = eight.half[0] + eight.half[1];
+    return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
 /* Rows by their root mean square, times the weight. */
@@ -525,8 +525,8 @@ static size_t piece_of(size_t rows, unsigned threads) { /* small: a thread that 
 }
 
 /* out = x @ weight.T + bias [+ residual], of normed x where a norm's weights are given. With `gated` the
- * first half of the weight's rows are gates: out [m, rows / 2] = silu(gate) * the other half. 0; or -1 where
- * there is no memory. */
+ * first half of the weight's rows are gates: out [m, rows / 2] = silu(gate) * the other half [+ residual]. 0;
+ * or -1 where there is no memory. */
 int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, const float *x, size_t m,
                   const float *norm, float eps, const float *bias, const float *residual, int gated,
                   float *out, unsigned threads, team parallel) {
@@ -540,7 +540,7 @@ int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, c
         failed = rows_of_x.failed;
     }
     if (!failed) {
-        work job = {kind, weight, rows, blocks, m, rounded, bias, residual, whole, rows,
+        work job = {kind, weight, rows, blocks, m, rounded, bias, gated ? NULL : residual, whole, rows,
                     piece_of(rows, threads), next + 1};
         run_all(run_product, &job, threads, parallel);
         for (size_t r = 0; gated && r < m; r++) {
@@ -549,6 +549,7 @@ int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, c
             float *to = out + r * half;
             domino_silu(gate, half, to);
             for (size_t i = 0; i < half; i++) to[i] *= up[i];
+            for (size_t i = 0; residual && i < half; i++) to[i] = residual[r * half + i] + to[i];
         }
     }
     if (gated) free(whole);
@@ -778,7 +779,7 @@ static void wait_for_all(forward *run, size_t size) {
 #elif defined(__aarch64__)
         __asm__ volatile("yield");
 #endif
-        if (spins > 1 << 14) sched_yield(); /* a thread that the system has stopped */
+        if (spins > 1 << 10) sched_yield(); /* it waits for a thread that the system has stopped */
     }
 }
 

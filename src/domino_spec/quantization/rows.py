@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from domino_spec.quantization import reference
-from domino_spec.quantization.compiled import kernel
+from domino_spec.quantization.compiled import kernel, threads_here
 
 _THREAD_WORK = 1 << 15
 """Numbers of keys that are worth a further thread."""
@@ -91,11 +91,10 @@ def attend(
 ) -> Tensor:
     """Attention of each token alone, over the places that it sees: [tokens, heads * head_dim]."""
     compiled = kernel()
-    if compiled is None or keys.stride(2) != keys.shape[3] or keys.stride(3) != 1:
+    apart = keys.stride(2) != keys.shape[3] or keys.stride(3) != 1
+    if compiled is None or apart or values.stride() != keys.stride():
         return reference.attend(query, keys, values, seen.spans, seen.extras, scale)
-    threads = min(
-        torch.get_num_threads(), seen.pairs * keys.shape[1] * keys.shape[3] // _THREAD_WORK
-    )
+    threads = min(threads_here(), seen.pairs * keys.shape[1] * keys.shape[3] // _THREAD_WORK)
     return compiled.attend(
         query.contiguous(), keys, values, seen.spans, seen.extras, scale, max(threads, 1)
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Structure, c_float, c_int, c_size_t, c_void_p
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from domino_spec.quantization.compiled import Kernel
-from domino_spec.quantization.reference import KINDS
+from domino_spec.quantization.reference import BLOCK, KINDS
 from domino_spec.quantization.rows import Seen
 from domino_spec.quantization.weight import QuantizedWeight
 
@@ -98,7 +99,12 @@ class Stack:
             layers=len(layers), hidden=first.qkv.shape[1], inner=first.down.shape[1],
             eps=eps, scale=scale,
         )  # fmt: skip
-        self._cache = 0
+        self._blocks = sum(
+            parts_of(getattr(first, name))[0].shape[1] * getattr(first, name).shape[0] // BLOCK
+            for name in _MATRICES
+        )
+        self._cache: Any = None
+        self._lock = Lock()  # the structures are of one forward at a time
 
     def run(
         self,
@@ -110,10 +116,23 @@ class Stack:
         captured: dict[int, Tensor],  # layer -> [tokens, hidden], whose rows may lie apart
     ) -> None:
         """Every layer; keys and values are in the cache then."""
+        with self._lock:
+            self._run(x, cache, rotary, places, seen, captured)
+
+    def _run(
+        self,
+        x: Tensor,
+        cache: tuple[Tensor, Tensor],
+        rotary: tuple[Tensor, Tensor],
+        places: Tensor,
+        seen: Sequence[Seen],
+        captured: dict[int, Tensor],
+    ) -> None:
         keys, values = cache
         shape = self._shape
-        if self._cache != keys.data_ptr() or shape.capacity != keys.shape[3]:
-            self._cache = keys.data_ptr()
+        place_of = (keys.data_ptr(), values.data_ptr(), keys.shape)
+        if self._cache != place_of:
+            self._cache = place_of
             shape.kv_heads, shape.capacity, shape.size = keys.shape[2:]
             width = parts_of(self._weights[0].out)[0].shape[1]
             shape.heads = width // keys.shape[4]
@@ -125,7 +144,7 @@ class Stack:
         shape.cos, shape.sin = rotary[0].data_ptr(), rotary[1].data_ptr()
         shape.places, shape.x, shape.tokens = places.data_ptr(), x.data_ptr(), len(x)
         shape.captured_stride = next((rows.stride(0) for rows in captured.values()), 0)
-        self._kernel.forward(self._layers, shape, tokens=len(x))
+        self._kernel.forward(self._layers, shape, tokens=len(x), blocks=self._blocks)
 
 
 def parts_of(weight: Any) -> tuple[QuantizedWeight, ...]:

@@ -71,10 +71,10 @@ class QuantizedWeight:
     def dequantize(self, rows: Tensor | None = None) -> Tensor:
         """Float32 [rows, columns], or [..., columns] of some rows [...]: an embedding's lookup."""
         compiled = kernel()
+        if rows is not None and rows.numel() and not 0 <= rows.min() <= rows.max() < self.shape[0]:
+            raise IndexError(f"found rows outside 0 .. {self.shape[0] - 1}, the weight's")
         if rows is None or compiled is None or rows.dtype is not torch.int64:
             return reference.dequantize(self.unpack(rows), self.kind)
-        if rows.numel() and not 0 <= rows.amin() <= rows.amax() < self.shape[0]:
-            raise IndexError(f"found rows outside 0 .. {self.shape[0] - 1}, the weight's")
         return compiled.rows(self.tiles, self.kind, rows)
 
     def linear(
@@ -112,9 +112,8 @@ class QuantizedWeight:
         if bias is not None:
             done += bias.float()
         done = done.view(*x.shape[:-1], self.shape[0])
-        if residual is not None:
-            done = residual + done
-        return (gate_rows(done) if gated else done).to(x.dtype)
+        done = gate_rows(done) if gated else done
+        return (done if residual is None else residual + done).to(x.dtype)
 
     def __getitem__(self, rows: Tensor | slice) -> QuantizedWeight:
         """Rows chosen, or in another order; none is rounded anew. Whole tiles are a view."""

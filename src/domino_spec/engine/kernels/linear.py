@@ -182,9 +182,8 @@ def _multiply_blocks(
     done = torch.cat([part.linear(rows, norm=norm, eps=eps) for part in parts], dim=-1)
     if bias is not None:
         done += bias
-    if residual is not None:
-        done = residual + done
-    return gate_rows(done) if gated else done
+    done = gate_rows(done) if gated else done
+    return done if residual is None else residual + done
 
 
 def _for_few_rows(

@@ -19,6 +19,7 @@ from domino_spec.engine.kernels.pointwise import ACTIVATIONS, SILU, rms_norm
 from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes, own
 from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
+from domino_spec.quantization.rows import rms_norm as each_row_normed
 from domino_spec.targets import Target
 from domino_spec.targets.support import (
     SLIDING_ATTENTION,
@@ -56,6 +57,12 @@ class Shape:
     """Of the MLP's gate, by Transformers' name."""
     each_alone: bool = False
     """Whether a token's attention must not depend on what shares its forward, to the bit."""
+
+
+def apply_norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+    """Each row of [m, width] by its root mean square, times the weight [width]."""
+    norm = each_row_normed if shape.each_alone else rms_norm
+    return norm(x, weight, shape.eps)
 
 
 def draft_shape(config: Any, windows: tuple[int | None, ...]) -> Shape:
@@ -292,7 +299,7 @@ class InferenceModel(ABC):
         if isinstance(states, Tensor):
             states = normed(states, self.norm, self.shape.eps)
         if (last := wanted.get(len(self.layers))) is not None:
-            captured[:, last] = rms_norm(states.rows, self.norm, self.shape.eps)
+            captured[:, last] = apply_norm(states.rows, self.norm, self.shape)
         return states, captured.flatten(1)
 
     def run_layers(

@@ -13,8 +13,7 @@ from transformers import Olmo2ForCausalLM
 from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import linear
 from domino_spec.engine.kernels.packing import Weight, look_up
-from domino_spec.engine.kernels.pointwise import rms_norm
-from domino_spec.engine.models.base import InferenceModel
+from domino_spec.engine.models.base import InferenceModel, apply_norm
 from domino_spec.engine.weights import LayerTensors, join_weights, joined_bias, own
 
 
@@ -72,15 +71,15 @@ class Olmo2Model(InferenceModel):
         query, key, value = torch.split(
             linear(states, weights.qkv, bias=weights.qkv_bias), widths, dim=1
         )
-        query = rms_norm(query, weights.q_norm, shape.eps)
-        key = rms_norm(key, weights.k_norm, shape.eps)
+        query = apply_norm(query, weights.q_norm, shape)
+        key = apply_norm(key, weights.k_norm, shape)
         mixed = run_attention(
             torch.cat((query, key, value), dim=1),
             self.cache.layer(index), self.rotary[index], metadata, shape,
             causal=True, window=shape.windows[index],
         )  # fmt: skip
         added = linear(mixed, weights.out, bias=weights.out_bias)
-        states = states + rms_norm(added, weights.attention_norm, shape.eps)
+        states = states + apply_norm(added, weights.attention_norm, shape)
         gated = linear(states, weights.gate_up, gated=True, activation=shape.activation)
-        added = rms_norm(linear(gated, weights.down), weights.mlp_norm, shape.eps)
+        added = apply_norm(linear(gated, weights.down), weights.mlp_norm, shape)
         return torch.add(states, added, out=out)
