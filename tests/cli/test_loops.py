@@ -78,7 +78,7 @@ def test_a_chat_is_the_same_on_both(domino, target, draft):
 
 def test_the_demo_says_which_ran(domino, target, draft):
     arguments = ("demo", "--target", target, "--draft", draft, "--prompts", 1, "-n", 6)
-    assert "(cpu, the engine)" in domino(*arguments, "--device", "cpu").stdout
+    assert "on cpu with 1 thread, the engine" in domino(*arguments, "--device", "cpu").stdout
     values = document(domino(*arguments, "--engine", "reference", "--json"))
     assert values["engine"] == "reference"
     assert values["identical"]

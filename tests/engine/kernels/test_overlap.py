@@ -8,7 +8,7 @@ import torch
 
 from domino_spec.engine.kernels import overlap
 
-EARLY = {"weight", "source"}  # what kernels call their weights, and a choice between two of them
+EARLY = {"weight", "inner", "source"}  # what kernels call their weights, or a choice of them
 HARMLESS = {  # what may be called before the wait: these read no memory, or a weight's alone
     "tl.program_id", "tl.arange", "tl.where", "tl.minimum", "tl.cdiv", "tl.load",
     "let_next_come", "wait_for_last", "ask_for", "_rows_of",

@@ -71,6 +71,9 @@ if triton_available():
         row = tl.minimum(row, rows - 1)
         column = tl.minimum(column, columns - 1)
         start = values + row.to(tl.int64) * values_stride
+        # The product before may still read what this memory held before.
+        wait_for_last(OVERLAP)
+        let_next_come(OVERLAP)
         if BITS == 4:
             shared = tl.load(start + (column // 32 * 16 + column % 16))
             numbers = ((shared >> (column % 32 // 16 * 4).to(tl.uint8)) & 15).to(tl.float32)
@@ -82,7 +85,4 @@ if triton_available():
         if PAIRS != "":
             numbers -= zero
         place = out + row.to(tl.int64) * columns + column
-        # The product before may still read what this memory held before.
-        wait_for_last(OVERLAP)
-        let_next_come(OVERLAP)
         tl.store(place, (numbers * scale).to(out.dtype.element_ty), mask=inside)
