@@ -1,13 +1,16 @@
 """Quantised targets decode on the engine as in the reference loop, with and without drafts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from domino_spec.audit import Audit, EngineWay, audit_greedy
-from domino_spec.engine.attention import AttentionMetadata
+from domino_spec.engine.attention import AttentionMetadata, store_context
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.packing import Packed, Parts
 from domino_spec.engine.models import load_model
+from domino_spec.engine.models.base import Shape
 from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets import Target, load_target
@@ -164,3 +167,23 @@ def test_the_audit_finds_it_lossless(targets):
     way = EngineWay(make_engine(target, drafter_for(target)))
     found = audit_greedy(target, way, PROMPTS[:2], max_new_tokens=NEW, eos=())
     assert Audit(greedy=found, sampling=None).answer == "lossless"
+
+
+def test_a_drafters_context_is_stored_as_without_blocks():
+    """Past the capacity too."""
+    draw = torch.Generator().manual_seed(0)
+    kv, norms = torch.randn(6, 32, generator=draw), torch.randn(2, 8, generator=draw)
+    rotary = torch.randn(2, 40, 8, generator=draw).unbind()
+    shape = Shape(
+        hidden=32, heads=4, kv_heads=1, head_dim=8, eps=1e-5, windows=(None, None), scale=1.0
+    )
+    for norm in (None, norms):
+        found = []
+        for alone in (False, True):
+            cache = torch.zeros(2, 2, 2, 1, 16, 8)
+            metadata = AttentionMetadata(torch.tensor([1, 0]), torch.tensor([3, 14]), 3)
+            own = replace(shape, each_alone=alone)
+            store_context(kv, norm, (cache[:, 0], cache[:, 1]), rotary, metadata, own)
+            found.append(cache)
+        assert found[0].any()
+        torch.testing.assert_close(*found)
