@@ -129,9 +129,14 @@ class Target:
             )
         return self.batch_refusal
 
+    @property
+    def image_unsupported_reason(self) -> str | None:
+        """Why prompts hold no images, in words; None if they may."""
+        return image_unsupported_reason(self.model)
+
     def check_images(self) -> None:
         """Refuse images where the model does not read them."""
-        reason = image_unsupported_reason(self.model)
+        reason = self.image_unsupported_reason
         if reason is not None:
             raise TargetError(
                 f"the prompt holds images, which {self.name} does not take: {reason}. Give text "
