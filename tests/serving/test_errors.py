@@ -114,13 +114,13 @@ def test_values_that_make_no_sense(client, name):
     assert not client.service.sequences
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "video_url"])
+@pytest.mark.parametrize("kind", ["input_image", "input_audio", "file", "video_url"])
 def test_what_is_not_text_is_refused_by_name(client, kind):
     content = [{"type": "text", "text": "look"}, {"type": kind, kind: {"url": "x"}}]
     error = error_of(client.chat(messages=[{"role": "user", "content": content}]))
     assert error["code"] == "unsupported_parameter"
     assert error["param"] == "messages[0].content[1].type"
-    assert "text alone" in error["message"]
+    assert "parts of this type are not supported; give text" in error["message"]
 
 
 @pytest.mark.parametrize(

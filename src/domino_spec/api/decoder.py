@@ -33,7 +33,7 @@ from domino_spec.drafters.registry import describe_fitting_drafter, is_named
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.models import unsupported_reason
 from domino_spec.engine.models.base import hooked_modules
-from domino_spec.engine.sampling import unsupported_reason as unsupported_params
+from domino_spec.engine.sampling import unsupported_reason as unsupported_request
 from domino_spec.errors import InputError
 from domino_spec.grammars import GrammarCompiler, Vocabulary
 from domino_spec.settings import Quantize
@@ -67,6 +67,7 @@ class DominoDecoder:
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
         pack: bool | None = None,
+        processor: Any | None = None,
     ) -> None:
         """Combine loaded parts; `from_pretrained` loads a target by its name too.
 
@@ -76,11 +77,14 @@ class DominoDecoder:
         chains. `candidates` limits a head to each draft's best base candidates. `remeasure` does
         not read the costs that were kept. `chat_options` go to the chat template. `engine` is
         `fast`, `reference` or `auto`, which takes the engine where it can; on a CPU it keeps a
-        packed copy of the weights unless `pack` is False.
+        packed copy of the weights unless `pack` is False. `processor` is Transformers' of a
+        vision-language target, for chats with images.
         """
         loaded = LoadedTarget.of(target)
         self.target = loaded.target
         self.tokenizer = tokenizer
+        self._processor = processor
+        self._load_processor: Callable[[], Any] | None = None
         self.revision = revision
         self.chat_options = dict(chat_options or {})
         self.drafter: Drafter | None = None
@@ -147,6 +151,7 @@ class DominoDecoder:
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
         pack: bool | None = None,
+        processor: Any | None = None,
     ) -> DominoDecoder:
         """Load a target and a drafter from folders, files or hub ids; loaded ones are taken too.
 
@@ -179,7 +184,7 @@ class DominoDecoder:
             )
         else:
             loaded = LoadedTarget.of(target)
-        return cls(
+        decoder = cls(
             loaded.target,
             draft,
             tokenizer if tokenizer is not None else loaded.tokenizer,
@@ -193,7 +198,22 @@ class DominoDecoder:
             chat_options=chat_options,
             engine=engine,
             pack=pack,
+            processor=processor,
         )
+        decoder._load_processor = loaded.load_processor
+        return decoder
+
+    @property
+    def processor(self) -> Any:
+        """The target's processor of images, loaded at the first need."""
+        if self._processor is None:
+            if self._load_processor is None:
+                raise InputError(
+                    "the prompt holds images but the target came without a processor; pass "
+                    "processor=AutoProcessor.from_pretrained(...)."
+                )
+            self._processor = self._load_processor()
+        return self._processor
 
     @property
     def speculates(self) -> bool:
@@ -365,7 +385,7 @@ class DominoDecoder:
             if self.choice == "fast":
                 self._refuse(reason)
             return reason
-        reasons = (unsupported_params(sequence.params) for sequence in sequences)
+        reasons = (unsupported_request(sequence) for sequence in sequences)
         asked = next((f"as for the request, {reason}" for reason in reasons if reason), None)
         found = self.unsupported_reason() or asked or self._no_room_reason(sequences)
         if self.choice == "fast":
@@ -432,12 +452,16 @@ class DominoDecoder:
     def _in_loop(
         self, sequences: Sequence[Decoded], stats: RunStats
     ) -> Generator[SequenceOutput, None, None]:
-        speculate = any(sequence.speculate for sequence in sequences)
-        drafter = self._drafting if speculate else None
+        text = [sequence for sequence in sequences if not sequence.multimodal_inputs]
+        batches = [text] if text else []
+        batches += [[sequence] for sequence in sequences if sequence.multimodal_inputs]
         try:
-            for output in decode(self.target, drafter, sequences, stats):
-                yield output
-                self._watch.look(stats, None)
+            for batch in batches:
+                speculate = any(sequence.speculate for sequence in batch)
+                drafter = self._drafting if speculate else None
+                for output in decode(self.target, drafter, batch, stats):
+                    yield output
+                    self._watch.look(stats, None)
         finally:
             self._watch.end(stats)
 
@@ -454,6 +478,7 @@ class DominoDecoder:
             params,
             self.target,
             self.tokenizer,
+            processor=lambda: self.processor,
             chat_options=self.chat_options,
             ends=self.eos_token_ids,
             grammars=self.grammars,

@@ -99,7 +99,9 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]], tokenizer: Any, options: Mapping[str, Any]
 ) -> str:
     """What the target's chat template makes of these messages, up to where the answer begins."""
-    if not getattr(require_tokenizer(tokenizer), "chat_template", None):
+    if not (
+        getattr(require_tokenizer(tokenizer), "chat_template", None) or "chat_template" in options
+    ):
         raise InputError(
             "the prompt is a chat but the target's tokenizer has no chat template; give plain text "
             "or set tokenizer.chat_template."

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from domino_spec.api.images import encode_image_chat, holds_images
 from domino_spec.api.prompts import Prompt, check_prompt, encode_prompt
 from domino_spec.decoding import RunStats, SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
@@ -22,23 +23,36 @@ def make_sequences(
     target: Target,
     tokenizer: Any | None,
     *,
+    processor: Callable[[], Any],
     chat_options: Mapping[str, Any],
     ends: Collection[int],
     grammars: GrammarCompiler,
     run: RunStats | None = None,
     **options: Any,
 ) -> list[Decoded]:
-    """One sequence a prompt; `options` are those of `Sequence`."""
+    """One sequence a prompt; `options` are those of `Sequence`.
+
+    `processor` gives the target's, for a chat with images.
+    """
     if not prompts:
         raise InputError("there is no prompt; expected at least one.")
     sequences = []
     for index, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-        tokens = encode_prompt(prompt, tokenizer, chat_options)
+        values: dict[str, Any] = {"index": index, **options}
+        if holds_images(prompt):
+            target.check_images()
+            tokens, values["multimodal_inputs"] = encode_image_chat(
+                prompt,  # type: ignore[arg-type]
+                processor(),
+                tokenizer,
+                chat_options,
+            )
+        else:
+            tokens = encode_prompt(prompt, tokenizer, chat_options)
         check_prompt(tokens, own.max_new_tokens, target)
         own.check_vocabulary(target.vocab_size)
         own = own.for_sequence(index, len(prompts))
         rules = stop_rules(own, tokenizer, ends)
-        values = {"index": index, **options}
         if own.grammar is not None:
             values["matcher"] = grammars.compile(own.grammar).matcher()
         sequences.append(Decoded(tokens, own, stop_rules=rules, eos=ends, run=run, **values))

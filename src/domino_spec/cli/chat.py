@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from domino_spec.cli.command import Voice, command
 from domino_spec.cli.generate import why_plain
 from domino_spec.cli.loading import (
     QUIET,
     ChatOptions,
+    ImageOption,
     LoopOptions,
     NoSpeculateOption,
     SamplingOptions,
     TargetArgument,
     load_decoder,
+    require_images,
     require_places,
+    user_content,
 )
 from domino_spec.cli.render import LEGEND, TokenWriter, speed_line, statistics_lines
 from domino_spec.errors import DominoError, InputError
@@ -40,6 +45,7 @@ def chat(
     voice: Voice,
     target: TargetArgument,
     *,
+    image: ImageOption = None,
     no_speculate: NoSpeculateOption = False,
     draft_options: DraftOptions,
     sampling: SamplingOptions,
@@ -48,10 +54,11 @@ def chat(
     loop_options: LoopOptions,
 ) -> None:
     """Talk with the target; accepted drafts and its own tokens differ in colour."""
+    require_images(image or [])
     require_places(voice, target, target_options.revision, draft=draft_options)
     params = sampling.params()
     decoder = load_decoder(voice, target, target_options, draft_options, chat_options, loop_options)
-    if not getattr(decoder.tokenizer, "chat_template", None):
+    if not (image or getattr(decoder.tokenizer, "chat_template", None)):
         raise InputError(
             f"{target} has no chat template, so it cannot hold a conversation; continue plain "
             "text with domino generate --raw."
@@ -63,7 +70,14 @@ def chat(
     else:
         voice.note(f"decoding plainly: {why_plain(decoder)}")
     voice.note("/help lists the commands, Ctrl-D leaves")
-    Conversation(voice, decoder, params, system=chat_options.system, speculate=speculate).hold()
+    Conversation(
+        voice,
+        decoder,
+        params,
+        system=chat_options.system,
+        images=image or [],
+        speculate=speculate,
+    ).hold()
 
 
 class Conversation:
@@ -76,13 +90,17 @@ class Conversation:
         params: SamplingParams,
         *,
         system: str | None,
+        images: Sequence[Path] = (),
         speculate: bool,
     ) -> None:
         from domino_spec.decoding import RunStats
 
         self._voice, self._decoder = voice, decoder
         self._params, self._speculate = params, speculate
-        self._start = [] if system is None else [{"role": "system", "content": system}]
+        self._images = images
+        self._start: list[dict[str, Any]] = []
+        if system is not None:
+            self._start.append({"role": "system", "content": system})
         self._messages = list(self._start)
         self._total, self._total_tokens = RunStats(), 0
 
@@ -104,8 +122,10 @@ class Conversation:
             if line.startswith("/"):
                 self._command(line)
             elif line:
+                first = self._messages == self._start
+                content = user_content(line, self._images if first else ())
                 try:
-                    self._answer([*self._messages, {"role": "user", "content": line}])
+                    self._answer([*self._messages, {"role": "user", "content": content}])
                 except DominoError as error:
                     self._voice.error(str(error))
 
@@ -121,17 +141,24 @@ class Conversation:
         else:
             self._voice.error(f"there is no command {line.split()[0]}; /help lists them.")
 
-    def _answer(self, messages: list[dict[str, str]]) -> None:
+    def _answer(self, messages: list[dict[str, Any]]) -> None:
         """Stream an answer; an interrupted one counts as far as it was shown."""
+        from domino_spec.api.images import encode_image_chat
         from domino_spec.api.prompts import encode_prompt
 
-        prompt = encode_prompt(messages, self._decoder.tokenizer, self._decoder.chat_options)
+        decoder, options = self._decoder, self._decoder.chat_options
+        prompt: Any = messages
+        if self._images:  # encoded once more below: only so the length is known
+            decoder.target.check_images()
+            ids, _ = encode_image_chat(messages, decoder.processor, decoder.tokenizer, options)
+        else:
+            prompt = ids = encode_prompt(messages, decoder.tokenizer, options)
         writer = TokenWriter(self._voice.out, coloured=self._speculate)
         stats: RunStats | None = None
-        params = self._fitting(len(prompt))
+        params = self._fitting(len(ids))
         with self._voice.holding_warnings():
             try:
-                for token in self._decoder.stream(prompt, params, speculate=self._speculate):
+                for token in decoder.stream(prompt, params, speculate=self._speculate):
                     stats = token.run
                     writer.write(token)
                 writer.end()

@@ -15,12 +15,15 @@ from domino_spec.cli.loading import (
     QUIET,
     ChatOptions,
     GrammarOptions,
+    ImageOption,
     LoopOptions,
     NoSpeculateOption,
     SamplingOptions,
     TargetArgument,
     load_decoder,
+    require_images,
     require_places,
+    user_content,
 )
 from domino_spec.cli.render import LEGEND, TokenWriter, shortened, statistics_lines, write_plain
 from domino_spec.errors import InputError
@@ -45,6 +48,7 @@ def generate(
     prompt_file: Annotated[
         list[Path] | None, typer.Option("--prompt-file", help="A file that holds one prompt.")
     ] = None,
+    image: ImageOption = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue plain text, without the chat template.")
     ] = False,
@@ -62,10 +66,17 @@ def generate(
     """
     given = [*(texts or []), *(prompt or [])]
     written = collect_prompts(given, files=prompt_file or [], raw=raw)
+    images = image or []
+    if images and len(written) > 1:
+        raise InputError(f"--image is for one prompt; {len(written)} are given.")
+    require_images(images)
     require_places(voice, target, target_options.revision, draft=draft_options)
     params = dataclasses.replace(sampling.params(), grammar=grammar.read())
     decoder = load_decoder(voice, target, target_options, draft_options, chat, loop_options)
-    prompts = [as_prompt(text, decoder.tokenizer, raw=raw, system=chat.system) for text in written]
+    prompts = [
+        as_prompt(text, decoder.tokenizer, raw=raw, system=chat.system, images=images)
+        for text in written
+    ]
     if not raw and isinstance(prompts[0], str):
         voice.note("the target's tokenizer has no chat template: continuing plain text")
     speculate = decoder.speculates and not no_speculate
@@ -132,7 +143,7 @@ def _document(
 
 
 STDIN = "-"
-CliPrompt = str | list[dict[str, str]]
+CliPrompt = str | list[dict[str, Any]]
 
 
 def collect_prompts(
@@ -155,15 +166,25 @@ def collect_prompts(
     return texts
 
 
-def as_prompt(text: str, tokenizer: Any, *, raw: bool, system: str | None) -> CliPrompt:
+def as_prompt(
+    text: str,
+    tokenizer: Any,
+    *,
+    raw: bool,
+    system: str | None,
+    images: Sequence[Path] = (),
+) -> CliPrompt:
     """A user message where the tokenizer has a chat template, else plain text to continue."""
-    if raw or not getattr(tokenizer, "chat_template", None):
+    if raw and images:
+        raise InputError("an image needs the chat template, but --raw was given; drop one of them.")
+    # Some models keep the template of chats with images with their processor alone.
+    if raw or not (images or getattr(tokenizer, "chat_template", None)):
         if system is not None:
             why = "--raw was given" if raw else "the target's tokenizer has no chat template"
             raise InputError(f"a system message needs a chat template, but {why}; drop --system.")
         return text
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return [*messages, {"role": "user", "content": text.rstrip("\n")}]
+    return [*messages, {"role": "user", "content": user_content(text.rstrip("\n"), images)}]
 
 
 def _read(path: str) -> str:

@@ -97,6 +97,29 @@ class SamplingOptions(Settings):
         return SamplingParams(**dict(self))
 
 
+ImageOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image", help="A file that a vision-language target is shown first; repeatable."
+    ),
+]
+
+
+def require_images(images: Sequence[Path]) -> None:
+    """Refuse a file that is not there before anything is loaded."""
+    for path in images:
+        if not path.is_file():
+            raise InputError(f"the image {path} is not there; expected a file.")
+
+
+def user_content(text: str, images: Sequence[Path]) -> str | list[dict[str, Any]]:
+    """What a user says: the text, after the images if there are any."""
+    if not images:
+        return text
+    shown = [{"type": "image", "image": path} for path in images]
+    return [*shown, {"type": "text", "text": text}]
+
+
 class GrammarOptions(Settings):
     """What the text must match; one of these at most."""
 

@@ -15,6 +15,7 @@ from domino_spec.decoding.sequence import Sequence as Decoded
 from domino_spec.decoding.sequence import SequenceOutput, TokenScore, token_scores
 from domino_spec.decoding.stats import RunStats, Stopwatch
 from domino_spec.drafter.tree import DraftTree, chain
+from domino_spec.errors import InputError
 from domino_spec.targets import Target, TargetCache
 
 _SCORED_AT_ONCE = 64
@@ -36,6 +37,12 @@ def decode(
     stats = RunStats() if stats is None else stats
     watch = Stopwatch(stats, target.device)
     sequences = list(sequences)
+    images = sum(bool(sequence.multimodal_inputs) for sequence in sequences)
+    if images and len(sequences) > 1:
+        raise InputError(
+            f"{images} of {len(sequences)} sequences have images in their prompts, whose prefill "
+            "is not padded; decode each of them by itself."
+        )
     for sequence in sequences:
         if sequence.sampler is None:
             sequence.sampler = make_sampler(sequence)
@@ -160,6 +167,7 @@ def _prefill(
         capture_layers=drafting.capture_layers,
         keep=lasts,
         rollback=len(set(lengths)) > 1,  # of the padding
+        multimodal_inputs=sequences[0].multimodal_inputs,  # such a sequence is alone
     )
     columns = [sorted(set(lasts)).index(last) for last in lasts]
     logits = output.logits[torch.arange(len(sequences)), columns].unsqueeze(1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -59,6 +59,7 @@ class Sequence:
         run: RunStats | None = None,
         seen_prompt: Tokens[int] | None = None,
         matcher: Matcher | None = None,
+        multimodal_inputs: Mapping[str, Any] | None = None,
     ) -> None:
         """`seed` None takes the parameters' seed + `index`, or a fresh one.
 
@@ -67,16 +68,24 @@ class Sequence:
         `speculate` no draft is made for it, and without `reuse` all of its prompt is computed,
         whatever the caches hold. `run` sums up the counts of several sequences. `seen_prompt` is
         the prompt as processors and criteria see it, where the caller padded it. `matcher` is that
-        of the parameters' grammar.
+        of the parameters' grammar. `multimodal_inputs` are what the target's prefill takes besides
+        token ids, as Transformers' processor made it of the prompt's images.
         """
         if (params.grammar is None) != (matcher is None):
             raise InputError(
                 "a sequence with a grammar needs a matcher of it, and no other has one: "
                 "GrammarCompiler.compile(params.grammar).matcher()."
             )
+        if multimodal_inputs and params.prompt_logprobs is not None:
+            raise InputError(
+                "prompt_logprobs are asked for of a prompt with images, whose prefill is one pass; "
+                "leave them out, or give text alone."
+            )
         self.index = next(_ids) if index is None else index
         self.prompt = list(prompt)
         self.seen_prompt = self.prompt if seen_prompt is None else list(seen_prompt)
+        self.multimodal_inputs = dict(multimodal_inputs or {})
+        """Pixel values and the like; empty for text. Only the reference loop reads them."""
         self.params = params
         self.matcher = matcher
         """Where it is in its grammar; follows what is committed."""

@@ -798,7 +798,7 @@ def check_settings(
 
 def check_sequence(sequence: Decoded, *, vocab_size: int) -> None:
     """Refuse a sequence that has begun elsewhere, or that needs the reference loop."""
-    reason = unsupported_reason(sequence.params)
+    reason = unsupported_reason(sequence)
     sequence.params.check_vocabulary(vocab_size)
     if sequence.sampler is not None:
         reason = "it chooses its tokens by a sampler of the reference loop"

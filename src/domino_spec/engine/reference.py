@@ -9,6 +9,8 @@ from typing import cast
 from domino_spec.decoding import Drafter, SequenceOutput, decode
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import ABORTED
+from domino_spec.engine.engine import Engine
+from domino_spec.engine.sampling import unsupported_reason
 from domino_spec.engine.scheduler import FairQueue
 from domino_spec.targets import Target
 
@@ -84,3 +86,45 @@ class ReferenceEngine:
         if outputs is not None:
             with suppress(Exception):  # it may be the very one that raised
                 outputs.close()
+
+
+class FallbackEngine:
+    """An engine, and in turns with its steps the reference loop for what it cannot run."""
+
+    def __init__(self, engine: Engine, reference: ReferenceEngine) -> None:
+        self._engine = engine
+        self._reference = reference
+
+    @property
+    def running(self) -> int:
+        """Sequences in slots, and the one in the reference loop."""
+        return self._engine.running + self._reference.running
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have not begun."""
+        return self._engine.waiting + self._reference.waiting
+
+    @property
+    def max_sequences(self) -> int:
+        """Sequences that can run at a time."""
+        return self._engine.max_sequences + self._reference.max_sequences
+
+    def add_request(self, sequence: Decoded) -> Decoded:
+        """Queue a sequence where it can run."""
+        if unsupported_reason(sequence) is None:
+            return self._engine.add_request(sequence)
+        return self._reference.add_request(sequence)
+
+    def step(self) -> list[SequenceOutput]:
+        """A step of the engine, then a cycle of the reference loop's sequence."""
+        return self._engine.step() + self._reference.step()
+
+    def abort(self, sequence: Decoded) -> None:
+        """Take a sequence out, waiting or running."""
+        engine = self._engine if unsupported_reason(sequence) is None else self._reference
+        engine.abort(sequence)
+
+    def reset(self, error: Exception) -> list[SequenceOutput]:
+        """Both begin anew."""
+        return self._engine.reset(error) + self._reference.reset(error)

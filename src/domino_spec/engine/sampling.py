@@ -16,7 +16,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from domino_spec.decoding import SamplingParams
+from domino_spec.decoding import SamplingParams, Sequence
 from domino_spec.decoding.noise import DRAFTS, noised, salted
 from domino_spec.engine.kernels.choose import choose, restrict
 from domino_spec.settings import AcceptRule
@@ -149,8 +149,11 @@ def _each(draws: Draws, count: int) -> Draws:
     return replace(draws, **each)
 
 
-def unsupported_reason(params: SamplingParams) -> str | None:
+def unsupported_reason(sequence: Sequence) -> str | None:
     """What in a request needs the reference loop, in words; None if nothing does."""
+    params = sequence.params
+    if sequence.multimodal_inputs:
+        return "its prompt holds images"
     if params.samples and params.hooked and params.rule != "coupled":
         return (
             f"it asks for accept={params.accept!r} with processors or hooks, with which the "

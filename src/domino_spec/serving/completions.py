@@ -77,13 +77,17 @@ class CompletionHandler:
         """Complete a chat, answered in the shape of `response`."""
         self._check(request, 1)
         assert self._format is not None
-        prompt = await self.encode_messages(request)
+        prompt, inputs = await self._encode(request)
         form = self._format.message_format(request, prompt)
         grammar = await self._compile(self._format.grammar(request, form))
-        return self._respond(request, [prompt], response, form, grammar)
+        return self._respond(request, [prompt], response, form, grammar, inputs)
 
     async def encode_messages(self, request: ChatOptions) -> list[int]:
         """Token ids of a chat, through the target's own template."""
+        return (await self._encode(request))[0]
+
+    async def _encode(self, request: ChatOptions) -> tuple[list[int], dict[str, Any]]:
+        """Token ids, and what the prefill takes besides where the chat holds images."""
         service, known = self._service, self._format
         if known is None:
             raise InputError("the model came without a tokenizer, which has the chat template.")
@@ -96,9 +100,12 @@ class CompletionHandler:
                 if message["role"] == "developer":
                     message["role"] = "system"
         with at_param("messages"):
-            return await service.encode_chat(
+            if any(not isinstance(message["content"], str) for message in messages):
+                return await service.encode_images(messages, options)
+            tokens = await service.encode_chat(
                 messages, options, add_special_tokens=bool(request.add_special_tokens)
             )
+        return tokens, {}
 
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
@@ -148,6 +155,7 @@ class CompletionHandler:
         response: Callable[..., SequencesResponse],
         form: MessageFormat,
         grammar: CompiledGrammar | None = None,
+        multimodal_inputs: Mapping[str, Any] | None = None,
     ) -> SequencesResponse:
         service, texts, options = self._service, self._texts, request.domino
         assert texts is not None
@@ -165,6 +173,8 @@ class CompletionHandler:
                     if choice and request.echo_logprobs is None:  # a prompt is scored once
                         params = replace(params, prompt_logprobs=None)
                     how: dict[str, Any] = {"speculate": options.speculate, "reuse": options.reuse}
+                    if multimodal_inputs:
+                        how["multimodal_inputs"] = multimodal_inputs
                     if form.kept:
                         how["kept"] = form.kept
                     if form.tools is not None and not form.parallel:

@@ -75,6 +75,10 @@ class ServerConfig(Settings):
     max_queue: Annotated[int, Ge(0)] = 256
     """Sequences that may wait for a slot; more are answered 429."""
     max_body_bytes: Annotated[int, Ge(1024)] = 4 * 1024 * 1024
+    max_image_bytes: _Count = 3 * 1024 * 1024
+    """Of one image's file, before base64 makes it a third longer."""
+    max_image_pixels: _Count = 16 * 1024 * 1024
+    """Of all images of a request together; a small file may hold many."""
     drain_seconds: Annotated[float, Ge(0)] = 30.0
     """How long requests may go on after the server was told to stop."""
 

@@ -12,8 +12,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     JsonValue,
+    Tag,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -491,7 +493,9 @@ class BaseCompletionRequest(BaseRequest):
         return self
 
 
-TEXT_PARTS_ONLY = "parts of this type are not supported: the model reads text alone"
+UNSUPPORTED_PART = "parts of this type are not supported; give text"
+DATA_URL = "data:image/"
+_BASE64 = ";base64,"
 
 
 def only(*types: str, reason: str) -> Callable[[object], object]:
@@ -510,11 +514,58 @@ class TextPart(StrictModel):
 
     unknown_prefix: ClassVar[str | None] = "messages.content."
 
-    type: Annotated[Literal["text"], BeforeValidator(only("text", reason=TEXT_PARTS_ONLY))]
+    type: Annotated[Literal["text"], BeforeValidator(only("text", reason=UNSUPPORTED_PART))]
     text: str
 
 
+class ImageUrl(StrictModel):
+    """An image in a data URL: the server fetches nothing and opens no file."""
+
+    unknown_prefix: ClassVar[str | None] = "messages.content.image_url."
+
+    url: str
+    detail: Literal["auto"] | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _check_data(cls, url: str) -> str:
+        if not url.lower().startswith(DATA_URL):
+            scheme = url.partition(":")[0][:20] if ":" in url else "no scheme"
+            words = (
+                f"a URL with {scheme} is not supported: the server fetches nothing; send the image "
+                "itself as data:image/png;base64,..."
+            )
+            raise PydanticCustomError("unsupported", "{reason}", {"reason": words})
+        if _BASE64 not in url[:100]:
+            raise PydanticCustomError("no_base64", "is not base64; expected data:image/png;base64,")
+        return url
+
+    @property
+    def data(self) -> str:
+        """The file, in base64."""
+        return self.url.partition(_BASE64)[2]
+
+
+class ImagePart(StrictModel):
+    """An image in a user's message."""
+
+    unknown_prefix: ClassVar[str | None] = "messages.content."
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+def _part_tag(part: object) -> str:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "image_url" if kind == "image_url" else "text"
+
+
 MessageContent = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
+UserPart = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[ImagePart, Tag("image_url")],
+    Discriminator(_part_tag),
+]
+UserContent = str | Annotated[list[UserPart], Field(fail_fast=True, min_length=1)]
 ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 
@@ -640,9 +691,37 @@ class TextMessage(BaseMessage):
     """What the model is told."""
 
     role: Literal["system", "developer", "user"]
-    content: MessageContent
+    content: UserContent
     tool_calls: EmptyList | None = None
     tool_call_id: None = None
+
+    @property
+    def images(self) -> list[ImageUrl]:
+        """In order."""
+        parts = () if isinstance(self.content, str) else self.content
+        return [part.image_url for part in parts if isinstance(part, ImagePart)]
+
+    @field_validator("content")
+    @classmethod
+    def _check_images(cls, content: UserContent, info: ValidationInfo) -> UserContent:
+        user = info.data.get("role") == "user"
+        if not user and any(isinstance(part, ImagePart) for part in content):
+            raise PydanticCustomError("no_image", "holds an image; only a user's message may")
+        return content
+
+    def to_template(self) -> dict[str, Any]:
+        """With images its parts are kept apart; each image is its file in base64."""
+        if not self.images:
+            return super().to_template()
+        parts = [
+            {"type": "image", "image": part.image_url.data}
+            if isinstance(part, ImagePart)
+            else {"type": "text", "text": part.text}
+            for part in self.content
+            if not isinstance(part, str)
+        ]
+        name = {} if self.name is None else {"name": self.name}
+        return {"role": self.role, "content": parts, **name}
 
 
 class ToolMessage(BaseMessage):
@@ -751,7 +830,10 @@ class ChatOptions(ApiRequest):
         """The text that the answer goes on with, if any."""
         if not (self.continue_final_message and self.messages):
             return ""
-        return str(self.messages[-1].to_template()["content"])
+        content = self.messages[-1].to_template()["content"]
+        if isinstance(content, str):
+            return content
+        return "".join(part.get("text", "") for part in content)
 
     def to_template(self) -> list[dict[str, Any]]:
         """The messages as templates take them; some want the function's name with its result."""

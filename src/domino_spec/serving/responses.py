@@ -25,8 +25,8 @@ from domino_spec.serving.errors import ApiError, from_validation
 from domino_spec.serving.parsers import Piece
 from domino_spec.serving.protocol import (
     MAX_TOOLS,
-    TEXT_PARTS_ONLY,
     UNSUPPORTED,
+    UNSUPPORTED_PART,
     BaseRequest,
     CallId,
     ChatCompletionRequest,
@@ -82,7 +82,7 @@ class InputPart(StrictModel):
 
     unknown_prefix: ClassVar[str | None] = "input.content."
 
-    type: Annotated[PartType, BeforeValidator(only(*get_args(PartType), reason=TEXT_PARTS_ONLY))]
+    type: Annotated[PartType, BeforeValidator(only(*get_args(PartType), reason=UNSUPPORTED_PART))]
     text: str
     annotations: EmptyList | None = None
     logprobs: EmptyList | None = None

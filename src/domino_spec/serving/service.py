@@ -15,9 +15,9 @@ from domino_spec.api.sequences import stop_rules
 from domino_spec.decoding import SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.params import TOKEN_FIELDS
-from domino_spec.engine.reference import ReferenceEngine
+from domino_spec.engine.reference import FallbackEngine, ReferenceEngine
 from domino_spec.engine.sizes import MOST_DRAFTING, Size, free_bytes, token_bytes
-from domino_spec.errors import InputError
+from domino_spec.errors import InputError, TargetError
 from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
 from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.errors import ContextLengthError, at_param
@@ -136,10 +136,10 @@ class Service:
         """What decodes, and how many tokens a sequence may have."""
         decoder, config = self.decoder, self.config
         context = decoder.target.context_length
+        reference = ReferenceEngine(decoder.target, decoder.drafter if decoder.depth else None)
         reason = decoder.unsupported_reason()
         if reason is not None:
             log(f"one request at a time, through Transformers: {reason}")
-            reference = ReferenceEngine(decoder.target, decoder.drafter if decoder.depth else None)
             return reference, check_context(config, context) or _UNKNOWN_CONTEXT
         target = decoder.target
         size = cache_size(
@@ -163,6 +163,9 @@ class Service:
                 count = min(size.slots, _CAPTURE_SIZE) if scores is None else 1
                 engine.capture(count, params, speculate=drafts)
         log(f"{size.slots} slots of {size.capacity} tokens")
+        if target.image_unsupported_reason is None:
+            log("prompts with images: one request at a time, through Transformers")
+            return FallbackEngine(engine, reference), size.capacity
         return engine, size.capacity
 
     # For handlers -------------------------------------------------------------------------------
@@ -219,6 +222,29 @@ class Service:
         return await self._prompts.encode_chat(
             messages, given, add_special_tokens=add_special_tokens, client=CLIENT.get()
         )
+
+    async def encode_images(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> tuple[list[int], dict[str, Any]]:
+        """Messages with images through the target's processor, in a thread."""
+        try:
+            self.decoder.target.check_images()
+        except TargetError as error:
+            raise InputError(str(error)) from error
+        return await self._prompts.encode_images(
+            messages,
+            {**self.decoder.chat_options, **options},
+            processor=self._processor,
+            max_bytes=self.config.max_image_bytes,
+            max_pixels=self.config.max_image_pixels,
+            client=CLIENT.get(),
+        )
+
+    def _processor(self) -> Any:
+        try:
+            return self.decoder.processor
+        except TargetError as error:  # of the server's own, which its log tells in full
+            raise InputError(f"this server reads no images: {error}") from error
 
     def sequence(
         self,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import json
 import math
 import re
@@ -11,16 +13,19 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from domino_spec.api.images import encode_image_chat
 from domino_spec.api.prompts import encode_texts, render_chat, require_tokenizer
 from domino_spec.engine.scheduler import FairQueue
+from domino_spec.errors import InputError
 from domino_spec.serving.errors import ContextLengthError, QueueFullError
 
+_T = TypeVar("_T")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "\u2581"
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -100,6 +105,32 @@ class PromptEncoder:
 
         return await self._encode_long(size, encode, client)
 
+    async def encode_images(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any],
+        *,
+        processor: Callable[[], Any],
+        max_bytes: int,
+        max_pixels: int,
+        client: str = "",
+    ) -> tuple[list[int], dict[str, Any]]:
+        """Messages whose images are files in base64, and what else the target's prefill takes.
+
+        A processor encodes the whole text at once, so that names of special tokens in it are
+        refused here.
+        """
+
+        def encode() -> tuple[list[int], dict[str, Any]]:
+            self._chats.refuse_special(messages, template_kwargs)
+            opened = [_with_files(message, max_bytes) for message in messages]
+            return encode_image_chat(
+                opened, processor(), self._tokenizer, template_kwargs, max_pixels=max_pixels
+            )
+
+        size = _size_of([*messages, template_kwargs]) + len(messages) * _MESSAGE
+        return await self._encode_long(size, encode, client)
+
     def close(self) -> None:
         """End the threads, once what they do is done."""
         self._short_thread.shutdown(cancel_futures=True)
@@ -158,9 +189,7 @@ class PromptEncoder:
 
     # Long prompts -------------------------------------------------------------------------------
 
-    async def _encode_long(
-        self, size: int, encode: Callable[[], list[int]], client: str
-    ) -> list[int]:
+    async def _encode_long(self, size: int, encode: Callable[[], _T], client: str) -> _T:
         if self._long_characters + size > max(_WAITING_CHARACTERS, size):
             raise QueueFullError(
                 f"prompts of {self._long_characters} characters wait to be tokenised already; come "
@@ -174,7 +203,8 @@ class PromptEncoder:
         if not self._long_running:
             self._run_long(loop)
         try:
-            return await prompt.ids
+            found: _T = await prompt.ids
+            return found
         finally:
             if self._long.remove(prompt):  # its client left while it waited
                 self._long_characters -= size
@@ -187,7 +217,7 @@ class PromptEncoder:
         self._long_characters -= prompt.size
         running = loop.run_in_executor(self._long_thread, prompt.run)
 
-        def finish(done: asyncio.Future[list[int] | Exception]) -> None:
+        def finish(done: asyncio.Future[Any]) -> None:
             _resolve(prompt.ids, done.result())
             self._run_long(loop)
 
@@ -219,11 +249,11 @@ class PromptEncoder:
 
 
 class _LongPrompt(NamedTuple):
-    encode: Callable[[], list[int]]
+    encode: Callable[[], Any]
     size: int
-    ids: asyncio.Future[list[int]]
+    ids: asyncio.Future[Any]
 
-    def run(self) -> list[int] | Exception:
+    def run(self) -> Any:
         """In a thread; an error is the request's, not the thread's."""
         try:
             return self.encode()
@@ -231,13 +261,37 @@ class _LongPrompt(NamedTuple):
             return error
 
 
-def _resolve(ids: asyncio.Future[list[int]], found: list[int] | Exception) -> None:
+def _resolve(ids: asyncio.Future[Any], found: Any) -> None:
     if ids.done():  # its request was cancelled
         return
     if isinstance(found, Exception):
         ids.set_exception(found)
     else:
         ids.set_result(found)
+
+
+def _with_files(message: Mapping[str, Any], max_bytes: int) -> dict[str, Any]:
+    """The message with its images' files, none of them larger."""
+    if not isinstance(message.get("content"), list):
+        return dict(message)
+    parts = []
+    for part in message["content"]:
+        if part["type"] == "image":
+            part = {**part, "image": _read_base64(part["image"], max_bytes)}
+        parts.append(part)
+    return {**message, "content": parts}
+
+
+def _read_base64(text: str, max_bytes: int) -> bytes:
+    size = len(text) // 4 * 3 - text[-2:].count("=")
+    if size > max_bytes:
+        raise InputError(
+            f"an image has {size} bytes; this server takes {max_bytes}. Send a smaller one."
+        )
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"an image's data URL does not hold base64: {error}.") from error
 
 
 def _size_of(value: Any) -> int:
@@ -386,6 +440,22 @@ class ChatEncoder:
             {name: self._split(value, cut) for name, value in template_kwargs.items()},
         )
         return [piece for piece in text.split(cut) if piece]
+
+    def refuse_special(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]
+    ) -> None:
+        """Refuse a chat that must be encoded whole and has a special token's name in its text."""
+        texts = [
+            {**message, "content": [part.get("text", "") for part in message["content"]]}
+            if isinstance(message.get("content"), list)
+            else message
+            for message in messages
+        ]
+        if self._has_special([*texts, template_kwargs]):
+            raise InputError(
+                "the text of a chat with images holds the name of a special token, which the model "
+                "would read as that token; leave it out."
+            )
 
     def _has_special(self, value: Any) -> bool:
         if isinstance(value, str):

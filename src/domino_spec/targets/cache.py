@@ -43,6 +43,8 @@ class TargetCache:
         """`recurrent` are the modules of the configuration's linear-attention layers."""
         self.past = growing_cache(config)
         self.lengths = [0] * batch
+        self.rope_deltas = [0] * batch
+        """What M-RoPE adds to the positions of the tokens after each sequence's images."""
         self._linear = frozenset(recurrent)
         self._states = RecurrentStates(self.past, recurrent) if recurrent else None
 
@@ -96,6 +98,7 @@ class TargetCache:
         if self._states is not None:
             self._states.select(kept)
         self.lengths = [self.lengths[index] for index in kept]
+        self.rope_deltas = [self.rope_deltas[index] for index in kept]
 
     def positions(self, count: int, device: torch.device) -> Tensor:
         """Absolute positions of the next `count` tokens of every sequence, [batch, count]."""

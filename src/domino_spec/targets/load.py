@@ -26,7 +26,14 @@ import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from domino_spec import __version__
 from domino_spec.cache import cache_folder
@@ -42,7 +49,7 @@ from domino_spec.targets.quantized import (
     load_blocks,
     quantize_model,
 )
-from domino_spec.targets.support import check_config, unwrap_adapters
+from domino_spec.targets.support import IMAGE_FAMILIES, check_config, unwrap_adapters
 from domino_spec.targets.target import Target
 from domino_spec.targets.weight_only import (
     GPU_FAMILIES,
@@ -71,6 +78,8 @@ class LoadedTarget:
     tokenizer: Any | None
     source: str
     revision: str | None
+    load_processor: Callable[[], Any] | None = None
+    """Makes the processor of a target that takes images."""
 
     @classmethod
     def of(cls, model: Any) -> LoadedTarget:
@@ -158,6 +167,7 @@ def load_target(
         tokenizer=load_tokenizer(source, **origin),
         source=str(source),
         revision=resolved_revision(source, revision),
+        load_processor=partial(load_processor, source, **origin),
     )
 
 
@@ -216,12 +226,20 @@ def _load_model(
     place, common = _place(source, **origin)
     given = {key: value for key, value in options.items() if value is not None}
     model, loading = _attempt(
-        source, AutoModelForCausalLM.from_pretrained, place, **common, **given
+        source, _model_class(config).from_pretrained, place, **common, **given
     )
     _require_all_weights(source, loading)
     if not stays and device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
     return model
+
+
+def _model_class(config: Any) -> Any:
+    """A family of images that is no causal LM by name has its lm_head all the same."""
+    with_images = config.model_type in IMAGE_FAMILIES
+    if with_images and config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return AutoModelForImageTextToText
+    return AutoModelForCausalLM
 
 
 def _merged(adapter: str | Path, model: Any) -> Any:
@@ -267,6 +285,30 @@ def load_tokenizer(
         if own is not None:
             return own
     return _read_tokenizer(source, place, common)
+
+
+def load_processor(
+    source: str | Path,
+    *,
+    revision: str | None = None,
+    base: str | None = None,
+    trust_remote_code: bool = False,
+    weights: bool = True,
+) -> Any:
+    """Transformers' processor of a vision-language model's folder, for chats with images."""
+    place, common = _place(source, revision, trust_remote_code, base, weights)
+    try:
+        return AutoProcessor.from_pretrained(place, **common)
+    except ImportError as error:
+        raise TargetError(
+            f"the processor of {source} needs a package that is missing: {_first_line(error)} "
+            "domino-spec[vision] has what Transformers' processors need."
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise TargetError(
+            f"the processor of {source} cannot be loaded, so that images cannot be read: "
+            f"{_first_line(error)}"
+        ) from error
 
 
 def _read_tokenizer(source: str | Path, place: str, common: Mapping[str, Any]) -> Any | None:

@@ -15,6 +15,9 @@ LINEAR_ATTENTION = "linear_attention"
 EACH_TOKEN = "domino_each_token"
 """The attention implementation of quantised targets, as Transformers knows it."""
 
+IMAGE_FAMILIES = ("gemma3", "qwen2_5_vl", "qwen3_vl")
+"""The `model_type`s of vision-language targets whose images are read."""
+
 _QUANTISATIONS_THAT_WORK = frozenset(
     {
         # Weights only, or activations scaled per token: a token's result does not depend on
@@ -95,6 +98,15 @@ def own_window(config: Any) -> str | None:
         if counts and "window" in name and not ours:
             return f"{name}={value}"
     return None
+
+
+def image_unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Why prompts for this model hold no images, in words; None if they may."""
+    kind = str(model.config.model_type)
+    if kind in IMAGE_FAMILIES and hasattr(model.base_model, "get_image_features"):
+        return None
+    families = ", ".join(IMAGE_FAMILIES)
+    return f"it is a {type(model).__name__}; images are read by {families}"
 
 
 def unwrap_adapters(model: Any) -> PreTrainedModel:

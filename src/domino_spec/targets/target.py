@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,7 @@ from domino_spec.targets.support import (
     SLIDING_ATTENTION,
     check_config,
     check_model,
+    image_unsupported_reason,
     layer_types,
     linear_layers,
     static_rope_limit,
@@ -128,6 +129,20 @@ class Target:
             )
         return self.batch_refusal
 
+    @property
+    def image_unsupported_reason(self) -> str | None:
+        """Why prompts hold no images, in words; None if they may."""
+        return image_unsupported_reason(self.model)
+
+    def check_images(self) -> None:
+        """Refuse images where the model does not read them."""
+        reason = self.image_unsupported_reason
+        if reason is not None:
+            raise TargetError(
+                f"the prompt holds images, which {self.name} does not take: {reason}. Give text "
+                "alone, or a vision-language target."
+            )
+
     def check_tree(self, nodes: int) -> None:
         """Refuse draft trees where verified branches would mix in one state."""
         if nodes and self.recurrent_modules:
@@ -219,12 +234,14 @@ class Target:
         keep: Sequence[int] | None = None,
         last_positions: Sequence[int] | None = None,
         rollback: bool = True,
+        multimodal_inputs: Mapping[str, Any] | None = None,
     ) -> TargetOutput:
         """Run tokens after each sequence's length; the caller commits what it keeps.
 
         `keep` names the positions whose logits are wanted; None means all. Tokens after a
         sequence's last position will be thrown away and must not reach past the model's context.
-        Without `rollback` all tokens of all sequences will be committed.
+        Without `rollback` all tokens of all sequences will be committed. `multimodal_inputs` are
+        a processor's, of one sequence's whole prompt.
         """
         tokens = tokens.to(self.device)
         count = tokens.shape[1]
@@ -239,13 +256,16 @@ class Target:
             if last_positions is not None:
                 last = torch.tensor(last_positions, device=self.device).unsqueeze(1)
                 positions = torch.minimum(positions, last)
-            inputs["position_ids"] = positions
+            deltas = torch.tensor(cache.rope_deltas, device=self.device).unsqueeze(1)
+            inputs["position_ids"] = positions + deltas
         if cache.ragged:
             inputs["attention_mask"] = self.attention_mask(
                 *cache.visibility(count, self.device),
                 what="sequences of different lengths",
                 otherwise=" or decode one sequence at a time",
             )
+        if multimodal_inputs:
+            inputs |= self._prefill_inputs(tokens, cache, multimodal_inputs)
         kept = None if keep is None else torch.tensor(sorted(set(keep)), device=self.device)
         keeps_inside = kept is not None and self.takes("logits_to_keep")
         if keeps_inside:
@@ -261,6 +281,36 @@ class Target:
             logits = logits[:, kept]
         captured = self.joined(outputs, capture_layers) if capture_layers else None
         return TargetOutput(logits=logits, captured=captured)
+
+    def _prefill_inputs(
+        self,
+        tokens: Tensor,  # [1, n]
+        cache: TargetCache,
+        multimodal_inputs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The forward's inputs for a prompt with images, M-RoPE's positions among them.
+
+        The model keeps a delta of its own, which the next prompt overwrites; ours stays with the
+        sequence's cache.
+        """
+        self.check_images()
+        if tokens.shape[0] != 1 or cache.slots:
+            raise TargetError(
+                f"a prompt with images is in a forward of {tokens.shape[0]} sequences after "
+                f"{cache.slots} cached tokens; expected the whole prompt of one sequence."
+            )
+        given = {
+            name: value.to(self.device) if isinstance(value, Tensor) else value
+            for name, value in multimodal_inputs.items()
+        }
+        found = {name: value for name, value in given.items() if self.takes(name)}
+        index = getattr(self.model.base_model, "get_rope_index", None)
+        if index is not None:
+            names = inspect.signature(index).parameters
+            own = {name: value for name, value in given.items() if name in names}
+            found["position_ids"], deltas = index(tokens, **own)  # [3, 1, n], [1, 1]
+            cache.rope_deltas = [int(deltas.item())]
+        return found
 
     def attention_mask(
         self, visible: Tensor, distance: Tensor, *, what: str, otherwise: str = ""

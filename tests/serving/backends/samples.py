@@ -43,6 +43,8 @@ SAMPLES: dict[str, Any] = {
     "max_choices": 3,
     "max_queue": 12,
     "max_body_bytes": 5000,
+    "max_image_bytes": 4000,
+    "max_image_pixels": 300,
     "drain_seconds": 4.5,
     "tool_call_parser": "hermes",
     "reasoning_parser": "think",

@@ -15,12 +15,14 @@ REFUSED = {
     "vllm": {
         "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
         "quantize",
-        "max_prompt_tokens", "max_body_bytes", "strict", "tool_call_parser", "reasoning_parser",
+        "max_prompt_tokens", "max_body_bytes", "max_image_bytes", "max_image_pixels",
+        "strict", "tool_call_parser", "reasoning_parser",
     },
     "sglang": {
         "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
         "quantize",
-        "max_prompt_tokens", "max_body_bytes", "max_new_tokens", "max_choices", "drain_seconds",
+        "max_prompt_tokens", "max_body_bytes", "max_image_bytes", "max_image_pixels",
+        "max_new_tokens", "max_choices", "drain_seconds",
         "strict", "allowed_origins", "tool_call_parser", "reasoning_parser",
     },
 }  # fmt: skip

@@ -84,6 +84,8 @@ class ServeArgs(DraftOptions, TargetOptions):
     max_choices: int | None = _limit(None, "answers to one request")
     max_queue: int | None = _limit(None, "answers that may wait for a slot")
     max_body_bytes: int | None = _limit(None, "of one request")
+    max_image_bytes: int | None = _limit(None, "of one image's file")
+    max_image_pixels: int | None = _limit(None, "of all images of a request")
     drain_seconds: float | None = _limit(
         None, "how long answers may go on after the server was told to stop"
     )

@@ -119,6 +119,8 @@ class Backend(ABC):
             "pack": "it is for our own engine on a CPU; drop it",
             "max_prompt_tokens": "--context bounds prompt and answer together",
             "max_body_bytes": "let a proxy before it bound the body",
+            "max_image_bytes": "let a proxy before it bound the body",
+            "max_image_pixels": "let a proxy before it bound the body",
             "strict": f"{self.title} ignores unknown fields; drop it",
             "tool_call_parser": f"pass {self.title}'s own after --, such as -- --tool-call-parser "
             "NAME",

@@ -1,0 +1,152 @@
+"""Chats with images, through Transformers' own processor of the target."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from domino_spec.api.prompts import render_chat, require_tokenizer
+from domino_spec.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Formats of images that are decoded; of an animation the first frame."""
+_SOURCES = ("image", "path")
+_PART = "image"
+
+
+def holds_images(prompt: Any) -> bool:
+    """Whether a prompt is a chat in which some part is an image."""
+    if isinstance(prompt, (str, Tensor)) or not isinstance(prompt, Sequence):
+        return False
+    return any(_is_image(part) for message in prompt for part in _parts(message))
+
+
+def encode_image_chat(
+    messages: Sequence[Mapping[str, Any]],
+    processor: Any,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+    *,
+    max_pixels: int | None = None,
+) -> tuple[list[int], dict[str, Any]]:
+    """Token ids of a chat, and what else the target's prefill takes.
+
+    A part `{"type": "image", "image": ...}` holds a PIL image, a file's path or its bytes.
+    `max_pixels` are those of all images together.
+    """
+    images = read_images(messages, max_pixels=max_pixels)
+    text = _render(messages, processor, tokenizer, options)
+    try:
+        found = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise InputError(
+            f"the target's processor ({type(processor).__name__}) does not take this chat with "
+            f"{len(images)} images: {error}"
+        ) from error
+    given = dict(found)
+    tokens = [int(token) for token in given.pop("input_ids")[0].tolist()]
+    given.pop("attention_mask", None)  # one prompt has no padding
+    return tokens, given
+
+
+def read_images(
+    messages: Sequence[Mapping[str, Any]], *, max_pixels: int | None = None
+) -> list[Image]:
+    """All images of a chat in RGB, in order; none is decoded that would be over the limit."""
+    found, pixels = list[Any](), 0
+    for message in messages:
+        for part in filter(_is_image, _parts(message)):
+            image = _open(_source(part))
+            pixels += image.width * image.height
+            if max_pixels is not None and pixels > max_pixels:
+                raise InputError(
+                    f"image {len(found) + 1} of the prompt has {image.width} × {image.height} "
+                    f"pixels, {pixels} with those before it; expected {max_pixels} at most. Send "
+                    "smaller or fewer images."
+                )
+            try:
+                found.append(image.convert("RGB"))
+            except (OSError, ValueError, SyntaxError) as error:
+                raise InputError(
+                    f"image {len(found) + 1} of the prompt cannot be decoded: {error}."
+                ) from error
+    return found
+
+
+def _parts(message: Any) -> Sequence[Any]:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    return content if isinstance(content, (list, tuple)) else ()
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and str(part.get("type", "")).startswith(_PART)
+
+
+def _source(part: Mapping[str, Any]) -> Any:
+    given = [name for name in _SOURCES if part.get(name) is not None]
+    if part["type"] != _PART or len(given) != 1:
+        others = ", ".join(sorted(set(map(str, part)) - {"type"})) or "nothing"
+        raise InputError(
+            f"a part of type {part['type']!r} holds {others}; expected "
+            '{"type": "image", "image": ...} with a PIL image, a file\'s path or its bytes. '
+            "Download what has a URL first."
+        )
+    return part[given[0]]
+
+
+def _open(source: Any) -> Any:
+    """Its header is read, its pixels are not."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError(
+            "images need the pillow package; install it, or domino-spec[vision]."
+        ) from error
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, str) and "://" in source:
+        raise InputError(
+            f"the image {source[:80]!r} is a URL; expected a file's path. Download it first."
+        )
+    if not isinstance(source, (str, Path, bytes)):
+        raise InputError(
+            f"an image is {type(source).__name__}; expected a PIL image, a file's path or its "
+            "bytes."
+        )
+    name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
+    try:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        return Image.open(file, formats=FORMATS)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        why = getattr(error, "strerror", None) or f"expected one of {', '.join(FORMATS)}"
+        raise InputError(f"the image {name} cannot be read: {why}.") from error
+
+
+def _render(
+    messages: Sequence[Mapping[str, Any]],
+    processor: Any,
+    tokenizer: Any,
+    options: Mapping[str, Any],
+) -> str:
+    """With the processor's template, which may know of images where the tokenizer's does not."""
+    template = getattr(processor, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = template.get("default")
+    bare = [_without_images(message) for message in messages]
+    given = options if template is None else {"chat_template": template, **options}
+    return render_chat(bare, require_tokenizer(tokenizer), given)
+
+
+def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message as templates take it: where its images stand, not what they are."""
+    if not _parts(message):
+        return dict(message)
+    parts = [{"type": _PART} if _is_image(part) else part for part in _parts(message)]
+    return {**message, "content": parts}

@@ -1,0 +1,176 @@
+"""Chats with images: the target's own answer, token for token; and what is refused by name."""
+
+import io
+
+import pytest
+import torch
+
+from domino_spec import DominoDecoder
+from domino_spec.api.images import read_images
+from domino_spec.decoding import RunStats, SamplingParams, decode
+from domino_spec.errors import InputError, TargetError
+from domino_spec.targets import Target, load_target, probe_target
+from tests.support.drafters import Adversarial, Good, Oracle
+from tests.support.families import make_target
+from tests.support.tokens import small_tokenizer
+from tests.support.vision import (
+    FAMILIES,
+    VOCAB,
+    make_processor,
+    make_tokenizer,
+    make_vision_model,
+    picture,
+    plain_generate,
+    question,
+)
+
+NEW = 16
+CHATS = [
+    question(picture(1)),
+    question(picture(2), picture(3, (40, 24)), text="a domino falls"),
+    [{"role": "user", "content": "the next one falls"}],
+    question(picture(4)),
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def parts(request):
+    """A target, its tokenizer and processor, and Transformers' answers to the chats."""
+    model, tokenizer = make_vision_model(request.param), make_tokenizer(request.param)
+    processor = make_processor(request.param, tokenizer)
+    target = Target(model, name=request.param)
+    probe_target(target)
+    answers = [plain_generate(model, processor, chat, NEW) for chat in CHATS]
+    assert answers[0] != answers[3], "the image must matter"
+    return target, tokenizer, processor, answers
+
+
+def decoder_of(parts, drafter=None, **options):
+    target, tokenizer, processor, _ = parts
+    return DominoDecoder(target, drafter, tokenizer, processor=processor, **options)
+
+
+@pytest.mark.parametrize("kind", [Oracle, Good, Adversarial])
+def test_answers_are_the_targets_own(parts, kind):
+    """In a batch of chats with one image, with two of different sizes and with none."""
+    answers = parts[3]
+    decoder = decoder_of(parts, kind(answers, depth=5, vocab=VOCAB), engine="reference")
+    found = decoder.generate(CHATS, max_new_tokens=NEW, ignore_eos=True)
+    assert [each.tokens for each in found] == answers
+    if kind is Oracle:
+        assert all(each.stats.tokens_per_cycle > 3 for each in found)
+
+
+def test_another_models_prompt_in_between_changes_nothing(parts):
+    """Qwen keeps the last prompt's M-RoPE delta in the model; a sequence has its own."""
+    decoder = decoder_of(parts, engine="reference")
+    first = decoder.stream(CHATS[1], max_new_tokens=NEW, ignore_eos=True)
+    tokens = [next(first).token]
+    assert decoder.generate(CHATS[2], max_new_tokens=NEW, ignore_eos=True).tokens == parts[3][2]
+    plain_generate(parts[0].model, parts[2], CHATS[0], 2)
+    tokens += [each.token for each in first]
+    assert tokens == parts[3][1]
+
+
+def test_images_take_the_reference_loop_and_text_the_engine(recwarn):
+    family = "gemma3"
+    tokenizer = make_tokenizer(family)
+    options = {"processor": make_processor(family, tokenizer)}
+    model = make_vision_model(family)
+    decoder = DominoDecoder(model, None, tokenizer, **options)
+    found = decoder.generate(CHATS[0], max_new_tokens=3)
+    assert found.run.engine == "reference"
+    assert "its prompt holds images" in found.run.engine_reason
+    assert decoder.generate(CHATS[2], max_new_tokens=3).run.engine == "fast"
+    fast = DominoDecoder(model, None, tokenizer, engine="fast", **options)
+    with pytest.raises(InputError, match="its prompt holds images"):
+        fast.generate(CHATS[0], max_new_tokens=3)
+    (sequence,) = decoder._sequences(
+        [CHATS[0]], [SamplingParams(max_new_tokens=3)], RunStats(), speculate=False
+    )
+    with pytest.raises(InputError, match="its prompt holds images"):
+        decoder.engine.add_request(sequence)
+
+
+def test_files_and_bytes_are_read_as_pictures_are(parts, tmp_path):
+    target, tokenizer, processor, answers = parts
+    path, data = tmp_path / "a.png", io.BytesIO()
+    picture(1).save(path)
+    picture(1).save(data, "PNG")
+    decoder = DominoDecoder(target, None, tokenizer, processor=processor, engine="reference")
+    for image in (str(path), path, data.getvalue()):
+        found = decoder.generate(question(image), max_new_tokens=NEW, ignore_eos=True)
+        assert found.tokens == answers[0]
+
+
+REFUSED = [
+    ({"type": "image", "image": "https://a.example/b.png"}, "is a URL; expected a file's path"),
+    ({"type": "image", "image": "missing.png"}, "the image missing.png cannot be read: No such"),
+    ({"type": "image", "image": b"no picture"}, "10 bytes cannot be read: expected one of PNG"),
+    ({"type": "image", "image": 3}, "an image is int; expected a PIL image"),
+    ({"type": "image"}, "holds nothing; expected"),
+    ({"type": "image_url", "image_url": {"url": "x"}}, "of type 'image_url' holds image_url"),
+]
+
+
+@pytest.mark.parametrize(("part", "words"), REFUSED)
+def test_what_is_no_image_is_refused_by_name(part, words):
+    with pytest.raises(InputError, match=words):
+        read_images([{"role": "user", "content": [part]}])
+
+
+def test_pixels_are_counted_before_they_are_decoded():
+    chat = question(picture(1, (10, 10)), picture(2, (10, 11)))
+    assert len(read_images(chat, max_pixels=210)) == 2
+    with pytest.raises(InputError, match="image 2 of the prompt has 10 × 11 pixels, 210 with"):
+        read_images(chat, max_pixels=209)
+
+
+def test_a_truncated_file_is_refused_by_name():
+    data = io.BytesIO()
+    picture(1, (64, 64)).save(data, "PNG")
+    with pytest.raises(InputError, match="image 1 of the prompt cannot be decoded"):
+        read_images(question(data.getvalue()[:2000]))
+
+
+def test_a_target_of_text_refuses_images_by_name():
+    decoder = DominoDecoder(make_target("llama"), None, small_tokenizer())
+    with pytest.raises(TargetError, match="it is a LlamaForCausalLM; images are read by gemma3"):
+        decoder.generate(question(picture()), max_new_tokens=3)
+
+
+def test_a_target_without_its_processor_says_so():
+    decoder = DominoDecoder(make_vision_model("gemma3"), None, make_tokenizer("gemma3"))
+    with pytest.raises(InputError, match="came without a processor; pass processor="):
+        decoder.generate(question(picture()), max_new_tokens=3)
+
+
+def test_scores_of_a_prompt_with_images_are_refused_by_name(parts):
+    with pytest.raises(InputError, match="prompt_logprobs are asked for of a prompt with images"):
+        decoder_of(parts).generate(CHATS[0], max_new_tokens=3, prompt_logprobs=1)
+
+
+def test_a_batch_of_the_loop_refuses_images_by_name(parts):
+    decoder = decoder_of(parts)
+    params = [SamplingParams(max_new_tokens=3)] * 2
+    sequences = decoder._sequences(CHATS[1:3], params, RunStats(), speculate=False)
+    with pytest.raises(InputError, match="1 of 2 sequences have images in their prompts"):
+        next(decode(decoder.target, None, sequences))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_is_loaded_with_its_vision_tower(tmp_path, family):
+    """Its processor is loaded at the first image."""
+    make_vision_model(family).save_pretrained(tmp_path)
+    tokenizer = make_tokenizer(family)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = load_target(tmp_path, dtype=torch.float32, device="cpu")
+    loaded.target.check_images()
+    with pytest.raises(TargetError, match=r"the processor of .* cannot be loaded|is missing"):
+        DominoDecoder.from_pretrained(loaded, None).generate(CHATS[0])
+    if family == "gemma3":
+        make_processor(family, tokenizer).save_pretrained(tmp_path)
+        decoder = DominoDecoder.from_pretrained(tmp_path, None, engine="reference")
+        expected = plain_generate(loaded.target.model, decoder.processor, CHATS[0], 4)
+        found = decoder.generate(CHATS[0], max_new_tokens=4, ignore_eos=True)
+        assert found.tokens == expected
