@@ -175,6 +175,7 @@ def measure_simulated(
         continuations.select(used),
         depth=decoder.depth,
         candidates=decoder.candidates,
+        window=decoder.window,
         head=head,
         **options,
     )
@@ -213,7 +214,9 @@ def measure_decoded(
     start, stats = time.perf_counter(), RunStats()
     drafter: Drafter | None = decoder.drafter
     if not head:
-        drafter = BlockDrafter(without_head(_model(decoder)), candidates=decoder.candidates)
+        drafter = BlockDrafter(
+            without_head(_model(decoder)), candidates=decoder.candidates, window=decoder.window
+        )
     fixed = DominoDecoder(
         decoder.target, drafter, decoder.tokenizer, depth=decoder.depth, engine=decoder.choice
     )

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from domino_spec.drafter.masks import Window
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cache import SlotCache
 from domino_spec.engine.kernels.attention import kernels_take
@@ -48,7 +49,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     eps: float
-    windows: tuple[int | None, ...]
+    windows: tuple[Window | None, ...]
     """A sliding window a layer, None for full attention."""
     scale: float
     """By which attention multiplies its scores."""
@@ -58,7 +59,7 @@ class Shape:
     """Whether a token's attention must not depend on what shares its forward, to the bit."""
 
 
-def draft_shape(config: Any, windows: tuple[int | None, ...]) -> Shape:
+def draft_shape(config: Any, windows: tuple[Window | None, ...]) -> Shape:
     """The shape of a drafter's layers, by its own configuration."""
     return Shape(
         hidden=config.hidden_size,
@@ -83,7 +84,7 @@ def read_shape(config: Any) -> Shape:
         head_dim=head_dim,
         eps=float(config.rms_norm_eps),
         windows=tuple(
-            window if kind == SLIDING_ATTENTION else None for kind in layer_types(config)
+            Window(window) if kind == SLIDING_ATTENTION else None for kind in layer_types(config)
         ),
         scale=head_dim**-0.5,
         activation=read_activation(config),
