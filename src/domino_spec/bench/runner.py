@@ -150,7 +150,7 @@ def open_drafters(
     blocks = [is_block_drafter(source) for source in sources]
     for name, source, is_block in zip(names, sources, blocks, strict=True):
         # These are block drafters'; where there are some, theirs alone.
-        own = {
+        own: dict[str, Any] = {
             "candidates": candidates,
             "draft_window": draft_window,
             "draft_sinks": draft_sinks,
@@ -179,7 +179,7 @@ def recorded(drafter: Drafter) -> dict[str, Any]:
     facts: list[Any] = [drafter.kind, drafter.config and drafter.config.to_dict()]
     if drafter.model is not None:
         facts.append(weight_values(drafter.model))
-    settings = {"depth": drafter.depth, "candidates": drafter.candidates}
+    settings: dict[str, Any] = {"depth": drafter.depth, "candidates": drafter.candidates}
     settings |= {"tree": drafter.nodes} if drafter.nodes else {}
     if drafter.window is not None:
         settings["window"] = list(drafter.window)

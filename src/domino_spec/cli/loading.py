@@ -300,13 +300,8 @@ def check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> N
     branches = isinstance(described.config, DrafterConfig)
     check_tree(draft.tree, can_branch=branches, what=described.words)
     check_candidates(draft.candidates)
-    if branches:
-        check_window(
-            draft.draft_window,
-            draft.draft_sinks,
-            block_size=described.config.block_size,
-            training_length=described.provenance.training_length,
-        )
+    if isinstance(described.config, DrafterConfig):
+        check_window(draft.draft_window, draft.draft_sinks, block_size=described.config.block_size)
 
 
 def target_arguments(options: TargetOptions) -> dict[str, Any]:

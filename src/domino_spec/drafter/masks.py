@@ -67,9 +67,9 @@ def block_positions(anchors: Tensor, block_size: int) -> Tensor:
 def visibility(layout: BlockLayout, *, window: Window | None = None, causal: bool = False) -> Rule:
     """The rule: the context before the anchor, of its own document, and the whole own block.
 
-    A window limits both by distance, but for its sink tokens; `causal` hides the later slots of the block. Decoding is
-    the case of one anchor a row, where unused cache slots lie at positions past the anchor and
-    so are hidden by the same rule.
+    A window limits both by distance, but for its sink tokens; `causal` hides the later slots of
+    the block. Decoding is the case of one anchor a row, where unused cache slots lie at positions
+    past the anchor and so are hidden by the same rule.
     """
     block_size = layout.block_size
     context = layout.context_positions.shape[1]

@@ -353,20 +353,17 @@ def check_candidates(candidates: Any) -> int | None:
     return candidates  # type: ignore[no-any-return]
 
 
-def check_window(
-    draft_window: Any,
-    draft_sinks: Any,
-    *,
-    block_size: int,
-    training_length: int | None,
-) -> Window | None:
+def check_window(draft_window: Any, draft_sinks: Any, *, block_size: int) -> Window | None:
     """The context that a drafter reads, None for all: so many newest tokens, and sink tokens."""
-    if draft_window is None:
-        draft_window = training_length or 0
     sinks = DRAFT_SINKS if draft_sinks is None else draft_sinks
     if sinks < 0:
         raise InputError(f"draft_sinks is {sinks}; expected 0 or more.")
-    if draft_window == 0:
+    if not draft_window:
+        if draft_sinks is not None:
+            raise InputError(
+                f"draft_sinks is {sinks} without a window, where all of the context is read; set "
+                "draft_window too, or leave draft_sinks out."
+            )
         return None
     if draft_window < block_size:
         raise InputError(

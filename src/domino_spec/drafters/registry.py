@@ -64,7 +64,7 @@ def open_drafter(
     drafter is taken as it is. `candidates`, `draft_window`, `draft_sinks` and `shift_label` are for
     block drafters.
     """
-    options = {
+    options: dict[str, Any] = {
         "candidates": candidates, "draft_window": draft_window, "draft_sinks": draft_sinks
     }  # fmt: skip
     loaded = target if isinstance(target, LoadedTarget) else LoadedTarget.of(target)
@@ -115,10 +115,7 @@ def drafter_of(
     if isinstance(model, DraftModel):
         options["candidates"] = candidates
         options["window"] = check_window(
-            draft_window,
-            draft_sinks,
-            block_size=model.config.block_size,
-            training_length=None if provenance is None else provenance.training_length,
+            draft_window, draft_sinks, block_size=model.config.block_size
         )
     else:
         _refuse_block_options(name or type(model).__name__, candidates, draft_window, draft_sinks)
@@ -145,7 +142,7 @@ def short_name(source: str | Path) -> str:
 def _loaded(
     source: str | Path,
     target: Target,
-    options: Mapping[str, int | None],
+    options: Mapping[str, Any],
     shift_label: bool | None,
     revision: str | None,
 ) -> Drafter:

@@ -254,8 +254,9 @@ class Spans:
         for group in self._groups[causal, window]:
             # A prompt of several tokens that sees by causality alone has nothing before it.
             empty = group.seen is None and causal and self.count > 1
-            own = (group.own(states) for states in (keys, values))
-            mixed.append(mix(query[group.rows], *own, group.seen, scale, empty=empty, sinks=sinks))
+            own = group.own(keys), group.own(values)
+            given = (query[group.rows], *own, group.seen, scale)
+            mixed.append(mix(*given, empty=empty, sinks=sinks))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
 
     def _neighbours(self, query: Tensor, keys: Tensor) -> list[slice]:

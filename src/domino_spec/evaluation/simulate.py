@@ -69,10 +69,10 @@ def simulate(
 ) -> Simulation:
     """Count the cycles that decoding these prompts would take.
 
-    `window` is the context that a drafter reads. `head=False` drafts with the base logits alone. `max_slots` bounds the block slots of a
-    drafter forward, and so the logits held at a time. `batch_size` is that of the
-    reference loop, where a sequence's last block is as wide as the longest of its batch needs;
-    unset: the engine, whose blocks have the whole depth.
+    `window` is the context that a drafter reads. `head=False` drafts with the base logits alone.
+    `max_slots` bounds the block slots of a drafter forward, and so the logits held at a time.
+    `batch_size` is that of the reference loop, where a sequence's last block is as wide as the
+    longest of its batch needs; unset: the engine, whose blocks have the whole depth.
     """
     asked = BlockDrafter(drafter, candidates=candidates).with_depth(depth)
     depth, candidates = asked.depth, asked.candidates

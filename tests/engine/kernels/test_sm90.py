@@ -12,7 +12,8 @@ TREES = ("tree", "tree_drawn")
 @pytest.fixture(scope="module")
 def found():
     shapes = (
-        "plain", "windowed_sinks", "ragged", "mixture", "norms", "few_bits", *CANDIDATES, *VOCABULARY, *TREES
+        "plain", "windowed_sinks", "ragged", "mixture", "norms", "few_bits", *CANDIDATES,
+        *VOCABULARY, *TREES,
     )  # fmt: skip
     return sm90.launched("tests.engine.kernels.launches", *shapes)
 

@@ -56,11 +56,11 @@ def attend(
     """[rows, n, heads * head_dim].
 
     A token sees the cache up to itself (`causal`) or up to the last new one; with a window only
-    positions nearer than that, on both sides, and its sink tokens: `drafter.masks`' rule. `longest` is a bound
-    on starts + n that the caller knows: where PyTorch attends over a batch, it need not look
-    further; n itself says that all rows are empty. Rows that are `ragged` tokens share the reading
-    of their sequence's keys. A sink is a score that a head's softmax counts in addition to those of
-    the keys: what it takes is mixed of nothing.
+    positions nearer than that, on both sides, and its sink tokens, which is `drafter.masks`' rule.
+    `longest` is a bound on starts + n that the caller knows: where PyTorch attends over a batch, it
+    need not look further; n itself says that all rows are empty. Rows that are `ragged` tokens
+    share the reading of their sequence's keys. A sink of `sinks` is a score that a head's softmax
+    counts in addition to those of the keys: what it takes is mixed of nothing.
     """
     if ragged is not None and usable(query) and ragged.count <= MAX_TOKENS:
         assert causal

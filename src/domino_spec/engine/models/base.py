@@ -76,7 +76,8 @@ def read_shape(config: Any) -> Shape:
     """The shape of a Llama-like configuration."""
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    window = getattr(config, "sliding_window", None)
+    size = getattr(config, "sliding_window", None)
+    window = None if size is None else Window(size)
     return Shape(
         hidden=int(config.hidden_size),
         heads=heads,
@@ -84,7 +85,7 @@ def read_shape(config: Any) -> Shape:
         head_dim=head_dim,
         eps=float(config.rms_norm_eps),
         windows=tuple(
-            Window(window) if kind == SLIDING_ATTENTION else None for kind in layer_types(config)
+            window if kind == SLIDING_ATTENTION else None for kind in layer_types(config)
         ),
         scale=head_dim**-0.5,
         activation=read_activation(config),
