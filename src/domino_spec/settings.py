@@ -55,7 +55,7 @@ DraftWindow = Annotated[int | None, setting(
     unset="all",
     group="Drafter")]  # fmt: skip
 DraftSinks = Annotated[int | None, setting(
-    None, "first tokens that a drafter with a window reads too", unset="64",
+    None, "first tokens that a drafter with a window reads too", unset="none",
     group="Drafter")]  # fmt: skip
 
 Thinking = Annotated[bool | None, setting(
