@@ -50,6 +50,13 @@ Candidates = Annotated[int | None, setting(
     None, "let the head choose among this many base candidates",
     unset="all, or 32 for three sequences and more on a GPU",
     group="Drafter")]  # fmt: skip
+DraftWindow = Annotated[int | None, setting(
+    None, "a block drafter reads this many of the newest tokens, and --draft-sinks; 0: all",
+    unset="all",
+    group="Drafter")]  # fmt: skip
+DraftSinks = Annotated[int | None, setting(
+    None, "first tokens that a drafter with a window reads too", unset="none",
+    group="Drafter")]  # fmt: skip
 
 Thinking = Annotated[bool | None, setting(
     None, "switch a template that knows enable_thinking", unset="its own default",
@@ -114,6 +121,8 @@ class DraftOptions(Settings):
     depth: Depth = None
     tree: Tree = None
     candidates: Candidates = None
+    draft_window: DraftWindow = None
+    draft_sinks: DraftSinks = None
     remeasure: bool = _drafter(
         False, "measure anew what cycles cost on this machine, by which drafts are chosen"
     )

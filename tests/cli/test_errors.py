@@ -30,6 +30,10 @@ CASES = {
         ["{target}", PROMPT, "--draft", "{draft}", "--candidates", "0"],
         "leave it out",
     ),
+    "a window shorter than a block": (
+        ["{target}", PROMPT, "--draft", "{draft}", "--draft-window", "2"],
+        "draft_window is 2; expected 8 or more",
+    ),
     "a target as drafter": (["{target}", PROMPT, "--draft", "{target}"], "drafter"),
     "negative temperature": (["{target}", PROMPT, "-t", "-1"], "temperature is -1.0"),
     "no new tokens": (["{target}", PROMPT, "-n", "0"], "max_new_tokens is 0"),

@@ -93,9 +93,11 @@ def test_options_reach_the_measurement(domino, target, draft, prompts):
     (found,) = document(
         domino("eval", target, "--draft", draft, "--prompts", prompts, "-n", NEW, "--json",
                "--decode", "-t", 0.7, "--seed", 3, "--depth", 3, "--candidates", 4, "--no-head",
-               "--limit", 2, "--batch-size", 2, "--accept", "rejection")
+               "--limit", 2, "--batch-size", 2, "--accept", "rejection", "--draft-window", 9,
+               "--draft-sinks", 2)
     )["measurements"]  # fmt: skip
     assert (found["depth"], found["candidates"], found["head"]) == (3, 4, False)
+    assert found["window"] == [9, 2]
     assert found["accept"] == "rejection"
     assert found["protocol"]["temperature"] == 0.7
     assert found["protocol"]["seed"] == 3

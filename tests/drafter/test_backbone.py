@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from domino_spec.drafter.masks import BlockLayout, dense_mask
+from domino_spec.drafter.masks import BlockLayout, Window, dense_mask
 from tests.support.families import VOCAB, drafter_config, make_target, random_drafter
 
 
@@ -103,12 +103,15 @@ def test_window_limits_by_distance_and_may_be_causal_inside_the_block():
         block_size=4,
         context_positions=torch.arange(5).unsqueeze(0),
     )
-    both = dense_mask(layout, window=3)[0, 0]
+    both = dense_mask(layout, window=Window(3))[0, 0]
     assert both[0].tolist() == [False] * 3 + [True] * 2 + [True, True, True, False]
     assert both[3].tolist() == [False] * 5 + [False, True, True, True]
-    causal = dense_mask(layout, window=3, causal=True)[0, 0]
+    causal = dense_mask(layout, window=Window(3), causal=True)[0, 0]
     assert causal[0].tolist() == [False] * 3 + [True] * 2 + [True, False, False, False]
     assert causal[3].tolist() == [False] * 5 + [False, True, True, True]
+    sinks = dense_mask(layout, window=Window(4, 1))[0, 0]
+    assert sinks[0].tolist() == [True, False, True, True, True] + [True] * 4
+    assert sinks[3].tolist() == [True] + [False] * 4 + [True] * 4
 
 
 def test_half_precision_keeps_exact_frequencies():

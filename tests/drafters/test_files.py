@@ -145,6 +145,8 @@ def test_depths_and_targets_that_do_not_fit(tmp_path):
         open_drafter(tmp_path / "m", target, depth=6)
     with pytest.raises(InputError, match="no block drafter"):
         open_drafter(tmp_path / "m", target, candidates=4)
+    with pytest.raises(InputError, match="no window over its context"):
+        open_drafter(tmp_path / "e", target, draft_sinks=4)
     for wrong in ("lookup:", "lookup:0", "lookup:x"):
         with pytest.raises(InputError, match="lookup:DEPTH"):
             open_drafter(wrong, target)

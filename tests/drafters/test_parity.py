@@ -1,10 +1,15 @@
 """Training and decoding agree: `propose` over slots scores drafts as the trained model does."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
 from domino_spec.decoding.drafter import SequenceSampler
-from domino_spec.drafters import drafter_of
+from domino_spec.drafter.masks import Window
+from domino_spec.drafters import BlockDrafter, block, drafter_of
+from domino_spec.engine.models.base import draft_shape
 from tests.support.baselines import random_baseline
 from tests.support.families import VOCAB, drafter_config, make_target, markov_head, random_drafter
 
@@ -107,6 +112,35 @@ def test_block_drafters(case, family):
     torch.testing.assert_close(found, final, atol=1e-4, rtol=1e-4)
     if config.head is not None:
         assert (base - final).abs().max() > 0.1, "the head does nothing: the test is blind"
+
+
+@pytest.mark.parametrize("case", ["shift", "sliding", "sliding causal"])
+@pytest.mark.parametrize("each_alone", [False, True])
+def test_a_window_with_sink_tokens(case, each_alone, monkeypatch):
+    """What `simulate` sets on the backbone is what a drafter with a window reads."""
+    target, window = make_target("qwen3"), Window(8, 3)
+    config = drafter_config(**CASES[case])
+    model, tokens = random_drafter(config), text(config.output_vocab_size)
+    captured = target.forward(
+        tokens, target.new_cache(ROWS), capture_layers=config.target_layer_ids
+    ).captured
+    given = {"captured": captured, "tokens": tokens, "anchors": ANCHORS}
+    with torch.no_grad():
+        whole = model(target, **given)[1]
+        monkeypatch.setattr(model.backbone, "draft_window", window)
+        expected = model(target, **given)[1]
+    drafter = BlockDrafter(model, window=window)
+    if each_alone:  # as quantised layers attend
+        alone = partial(replace, each_alone=True)
+        monkeypatch.setattr(block, "draft_shape", lambda *given: alone(draft_shape(*given)))
+        monkeypatch.setattr(block, "stack_of", lambda *_: None)  # of quantised weights alone
+    found = proposed_logits(drafter, target, tokens, captured, config.max_depth)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    changed = (whole - expected).abs().amax(dim=(2, 3)) > 1e-3  # [rows, anchors]
+    if case == "sliding causal":
+        assert not changed.any(), "its windows are shorter"
+    else:
+        assert torch.equal(changed, ANCHORS + config.block_size > 8 + 3)
 
 
 @pytest.mark.parametrize("reduced", [None, 41])

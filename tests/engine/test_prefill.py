@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from domino_spec.decoding import SamplingParams
+from domino_spec.drafter.masks import Window
 from domino_spec.engine import engine as engine_module
 from domino_spec.engine import model_runner
 from domino_spec.engine.attention import Spans
@@ -307,7 +308,7 @@ def test_where_a_graph_does_not_fit_prompts_are_computed_all_the_same():
     assert full.asked == 1
 
 
-@pytest.mark.parametrize("window", [None, 9])
+@pytest.mark.parametrize("window", [None, Window(9), Window(9, 3)])
 @pytest.mark.parametrize("start", [0, 13])
 def test_a_bound_beyond_what_the_slot_holds_changes_nothing(window, start):
     """On a GPU prompts attend over a batch's caches, up to a bound."""

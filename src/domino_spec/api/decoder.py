@@ -63,6 +63,8 @@ class DominoDecoder:
         depth: int | None = None,
         tree: int | None = None,
         candidates: int | None = None,
+        draft_window: int | None = None,
+        draft_sinks: int | None = None,
         remeasure: bool = False,
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
@@ -74,11 +76,12 @@ class DominoDecoder:
         `drafter` is whatever `drafters.open_drafter` takes; None decodes plainly. `depth` is the
         number of drafts a cycle, `tree` that of a tree up to `depth` deep; by default the engine
         chooses chains or trees by cost, up to the drafter's own depth, and `tree=0` leaves it
-        chains. `candidates` limits a head to each draft's best base candidates. `remeasure` does
-        not read the costs that were kept. `chat_options` go to the chat template. `engine` is
-        `fast`, `reference` or `auto`, which takes the engine where it can; on a CPU it keeps a
-        packed copy of the weights unless `pack` is False. `processor` is Transformers' of a
-        vision-language target, for chats with images.
+        chains. `candidates` limits a head to each draft's best base candidates. A block drafter
+        reads the newest `draft_window` tokens of its context and the first `draft_sinks`; 0 is all.
+        `remeasure` does not read the costs that were kept. `chat_options` go to the chat template.
+        `engine` is `fast`, `reference` or `auto`, which takes the engine where it can; on a CPU it
+        keeps a packed copy of the weights unless `pack` is False. `processor` is
+        Transformers' of a vision-language target, for chats with images.
         """
         loaded = LoadedTarget.of(target)
         self.target = loaded.target
@@ -95,6 +98,8 @@ class DominoDecoder:
                 depth=depth,
                 tree=tree,
                 candidates=candidates,
+                draft_window=draft_window,
+                draft_sinks=draft_sinks,
                 shift_label=shift_label,
                 revision=draft_revision,
                 provenance=provenance,
@@ -109,6 +114,7 @@ class DominoDecoder:
         self.grammars = GrammarCompiler(self._vocabulary)
         self.depth = 0 if self.drafter is None else self.drafter.depth
         self.candidates = None if self.drafter is None else self.drafter.candidates
+        self.window = None if self.drafter is None else self.drafter.window
         self.adapts = depth is None and not tree and self.speculates
         """Whether the engine may draft less than `depth`."""
         if engine not in get_args(EngineChoice):
@@ -147,6 +153,8 @@ class DominoDecoder:
         depth: int | None = None,
         tree: int | None = None,
         candidates: int | None = None,
+        draft_window: int | None = None,
+        draft_sinks: int | None = None,
         remeasure: bool = False,
         chat_options: Mapping[str, Any] | None = None,
         engine: EngineChoice = "auto",
@@ -194,6 +202,8 @@ class DominoDecoder:
             depth=depth,
             tree=tree,
             candidates=candidates,
+            draft_window=draft_window,
+            draft_sinks=draft_sinks,
             remeasure=remeasure,
             chat_options=chat_options,
             engine=engine,

@@ -80,6 +80,8 @@ def run_bench(
         depth=settings.depth,
         tree=settings.tree,
         candidates=settings.candidates,
+        draft_window=settings.draft_window,
+        draft_sinks=settings.draft_sinks,
         shift_label=settings.shift_label,
         chat_options=chat_options,
     )
@@ -134,6 +136,8 @@ def open_drafters(
     depth: int | None = None,
     tree: int = 0,
     candidates: int | None = None,
+    draft_window: int | None = None,
+    draft_sinks: int | None = None,
     shift_label: bool | None = None,
     chat_options: Mapping[str, Any] | None = None,
 ) -> list[Drafter]:
@@ -145,14 +149,19 @@ def open_drafters(
     names = names_of(sources)
     blocks = [is_block_drafter(source) for source in sources]
     for name, source, is_block in zip(names, sources, blocks, strict=True):
-        # Candidates and alignment are block drafters'; where there are some, theirs alone.
+        # These are block drafters'; where there are some, theirs alone.
+        own: dict[str, Any] = {
+            "candidates": candidates,
+            "draft_window": draft_window,
+            "draft_sinks": draft_sinks,
+            "shift_label": shift_label,
+        }
         told = is_block or not any(blocks)
         drafter = open_drafter(
             source,
             loaded,
             depth=depth,
-            candidates=candidates if told else None,
-            shift_label=shift_label if told else None,
+            **(own if told else {}),
             chat_options=chat_options or {},
         )
         drafter = copy.copy(drafter)
@@ -170,8 +179,10 @@ def recorded(drafter: Drafter) -> dict[str, Any]:
     facts: list[Any] = [drafter.kind, drafter.config and drafter.config.to_dict()]
     if drafter.model is not None:
         facts.append(weight_values(drafter.model))
-    settings = {"depth": drafter.depth, "candidates": drafter.candidates}
+    settings: dict[str, Any] = {"depth": drafter.depth, "candidates": drafter.candidates}
     settings |= {"tree": drafter.nodes} if drafter.nodes else {}
+    if drafter.window is not None:
+        settings["window"] = list(drafter.window)
     return {
         "name": drafter.name,
         "kind": drafter.kind,

@@ -15,7 +15,16 @@ from annotated_types import Ge, Le
 from pydantic import model_validator
 
 from domino_spec.errors import InputError
-from domino_spec.settings import AcceptRule, Candidates, Depth, Settings, ShiftLabel, setting
+from domino_spec.settings import (
+    AcceptRule,
+    Candidates,
+    Depth,
+    DraftSinks,
+    DraftWindow,
+    Settings,
+    ShiftLabel,
+    setting,
+)
 
 if TYPE_CHECKING:
     from domino_spec.decoding import SamplingParams
@@ -70,6 +79,8 @@ class BenchSettings(Settings):
         0, "measure each drafter that can also with trees of so many drafts; 0: chains alone"
     )
     candidates: Candidates
+    draft_window: DraftWindow
+    draft_sinks: DraftSinks
     adaptive: bool = _drafters(
         False,
         "let the engine choose each cycle's depth, and chain or tree, from what cycles cost here",

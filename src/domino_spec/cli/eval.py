@@ -27,6 +27,8 @@ from domino_spec.settings import (
     Candidates,
     Depth,
     DraftOptions,
+    DraftSinks,
+    DraftWindow,
     Settings,
     ShiftLabel,
     TargetOptions,
@@ -55,6 +57,8 @@ class EvalSettings(Settings):
     shift_label: ShiftLabel = None
     depth: Depth = None
     candidates: Candidates = None
+    draft_window: DraftWindow = None
+    draft_sinks: DraftSinks = None
     head: bool = _drafter(True, "whether the head corrects the base logits")
     prompts: tuple[str, ...] = _prompts(
         (),
@@ -182,7 +186,8 @@ def _load(
     """The target alone, and a decoder with each drafter."""
     from domino_spec.drafters.registry import is_block_drafter
 
-    more = {name: getattr(settings, name) for name in ("shift_label", "depth", "candidates")}
+    names = ("shift_label", "depth", "candidates", "draft_window", "draft_sinks")
+    more = {name: getattr(settings, name) for name in names}
     drafts = [DraftOptions(draft=draft, **more) for draft in settings.draft]
     simulated = not (settings.decode and settings.head)
     for draft in settings.draft:

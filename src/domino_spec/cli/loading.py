@@ -305,7 +305,7 @@ def check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> N
     from domino_spec.decoding.drafter import check_depth, check_tree
     from domino_spec.drafter.config import DrafterConfig
     from domino_spec.drafter.names import PLAIN
-    from domino_spec.drafters.block import check_candidates
+    from domino_spec.drafters.block import check_candidates, check_window
     from domino_spec.drafters.registry import describe_fitting_drafter
 
     if draft.draft in (None, PLAIN):
@@ -323,6 +323,8 @@ def check_drafter(target: str, options: TargetOptions, draft: DraftOptions) -> N
     branches = isinstance(described.config, DrafterConfig)
     check_tree(draft.tree, can_branch=branches, what=described.words)
     check_candidates(draft.candidates)
+    if isinstance(described.config, DrafterConfig):
+        check_window(draft.draft_window, draft.draft_sinks, block_size=described.config.block_size)
 
 
 def target_arguments(options: TargetOptions) -> dict[str, Any]:

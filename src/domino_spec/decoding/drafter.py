@@ -14,6 +14,7 @@ from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.decoding.noise import noised
 from domino_spec.decoding.sampling import DraftDistribution, Sampler
 from domino_spec.decoding.sequence import Sequence as Decoded
+from domino_spec.drafter.masks import Window
 from domino_spec.drafter.names import PLAIN
 from domino_spec.drafter.tree import MAX_NODES, DraftTree, chain
 from domino_spec.errors import InputError
@@ -54,6 +55,8 @@ class Drafter(ABC):
     """Their configuration."""
     candidates: int | None = None
     """Base candidates that a head chooses among; None means all tokens."""
+    window: Window | None = None
+    """The context that it reads; None means all."""
     capture_layers: Sequence[int] = ()
     """Target layers whose hidden states it reads; the target's number of layers stands for what
     its lm_head reads."""

@@ -214,8 +214,9 @@ def measure(
     drafter = changed(drafts.model, **changes) if changes else drafts.model
     depth = min(drafts.depth, drafter.config.max_depth)
     simulated = simulate(
-        drafter, decoder.target, continuations, depth=depth, candidates=drafts.candidates
-    )
+        drafter, decoder.target, continuations, depth=depth, candidates=drafts.candidates,
+        window=drafts.window,
+    )  # fmt: skip
     return simulated.total
 
 

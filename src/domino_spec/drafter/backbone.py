@@ -16,7 +16,14 @@ from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig, Eagle3Config
-from domino_spec.drafter.masks import BlockLayout, Mask, block_positions, dense_mask, flex_mask
+from domino_spec.drafter.masks import (
+    BlockLayout,
+    Mask,
+    Window,
+    block_positions,
+    dense_mask,
+    flex_mask,
+)
 
 KeyValue = tuple[Tensor, Tensor]
 """Keys and values, each [batch, kv heads, positions, head_dim]."""
@@ -121,6 +128,8 @@ class Backbone(nn.Module):
         self.rotary = RotaryPositions(config)
         # How the mask is given to attention: training on CUDA asks for FlexAttention's form.
         self.attention: Literal["dense", "flex"] = "dense"
+        # Which context is read past the training length, as decoding asks for it.
+        self.draft_window: Window | None = None
 
     def context(self, captured: Tensor, positions: Tensor) -> list[KeyValue]:
         """Keys and values of every layer for states [batch, n, captured layers * hidden]."""
@@ -158,8 +167,8 @@ class Backbone(nn.Module):
         return output
 
     def _mask(self, layout: BlockLayout, kind: str) -> Mask:
-        window = self.config.sliding_window if kind == SLIDING_ATTENTION else None
-        causal = self.config.causal_window
+        window = layer_window(self.config, kind, self.draft_window)
+        causal = kind == SLIDING_ATTENTION and self.config.causal_window
         if self.attention == "flex":
             compiled = layout.anchors.device.type == "cuda"
             return flex_mask(layout, window=window, causal=causal, compiled=compiled)
@@ -193,6 +202,20 @@ class RotaryPositions(Qwen3RotaryEmbedding):  # type: ignore[misc]
             if getattr(self, name).dtype != buffer.dtype:
                 setattr(self, name, buffer.to(getattr(self, name).device))
         return self
+
+
+def layer_window(
+    config: DrafterConfig, kind: str, draft_window: Window | None = None
+) -> Window | None:
+    """What a layer of this kind sees of its context; None for all of it.
+
+    A sliding layer's own window may become shorter, never longer: it has not learnt to read sinks.
+    """
+    if kind != SLIDING_ATTENTION:
+        return draft_window
+    assert config.sliding_window is not None
+    sizes = (config.sliding_window, *([] if draft_window is None else [draft_window.size]))
+    return Window(min(sizes))
 
 
 @torch.no_grad()

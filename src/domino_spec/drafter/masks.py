@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +17,21 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 Mask = Tensor | BlockMask
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(row, head, query, key) -> whether the query may see the key; all are broadcast indices."""
+
+
+class Window(NamedTuple):
+    """A layer's sliding window, and the sink tokens before it."""
+
+    size: int
+    """A token sees those nearer than this."""
+    sink_tokens: int = 0
+    """Of a sequence's first tokens so many are seen from any distance."""
+
+    def sees(self, distance: Tensor, position: Tensor) -> Tensor:
+        """Whether keys at such positions and distances from their queries are seen."""
+        near = distance.abs() < self.size
+        return near | (position < self.sink_tokens) if self.sink_tokens else near
+
 
 FLEX_BLOCK = 128
 """FlexAttention skips tiles of this many queries and keys."""
@@ -48,12 +64,12 @@ def block_positions(anchors: Tensor, block_size: int) -> Tensor:
     return (anchors.unsqueeze(-1) + slots).flatten(1)
 
 
-def visibility(layout: BlockLayout, *, window: int | None = None, causal: bool = False) -> Rule:
+def visibility(layout: BlockLayout, *, window: Window | None = None, causal: bool = False) -> Rule:
     """The rule: the context before the anchor, of its own document, and the whole own block.
 
-    A window limits both by distance; `causal` hides the later slots of the block. Decoding is
-    the case of one anchor a row, where unused cache slots lie at positions past the anchor and
-    so are hidden by the same rule.
+    A window limits both by distance, but for its sink tokens; `causal` hides the later slots of
+    the block. Decoding is the case of one anchor a row, where unused cache slots lie at positions
+    past the anchor and so are hidden by the same rule.
     """
     block_size = layout.block_size
     context = layout.context_positions.shape[1]
@@ -76,10 +92,12 @@ def visibility(layout: BlockLayout, *, window: int | None = None, causal: bool =
                 assert context_documents is not None
                 before = before & (context_documents[row, place] == anchor_documents[row, block])
             if window is not None:
-                before = before & (anchor + query % block_size - position < window)
+                distance = anchor + query % block_size - position
+                before = before & window.sees(distance, position)
         if window is not None:
-            distance = query % block_size - (key - context) % block_size
-            own_block = own_block & (distance.abs() < window)
+            slot = (key - context) % block_size
+            distance = query % block_size - slot
+            own_block = own_block & window.sees(distance, anchor + slot)
             if causal:
                 own_block = own_block & (distance >= 0)
         return before | own_block
@@ -87,7 +105,9 @@ def visibility(layout: BlockLayout, *, window: int | None = None, causal: bool =
     return rule
 
 
-def dense_mask(layout: BlockLayout, *, window: int | None = None, causal: bool = False) -> Tensor:
+def dense_mask(
+    layout: BlockLayout, *, window: Window | None = None, causal: bool = False
+) -> Tensor:
     """Boolean [batch, 1, anchors * block, context + anchors * block], True = visible."""
     device = layout.anchors.device
     row = torch.arange(layout.anchors.shape[0], device=device).view(-1, 1, 1, 1)
@@ -97,7 +117,7 @@ def dense_mask(layout: BlockLayout, *, window: int | None = None, causal: bool =
 
 
 def flex_mask(
-    layout: BlockLayout, *, window: int | None = None, causal: bool = False, compiled: bool
+    layout: BlockLayout, *, window: Window | None = None, causal: bool = False, compiled: bool
 ) -> BlockMask:
     """The same rule for FlexAttention."""
     return create_block_mask(

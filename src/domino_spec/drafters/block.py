@@ -11,7 +11,9 @@ from torch import Tensor
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.decoding.drafter import DraftPart, DraftSampler, SequenceSampler
 from domino_spec.drafter import DraftModel
+from domino_spec.drafter.backbone import layer_window
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
+from domino_spec.drafter.masks import Window
 from domino_spec.drafter.rollout import roll
 from domino_spec.drafter.tree import DraftTree, grow, tree_nodes
 from domino_spec.drafters.base import ModelDrafter, WeightVocabulary
@@ -32,6 +34,12 @@ from domino_spec.quantization import BLOCK, QuantizedWeight
 from domino_spec.quantization.compiled import kernel
 from domino_spec.targets import Target
 
+DRAFT_SINKS = 0
+"""Sink tokens that are read besides a window, unless another number is asked for.
+
+None: from far away they cost the released drafters nearly all of their acceptance.
+"""
+
 
 class BlockDrafter(ModelDrafter):
     """A draft model and the keys and values of the tokens its target has verified."""
@@ -45,10 +53,12 @@ class BlockDrafter(ModelDrafter):
         model: DraftModel,
         *,
         candidates: int | None = None,
+        window: Window | None = None,
         name: str | None = None,
         provenance: Provenance | None = None,
     ) -> None:
         self.candidates = check_candidates(candidates)
+        self.window = window
         self.lookahead = model.config.block_size
         super().__init__(model, name=name, provenance=provenance)
 
@@ -60,10 +70,7 @@ class BlockDrafter(ModelDrafter):
         self._head = module.head
         self._shape: Shape = draft_shape(
             config,
-            tuple(
-                config.sliding_window if kind == SLIDING_ATTENTION else None
-                for kind in config.layer_types
-            ),
+            tuple(layer_window(config, kind, self.window) for kind in config.layer_types),
         )
         backbone = module.backbone
         self._fc: Weight = backbone.fc.weight.detach()
@@ -108,6 +115,22 @@ class BlockDrafter(ModelDrafter):
         self._fc, self._kv = (QuantizedWeight.quantize(each, "Q8_0") for each in (fc, kv))
         self._shape = replace(self._shape, each_alone=True)
 
+    def describe(self) -> dict[str, Any]:
+        """With the context that it reads."""
+        return {**super().describe(), **self.context_settings}
+
+    @property
+    def cost_key(self) -> list[Any]:
+        """A window leaves keys and values unread."""
+        return [*super().cost_key, self.window]
+
+    @property
+    def context_settings(self) -> dict[str, int]:
+        """Its window as the settings that make it, where it has one."""
+        if self.window is None:
+            return {}
+        return {"draft_window": self.window.size, "draft_sinks": self.window.sink_tokens}
+
     def update_cache(
         self, captured: Tensor, tokens: Tensor, *, slots: Tensor, starts: Tensor
     ) -> None:
@@ -149,7 +172,7 @@ class BlockDrafter(ModelDrafter):
         norms = [*(weights.input_norm for weights in self._layers), self._norm]
         states = self._vocabulary.embed_normed(tokens.flatten(), norms[0], self._shape.eps)
         metadata = AttentionMetadata(slots, starts, block)
-        causal = [window is not None and config.causal_window for window in self._shape.windows]
+        causal = [kind == SLIDING_ATTENTION and config.causal_window for kind in config.layer_types]
         if self._stack is not None:
             rows = run_stack(
                 self._stack, states, self.cache.layers, self._rotary, metadata, self._shape,
@@ -330,3 +353,23 @@ def check_candidates(candidates: Any) -> int | None:
     if candidates is not None and candidates < 1:
         raise InputError(f"candidates is {candidates}; expected 1 or more; leave it out for all.")
     return candidates  # type: ignore[no-any-return]
+
+
+def check_window(draft_window: Any, draft_sinks: Any, *, block_size: int) -> Window | None:
+    """The context that a drafter reads, None for all: so many newest tokens, and sink tokens."""
+    sinks = DRAFT_SINKS if draft_sinks is None else draft_sinks
+    if sinks < 0:
+        raise InputError(f"draft_sinks is {sinks}; expected 0 or more.")
+    if not draft_window:
+        if draft_sinks is not None:
+            raise InputError(
+                f"draft_sinks is {sinks} without a window, where all of the context is read; set "
+                "draft_window too, or leave draft_sinks out."
+            )
+        return None
+    if draft_window < block_size:
+        raise InputError(
+            f"draft_window is {draft_window}; expected {block_size} or more, since a block of "
+            "drafts is that long, or 0 for all of the context."
+        )
+    return Window(draft_window, sinks)

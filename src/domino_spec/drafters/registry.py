@@ -16,7 +16,7 @@ from domino_spec.checkpoints.layouts import KIND_FIELD
 from domino_spec.decoding.drafter import Drafter, PlainDecoding
 from domino_spec.drafter import DrafterConfig, DraftModel, Eagle3, Medusa, ModuleConfig
 from domino_spec.drafter.names import LOOKUP, PLAIN, lookup_depth, prefix_of
-from domino_spec.drafters.block import BlockDrafter
+from domino_spec.drafters.block import BlockDrafter, check_window
 from domino_spec.drafters.eagle3 import Eagle3Drafter
 from domino_spec.drafters.facts import read_target_facts, target_facts
 from domino_spec.drafters.lookup import LookupDrafter
@@ -50,6 +50,8 @@ def open_drafter(
     depth: int | None = None,
     tree: int | None = None,
     candidates: int | None = None,
+    draft_window: int | None = None,
+    draft_sinks: int | None = None,
     shift_label: bool | None = None,
     revision: str | None = None,
     provenance: Provenance | None = None,
@@ -59,20 +61,26 @@ def open_drafter(
 
     `plain` drafts nothing; `lookup` or `lookup:DEPTH` looks the text up; any other name is a
     checkpoint of any kind: a folder, a file, a hub id or `released:NAME`. A loaded model or a
-    drafter is taken as it is. `candidates` and `shift_label` are for block drafters.
+    drafter is taken as it is. `candidates`, `draft_window`, `draft_sinks` and `shift_label` are for
+    block drafters.
     """
+    options: dict[str, Any] = {
+        "candidates": candidates, "draft_window": draft_window, "draft_sinks": draft_sinks
+    }  # fmt: skip
     loaded = target if isinstance(target, LoadedTarget) else LoadedTarget.of(target)
     if isinstance(source, Drafter):
         drafter = source
         if candidates is not None and candidates != drafter.candidates:
             raise InputError("candidates are the drafter's own; set them where it is made.")
+        if (draft_window, draft_sinks) != (None, None):
+            raise InputError("the window is the drafter's own; set it where it is made.")
     elif isinstance(source, nn.Module):
-        drafter = drafter_of(source, candidates=candidates, provenance=provenance)
+        drafter = drafter_of(source, **options, provenance=provenance)
     elif is_named(source):
-        _refuse_block_options(str(source), candidates, shift_label)
+        _refuse_block_options(str(source), *options.values(), shift_label)
         drafter = NAMED[prefix_of(source)](str(source), loaded)
     elif isinstance(source, (str, Path)):
-        drafter = _loaded(source, loaded.target, candidates, shift_label, revision)
+        drafter = _loaded(source, loaded.target, options, shift_label, revision)
     else:
         raise InputError(
             f"the drafter is {type(source).__name__}; expected a name such as 'lookup', a folder, "
@@ -94,6 +102,8 @@ def drafter_of(
     model: nn.Module,
     *,
     candidates: int | None = None,
+    draft_window: int | None = None,
+    draft_sinks: int | None = None,
     name: str | None = None,
     provenance: Provenance | None = None,
 ) -> Drafter:
@@ -104,8 +114,11 @@ def drafter_of(
     options: dict[str, Any] = {"name": name, "provenance": provenance}
     if isinstance(model, DraftModel):
         options["candidates"] = candidates
+        options["window"] = check_window(
+            draft_window, draft_sinks, block_size=model.config.block_size
+        )
     else:
-        _refuse_block_options(name or type(model).__name__, candidates, None)
+        _refuse_block_options(name or type(model).__name__, candidates, draft_window, draft_sinks)
     return DRAFTERS[type(model)](model, **options)
 
 
@@ -129,7 +142,7 @@ def short_name(source: str | Path) -> str:
 def _loaded(
     source: str | Path,
     target: Target,
-    candidates: int | None,
+    options: Mapping[str, Any],
     shift_label: bool | None,
     revision: str | None,
 ) -> Drafter:
@@ -143,16 +156,16 @@ def _loaded(
         any_kind=True,
     )
     if not isinstance(found.drafter, DraftModel):
-        _refuse_block_options(str(source), candidates, shift_label)
+        _refuse_block_options(str(source), *options.values(), shift_label)
     name, provenance = short_name(source), found.provenance
-    return drafter_of(found.drafter, candidates=candidates, name=name, provenance=provenance)
+    return drafter_of(found.drafter, **options, name=name, provenance=provenance)
 
 
-def _refuse_block_options(name: str, candidates: int | None, shift_label: bool | None) -> None:
-    if candidates is not None or shift_label is not None:
+def _refuse_block_options(name: str, *given: int | None) -> None:
+    if any(value is not None for value in given):
         raise InputError(
-            f"{name} is no block drafter: it has no candidates and no alignment to choose. "
-            "Leave both out."
+            f"{name} is no block drafter: it has no candidates, no window over its context and no "
+            "alignment to choose. Leave them out."
         )
 
 

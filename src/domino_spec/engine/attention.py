@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from domino_spec.drafter.masks import Window
 from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.kernels import runtime
 from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
@@ -94,7 +95,7 @@ def run_attention(
     k_norm: Tensor | None = None,
     sinks: Tensor | None = None,  # [heads]
     causal: bool,
-    window: int | None = None,
+    window: Window | None = None,
 ) -> Tensor:
     """Keys and values stored, then attention over cache and new tokens: [tokens, width]."""
     batch, keys, values = len(metadata.slots), *cache
@@ -141,7 +142,7 @@ def _attend_each(
     *,
     norms: tuple[Tensor | None, Tensor | None],
     causal: bool,
-    window: int | None,
+    window: Window | None,
 ) -> Tensor:
     """Each token alone, over the very keys it sees: [tokens, heads * head_dim].
 
@@ -202,6 +203,9 @@ def _attends_over_views(states: Tensor, shape: Shape) -> bool:
     return not kernels_take(shape.head_dim) or not (states.is_cuda or runtime.usable(states))
 
 
+NO_PLACES = slice(0)
+
+
 @dataclass(frozen=True)
 class Group:
     """Sequences in neighbouring slots that attend in one call, over the same places of these."""
@@ -209,7 +213,16 @@ class Group:
     rows: slice
     slots: slice
     places: slice
+    sinks: slice
+    """Places before these, which a window leaves out but for its sink tokens."""
     seen: Tensor | None  # [sequences, 1, count, places], 0 or -inf; None: all, or by causality
+
+    def own(self, states: Tensor) -> Tensor:
+        """Their part of keys or values [slots, kv heads, capacity, head_dim]."""
+        near = states[self.slots, :, self.places]
+        if not self.sinks.stop:
+            return near
+        return torch.cat((states[self.slots, :, self.sinks], near), dim=2)
 
 
 class Spans:
@@ -228,7 +241,7 @@ class Spans:
         self._given = (positions, None if ancestors is None else ancestor_mask(ancestors))
         self._plain = positions is None and ancestors is None
         self.spans = list(zip(slots.tolist(), starts.tolist(), strict=True))
-        self._groups: dict[tuple[bool, int | None], list[Group]] = {}
+        self._groups: dict[tuple[bool, Window | None], list[Group]] = {}
 
     def attend(
         self,
@@ -237,7 +250,7 @@ class Spans:
         values: Tensor,
         *,
         causal: bool,
-        window: int | None,
+        window: Window | None,
         scale: float,
         sinks: Tensor | None = None,
     ) -> Tensor:
@@ -249,10 +262,10 @@ class Spans:
             ]
         mixed = []
         for group in self._groups[causal, window]:
-            own = (group.slots, slice(None), group.places)
             # A prompt of several tokens that sees by causality alone has nothing before it.
             empty = group.seen is None and causal and self.count > 1
-            given = (query[group.rows], keys[own], values[own], group.seen, scale)
+            own = group.own(keys), group.own(values)
+            given = (query[group.rows], *own, group.seen, scale)
             mixed.append(mix(*given, empty=empty, sinks=sinks))
         return (mixed[0] if len(mixed) == 1 else torch.cat(mixed)).flatten(2)
 
@@ -279,7 +292,7 @@ class Spans:
         return groups
 
     def _group(
-        self, rows: slice, query: Tensor, keys: Tensor, *, causal: bool, window: int | None
+        self, rows: slice, query: Tensor, keys: Tensor, *, causal: bool, window: Window | None
     ) -> Group:
         """Where these sequences' keys lie, and which of them each new token sees."""
         spans = self.spans[rows]
@@ -289,21 +302,25 @@ class Spans:
         if self._plain and window is None and min(own) == max(own):
             sees_all = self.count == 1 or not causal
             if sees_all or (own[0] == 0 and end == self.count):
-                return Group(rows, slots, slice(end), None)
+                return Group(rows, slots, slice(end), NO_PLACES, None)
         starts = self._starts[rows]
         positions, mask = (None if each is None else each[rows] for each in self._given)
-        first = 0
+        first, sinks = 0, NO_PLACES
         if self._plain:
             if window is not None:
-                first = min(max(min(own) - window + 1, 0), end - 1)
+                first = min(max(min(own) - window.size + 1, 0), end - 1)
+                if window.sink_tokens >= first:
+                    first = 0
+                sinks = slice(min(window.sink_tokens, first))
             steps = torch.arange(self.count, device=starts.device)
-            places = torch.arange(first, end, device=starts.device)
+            places = torch.arange(end, device=starts.device)
+            places = torch.cat((places[sinks], places[first:]))
             seen = visible(starts.unsqueeze(1) + steps, places, causal, window)
             seen &= (places < (starts + self.count).unsqueeze(1)).unsqueeze(1)
         else:
             seen = visible_to(starts, self.count, end, causal, window, positions, mask)
         added = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-        return Group(rows, slots, slice(first, end), added.unsqueeze(1))
+        return Group(rows, slots, slice(first, end), sinks, added.unsqueeze(1))
 
 
 class EachAlone:
@@ -320,23 +337,26 @@ class EachAlone:
         )  # [tokens, 3]
         self._mask = None if metadata.ancestors is None else ancestor_mask(metadata.ancestors)
         self._starts, self._count = metadata.starts.tolist(), count
-        self._seen: dict[tuple[bool, int | None], Seen] = {}
+        self._seen: dict[tuple[bool, Window | None], Seen] = {}
 
-    def seen(self, causal: bool, window: int | None) -> Seen:
-        """The old tokens, and of the new ones those up to itself or on its branch, or all."""
+    def seen(self, causal: bool, window: Window | None) -> Seen:
+        """The old tokens, and of the new ones those up to itself or on its branch, or all.
+
+        A window limits them as `drafter.masks` says.
+        """
         if (causal, window) not in self._seen:
             self._seen[causal, window] = self._find(causal, window)
         return self._seen[causal, window]
 
-    def _find(self, causal: bool, window: int | None) -> Seen:
+    def _find(self, causal: bool, window: Window | None) -> Seen:
         spans, extras = [], []
         for token, (slot, place, _) in enumerate(self.places.tolist()):
             row, step = divmod(token, self._count)
-            start, branch = self._starts[row], []
+            start, branch, sinks = self._starts[row], [], range(0)
             if self._mask is None:
                 reach = place + 1 if causal else start + self._count
                 if not causal and window is not None:
-                    reach = min(reach, place + window)
+                    reach = min(reach, place + window.size)
                 end = min(reach, self._capacity)
             else:  # its tokens are in the order of their positions
                 own = self._mask[row, step].nonzero()[:, 0].tolist()
@@ -344,11 +364,15 @@ class EachAlone:
                 end = min(start, self._capacity)
             first = 0
             if window is not None:
-                branch = branch[-window:]
+                assert not (branch and window.sink_tokens), "targets' windows have no sinks"
+                branch = branch[-window.size :]
                 newest = end + len(branch) if causal else place + 1
-                first = min(max(newest - window, 0), end)
+                first = min(max(newest - window.size, 0), end)
+                if window.sink_tokens >= first:
+                    first = 0
+                sinks = range(min(window.sink_tokens, first))
             spans.append((slot, first, end))
-            extras.append(branch)
+            extras.append([*sinks, *branch])
         return Seen.of(spans, extras)
 
 

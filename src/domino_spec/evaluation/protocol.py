@@ -12,6 +12,7 @@ from domino_spec.api import DominoDecoder
 from domino_spec.data import Corpus, is_loop
 from domino_spec.decoding import AcceptanceStats, Drafter, RunStats, SamplingParams
 from domino_spec.drafter import DraftModel
+from domino_spec.drafter.masks import Window
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations, continue_prompts
@@ -90,6 +91,7 @@ class Measurement:
     """How drafts were accepted; None when greedy, where there is one way."""
     depth: int
     candidates: int | None
+    window: Window | None
     head: bool | None
     """Whether the head corrected; None for drafters that have no such choice."""
     outcomes: tuple[Outcome, ...]
@@ -122,6 +124,7 @@ class Measurement:
             "accept": self.accept,
             "depth": self.depth,
             "candidates": self.candidates,
+            "window": self.window,
             "head": self.head,
             "protocol": asdict(self.protocol),
             **self.counts,
@@ -175,6 +178,7 @@ def measure_simulated(
         continuations.select(used),
         depth=decoder.depth,
         candidates=decoder.candidates,
+        window=decoder.window,
         head=head,
         **options,
     )
@@ -188,6 +192,7 @@ def measure_simulated(
         accept="match" if protocol.temperature else None,
         depth=decoder.depth,
         candidates=decoder.candidates,
+        window=decoder.window,
         head=head,
         outcomes=outcomes,
         sequences=tuple(sequences),
@@ -213,7 +218,9 @@ def measure_decoded(
     start, stats = time.perf_counter(), RunStats()
     drafter: Drafter | None = decoder.drafter
     if not head:
-        drafter = BlockDrafter(without_head(_model(decoder)), candidates=decoder.candidates)
+        drafter = BlockDrafter(
+            without_head(_model(decoder)), candidates=decoder.candidates, window=decoder.window
+        )
     fixed = DominoDecoder(
         decoder.target, drafter, decoder.tokenizer, depth=decoder.depth, engine=decoder.choice
     )
@@ -238,6 +245,7 @@ def measure_decoded(
         accept=params.rule if protocol.temperature else None,
         depth=fixed.depth,
         candidates=decoder.candidates,
+        window=decoder.window,
         head=head if isinstance(decoder.drafter, BlockDrafter) else None,
         outcomes=tuple(protocol.outcome(answer.output) for answer in answers),
         sequences=tuple(answer.stats for answer in answers),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from domino_spec.decoding import AcceptanceStats
 from domino_spec.drafter import DraftModel
+from domino_spec.drafter.masks import Window
 from domino_spec.drafter.rollout import rollout
 from domino_spec.drafters import BlockDrafter
 from domino_spec.errors import InputError
@@ -60,6 +61,7 @@ def simulate(
     *,
     depth: int | None = None,
     candidates: int | None = None,
+    window: Window | None = None,
     head: bool = True,
     sequences_per_forward: int = 16,
     max_slots: int = 4096,
@@ -67,10 +69,10 @@ def simulate(
 ) -> Simulation:
     """Count the cycles that decoding these prompts would take.
 
-    `head=False` drafts with the base logits alone. `max_slots` bounds the block slots of a
-    drafter forward, and so the logits held at a time. `batch_size` is that of the
-    reference loop, where a sequence's last block is as wide as the longest of its batch needs;
-    unset: the engine, whose blocks have the whole depth.
+    `window` is the context that a drafter reads. `head=False` drafts with the base logits alone.
+    `max_slots` bounds the block slots of a drafter forward, and so the logits held at a time.
+    `batch_size` is that of the reference loop, where a sequence's last block is as wide as the
+    longest of its batch needs; unset: the engine, whose blocks have the whole depth.
     """
     asked = BlockDrafter(drafter, candidates=candidates).with_depth(depth)
     depth, candidates = asked.depth, asked.candidates
@@ -78,7 +80,7 @@ def simulate(
         raise InputError(f"max_slots is {max_slots}; expected 1 or more.")
     answers = continuations.answers
     matches: list[list[int]] = [[0] * (len(answer) - 1) for answer in answers]
-    with _measuring(drafter if head else without_head(drafter)) as measured:
+    with _measuring(drafter if head else without_head(drafter), window) as measured:
         for batch in batches([len(answer) for answer in answers], target, sequences_per_forward):
             chosen = continuations.select(batch)
             if depth and len(chosen.answers[-1]) > 1:  # the longest of the batch
@@ -151,7 +153,7 @@ def _matches(
         truth = answers.unfold(1, depth, 1)[:, index + 1]  # [batch, anchors, depth]
         found[:, index] = found[:, index].masked_scatter(
             real,
-            _count_right(
+            count_right(
                 drafter,
                 target,
                 hidden=hidden[real][:, :depth],
@@ -163,7 +165,7 @@ def _matches(
     return [own[: len(answer) - 1] for own, (_, answer) in zip(found.tolist(), pairs, strict=True)]
 
 
-def _count_right(
+def count_right(
     drafter: DraftModel,
     target: Target,
     *,
@@ -201,16 +203,17 @@ def _padded(sequences: Sequence[Sequence[int]], *, fill: int) -> Tensor:
 
 
 @contextmanager
-def _measuring(drafter: DraftModel) -> Iterator[DraftModel]:
+def _measuring(drafter: DraftModel, window: Window | None) -> Iterator[DraftModel]:
     """As decoding runs it, leaving a drafter in training as it was found."""
     modes = {module: module.training for module in drafter.modules()}
-    attention = drafter.backbone.attention
+    backbone = drafter.backbone
+    found = backbone.attention, backbone.draft_window
     drafter.eval()
-    drafter.backbone.attention = "dense"
+    backbone.attention, backbone.draft_window = "dense", window
     try:
         yield drafter
     finally:
-        drafter.backbone.attention = attention
+        backbone.attention, backbone.draft_window = found
         for module, training in modes.items():
             module.training = training
 

@@ -8,6 +8,7 @@ from domino_spec.drafter.heads import (
     MarkovHeadConfig,
     build_head,
 )
+from domino_spec.drafter.masks import Window
 from domino_spec.drafter.tree import DraftTree
 from domino_spec.engine.kernels import (
     commit,
@@ -41,7 +42,7 @@ def _attention(
     heads: int,
     kv_heads: int,
     head_dim: int,
-    window: int | None,
+    window: Window | None,
     dtype: torch.dtype = torch.bfloat16,
     tree: bool = False,
     rotated: int | None = None,
@@ -127,7 +128,12 @@ def branched() -> None:
 
 def windowed() -> None:
     """A block under a sliding window."""
-    _attention(16, heads=32, kv_heads=8, head_dim=128, window=512)
+    _attention(16, heads=32, kv_heads=8, head_dim=128, window=Window(512))
+
+
+def windowed_sinks() -> None:
+    """A drafter's block over a window and sink tokens."""
+    _attention(8, heads=32, kv_heads=8, head_dim=128, window=Window(2048, 64))
 
 
 def widest() -> None:
@@ -246,7 +252,7 @@ def mixture() -> None:
 
 def sinks() -> None:
     """A block of GPT-OSS-20B."""
-    _attention(8, heads=64, kv_heads=8, head_dim=64, window=128, sinks=True)
+    _attention(8, heads=64, kv_heads=8, head_dim=64, window=Window(128), sinks=True)
     own = experts.Experts(
         gate_up=_meta(32, 2880, 2 * 2880).transpose(1, 2), gate_up_bias=_meta(32, 2 * 2880),
         down=_meta(32, 2880, 2880).transpose(1, 2), down_bias=_meta(32, 2880),

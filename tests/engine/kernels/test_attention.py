@@ -6,11 +6,12 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
-from domino_spec.drafter.masks import BlockLayout, dense_mask
+from domino_spec.drafter.masks import BlockLayout, Window, dense_mask
 from domino_spec.drafter.tree import ancestor_mask, tree_of
 from domino_spec.engine import attention as host_attention
 from domino_spec.engine.attention import AttentionMetadata, HostMetadata, Ragged, Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
+from domino_spec.quantization import reference
 from tests.engine.kernels import test_rotate
 
 CAPACITY = 48
@@ -33,6 +34,11 @@ def inputs(n, dtype, device, *, starts, group=2, head_dim=32, capacity=CAPACITY)
     )
 
 
+def made(window):
+    """Parameters say a window's size alone, or with its sink tokens too."""
+    return Window(window) if isinstance(window, int) else window and Window(*window)
+
+
 def by_hand(
     query, keys, values, slots, starts, *, causal, window, scale, positions=None, mask=None,
     sinks=None,
@@ -52,7 +58,11 @@ def by_hand(
                     p
                     for p in range(end)
                     if (p < start or rule[p - start])
-                    and (window is None or abs(at[start + i] - at[p]) < window)
+                    and (
+                        window is None
+                        or abs(at[start + i] - at[p]) < window.size
+                        or at[p] < window.sink_tokens
+                    )
                 ]
                 if start + i < end
                 else [0]
@@ -68,6 +78,15 @@ def by_hand(
     return mixed.flatten(2)
 
 
+def each_alone(query, keys, values, metadata, *, causal, window, scale):
+    """As quantised layers attend."""
+    seen = metadata.each_alone(keys.shape[2], keys.shape[2]).seen(causal, window)
+    found = (seen.spans, seen.extras)
+    return reference.attend(query.flatten(0, 1), keys, values, *found, scale).view_as(
+        query.flatten(2)
+    )
+
+
 WAYS = {
     "kernel": attention.attend,
     "four": partial(split_attention.launch, block=16, splits=4),
@@ -77,6 +96,9 @@ WAYS = {
         Spans(slots, starts, query.shape[1], positions, ancestors).attend(
             query, keys, values, **rule
         )
+    ),
+    "alone": lambda query, keys, values, slots, starts, **rule: each_alone(
+        query, keys, values, AttentionMetadata(slots, starts, query.shape[1]), **rule
     ),
     "batch": lambda *given, causal, window, scale, positions=None, ancestors=None, sinks=None: (
         attention.batch_reference(
@@ -111,7 +133,7 @@ def test_ragged_sequences_get_what_whole_blocks_give(device, way, window):
     """Sequences with 9, 1 and 4 new tokens, in one row of tokens: to the last bit by kernels."""
     starts, lengths = [0, 15, CAPACITY - 9], [9, 1, 4]
     query, *cache, slots, at = inputs(9, torch.float32, device, starts=starts)
-    rule = {"causal": True, "window": window, "scale": 0.2}
+    rule = {"causal": True, "window": made(window), "scale": 0.2}
     whole = WAYS["rows" if way in ("rows", "batch") else way](query, *cache, slots, at, **rule)
     rows = torch.tensor([row for row, n in enumerate(lengths) for _ in range(n)], device=device)
     steps = torch.tensor([step for n in lengths for step in range(n)], device=device)
@@ -134,7 +156,7 @@ def test_ragged_sequences_get_what_whole_blocks_give(device, way, window):
 def test_a_sink_takes_its_share_of_a_softmax(device, way, window, starts):
     given = inputs(3, torch.float32, device, starts=starts)
     sinks = torch.tensor([-2.0, 0.5, 3.0, 9.0], device=device)
-    rule = {"causal": True, "window": window, "scale": 0.2, "sinks": sinks}
+    rule = {"causal": True, "window": made(window), "scale": 0.2, "sinks": sinks}
     torch.testing.assert_close(WAYS[way](*given, **rule).cpu(), by_hand(*given, **rule))
 
 
@@ -165,7 +187,7 @@ def test_a_tree_of_tokens_sees_its_own_branches(device, way, window):
     for starts in ([0, 15, 33], [16, 17, CAPACITY - len(TREE)]):
         given = inputs(len(TREE), torch.float32, device, starts=starts)
         nodes, positions = tree(torch.tensor(starts))
-        rule = {"causal": True, "window": window, "scale": 0.2}
+        rule = {"causal": True, "window": made(window), "scale": 0.2}
         mask = ancestor_mask(nodes.ancestors)
         expected = by_hand(*given, **rule, positions=positions, mask=mask)
         if way not in ("four", "two", "one"):
@@ -184,7 +206,7 @@ def test_a_node_gets_what_its_branch_gives_as_a_chain_to_the_last_bit(device, wa
     starts = [0, 15, 37]
     query, keys, values, slots, at = inputs(len(TREE), torch.float32, device, starts=starts)
     nodes, positions = tree(torch.tensor(starts))
-    rule = {"causal": True, "window": window, "scale": 0.2}
+    rule = {"causal": True, "window": made(window), "scale": 0.2}
     found = WAYS[way](
         query, keys, values, slots, at, **rule,
         positions=positions.to(device), paths=nodes.paths.to(device),
@@ -218,11 +240,15 @@ def test_a_mask_of_64_tokens_fits_its_bits():
         (False, None, 1, [15, 16, 33]),
         (False, 3, 9, [0, 17, CAPACITY - 9]),
         (False, 20, 9, [16, 7, 33]),
+        # Sink tokens: within a block, of several, and up to the window or into it.
+        (False, (9, 5), 8, [36, 2, 13]),
+        (False, (9, 20), 9, [CAPACITY - 9, 28, 33]),
+        (True, (3, 20), 1, [40, 17, 22]),
     ],
 )
 def test_each_row_sees_its_own_cache(device, way, causal, window, n, starts):
     given = inputs(n, torch.float32, device, starts=starts)
-    rule = {"causal": causal, "window": window, "scale": 0.2}
+    rule = {"causal": causal, "window": made(window), "scale": 0.2}
     mixed = WAYS[way](*given, **rule)
     torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
 
@@ -237,6 +263,7 @@ def test_each_row_sees_its_own_cache(device, way, causal, window, n, starts):
         (True, None, 6, [0, 21, 3, 4], True, 2),
         (True, 4, 1, [5, 30, 12, 7], True, 2),
         (False, None, 6, [5, 30, 12, 7], True, 2),
+        (False, (8, 2), 6, [25, 30, 12, 17], True, 2),
     ],
 )
 def test_neighbouring_slots_attend_in_one_call(
@@ -253,7 +280,7 @@ def test_neighbouring_slots_attend_in_one_call(
     query = torch.randn(4, n, 6, 32, generator=generator)
     keys, values = torch.randn(2, 7, 2, CAPACITY, 32, generator=generator)
     given = (query, keys, values, torch.tensor([2, 3, 4, 6]), torch.tensor(starts))
-    rule = {"causal": causal, "window": window, "scale": 0.2}
+    rule = {"causal": causal, "window": made(window), "scale": 0.2}
     mixed = WAYS["rows"](*given, **rule)
     assert len(called) == calls
     torch.testing.assert_close(mixed, by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
@@ -275,7 +302,7 @@ def test_short_types(device, way, dtype):
 def test_past_the_capacity_nothing_breaks(device, way, window):
     """Tokens that did not fit see garbage, the others what they should, and none NaN."""
     given = inputs(5, torch.float32, device, starts=[CAPACITY - 2, 3])
-    rule = {"causal": True, "window": window, "scale": 0.2}
+    rule = {"causal": True, "window": made(window), "scale": 0.2}
     mixed = WAYS[way](*given, **rule)
     expected = by_hand(*given, **rule)
     torch.testing.assert_close(mixed[0, :2].cpu(), expected[0, :2], rtol=1e-5, atol=1e-5)
@@ -292,11 +319,13 @@ def test_what_lies_after_a_rows_end_does_not_matter_to_the_kernel(device):
 
 
 @pytest.mark.parametrize(
-    ("group", "dtype", "window"), [(2, torch.bfloat16, None), (3, torch.float32, 9)], ids=str
+    ("group", "dtype", "window"),
+    [(2, torch.bfloat16, None), (3, torch.float32, 9), (2, torch.float32, (9, 20))],
+    ids=str,
 )
 def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, group, dtype, window):
     """Over starts in every block: stretches grow from one block to two on the way."""
-    n, rule = 4, {"causal": True, "window": window, "scale": 0.2}
+    n, rule = 4, {"causal": True, "window": made(window), "scale": 0.2}
     for start in (0, 14, 30, CAPACITY - n):
         query, keys, values, slots, starts = inputs(n, dtype, device, starts=[start], group=group)
         block = WAYS["two"](query, keys, values, slots, starts, **rule)
@@ -306,12 +335,12 @@ def test_a_token_of_a_block_gets_what_it_gets_alone_to_the_last_bit(device, grou
             assert torch.equal(alone[:, 0], block[:, place]), (start, place)
 
 
-@pytest.mark.parametrize(("causal", "window"), [(True, 7), (False, 3)])
+@pytest.mark.parametrize(("causal", "window"), [(True, 7), (False, 3), (False, (6, 2))])
 def test_the_windows_are_the_drafters(device, causal, window):
     """One block after its context, under the mask that drafters are trained with."""
     n, start = 5, 11
     query, keys, values, slots, starts = inputs(n, torch.float32, device, starts=[start])
-    rule = {"causal": causal, "window": window, "scale": 0.2}
+    rule = {"causal": causal, "window": made(window), "scale": 0.2}
     layout = BlockLayout(
         anchors=starts.unsqueeze(1),
         block_size=n,
@@ -321,7 +350,7 @@ def test_the_windows_are_the_drafters(device, causal, window):
         query.transpose(1, 2),
         keys[slots, :, : start + n],
         values[slots, :, : start + n],
-        attn_mask=dense_mask(layout, window=window, causal=causal),
+        attn_mask=dense_mask(layout, window=made(window), causal=causal),
         scale=0.2,
         enable_gqa=True,
     )

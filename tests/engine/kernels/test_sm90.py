@@ -12,7 +12,8 @@ TREES = ("tree", "tree_drawn")
 @pytest.fixture(scope="module")
 def found():
     shapes = (
-        "plain", "ragged", "mixture", "norms", "few_bits", *CANDIDATES, *VOCABULARY, *TREES
+        "plain", "windowed_sinks", "ragged", "mixture", "norms", "few_bits", *CANDIDATES,
+        *VOCABULARY, *TREES,
     )  # fmt: skip
     return sm90.launched("tests.engine.kernels.launches", *shapes)
 
@@ -20,6 +21,11 @@ def found():
 def test_attention(found):
     sm90.assert_fits(found["plain"])
     assert found["plain"].keys() == {"_rotate", "_attend", "_join"}
+
+
+def test_a_drafters_window_and_sink_tokens(found):
+    sm90.assert_fits(found["windowed_sinks"])
+    assert found["windowed_sinks"].keys() == {"_rotate", "_attend", "_join"}
 
 
 def test_sequences_of_different_lengths(found):

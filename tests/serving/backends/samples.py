@@ -24,6 +24,8 @@ SAMPLES: dict[str, Any] = {
     "shift_label": True,
     "depth": 3,
     "candidates": 4,
+    "draft_window": 512,
+    "draft_sinks": 16,
     "tree": 7,
     "remeasure": True,
     "speculate": False,

@@ -14,13 +14,13 @@ BASE = ServeArgs(target="org/target", draft="drafter")
 REFUSED = {
     "vllm": {
         "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
-        "quantize",
+        "quantize", "draft_window", "draft_sinks",
         "max_prompt_tokens", "max_body_bytes", "max_image_bytes", "max_image_pixels",
         "strict", "tool_call_parser", "reasoning_parser",
     },
     "sglang": {
         "device_map", "attn_implementation", "candidates", "tree", "remeasure", "pack", "page",
-        "quantize",
+        "quantize", "draft_window", "draft_sinks",
         "max_prompt_tokens", "max_body_bytes", "max_image_bytes", "max_image_pixels",
         "max_new_tokens", "max_choices", "drain_seconds",
         "strict", "allowed_origins", "tool_call_parser", "reasoning_parser",

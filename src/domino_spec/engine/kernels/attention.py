@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from domino_spec.drafter.masks import Window
 from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.kernels.runtime import usable
 from domino_spec.engine.kernels.split_attention import launch
@@ -43,7 +44,7 @@ def attend(
     starts: Tensor,  # [rows] int64: tokens before the new ones
     *,
     causal: bool,
-    window: int | None = None,
+    window: Window | None = None,
     scale: float,
     longest: int | None = None,
     positions: Tensor | None = None,  # [rows, n] int64
@@ -55,11 +56,11 @@ def attend(
     """[rows, n, heads * head_dim].
 
     A token sees the cache up to itself (`causal`) or up to the last new one; with a window only
-    positions nearer than that, on both sides, which is `drafter.masks`' rule. `longest` is a bound
-    on starts + n that the caller knows: where PyTorch attends over a batch, it need not look
-    further; n itself says that all rows are empty. Rows that are `ragged` tokens share the reading
-    of their sequence's keys. A sink is a score that a head's softmax counts in addition to those of
-    the keys: what it takes is mixed of nothing.
+    positions nearer than that, on both sides, and its sink tokens, which is `drafter.masks`' rule.
+    `longest` is a bound on starts + n that the caller knows: where PyTorch attends over a batch, it
+    need not look further; n itself says that all rows are empty. Rows that are `ragged` tokens
+    share the reading of their sequence's keys. A sink of `sinks` is a score that a head's softmax
+    counts in addition to those of the keys: what it takes is mixed of nothing.
     """
     if ragged is not None and usable(query) and ragged.count <= MAX_TOKENS:
         assert causal
@@ -86,7 +87,7 @@ def batch_reference(
     slots: Tensor,
     starts: Tensor,
     causal: bool,
-    window: int | None,
+    window: Window | None,
     scale: float,
     longest: int,
     positions: Tensor | None = None,
@@ -109,11 +110,11 @@ def batch_reference(
     return mix(query, *own, seen.unsqueeze(1), scale, empty=False, sinks=sinks).flatten(2)
 
 
-def visible(positions: Tensor, places: Tensor, causal: bool, window: int | None) -> Tensor:
+def visible(positions: Tensor, places: Tensor, causal: bool, window: Window | None) -> Tensor:
     """Which places of the cache tokens at these positions see, [..., n, places]."""
     distance = positions.unsqueeze(-1) - places  # [..., n, places]
     seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-    return seen if window is None else seen & (distance.abs() < window)
+    return seen if window is None else seen & window.sees(distance, places)
 
 
 def visible_to(
@@ -121,7 +122,7 @@ def visible_to(
     n: int,
     end: int,
     causal: bool,
-    window: int | None,
+    window: Window | None,
     positions: Tensor | None,  # [rows, n]
     mask: Tensor | None,  # [rows, n, n]
 ) -> Tensor:
@@ -140,7 +141,8 @@ def visible_to(
     if positions is None:
         positions = starts.unsqueeze(1) + torch.arange(n, device=starts.device)
     there = torch.where(new, positions.gather(1, index), places)  # [rows, end]
-    return seen & ((positions.unsqueeze(2) - there.unsqueeze(1)).abs() < window)
+    there = there.unsqueeze(1)
+    return seen & window.sees(positions.unsqueeze(2) - there, there)
 
 
 def mix(

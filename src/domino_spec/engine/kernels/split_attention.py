@@ -3,7 +3,8 @@
 A program takes some queries of one kv head of one row and one stretch of the row's positions. How
 many programs there are follows from shapes alone, so that a captured graph serves any length; how
 long their stretches are follows from how far a query sees, so that short contexts use all of them
-too. A second launch joins the stretches.
+too. A second launch joins the stretches. Under a window with sink tokens the blocks of these come
+first and those between them and the window are left out: of the row's own blocks, numbered through.
 
 What a query gets does not depend on how many others are asked with it, to the last bit: stretches
 are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
@@ -18,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from domino_spec.drafter.masks import Window
 from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.runtime import triton_available
 
@@ -52,7 +54,7 @@ def launch(
     starts: Tensor,
     *,
     causal: bool,
-    window: int | None,
+    window: Window | None,
     scale: float,
     positions: Tensor | None = None,  # [rows, n] int64
     paths: Tensor | None = None,  # [rows, n, n] int64
@@ -91,7 +93,9 @@ def launch(
     totals = torch.empty_like(highest)
     mixed = query.new_empty(*shape, heads * head_dim)
     assert splits & (splits - 1) == 0
-    shared = (n, capacity, window or 0, splits.bit_length() - 1)
+    size, sink_tokens = (0, 0) if window is None else window
+    assert paths is None or not sink_tokens, "a tree is the target's, whose windows have no sinks"
+    shared = (n, capacity, size, sink_tokens, splits.bit_length() - 1)
     warps, stages = effort(head_dim, query.element_size())
     shapes = {
         "KV_HEADS": kv_heads,
@@ -99,6 +103,7 @@ def launch(
         "HEAD_DIM": head_dim,
         "BLOCK": block,
         "WINDOWED": window is not None,
+        "SINK_TOKENS": sink_tokens > 0,
         **overlap(query),
     }
     # Those of the last stretches, which short contexts leave idle, come last: they would take room.
@@ -164,13 +169,19 @@ if triton_available():
         n,
         capacity,
         window,
+        sink_tokens,
         log_splits,
         CAUSAL: tl.constexpr,
         GROUP: tl.constexpr,
         BLOCK: tl.constexpr,
         WINDOWED: tl.constexpr,
+        SINK_TOKENS: tl.constexpr,
     ):
-        """For each query (position, end of what it sees, first block, blocks a split, splits)."""
+        """For each query how far it sees, and how that is split.
+
+        (position, end of what it sees, first block, blocks of sinks before it, blocks a split,
+        splits)
+        """
         position = start + tl.minimum(query // GROUP, n - 1)
         if positions is not None:
             position = tl.load(positions + tl.minimum(query // GROUP, n - 1)).to(tl.int32)
@@ -182,8 +193,12 @@ if triton_available():
         first = position * 0
         if WINDOWED:
             first = tl.minimum(tl.maximum(position - window + 1, 0) // BLOCK, stop - 1)
-        each = (stop - first + (1 << log_splits) - 1) >> log_splits
-        return position, end, first, each, tl.cdiv(stop - first, each)
+        far = position * 0
+        if SINK_TOKENS:
+            far = tl.minimum(tl.cdiv(sink_tokens, BLOCK), first)
+        count = far + stop - first
+        each = (count + (1 << log_splits) - 1) >> log_splits
+        return position, end, first, far, each, tl.cdiv(count, each)
 
     @triton.jit
     def _queries(row, n, offsets):
@@ -253,6 +268,7 @@ if triton_available():
         n,
         capacity,
         window,
+        sink_tokens,
         log_splits,
         slot_stride,
         head_stride,
@@ -264,6 +280,7 @@ if triton_available():
         HEAD_DIM: tl.constexpr,
         BLOCK: tl.constexpr,
         WINDOWED: tl.constexpr,
+        SINK_TOKENS: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
         """One program for one split of one tile of queries of one kv head of one row."""
@@ -288,21 +305,32 @@ if triton_available():
             live = tl.where(tile < shared_tiles, live, member < GROUP)
         if positions is not None:
             positions += row * n
-        position, end, first, each, used = _stretches(
-            index, start, positions, own_n, capacity, window, log_splits,
-            CAUSAL, GROUP, BLOCK, WINDOWED,
+        position, end, first, far, each, used = _stretches(
+            index, start, positions, own_n, capacity, window, sink_tokens, log_splits,
+            CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
         takes = split < used
         if offsets is not None:
             takes = takes & live
-        low = (first + split * each) * BLOCK
+        number = split * each  # of its first block, among those of sinks and window
+        if SINK_TOKENS:
+            sink_low = tl.minimum(number, far) * BLOCK
+            sink_high = tl.minimum(tl.minimum(number + each, far) * BLOCK, sink_tokens)
+            each -= tl.minimum(tl.maximum(far - number, 0), each)  # those of them that are sinks'
+            number = tl.maximum(number - far, 0)
+        low = (first + number) * BLOCK
         high = tl.minimum(low + each * BLOCK, end)
         border = start // BLOCK * BLOCK  # from here on nodes see different tokens
         if paths is not None:
             takes = takes & live & ((high > border) == (tile >= shared_tiles))
         lowest = tl.min(tl.where(takes, low, capacity), axis=0)
         furthest = tl.max(tl.where(takes, high, 0), axis=0)
-        if furthest <= lowest:
+        nothing = furthest <= lowest
+        if SINK_TOKENS:
+            first_sink = tl.min(tl.where(takes, sink_low, capacity), axis=0)
+            last_sink = tl.max(tl.where(takes, sink_high, 0), axis=0)
+            nothing = nothing & (last_sink <= first_sink)
+        if nothing:
             return
         lane = tl.arange(0, HEAD_DIM)
         place = _places(base, head, index, KV_HEADS, GROUP)
@@ -316,6 +344,14 @@ if triton_available():
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mix = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
+        if SINK_TOKENS:
+            for at in range(first_sink, last_sink, BLOCK):
+                spot = at + tl.arange(0, BLOCK)
+                seen = (spot[None, :] >= sink_low[:, None]) & (spot[None, :] < sink_high[:, None])
+                top, total, mix = _over_tile(
+                    asked, keys, values, spot, spot < last_sink, seen, scale, top, total, mix,
+                    HEAD_DIM,
+                )  # fmt: skip
         alike = furthest  # up to where all nodes look at the same keys
         if paths is not None:
             alike = tl.minimum(furthest, border)
@@ -324,7 +360,10 @@ if triton_available():
             # A query's own stretch ends where it stops to see. What lies outside adds zeros.
             seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
             if WINDOWED:
-                seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
+                near = tl.abs(position[:, None] - spot[None, :]) < window
+                if SINK_TOKENS:
+                    near = near | (spot[None, :] < sink_tokens)
+                seen = seen & near
             top, total, mix = _over_tile(
                 asked, keys, values, spot, spot < furthest, seen, scale, top, total, mix, HEAD_DIM
             )
@@ -373,6 +412,7 @@ if triton_available():
         n,
         capacity,
         window,
+        sink_tokens,
         log_splits,
         TILE: tl.constexpr,
         SPLITS: tl.constexpr,
@@ -382,6 +422,7 @@ if triton_available():
         HEAD_DIM: tl.constexpr,
         BLOCK: tl.constexpr,
         WINDOWED: tl.constexpr,
+        SINK_TOKENS: tl.constexpr,
         OVERLAP: tl.constexpr,
     ):
         """One program for TILE queries of one kv head of one row."""
@@ -393,9 +434,9 @@ if triton_available():
         index = tile * TILE + tl.arange(0, TILE)
         if positions is not None:
             positions += row * n
-        _, _, _, _, used = _stretches(
-            index, start, positions, own_n, capacity, window, log_splits,
-            CAUSAL, GROUP, BLOCK, WINDOWED,
+        _, _, _, _, _, used = _stretches(
+            index, start, positions, own_n, capacity, window, sink_tokens, log_splits,
+            CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
         shared = (index < own_n * GROUP) & (used > 1)
         lane = tl.arange(0, HEAD_DIM)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from domino_spec.drafter.masks import Window
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.cache import SlotCache
 from domino_spec.engine.kernels.attention import kernels_take
@@ -49,7 +50,7 @@ class Shape:
     kv_heads: int
     head_dim: int
     eps: float
-    windows: tuple[int | None, ...]
+    windows: tuple[Window | None, ...]
     """A sliding window a layer, None for full attention."""
     scale: float
     """By which attention multiplies its scores."""
@@ -65,7 +66,7 @@ def apply_norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     return norm(x, weight, shape.eps)
 
 
-def draft_shape(config: Any, windows: tuple[int | None, ...]) -> Shape:
+def draft_shape(config: Any, windows: tuple[Window | None, ...]) -> Shape:
     """The shape of a drafter's layers, by its own configuration."""
     return Shape(
         hidden=config.hidden_size,
@@ -82,7 +83,8 @@ def read_shape(config: Any) -> Shape:
     """The shape of a Llama-like configuration."""
     heads = int(config.num_attention_heads)
     head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
-    window = getattr(config, "sliding_window", None)
+    size = getattr(config, "sliding_window", None)
+    window = None if size is None else Window(size)
     return Shape(
         hidden=int(config.hidden_size),
         heads=heads,

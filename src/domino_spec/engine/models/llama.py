@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from domino_spec.drafter.masks import Window
 from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, linear_then_norm
 from domino_spec.engine.kernels.pointwise import SILU
@@ -27,7 +28,7 @@ def run_layer(
     shape: Shape,
     *,
     causal: bool,
-    window: int | None = None,
+    window: Window | None = None,
     norm: Tensor,
     out: Tensor | None = None,
 ) -> Normed:

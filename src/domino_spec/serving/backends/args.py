@@ -117,7 +117,15 @@ class ServeArgs(DraftOptions, TargetOptions):
         if self.draft is None:
             idle = [
                 option(name)
-                for name in ("draft_revision", "shift_label", "depth", "tree", "candidates")
+                for name in (
+                    "draft_revision",
+                    "shift_label",
+                    "depth",
+                    "tree",
+                    "candidates",
+                    "draft_window",
+                    "draft_sinks",
+                )
                 if getattr(self, name) is not None
             ]
             if idle:

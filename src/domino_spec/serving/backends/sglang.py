@@ -39,6 +39,8 @@ class SGLangBackend(Backend):
     lacking = MappingProxyType({
         "candidates": "SGLang's pool is shared by a block, which is another thing: "
         "-- --speculative-domino-candidate-pool-size N",
+        "draft_window": "SGLang's drafter reads what its own configuration says; drop it",
+        "draft_sinks": "SGLang's drafter reads what its own configuration says; drop it",
         "remeasure": "SGLang chooses no depth by cost; drop it",
         "tree": "SGLang verifies chains of a Domino or DFlash drafter; drop it",
         "max_new_tokens": "--context bounds prompt and answer together",

@@ -43,6 +43,8 @@ class VLLMBackend(Backend):
     form, architectures, plugin_reads = "vllm", ARCHITECTURES, True
     lacking = MappingProxyType({
         "candidates": "the plugin's head always chooses among all tokens; drop it",
+        "draft_window": "vLLM's drafter reads what its own configuration says; drop it",
+        "draft_sinks": "vLLM's drafter reads what its own configuration says; drop it",
         "remeasure": "vLLM chooses no depth by cost; drop it",
         "tree": "vLLM has no tree attention: its drafts are chains; drop it",
     })  # fmt: skip
