@@ -115,8 +115,8 @@ def test_block_drafters(case, family):
 
 
 @pytest.mark.parametrize("case", ["shift", "sliding", "sliding causal"])
-@pytest.mark.parametrize("each_alone", [False, True])
-def test_a_window_with_sink_tokens(case, each_alone, monkeypatch):
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_a_window_with_sink_tokens(case, batch_invariant, monkeypatch):
     """What `simulate` sets on the backbone is what a drafter with a window reads."""
     target, window = make_target("qwen3"), Window(8, 3)
     config = drafter_config(**CASES[case])
@@ -130,8 +130,8 @@ def test_a_window_with_sink_tokens(case, each_alone, monkeypatch):
         monkeypatch.setattr(model.backbone, "draft_window", window)
         expected = model(target, **given)[1]
     drafter = BlockDrafter(model, window=window)
-    if each_alone:  # as quantised layers attend
-        alone = partial(replace, each_alone=True)
+    if batch_invariant:  # as quantised layers attend
+        alone = partial(replace, batch_invariant=True)
         monkeypatch.setattr(block, "draft_shape", lambda *given: alone(draft_shape(*given)))
         monkeypatch.setattr(block, "stack_of", lambda *_: None)  # of quantised weights alone
     found = proposed_logits(drafter, target, tokens, captured, config.max_depth)

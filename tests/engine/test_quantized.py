@@ -182,7 +182,7 @@ def test_a_drafters_context_is_stored_as_without_blocks():
         for alone in (False, True):
             cache = torch.zeros(2, 2, 2, 1, 16, 8)
             metadata = AttentionMetadata(torch.tensor([1, 0]), torch.tensor([3, 14]), 3)
-            own = replace(shape, each_alone=alone)
+            own = replace(shape, batch_invariant=alone)
             store_context(kv, norm, (cache[:, 0], cache[:, 1]), rotary, metadata, own)
             found.append(cache)
         assert found[0].any()

@@ -97,4 +97,4 @@ def test_attention_need_not_be_of_each_token_alone():
     """That is for products that round what they read."""
     target = target_of(round_model(make_model("llama"), "fp8", "tiny", torch.device("cpu")))
     engine = Engine(own(target), None, capacity=32)
-    assert not engine.target.shape.each_alone
+    assert not engine.target.shape.batch_invariant

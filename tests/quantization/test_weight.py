@@ -10,14 +10,14 @@ from gguf.quants import quantize as gguf_quantize
 from domino_spec.errors import CheckpointError
 from domino_spec.quantization import KINDS, QuantizedWeight, reference
 from domino_spec.quantization.compiled import kernel
-from domino_spec.quantization.rows import Seen, attend, rms_norm, silu
+from domino_spec.quantization.rows import KeyRanges, attend, rms_norm, silu
 
 SHAPES = [(1, 32), (3, 64), (4, 96), (7, 160), (50, 256)]  # odd rows and blocks: every tail
 
 
 def random_blocks(rows: int, columns: int, kind: str, seed: int = 0) -> torch.Tensor:
     """Any bytes are blocks; scales are finite and of a like size."""
-    form = reference.FORMS[kind]
+    form = reference.FORMATS[kind]
     size = (rows, max(columns // form.size, 1), form.bytes)
     generator = torch.Generator().manual_seed(seed)
     blocks = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
@@ -204,14 +204,14 @@ class TestRows:
         query = torch.randn(5, heads, size, generator=draw)
         spans = [(0, 0, 1), (2, 3, 70), (1, 0, 16), (1, 0, 0), (2, 0, 40)]
         extras = [[], [], [20, 22, 31], [7, 5], list(range(40, 70))]
-        found = attend(query, keys, values, Seen.of(spans, extras), 0.3)
-        seen = Seen.of(spans, extras)
+        found = attend(query, keys, values, KeyRanges.of(spans, extras), 0.3)
+        seen = KeyRanges.of(spans, extras)
         expected = reference.attend(query, keys, values, seen.spans, seen.extras, 0.3)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
         for token in range(5):
-            alone = Seen.of([spans[token]], [extras[token]])
+            alone = KeyRanges.of([spans[token]], [extras[token]])
             assert torch.equal(attend(query[[token]], keys, values, alone, 0.3)[0], found[token])
-        whole = Seen.of([(2, 0, 70)])  # the same places as a stretch: the same bits
+        whole = KeyRanges.of([(2, 0, 70)])  # the same places as a stretch: the same bits
         assert torch.equal(attend(query[[4]], keys, values, whole, 0.3)[0], found[4])
 
 

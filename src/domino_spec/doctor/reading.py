@@ -16,7 +16,7 @@ from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig, Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
-from domino_spec.quantization.reference import FORMS
+from domino_spec.quantization.reference import FORMATS
 from domino_spec.quantization.scaled import GROUPS
 from domino_spec.records import hardware
 from domino_spec.settings import Quantize
@@ -322,7 +322,7 @@ def stored_bytes(
         return None
     numbers = _count(model.parameters())
     if device.type != "cuda":
-        form = FORMS[ROUNDED["int4" if kind == "int4" else "int8"]]
+        form = FORMATS[ROUNDED["int4" if kind == "int4" else "int8"]]
         return numbers * form.bytes // form.size
     layers = _count(m.weight for m in model.get_decoder().modules() if type(m) is nn.Linear)
     # Scales count for little but in int4, whose groups have four bytes each.

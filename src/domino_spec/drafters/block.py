@@ -86,7 +86,7 @@ class BlockDrafter(ModelDrafter):
         self._masks = torch.full(
             (1, config.block_size - 1), config.mask_token_id, device=self.device
         )
-        if pack and isinstance(model, InferenceModel) and model.shape.each_alone:
+        if pack and isinstance(model, InferenceModel) and model.shape.batch_invariant:
             # As its target's, whose drafts it makes: reading weights is what a step takes.
             self._quantize()
         elif pack:
@@ -113,7 +113,7 @@ class BlockDrafter(ModelDrafter):
         except CheckpointError:
             return
         self._fc, self._kv = (QuantizedWeight.quantize(each, "Q8_0") for each in (fc, kv))
-        self._shape = replace(self._shape, each_alone=True)
+        self._shape = replace(self._shape, batch_invariant=True)
 
     def describe(self) -> dict[str, Any]:
         """With the context that it reads."""

@@ -21,7 +21,7 @@ from domino_spec.engine.kernels.pointwise import torch_rms_norm
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
 from domino_spec.quantization.compiled import kernel
-from domino_spec.quantization.rows import Seen
+from domino_spec.quantization.rows import KeyRanges
 from domino_spec.quantization.rows import attend as attend_rows
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AttentionMetadata:
     paths: Tensor | None = None  # [sequences, count, count]: the same tokens in order, for kernels
     ragged: Ragged | None = None
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
-    _alone: dict[tuple[int, int], EachAlone] = field(default_factory=dict, compare=False)
+    _alone: dict[tuple[int, int], PerTokenMetadata] = field(default_factory=dict, compare=False)
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
         """Computed for the first layer of a model (each has a table of its own) and kept."""
@@ -76,11 +76,11 @@ class AttentionMetadata:
             self._host[key] = HostMetadata(self, rotary, dtype)
         return self._host[key]
 
-    def each_alone(self, capacity: int, table: int) -> EachAlone:
+    def per_token(self, capacity: int, table: int) -> PerTokenMetadata:
         """The same, for a cache and a rotary table of this size."""
         key = (capacity, table)
         if key not in self._alone:
-            self._alone[key] = EachAlone(self, capacity, table)
+            self._alone[key] = PerTokenMetadata(self, capacity, table)
         return self._alone[key]
 
 
@@ -99,9 +99,9 @@ def run_attention(
 ) -> Tensor:
     """Keys and values stored, then attention over cache and new tokens: [tokens, width]."""
     batch, keys, values = len(metadata.slots), *cache
-    if shape.each_alone:
+    if shape.batch_invariant:
         assert sinks is None, "no such target is loaded with quantised weights"
-        return _attend_each(
+        return _attend_per_token(
             qkv, cache, rotary, metadata, shape, norms=(q_norm, k_norm), causal=causal,
             window=window,
         )  # fmt: skip
@@ -133,7 +133,7 @@ def run_attention(
     ).flatten(0, 1)  # fmt: skip
 
 
-def _attend_each(
+def _attend_per_token(
     qkv: Tensor,  # [sequences * count, (heads + 2 * kv heads) * head_dim]
     cache: tuple[Tensor, Tensor],
     rotary: tuple[Tensor, Tensor],
@@ -149,7 +149,7 @@ def _attend_each(
     So its bits do not depend on what else a forward computes. Quantised weights need that: they
     round what they read, and one bit may move a number to the next level.
     """
-    tokens = metadata.each_alone(cache[0].shape[2], len(rotary[0]))
+    tokens = metadata.per_token(cache[0].shape[2], len(rotary[0]))
     compiled = kernel()
     if compiled is not None:
         query = compiled.rotate(qkv, cache, rotary, norms, shape.eps, tokens.places)
@@ -174,9 +174,9 @@ def store_context(
     keys, values = cache
     layers = len(keys)
     whole = kv.view(len(metadata.slots), metadata.count, layers, -1)
-    compiled = kernel() if shape.each_alone else None
+    compiled = kernel() if shape.batch_invariant else None
     if compiled is not None:
-        places = metadata.each_alone(keys.shape[3], len(rotary[0])).places
+        places = metadata.per_token(keys.shape[3], len(rotary[0])).places
         for layer in range(layers):
             norm = None if k_norm is None else k_norm[layer]
             own = whole[:, :, layer].flatten(0, 1).contiguous()
@@ -323,7 +323,7 @@ class Spans:
         return Group(rows, slots, slice(first, end), sinks, added.unsqueeze(1))
 
 
-class EachAlone:
+class PerTokenMetadata:
     """Where new tokens go and what they see, for a model that computes each alone."""
 
     def __init__(self, metadata: AttentionMetadata, capacity: int, table: int) -> None:
@@ -337,9 +337,9 @@ class EachAlone:
         )  # [tokens, 3]
         self._mask = None if metadata.ancestors is None else ancestor_mask(metadata.ancestors)
         self._starts, self._count = metadata.starts.tolist(), count
-        self._seen: dict[tuple[bool, Window | None], Seen] = {}
+        self._seen: dict[tuple[bool, Window | None], KeyRanges] = {}
 
-    def seen(self, causal: bool, window: Window | None) -> Seen:
+    def seen(self, causal: bool, window: Window | None) -> KeyRanges:
         """The old tokens, and of the new ones those up to itself or on its branch, or all.
 
         A window limits them as `drafter.masks` says.
@@ -348,7 +348,7 @@ class EachAlone:
             self._seen[causal, window] = self._find(causal, window)
         return self._seen[causal, window]
 
-    def _find(self, causal: bool, window: Window | None) -> Seen:
+    def _find(self, causal: bool, window: Window | None) -> KeyRanges:
         spans, extras = [], []
         for token, (slot, place, _) in enumerate(self.places.tolist()):
             row, step = divmod(token, self._count)
@@ -373,7 +373,7 @@ class EachAlone:
                 sinks = range(min(window.sink_tokens, first))
             spans.append((slot, first, end))
             extras.append([*sinks, *branch])
-        return Seen.of(spans, extras)
+        return KeyRanges.of(spans, extras)
 
 
 class HostMetadata(Spans):

@@ -17,7 +17,7 @@ _PRIVATE: dict[str, int] = (
 """A process that is forked must not write into its parent's caches."""
 
 
-def zeros_in_use(shape: tuple[int, ...], *, like: Tensor) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], *, like: Tensor) -> Tensor:
     """Zeros; on a CPU the system gives memory to those alone that are written."""
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or not size:
@@ -54,7 +54,7 @@ class SlotCache:
         self.free()
         shape = (self._layers, 2, slots, self._kv_heads, capacity, self._head_dim)
         # Zeros, not garbage: a masked NaN would still poison a product.
-        self._states = zeros_in_use(shape, like=self._states)
+        self._states = lazy_zeros(shape, like=self._states)
 
     def free(self) -> None:
         """No slots at all: their memory is given back."""
@@ -111,7 +111,7 @@ class SlotStates:
         """Empty slots; the old ones' memory is given back first."""
         self.capacity = capacity
         self.free()
-        self._states = zeros_in_use((slots, capacity, *self._shape), like=self._states)
+        self._states = lazy_zeros((slots, capacity, *self._shape), like=self._states)
 
     def free(self) -> None:
         """No slots at all: their memory is given back."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from domino_spec.cache import cache_folder, processor
 from domino_spec.errors import Notice
 from domino_spec.quantization import reference
-from domino_spec.quantization.reference import BLOCK, FORMS, KINDS, Kind
+from domino_spec.quantization.reference import BLOCK, FORMATS, KINDS, Kind
 from domino_spec.quantization.tiles import tiles_of
 
 SWITCH = "DOMINO_KERNELS"
@@ -87,7 +87,7 @@ class Kernel:
         gated: bool,
     ) -> Tensor:
         """What `QuantizedWeight.linear` is without it; products to the last bit."""
-        blocks = tiles.shape[1] * FORMS[kind].size // BLOCK
+        blocks = tiles.shape[1] * FORMATS[kind].size // BLOCK
         x = _plain(x)
         width = rows // 2 if gated else rows
         out = x.new_empty(*x.shape[:-1], width)
@@ -107,7 +107,7 @@ class Kernel:
 
     def rows(self, tiles: Tensor, kind: Kind, rows: Tensor) -> Tensor:
         """Float32 [..., columns] of some rows [...], to the last bit."""
-        form = FORMS[kind]
+        form = FORMATS[kind]
         rows = rows.contiguous()
         out = torch.empty(*rows.shape, tiles.shape[1] * form.size)
         blocks = tiles.shape[1] * form.size // BLOCK
@@ -310,7 +310,7 @@ def _check(found: Kernel) -> None:
         return torch.randn(size, generator=generator, device="cpu")
 
     for kind in KINDS:
-        form = FORMS[kind]
+        form = FORMATS[kind]
         size = (18, 2, form.bytes)  # the last tile has room left
         blocks = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device="cpu")
         scales = [-2] if kind == "Q6_K" else [0, 2][: 1 + form.minimum]

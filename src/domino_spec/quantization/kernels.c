@@ -37,7 +37,7 @@ enum { LANES = 4, TILE = 4 };
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-enum { AHEAD = 2048 }; /* bytes of weights that are on their way while others are multiplied */
+enum { PREFETCH_BYTES = 2048 }; /* bytes of weights that are on their way while others are multiplied */
 enum { ROWS = 16, BLOCK = 32, CHUNKS = 8, CHUNK = 64 }; /* a chunk: four numbers of each of a tile's rows */
 typedef float fv __attribute__((vector_size(4 * LANES)));
 typedef int32_t iv __attribute__((vector_size(4 * LANES)));
@@ -103,9 +103,9 @@ ALWAYS fv halves(const uint8_t *from) {
 /* Numbers of 8 bits are stored plus 128. Where a processor multiplies unsigned by signed ones they are
  * taken so, elsewhere without: what is left to take off from 128 times the sum of x. */
 #if defined(DOMINO_AVX512)
-enum { LEFT = 128 };
+enum { SIGN_OFFSET = 128 };
 #else
-enum { LEFT = 0 };
+enum { SIGN_OFFSET = 0 };
 #endif
 
 /* sums + for each row its four numbers times x's; `wide` are of 8 bits, others below 64 */
@@ -266,7 +266,7 @@ void domino_silu(const float *x, size_t count, float *out) {
 /* ---- the product -------------------------------------------------------------------------------- */
 
 enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, KINDS }; /* the order of reference.py's KINDS */
-static const struct { int bits, offset, minimum, blocks, factors; } FORMS[] = {
+static const struct { int bits, offset, minimum, blocks, factors; } FORMATS[] = {
     {4, 8, 0, 1, 0}, {4, 0, 1, 1, 0}, {5, 16, 0, 1, 0}, {5, 0, 1, 1, 0},
     {8, 128, 0, 1, 0}, {4, 0, 1, 8, 2}, {5, 0, 1, 8, 2}, {6, 32, 0, 8, 2},
 };
@@ -279,23 +279,23 @@ typedef struct {
     const float *bias; /* [rows] or NULL */
     const float *residual; /* like out, or NULL */
     float *out; /* [m, stride], of which rows are written */
-    size_t stride, piece; /* piece: tiles that a thread takes at a time */
+    size_t stride, chunk_tiles; /* chunk_tiles: tiles that a thread takes at a time */
     size_t *next; /* the first of them that no thread has */
-} work;
+} product;
 
-ALWAYS size_t header_bytes(int kind) { return 2 * ROWS * (1 + FORMS[kind].minimum); }
+ALWAYS size_t header_bytes(int kind) { return 2 * ROWS * (1 + FORMATS[kind].minimum); }
 ALWAYS size_t block_bytes(int kind) { /* of 32 numbers of a tile's rows, without the header */
-    return ROWS * (size_t)(FORMS[kind].factors + BLOCK * FORMS[kind].bits / 8);
+    return ROWS * (size_t)(FORMATS[kind].factors + BLOCK * FORMATS[kind].bits / 8);
 }
 
 /* What one block of LANES rows of weights adds to the sums of `count` rows of x. `scale` and `minimum` are
  * the size block's; `from` is where the block begins, `lane` the first of the rows. */
 ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, fv scale, fv minimum,
                            const x_block *x, fv *sums) {
-    const int bits = FORMS[kind].bits, wide = bits == 8, split = kind == Q6_K;
+    const int bits = FORMATS[kind].bits, wide = bits == 8, split = kind == Q6_K;
     iv acc[2][TILE];
     iv factor[2];
-    if (FORMS[kind].factors) {
+    if (FORMATS[kind].factors) {
         for (int i = 0; i < 2; i++) {
             const uint8_t *at = from + i * ROWS + lane;
             factor[i] = split ? __builtin_convertvector(LOAD(lv, at), iv)
@@ -303,7 +303,7 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
         }
         from += 2 * ROWS;
     }
-    if (FORMS[kind].minimum && FORMS[kind].factors) {
+    if (FORMATS[kind].minimum && FORMATS[kind].factors) {
         scale *= __builtin_convertvector(factor[0], fv);
         minimum = -(minimum * __builtin_convertvector(factor[1], fv));
     }
@@ -330,7 +330,7 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
             }
         }
     }
-    const int offset = wide ? LEFT : FORMS[kind].offset;
+    const int offset = wide ? SIGN_OFFSET : FORMATS[kind].offset;
     for (int i = 0; i < count; i++) {
         iv sum;
         if (split) /* each half has its factor; at most 2^24 in all, which a float holds */
@@ -339,15 +339,15 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
         else
             sum = acc[0][i] + acc[1][i] - offset * x[i].whole;
         fv term = scale * x[i].scale * __builtin_convertvector(sum, fv);
-        if (FORMS[kind].minimum) term += minimum * x[i].sum;
+        if (FORMATS[kind].minimum) term += minimum * x[i].sum;
         sums[i] += term;
     }
 }
 
 /* A tile of weights by `count` rows of x from `first` on. */
-ALWAYS void multiply(int kind, int count, const work *job, size_t tile, size_t first) {
-    const size_t sized = job->blocks / (size_t)FORMS[kind].blocks, header = header_bytes(kind);
-    const size_t bytes = header + (size_t)FORMS[kind].blocks * block_bytes(kind);
+ALWAYS void multiply(int kind, int count, const product *job, size_t tile, size_t first) {
+    const size_t sized = job->blocks / (size_t)FORMATS[kind].blocks, header = header_bytes(kind);
+    const size_t bytes = header + (size_t)FORMATS[kind].blocks * block_bytes(kind);
     for (int lane = 0; lane < ROWS; lane += LANES) {
         const uint8_t *from = job->weight + tile * sized * bytes;
         const x_block *x = job->x + first * job->blocks;
@@ -357,10 +357,10 @@ ALWAYS void multiply(int kind, int count, const work *job, size_t tile, size_t f
         fv sums[TILE];
         for (int i = 0; i < count; i++) sums[i] = (fv){0};
         for (size_t b = 0; b < sized; b++, from += bytes) {
-            for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + AHEAD + i);
+            for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + PREFETCH_BYTES + i);
             fv scale = halves(from + 2 * lane), minimum = {0};
-            if (FORMS[kind].minimum) minimum = halves(from + 2 * ROWS + 2 * lane);
-            for (int s = 0; s < FORMS[kind].blocks; s++, x += count)
+            if (FORMATS[kind].minimum) minimum = halves(from + 2 * ROWS + 2 * lane);
+            for (int s = 0; s < FORMATS[kind].blocks; s++, x += count)
                 multiply_block(kind, count, from + header + (size_t)s * block_bytes(kind), lane, scale,
                                minimum, x, sums);
         }
@@ -380,7 +380,7 @@ ALWAYS void multiply(int kind, int count, const work *job, size_t tile, size_t f
 }
 
 #define MULTIPLY(kind, count) \
-    static void multiply_##kind##_##count(const work *job, size_t tile, size_t first) { \
+    static void multiply_##kind##_##count(const product *job, size_t tile, size_t first) { \
         multiply(kind, count, job, tile, first); \
     }
 #define MULTIPLY_ALL(kind) \
@@ -401,20 +401,20 @@ ALWAYS void multiply(int kind, int count, const work *job, size_t tile, size_t f
 #endif
 
 DEFINE(Q4_0) DEFINE(Q4_1) DEFINE(Q5_0) DEFINE(Q5_1) DEFINE(Q8_0) DEFINE(Q4_K) DEFINE(Q5_K) DEFINE(Q6_K)
-static void (*const KERNELS[KINDS][TILE])(const work *, size_t, size_t) = {
+static void (*const KERNELS[KINDS][TILE])(const product *, size_t, size_t) = {
     LIST(Q4_0), LIST(Q4_1), LIST(Q5_0), LIST(Q5_1), LIST(Q8_0), LIST(Q4_K), LIST(Q5_K), LIST(Q6_K),
 };
 
 static void run_product(void *argument) {
-    work *job = argument;
+    product *job = argument;
     /* as many rows of x as stay in a core's own cache while weights pass by */
     size_t chunk = ((size_t)1 << 18) / (job->blocks * sizeof(x_block)) / TILE * TILE;
     size_t tiles = (job->rows + ROWS - 1) / ROWS;
     if (chunk < TILE) chunk = TILE;
     for (;;) {
-        size_t start = __atomic_fetch_add(job->next, job->piece, __ATOMIC_RELAXED);
+        size_t start = __atomic_fetch_add(job->next, job->chunk_tiles, __ATOMIC_RELAXED);
         if (start >= tiles) return;
-        size_t end = tiles - start < job->piece ? tiles : start + job->piece;
+        size_t end = tiles - start < job->chunk_tiles ? tiles : start + job->chunk_tiles;
         for (size_t from = 0; from < job->m; from += chunk) {
             size_t to = job->m - from < chunk ? job->m : from + chunk;
             for (size_t tile = start; tile < end; tile++)
@@ -449,20 +449,20 @@ static void run_all(task work, void *argument, unsigned threads, team parallel) 
 
 /* Rows of a weight, as they are: an embedding's. */
 void domino_rows(int kind, const uint8_t *weight, size_t blocks, const int64_t *rows, size_t count, float *out) {
-    const int bits = FORMS[kind].bits, split = kind == Q6_K;
-    const size_t sized = blocks / (size_t)FORMS[kind].blocks, header = header_bytes(kind);
-    const size_t bytes = header + (size_t)FORMS[kind].blocks * block_bytes(kind);
+    const int bits = FORMATS[kind].bits, split = kind == Q6_K;
+    const size_t sized = blocks / (size_t)FORMATS[kind].blocks, header = header_bytes(kind);
+    const size_t bytes = header + (size_t)FORMATS[kind].blocks * block_bytes(kind);
     for (size_t r = 0; r < count; r++) {
         const size_t lane = (size_t)rows[r] % ROWS;
         const uint8_t *from = weight + (size_t)rows[r] / ROWS * sized * bytes;
         for (size_t b = 0; b < sized; b++, from += bytes) {
             const float whole = half(LOAD(uint16_t, from + 2 * lane));
-            const float least = FORMS[kind].minimum ? half(LOAD(uint16_t, from + 2 * ROWS + 2 * lane)) : 0;
+            const float least = FORMATS[kind].minimum ? half(LOAD(uint16_t, from + 2 * ROWS + 2 * lane)) : 0;
             const uint8_t *block = from + header;
-            for (int s = 0; s < FORMS[kind].blocks; s++, block += block_bytes(kind), out += BLOCK) {
+            for (int s = 0; s < FORMATS[kind].blocks; s++, block += block_bytes(kind), out += BLOCK) {
                 float scale[2] = {whole, whole}, minimum = least;
                 const uint8_t *numbers = block;
-                if (FORMS[kind].factors) {
+                if (FORMATS[kind].factors) {
                     uint8_t first = block[lane], second = block[ROWS + lane];
                     scale[0] *= split ? (float)(int8_t)first : (float)first;
                     scale[1] = split ? whole * (float)(int8_t)second : scale[0];
@@ -476,8 +476,8 @@ void domino_rows(int kind, const uint8_t *weight, size_t blocks, const int64_t *
                     if (bits < 8) number = c < 4 ? number & 15 : number >> 4;
                     if (bits == 5) number |= (high[i % 4] >> c & 1) << 4;
                     if (bits == 6) number |= (high[c / 4 * CHUNK + i % 4] >> (2 * (c % 4)) & 3) << 4;
-                    float value = scale[i / 16] * (float)(number - FORMS[kind].offset);
-                    out[i] = FORMS[kind].minimum ? value + minimum : value;
+                    float value = scale[i / 16] * (float)(number - FORMATS[kind].offset);
+                    out[i] = FORMATS[kind].minimum ? value + minimum : value;
                 }
             }
         }
@@ -519,7 +519,7 @@ static void run_rounding(void *argument) {
     free(row);
 }
 
-static size_t piece_of(size_t rows, unsigned threads) { /* small: a thread that is late keeps none waiting */
+static size_t chunk_of(size_t rows, unsigned threads) { /* small: a thread that is late keeps none waiting */
     size_t tiles = (rows + ROWS - 1) / ROWS;
     return threads > 1 ? (tiles + threads * 4 - 1) / (threads * 4) : tiles;
 }
@@ -540,8 +540,8 @@ int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, c
         failed = rows_of_x.failed;
     }
     if (!failed) {
-        work job = {kind, weight, rows, blocks, m, rounded, bias, gated ? NULL : residual, whole, rows,
-                    piece_of(rows, threads), next + 1};
+        product job = {kind, weight, rows, blocks, m, rounded, bias, gated ? NULL : residual, whole, rows,
+                    chunk_of(rows, threads), next + 1};
         run_all(run_product, &job, threads, parallel);
         for (size_t r = 0; gated && r < m; r++) {
             size_t half = rows / 2;
@@ -783,20 +783,20 @@ static void wait_for_all(forward *run, size_t size) {
     }
 }
 
-/* Each thread of a team walks the same steps and waits for the others after each; without a team each step
+/* Each thread of a team runs the same steps and waits for the others after each; without a team each step
  * starts threads of its own. */
 typedef struct {
     forward *run;
     size_t team; /* its size, or 0 */
     size_t *next; /* the next step's counter */
-} walker;
+} worker;
 
-static void step(walker *self, task work, void *job) {
+static void step(worker *self, task work, void *job) {
     if (!self->team) run_all(work, job, self->run->threads, self->run->parallel);
     else work(job), wait_for_all(self->run, self->team);
 }
 
-static void round_rows(walker *self, const float *x, const float *norm, int gated, size_t width) {
+static void round_rows(worker *self, const float *x, const float *norm, int gated, size_t width) {
     const stack *shape = self->run->shape;
     rounding job = {x, norm, shape->eps, gated, shape->tokens, width, self->run->rounded, self->next++, 0};
     step(self, run_rounding, &job);
@@ -804,20 +804,20 @@ static void round_rows(walker *self, const float *x, const float *norm, int gate
 }
 
 /* Of the rows rounded last, by matrices whose rows follow each other: out is [tokens, stride]. */
-static void multiply_rows(walker *self, const matrix *parts, size_t count, size_t width, const float *bias,
+static void multiply_rows(worker *self, const matrix *parts, size_t count, size_t width, const float *bias,
                           const float *residual, float *out, size_t stride) {
     forward *run = self->run;
     for (size_t p = 0, at = 0; p < count && parts[p].rows; at += parts[p++].rows) {
         int last = p + 1 == count || !parts[p + 1].rows;
-        work job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, run->shape->tokens, run->rounded,
+        product job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, run->shape->tokens, run->rounded,
                     bias ? bias + at : NULL, residual, out + at, stride,
-                    piece_of(parts[p].rows, run->threads), self->next++};
+                    chunk_of(parts[p].rows, run->threads), self->next++};
         if (self->team && !last) run_product(&job); /* nothing reads it before the others are done */
         else step(self, run_product, &job);
     }
 }
 
-static void walk_layer(walker *self, const layer *own) {
+static void run_layer(worker *self, const layer *own) {
     forward *run = self->run;
     const stack *shape = run->shape;
     const size_t m = shape->tokens, heads = shape->heads, kv_heads = shape->kv_heads, size = shape->size;
@@ -843,14 +843,14 @@ static void walk_layer(walker *self, const layer *own) {
         memcpy(own->captured + r * shape->captured_stride, shape->x + r * hidden, hidden * sizeof(float));
 }
 
-static void walk(forward *run, size_t team) {
-    walker self = {run, team, run->counters};
-    for (size_t i = 0; i < run->shape->layers; i++) walk_layer(&self, run->layers + i);
+static void run_layers(forward *run, size_t team) {
+    worker self = {run, team, run->counters};
+    for (size_t i = 0; i < run->shape->layers; i++) run_layer(&self, run->layers + i);
 }
 
-static void walk_in_team(void *argument) {
+static void run_layers_in_team(void *argument) {
     forward *run = argument;
-    walk(run, (size_t)run->team_size());
+    run_layers(run, (size_t)run->team_size());
 }
 
 /* The layers' output in place of their input; 0, or -1 where there is no memory. */
@@ -875,10 +875,10 @@ int domino_forward(const layer *layers, const stack *shape, unsigned threads, te
     run.failed = !run.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
     if (!run.failed) {
 #ifndef __APPLE__
-        if (threads > 1 && parallel && team_size) parallel(walk_in_team, &run, threads, 0);
+        if (threads > 1 && parallel && team_size) parallel(run_layers_in_team, &run, threads, 0);
         else
 #endif
-            walk(&run, 0);
+            run_layers(&run, 0);
     }
     free(run.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
     return run.failed ? -1 : 0;

@@ -1,7 +1,7 @@
 """GGUF's blocks, and what a forward over them computes: the compiled kernels' reference.
 
 A block holds whole numbers of 4, 5, 6 or 8 bits for 32 or 256 values, and float16 scales. What a
-kind's values are is said by `Form`; `unpack` reads them as llama.cpp writes them.
+kind's values are is said by `BlockFormat`; `unpack` reads them as llama.cpp writes them.
 
 A product rounds every row of x to 8 bits a block of 32, as llama.cpp does. Its numbers do not
 depend on what is computed at the same time: a row has the same bits alone and among others. Norms
@@ -26,7 +26,7 @@ BLOCK = 32
 
 
 @dataclass(frozen=True)
-class Form:
+class BlockFormat:
     """Values of a kind: scale * factor * (number - offset) + minimum."""
 
     bits: int
@@ -40,16 +40,16 @@ class Form:
     """Whether a block has a minimum beside its scale."""
 
 
-FORMS: dict[Kind, Form] = {
-    "Q4_0": Form(bits=4, offset=8, bytes=18),
-    "Q4_1": Form(bits=4, offset=0, bytes=20, minimum=True),
-    "Q5_0": Form(bits=5, offset=16, bytes=22),
-    "Q5_1": Form(bits=5, offset=0, bytes=24, minimum=True),
-    "Q8_0": Form(bits=8, offset=128, bytes=34),
+FORMATS: dict[Kind, BlockFormat] = {
+    "Q4_0": BlockFormat(bits=4, offset=8, bytes=18),
+    "Q4_1": BlockFormat(bits=4, offset=0, bytes=20, minimum=True),
+    "Q5_0": BlockFormat(bits=5, offset=16, bytes=22),
+    "Q5_1": BlockFormat(bits=5, offset=0, bytes=24, minimum=True),
+    "Q8_0": BlockFormat(bits=8, offset=128, bytes=34),
     # Blocks of 256 have 8 scales and minima of 6 bits, or 16 scales of 8 bits.
-    "Q4_K": Form(bits=4, offset=0, bytes=144, size=256, minimum=True),
-    "Q5_K": Form(bits=5, offset=0, bytes=176, size=256, minimum=True),
-    "Q6_K": Form(bits=6, offset=32, bytes=210, size=256),
+    "Q4_K": BlockFormat(bits=4, offset=0, bytes=144, size=256, minimum=True),
+    "Q5_K": BlockFormat(bits=5, offset=0, bytes=176, size=256, minimum=True),
+    "Q6_K": BlockFormat(bits=6, offset=32, bytes=210, size=256),
 }
 ROUNDS: tuple[Kind, ...] = ("Q4_0", "Q4_1", "Q8_0")
 """Kinds to which `quantize` rounds."""
@@ -80,7 +80,7 @@ class Unpacked(NamedTuple):
 
 def unpack(blocks: Tensor, kind: Kind) -> Unpacked:
     """A file's blocks [..., size blocks, bytes] in parts."""
-    form = FORMS[kind]
+    form = FORMATS[kind]
     if kind == "Q6_K":
         return _unpack_q6_k(blocks)
     floats = 4 if form.minimum else 2
@@ -132,7 +132,7 @@ def _unpack_q6_k(blocks: Tensor) -> Unpacked:
 
 def dequantize(parts: Unpacked, kind: Kind) -> Tensor:
     """Float32 [..., columns]."""
-    form = FORMS[kind]
+    form = FORMATS[kind]
     scale, minimum, factor = _scales(parts, kind)
     numbers = parts.numbers.float() - form.offset
     scale = scale.unsqueeze(-1)
@@ -144,7 +144,7 @@ def dequantize(parts: Unpacked, kind: Kind) -> Tensor:
 
 def _scales(parts: Unpacked, kind: Kind) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Scales and minima [..., blocks] and factors of half blocks [..., blocks, 2], in float32."""
-    form = FORMS[kind]
+    form = FORMATS[kind]
     scale = parts.scale.float().repeat_interleave(form.size // BLOCK, dim=-1)
     minimum = parts.minimum
     if minimum is not None:
@@ -220,7 +220,7 @@ def _linear(
     kind: Kind,
 ) -> Tensor:
     scale, minimum, factors = _scales(parts, kind)
-    numbers = parts.numbers.float() - FORMS[kind].offset  # [rows, blocks, 32]
+    numbers = parts.numbers.float() - FORMATS[kind].offset  # [rows, blocks, 32]
     if factors is not None:
         numbers = numbers * factors.repeat_interleave(BLOCK // 2, dim=-1)
     products = torch.bmm(x, numbers.permute(1, 2, 0))  # exact: whole, and at most 2^24

@@ -57,7 +57,7 @@ class SiLU(nn.Module):
 
 
 @dataclass(frozen=True)
-class Seen:
+class KeyRanges:
     """Which places of their slots tokens see: a stretch of them, and single ones after it."""
 
     spans: Tensor  # [tokens, 5] int64: slot, first, end, where its extras begin, how many
@@ -66,7 +66,9 @@ class Seen:
     """Of a token and a place that it sees."""
 
     @classmethod
-    def of(cls, spans: list[tuple[int, int, int]], extras: list[list[int]] | None = None) -> Seen:
+    def of(
+        cls, spans: list[tuple[int, int, int]], extras: list[list[int]] | None = None
+    ) -> KeyRanges:
         """Of each token: its slot, first place and end; and the places of its extras."""
         rows = []
         flat: list[int] = []
@@ -86,7 +88,7 @@ def attend(
     query: Tensor,  # [tokens, heads, head_dim]
     keys: Tensor,  # [slots, kv heads, places, head_dim]
     values: Tensor,
-    seen: Seen,
+    seen: KeyRanges,
     scale: float,
 ) -> Tensor:
     """Attention of each token alone, over the places that it sees: [tokens, heads * head_dim]."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from domino_spec.quantization.compiled import Kernel
 from domino_spec.quantization.reference import BLOCK, KINDS
-from domino_spec.quantization.rows import Seen
+from domino_spec.quantization.rows import KeyRanges
 from domino_spec.quantization.weight import QuantizedWeight
 
 
@@ -112,7 +112,7 @@ class Stack:
         cache: tuple[Tensor, Tensor],  # [layers, slots, kv heads, capacity, head_dim]
         rotary: tuple[Tensor, Tensor],  # [positions, head_dim]
         places: Tensor,  # [tokens, 3]
-        seen: Sequence[Seen],  # by each layer
+        seen: Sequence[KeyRanges],  # by each layer
         captured: dict[int, Tensor],  # layer -> [tokens, hidden], whose rows may lie apart
     ) -> None:
         """Every layer; keys and values are in the cache then."""
@@ -125,7 +125,7 @@ class Stack:
         cache: tuple[Tensor, Tensor],
         rotary: tuple[Tensor, Tensor],
         places: Tensor,
-        seen: Sequence[Seen],
+        seen: Sequence[KeyRanges],
         captured: dict[int, Tensor],
     ) -> None:
         keys, values = cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from domino_spec.quantization.reference import BLOCK, FORMS, Kind, Unpacked, parted, unpack
+from domino_spec.quantization.reference import BLOCK, FORMATS, Kind, Unpacked, parted, unpack
 
 TILE = 16
 """Rows that lie together."""
@@ -22,7 +22,7 @@ def tiles_of(blocks: Tensor, kind: Kind) -> Tensor:
     """A file's blocks [rows, size blocks, bytes] as tiles [tiles, size blocks, bytes]."""
     rows, count, _ = blocks.shape
     made = blocks.new_empty(-(-rows // TILE), count, tile_bytes(kind))
-    some = max(_CHUNK // (count * FORMS[kind].size) // TILE, 1)
+    some = max(_CHUNK // (count * FORMATS[kind].size) // TILE, 1)
     for start in range(0, len(made), some):
         part = blocks[start * TILE : (start + some) * TILE]
         made[start : start + some] = tiled(unpack(part, kind), kind)
@@ -31,7 +31,7 @@ def tiles_of(blocks: Tensor, kind: Kind) -> Tensor:
 
 def tile_bytes(kind: Kind) -> int:
     """Of a tile's size block."""
-    form = FORMS[kind]
+    form = FORMATS[kind]
     header = 4 if form.minimum else 2
     factors = 2 if form.size > BLOCK else 0
     return TILE * (header + form.size // BLOCK * (factors + BLOCK * form.bits // 8))
@@ -39,7 +39,7 @@ def tile_bytes(kind: Kind) -> int:
 
 def tiled(parts: Unpacked, kind: Kind) -> Tensor:
     """Parts [rows, ...] as tiles [tiles, size blocks, bytes], the last one filled up."""
-    form, subs = FORMS[kind], FORMS[kind].size // BLOCK
+    form, subs = FORMATS[kind], FORMATS[kind].size // BLOCK
     if missing := -len(parts.numbers) % TILE:
         parts = parts.each(lambda part: torch.cat([part, part.new_zeros(missing, *part.shape[1:])]))
     count = parts.scale.shape[1]
@@ -74,7 +74,7 @@ def untiled(
     tiles: Tensor, kind: Kind, *, rows: int | None = None, lanes: Tensor | None = None
 ) -> Unpacked:
     """The parts of all rows, or of one row, its lane, of each tile."""
-    form, subs = FORMS[kind], FORMS[kind].size // BLOCK
+    form, subs = FORMATS[kind], FORMATS[kind].size // BLOCK
 
     def apart(part: Tensor, axis: int) -> Tensor:  # the axis of sixteen rows comes first
         part = part.movedim(axis, 1)

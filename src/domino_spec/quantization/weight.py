@@ -10,7 +10,7 @@ from torch import Tensor
 from domino_spec.errors import CheckpointError
 from domino_spec.quantization import reference
 from domino_spec.quantization.compiled import kernel
-from domino_spec.quantization.reference import BLOCK, FORMS, KINDS, ROUNDS, Kind, Unpacked
+from domino_spec.quantization.reference import BLOCK, FORMATS, KINDS, ROUNDS, Kind, Unpacked
 from domino_spec.quantization.rows import gate_rows
 from domino_spec.quantization.tiles import TILE, tiled, tiles_of, untiled
 
@@ -21,7 +21,7 @@ class QuantizedWeight:
     def __init__(self, tiles: Tensor, kind: Kind, rows: int) -> None:
         self.tiles = tiles  # [tiles, size blocks, bytes] uint8
         self.kind = kind
-        self.shape = (rows, tiles.shape[1] * FORMS[kind].size)
+        self.shape = (rows, tiles.shape[1] * FORMATS[kind].size)
         self.nbytes = tiles.numel()
         self.device = tiles.device
 
@@ -32,7 +32,7 @@ class QuantizedWeight:
             raise CheckpointError(
                 f"found blocks of {kind}, expected {', '.join(KINDS)}: dequantise this weight"
             )
-        form = FORMS[kind]
+        form = FORMATS[kind]
         fits = blocks.dim() == 3 and blocks.shape[1] > 0 and blocks.shape[2] == form.bytes
         if blocks.dtype != torch.uint8 or not fits:
             raise CheckpointError(

@@ -24,8 +24,8 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization import KINDS, Kind, QuantizedWeight
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
-from domino_spec.quantization.reference import BLOCK, FORMS
-from domino_spec.quantization.rows import RMSNorm, Seen, SiLU, attend
+from domino_spec.quantization.reference import BLOCK, FORMATS
+from domino_spec.quantization.rows import KeyRanges, RMSNorm, SiLU, attend
 from domino_spec.targets.gguf_metadata import StoredTensor, gguf_tensors
 from domino_spec.targets.support import EACH_TOKEN
 
@@ -137,7 +137,7 @@ def check_family(
         )
 
 
-def attend_each(
+def attend_per_token(
     module: nn.Module,  # noqa: ARG001
     query: Tensor,  # [batch, heads, n, head_dim]
     key: Tensor,  # [batch, kv heads, places, head_dim]
@@ -166,13 +166,13 @@ def attend_each(
                 spans.append((row, seen[0], seen[-1] + 1) if whole else (row, 0, 0))
                 extras.append([] if whole else seen)
     mixed = attend(
-        query.transpose(1, 2).reshape(-1, heads, size), key, value, Seen.of(spans, extras),
+        query.transpose(1, 2).reshape(-1, heads, size), key, value, KeyRanges.of(spans, extras),
         size**-0.5 if scaling is None else scaling,
     )  # fmt: skip
     return mixed.view(batch, count, heads, size), None
 
 
-AttentionInterface.register(EACH_TOKEN, attend_each)
+AttentionInterface.register(EACH_TOKEN, attend_per_token)
 AttentionMaskInterface.register(EACH_TOKEN, sdpa_mask)
 
 
@@ -266,7 +266,7 @@ def _blocks(
     stored: Any, kind: str, order: Tensor | None, requantized: Counter[str]
 ) -> QuantizedWeight:
     if kind in KINDS:
-        blocks = torch.from_numpy(stored).view(len(stored), -1, FORMS[kind].bytes)
+        blocks = torch.from_numpy(stored).view(len(stored), -1, FORMATS[kind].bytes)
         return QuantizedWeight.from_blocks(blocks if order is None else blocks[order], kind)
     requantized[kind] += 1
     values = _unpacked(stored, kind)

@@ -78,9 +78,9 @@ def by_hand(
     return mixed.flatten(2)
 
 
-def each_alone(query, keys, values, metadata, *, causal, window, scale):
+def per_token(query, keys, values, metadata, *, causal, window, scale):
     """As quantised layers attend."""
-    seen = metadata.each_alone(keys.shape[2], keys.shape[2]).seen(causal, window)
+    seen = metadata.per_token(keys.shape[2], keys.shape[2]).seen(causal, window)
     found = (seen.spans, seen.extras)
     return reference.attend(query.flatten(0, 1), keys, values, *found, scale).view_as(
         query.flatten(2)
@@ -97,7 +97,7 @@ WAYS = {
             query, keys, values, **rule
         )
     ),
-    "alone": lambda query, keys, values, slots, starts, **rule: each_alone(
+    "alone": lambda query, keys, values, slots, starts, **rule: per_token(
         query, keys, values, AttentionMetadata(slots, starts, query.shape[1]), **rule
     ),
     "batch": lambda *given, causal, window, scale, positions=None, ancestors=None, sinks=None: (

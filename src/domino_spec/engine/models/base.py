@@ -20,7 +20,7 @@ from domino_spec.engine.kernels.pointwise import ACTIVATIONS, SILU, rms_norm
 from domino_spec.engine.weights import LayerTensors, adopt_packed, nbytes, own
 from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
-from domino_spec.quantization.rows import rms_norm as each_row_normed
+from domino_spec.quantization.rows import rms_norm as batch_invariant_norm
 from domino_spec.targets import Target
 from domino_spec.targets.support import (
     SLIDING_ATTENTION,
@@ -56,13 +56,13 @@ class Shape:
     """By which attention multiplies its scores."""
     activation: str = SILU
     """Of the MLP's gate, by Transformers' name."""
-    each_alone: bool = False
+    batch_invariant: bool = False
     """Whether a token's attention must not depend on what shares its forward, to the bit."""
 
 
 def apply_norm(x: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """Each row of [m, width] by its root mean square, times the weight [width]."""
-    norm = each_row_normed if shape.each_alone else rms_norm
+    norm = batch_invariant_norm if shape.batch_invariant else rms_norm
     return norm(x, weight, shape.eps)
 
 
@@ -128,7 +128,7 @@ class InferenceModel(ABC):
     def __init__(self, target: Target, *, slots: int, capacity: int, pack: bool = False) -> None:
         # Products that round what they read make levels of bits; weight-only ones do not.
         rounds = isinstance(target.lm_head.weight, QuantizedWeight)
-        self.shape = replace(self.read_shape(target.config), each_alone=rounds)
+        self.shape = replace(self.read_shape(target.config), batch_invariant=rounds)
         self.device, self.dtype = target.device, target.dtype
         self.vocab_size = target.vocab_size
         embedding, lm_head = (

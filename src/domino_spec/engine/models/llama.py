@@ -46,7 +46,7 @@ def run_layer(
 
 def stack_of(layers: Sequence[LayerWeights], shape: Shape) -> Stack | None:
     """Such layers as one call computes them; None where that cannot be, as for plain weights."""
-    compiled = kernel() if shape.each_alone else None
+    compiled = kernel() if shape.batch_invariant else None
     if compiled is None:
         return None
     return Stack(compiled, cast("Any", layers), eps=shape.eps, scale=shape.scale)
@@ -65,7 +65,7 @@ def run_stack(
 ) -> Tensor:
     """`run_layer` of every layer: [tokens, hidden] after the last."""
     rows = states.rows.contiguous()
-    tokens = metadata.each_alone(cache[0].shape[3], len(rotary[0]))
+    tokens = metadata.per_token(cache[0].shape[3], len(rotary[0]))
     seen = [tokens.seen(*each) for each in zip(causal, shape.windows, strict=True)]
     stack.run(rows, cache, rotary, tokens.places, seen, outputs)
     return rows
