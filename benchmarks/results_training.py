@@ -43,6 +43,7 @@ def training(records: Path) -> str:
         _acceptance(read_records(records / "acceptance.jsonl")),
         _storage(read_records(records / "storage.jsonl")),
         _candidates(records),
+        _long_context(read_records(records / "long-context.jsonl")),
         _release(records),
         time_to_acceptance(records),
         recipe(records),
@@ -51,6 +52,35 @@ def training(records: Path) -> str:
         _profile(read_records(records / "training-speed.jsonl")),
         _flex(read_records(records / "flex.jsonl")),
         _MISSING,
+    )
+
+
+def _long_context(found: list[dict[str, Any]]) -> str:
+    """The same questions after more and more of an unrelated text, by the drafter's window."""
+
+    def window(record: Record) -> str:
+        if record["window"] is None:
+            return "all context"
+        size, sinks = record["window"]
+        return f"{size} newest tokens" + (f", {sinks} sinks" if sinks else "")
+
+    columns: Columns = {
+        "drafter": field("drafter"),
+        "tokens before": field("context"),
+        "drafter reads": window,
+        "how": field("way"),
+        "acceptance length": _RATE,
+        "questions used": field("used"),
+    }
+    return "\n\n".join(
+        [
+            "### After long texts",
+            "Questions of the three sets after paragraphs of the Python language reference, an "
+            "earlier turn of the conversation; greedy, all drafts verified. The released drafters "
+            "learnt from conversations of at most a few hundred tokens. *Simulated*: over the "
+            "decoded answer and the draft cache that decoding left.",
+            *("\n\n".join([made(run), table(columns, run)]) for run in by_run(found)),
+        ]
     )
 
 
