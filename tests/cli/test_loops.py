@@ -41,7 +41,7 @@ def test_both_engines_give_the_same_and_say_which_ran(domino, target, draft):
 def test_a_fallback_is_a_note_and_a_refusal_an_error(domino, target, draft, monkeypatch):
     arguments = ("generate", target, PROMPT, "--draft", draft, "-n", 6)
     rule = ("--temperature", 0.8, "--seed", 1)
-    monkeypatch.setattr(decoder, "unsupported_params", lambda _: "it asks for too much")
+    monkeypatch.setattr(decoder, "unsupported_request", lambda _: "it asks for too much")
     shown = domino(*arguments, *rule)
     (line,) = [line for line in shown.stderr.splitlines() if "reference loop does" in line]
     assert "as for the request, it asks for too much" in line

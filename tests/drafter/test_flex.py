@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from domino_spec.drafter.masks import FLEX_BLOCK, BlockLayout, dense_mask, visibility
+from domino_spec.drafter.masks import FLEX_BLOCK, BlockLayout, Window, dense_mask, visibility
 from tests.support.families import drafter_config, random_drafter
 
 
@@ -23,7 +23,8 @@ def layout_with_documents() -> BlockLayout:
 @pytest.mark.parametrize(("window", "causal"), [(None, False), (2, False), (4, True)])
 def test_the_dense_form_is_the_rule_spelled_out(window, causal):
     layout = layout_with_documents()
-    mask = dense_mask(layout, window=window, causal=causal)[:, 0]
+    rule = None if window is None else Window(window)
+    mask = dense_mask(layout, window=rule, causal=causal)[:, 0]
     context = layout.context_positions.shape[1]
     for row in range(2):
         for query in range(layout.queries):
