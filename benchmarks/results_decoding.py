@@ -73,9 +73,9 @@ _HEAD_TO_HEAD_REMARKS = {
     ),
     "b3450827402d": (
         "A GGUF's own blocks on two x86-64 threads with AVX-512 and VNNI, in turns with "
-        "llama-cpp-python 0.3.36 over the same file and token ids, other work stopped. Plain decoding "
-        "is 2.07 times as fast as llama.cpp's, 2.50 times with the prompt. Drafts always verified "
-        "to the full depth of 7 lose against it (0.79 times): a step of one token takes 9 ms "
+        "llama-cpp-python 0.3.36 over the same file and token ids, other work stopped. Plain "
+        "decoding is 2.07 times as fast as llama.cpp's, 2.50 times with the prompt. Drafts always "
+        "verified to the full depth of 7 lose against it (0.79 times): one token takes 9 ms "
         "since all layers run in one call, and a drafter's own small operations as long again. "
         "Against llama.cpp they still decode 1.61 times as fast. All 46 texts are plain "
         "decoding's."
