@@ -7,6 +7,7 @@ import torch
 from domino_spec.data import PackedBatches, plan_epoch
 from domino_spec.data.corpus import Collector
 from domino_spec.errors import DataError
+from domino_spec.training.blocks import plan_blocks
 from tests.data.corpora import make_corpus, random_lengths
 
 LENGTHS = random_lengths(120, low=5, high=60)
@@ -95,12 +96,21 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(stop):
     assert all(same(whole.next(), later.next()) for _ in range(40))
 
 
+def test_a_position_from_before_rows_were_concatenated_is_taken():
+    state = packed().state_dict()
+    del state["concatenate"]
+    packed().load_state_dict(state)
+    with pytest.raises(DataError, match="belongs to concatenate None"):
+        packed(concatenate=0.5).load_state_dict(state)
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
         ({"length": 80}, "length 64"),
         ({"rows": 4}, "rows 3"),
         ({"seed": 6}, "seed 5"),
+        ({"concatenate": 0.5}, "concatenate 0.0"),
         ({"world": 2}, "world 1"),
         ({"corpus": make_corpus(LENGTHS[:-1])}, "fingerprint"),
     ],
@@ -109,6 +119,35 @@ def test_a_state_of_something_else_is_refused(changes, named):
     state = packed().state_dict()
     with pytest.raises(DataError, match=f"belongs to {named}"):
         packed(**changes).load_state_dict(state)
+
+
+def test_a_concatenated_row_is_one_document_and_holds_the_same_tokens():
+    corpus = make_corpus(LENGTHS)
+    apart, some = packed(corpus, rows=1), packed(corpus, rows=1, concatenate=0.5)
+    alike = []
+    for plain, row in zip(epoch_rows(apart), epoch_rows(some), strict=True):
+        tokens, documents, positions, supervised = row
+        assert tokens.equal(plain[0])
+        assert supervised.equal(plain[3])
+        alike.append(documents.equal(plain[1]))
+        if not alike[-1]:
+            assert set(documents.tolist()) <= {0, -1}
+            assert positions.equal(torch.arange(64))
+    several = [int(row[1].max()) > 0 for row in epoch_rows(packed(corpus, rows=1))]
+    apart_now = sum(same for same, many in zip(alike, several, strict=True) if many)
+    assert 0.3 < apart_now / sum(several) < 0.7
+
+
+def test_blocks_of_a_concatenated_row_begin_and_end_in_answers():
+    batch = packed(concatenate=1.0).next()
+    blocks = plan_blocks(
+        batch, anchors=32, depth=4, gamma=5.0, noise=torch.rand(batch.tokens.shape), chunk=1
+    )
+    anchors = blocks.anchors.flatten()[blocks.slots // 4]
+    rows = blocks.slots // (4 * blocks.anchors.shape[1])
+    assert batch.supervised[rows, anchors].all()
+    assert batch.supervised[rows, anchors + 1 + blocks.drafts].all()
+    assert not blocks.packed
 
 
 def test_ranks_share_a_global_batch_in_order():

@@ -228,11 +228,16 @@ def test_settings_of_older_runs_are_read(path):
     saved = read_settings(path)
     config = TrainConfig.from_dict(saved)
     assert config.batch_size == saved.get("rows", saved.get("batch_size"))
-    before = saved.get("loss_vocab") or 0  # unset was: all tokens
-    ran = {"loss_vocab": before, "drafter": {}}
+    ran = {
+        "loss_vocab": saved.get("loss_vocab") or 0,  # unset was: all tokens
+        "sliding_window": saved.get("sliding_window", 0),
+        "concatenate": saved.get("concatenate", 0.0),
+        "drafter": {},
+    }
     check_same_run({**saved, "drafter": {}}, {**config.to_dict(), **ran})
-    with pytest.raises(TrainingError, match=f"loss_vocab was {before} and is 8192"):
-        check_same_run({**saved, "drafter": {}}, {**config.to_dict(), **ran, "loss_vocab": 8192})
+    for name, value in (("loss_vocab", 8191), ("sliding_window", 77), ("concatenate", 0.75)):
+        with pytest.raises(TrainingError, match=f"{name} was {ran[name]} and is {value}"):
+            check_same_run({**saved, "drafter": {}}, {**config.to_dict(), **ran, name: value})
 
 
 def test_the_page_holds_the_table_and_the_dial():

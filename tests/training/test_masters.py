@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from domino_spec.checkpoints.quantise import quantise
 from domino_spec.training.optimiser import Masters, Muon, Optimiser
 
 
@@ -40,6 +41,26 @@ def test_the_model_gets_the_rounded_masters():
         masters.parameters[0] += torch.tensor([1e-4, 0.3, -0.7])
     masters.give_weights()
     assert module.weight.equal(masters.parameters[0].bfloat16())
+
+
+def test_the_model_gets_what_packing_will_keep_while_masters_go_on():
+    module = nn.Module()
+    module.matrix = nn.Parameter(torch.randn(6, 100, generator=torch.manual_seed(1)))
+    module.norm = nn.Parameter(torch.rand(5))
+    masters = Masters(module.named_parameters(), bits=4)
+    before = [p.detach().clone() for p in masters.parameters]
+    masters.give_weights()
+    assert module.matrix.equal(before[0]), "not yet"
+    masters.packing = True
+    masters.give_weights()
+    codes, scales = quantise(before[0], bits=4, group_size=64)
+    kept = codes.float() * scales.float().repeat_interleave(64, dim=1)[:, :100]
+    assert module.matrix.equal(kept)
+    assert not kept.equal(before[0])
+    assert module.norm.equal(before[1])
+    assert masters.parameters[0].equal(before[0])
+    assert masters.state_dict()["matrix"].equal(before[0])
+    assert masters.state_dict(packed=True)["matrix"].equal(kept)
 
 
 def test_gradients_are_summed_in_full_precision():

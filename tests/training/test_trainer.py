@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from domino_spec import DominoDecoder
-from domino_spec.checkpoints import load_drafter, save_drafter
+from domino_spec.checkpoints import load_drafter, save_drafter, save_packed
 from domino_spec.data import load_corpus, write_shard
 from domino_spec.errors import ConfigError, DataError, TrainingError
 from domino_spec.evaluation import continue_prompts, simulate
@@ -285,6 +285,31 @@ def test_a_warm_start_takes_the_weights_along(learnt, tmp_path, corpus, loaded):
     train(warm)
     assert again.trained[0][1]["loss"] < 1.3 * reports.trained[-1][1]["loss"]
     assert not weights_of(warm)["backbone.fc.weight"].equal(weights_of(run)["backbone.fc.weight"])
+
+
+def test_a_warm_start_keeps_its_window_unless_told_otherwise(learnt, tmp_path, corpus, loaded):
+    run, *_, folder = learnt
+    assert run.config.sliding_window == run.drafter.config.sliding_window == 32, "half of 64"
+    for wanted, found in ((None, 32), (16, 16), (0, None)):
+        options = {"init": str(folder), "sliding_window": wanted, **QUICK}
+        warm = ready(tmp_path / str(found), corpus, loaded, **options)
+        assert warm.config.sliding_window == (found or 0)
+        assert warm.drafter.config.sliding_window == found
+        kind = "sliding_attention" if found else "full_attention"
+        assert set(warm.drafter.config.layer_types) == {kind}
+        assert_same(weights_of(warm), weights_of(run))
+
+
+def test_a_packed_drafter_decodes_as_it_was_trained(tmp_path, corpus, loaded):
+    run = ready(tmp_path / "run", corpus, loaded, pack=6, **QUICK)
+    _, folder = train(run)
+    trained = load_drafter(folder, dtype=torch.float32).drafter
+    packed = load_drafter(save_packed(trained, tmp_path / "packed", bits=6), dtype=torch.float32)
+    for name, weight in weights_of(run).items():
+        kept = trained.get_parameter(name)
+        assert torch.allclose(packed.drafter.get_parameter(name), kept, rtol=2**-7, atol=0), name
+        if weight.dim() == 2:
+            assert not torch.allclose(kept, weight, rtol=2**-7, atol=0), "the test is not blind"
 
 
 def test_a_warm_start_from_a_reduced_vocabulary_keeps_its_tokens(tmp_path, corpus, loaded):

@@ -19,6 +19,8 @@ PACKED_MODEL_TYPE = "domino_packed"
 SECTION = "domino_packed"
 VERSION = 1
 BITS = (8, 6, 4)
+GROUP_SIZE = 64
+"""Numbers of a row that share a scale."""
 DTYPE = "bfloat16"
 """What every tensor is rounded to when it is unpacked, and what the unpacked ones are stored as."""
 CODES, SCALES = ".codes", ".scales"

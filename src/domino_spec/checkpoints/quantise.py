@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,6 +38,20 @@ def dequantise(codes: Tensor, scales: Tensor, *, group_size: int) -> Tensor:
     """The weights [rows, columns] as bfloat16: the exact product, rounded once."""
     spread = scales.float().repeat_interleave(group_size, dim=1)[:, : codes.shape[1]]
     return (codes.float() * spread).to(torch.bfloat16)
+
+
+def rounded(weights: Sequence[Tensor], *, bits: int, group_size: int) -> list[Tensor]:
+    """Matrices as `quantise` and `dequantise` give them back, in float32 and where they are."""
+    groups = [_groups(weight.detach().float(), group_size) for weight in weights]
+    counts = [each[..., 0].numel() for each in groups]
+    # All together: a step of training rounds every matrix of a drafter.
+    together = torch.cat([each.flatten(0, 1) for each in groups])
+    fitted = (_fit(part, bits) for part in torch.split(together, 8 * _AT_ONCE // group_size))
+    values = torch.split(torch.cat([codes * scales for codes, scales in fitted]), counts)
+    return [
+        value.view_as(own).flatten(1)[:, : weight.shape[1]]
+        for value, own, weight in zip(values, groups, weights, strict=True)
+    ]
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
@@ -76,9 +92,19 @@ def unpack(packed: Tensor, *, bits: int, columns: int) -> Tensor:
 
 
 def _quantise(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tensor]:
-    columns = weight.shape[1]
-    padded = F.pad(weight, (0, -columns % group_size))
-    groups = padded.view(len(weight), -1, group_size)  # [rows, groups, group size]
+    codes, scales = _fit(_groups(weight, group_size), bits)
+    codes = codes.flatten(1)[:, : weight.shape[1]].to(torch.int8)
+    return codes, scales.squeeze(-1).half()
+
+
+def _groups(weight: Tensor, group_size: int) -> Tensor:
+    """[rows, columns] -> [rows, groups, group size], padded with zeros."""
+    padded = F.pad(weight, (0, -weight.shape[1] % group_size))
+    return padded.view(len(weight), -1, group_size)
+
+
+def _fit(groups: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Codes [..., group size] and scales [..., 1], both in float32."""
     lowest, highest = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
     best_error = torch.full_like(extreme, torch.inf)
@@ -93,5 +119,4 @@ def _quantise(weight: Tensor, bits: int, group_size: int) -> tuple[Tensor, Tenso
             best_error = torch.where(better, error, best_error)
             best_scale = torch.where(better, scale, best_scale)
             best_codes = torch.where(better, codes, best_codes)
-    codes = best_codes.flatten(1)[:, :columns].to(torch.int8)
-    return codes, best_scale.squeeze(-1).half()
+    return best_codes, best_scale

@@ -25,7 +25,7 @@ from domino_spec.checkpoints.files import (
     WEIGHTS_SUFFIX,
 )
 from domino_spec.checkpoints.layouts import write_config
-from domino_spec.checkpoints.packing import CODES, DTYPE, SCALES, choose_packing
+from domino_spec.checkpoints.packing import CODES, DTYPE, GROUP_SIZE, SCALES, choose_packing
 from domino_spec.checkpoints.provenance import CONFIG_KEY, FORMAT_VERSION, Provenance
 from domino_spec.checkpoints.quantise import pack, quantise
 from domino_spec.checkpoints.tensors import OFFSETS, to_public
@@ -60,7 +60,7 @@ def save_packed(
     folder: str | Path,
     *,
     bits: int | Mapping[str, int] = 8,
-    group_size: int = 64,
+    group_size: int = GROUP_SIZE,
     provenance: Provenance | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> Path:

@@ -246,7 +246,8 @@ def _shape(run: Run) -> str:
     captured = f"hidden states of target layers {ids}"
     if config.variant == "eagle3":
         return f"{captured}, unrolled for {config.draft_steps} steps"
-    return f"{config.layers} layers, {captured}, blocks of {config.block_size}"
+    window = f", windows of {config.sliding_window} tokens" if config.sliding_window else ""
+    return f"{config.layers} layers, {captured}, blocks of {config.block_size}{window}"
 
 
 def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> None:

@@ -17,12 +17,19 @@ from domino_spec.errors import DataError
 
 _WINDOW = 8192
 """Conversations packed together: enough to fill rows, few enough to keep an epoch shuffled."""
-_ORDER, _ROWS = 0, 1
+_ORDER, _ROWS, _CONCATENATED = 0, 1, 2
+
+
+_BEFORE = {"concatenate": 0.0}
+"""What positions in the data meant that were written before they named it."""
 
 
 @dataclass
 class Batch:
-    """Rows of packed conversations; nothing may attend from one document to another."""
+    """Rows of packed conversations; nothing may attend from one document to another.
+
+    In a concatenated row all conversations are one document.
+    """
 
     tokens: Tensor  # int64 [rows, length]
     documents: Tensor  # int64 [rows, length]; 0, 1, ... in each row, -1 on padding
@@ -83,6 +90,7 @@ class PackedBatches:
         length: int,
         seed: int,
         pad_token: int,
+        concatenate: float = 0.0,
         rank: int = 0,
         world: int = 1,
     ) -> None:
@@ -91,11 +99,15 @@ class PackedBatches:
         ):  # fmt: skip
             if value < least:
                 raise DataError(f"{name} is {value}; expected {least} or more.")
+        if not 0.0 <= concatenate <= 1.0:
+            raise DataError(f"concatenate is {concatenate}; expected a share from 0 to 1.")
         if not 0 <= rank < world:
             raise DataError(f"rank is {rank}; expected 0 to {world - 1}.")
         self.corpus = corpus
         self.rows, self.length, self.seed = rows, length, seed
         self.pad_token, self.rank, self.world = pad_token, rank, world
+        self.concatenate = concatenate
+        """Share of the rows whose conversations follow one another as one document."""
         over = np.flatnonzero(corpus.lengths > length)
         late = [index for index in over if corpus.first_supervised(int(index)) >= length]
         self.cut = len(over) - len(late)
@@ -139,7 +151,7 @@ class PackedBatches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where the state was taken; another corpus or shape is refused."""
         for name, own in self._identity().items():
-            if state.get(name) != own:
+            if state.get(name, _BEFORE.get(name)) != own:
                 raise DataError(
                     f"this position in the data belongs to {name} {state.get(name)!r}, but this "
                     f"run has {own!r}; go on with the same data and settings, or start anew."
@@ -153,6 +165,7 @@ class PackedBatches:
 
     def _identity(self) -> dict[str, Any]:
         return {
+            "concatenate": self.concatenate,
             "fingerprint": self.corpus.fingerprint,
             "length": self.length,
             "rows": self.rows,
@@ -163,35 +176,39 @@ class PackedBatches:
     def _at(self, *, epoch: int, row: int) -> None:
         self._epoch, self._row = epoch, row
         self._plan = plan_epoch(self._lengths, length=self.length, seed=self.seed, epoch=epoch)
+        drawn = _shuffled(len(self._plan), self.seed, epoch, _CONCATENATED)
+        self._concatenated = drawn < round(self.concatenate * len(drawn))
 
-    def _next_row(self) -> list[int]:
-        row = self._plan[self._row]
+    def _next_row(self) -> tuple[list[int], bool]:
+        """Its conversations, and whether they are one document."""
+        row = self._plan[self._row], bool(self._concatenated[self._row])
         self._row += 1
         if self._row == len(self._plan):
             self._at(epoch=self._epoch + 1, row=0)
         return row
 
-    def _batch(self, rows: list[list[int]]) -> Batch:
+    def _batch(self, rows: list[tuple[list[int], bool]]) -> Batch:
         shape = (len(rows), self.length)
         tokens = np.full(shape, self.pad_token, dtype=np.int64)
         documents = np.full(shape, -1, dtype=np.int64)
         positions = np.zeros(shape, dtype=np.int64)
         supervised = np.zeros(shape, dtype=np.bool_)
         counting = np.arange(self.length)
-        for number, row in enumerate(rows):
+        for number, (row, concatenated) in enumerate(rows):
             start = 0
             for document, index in enumerate(row):
                 example = self.corpus[int(self._usable[index])]
                 end = start + min(len(example), self.length)
                 tokens[number, start:end] = example.tokens[: self.length]
                 supervised[number, start:end] = example.supervised[: self.length]
-                documents[number, start:end] = document
-                positions[number, start:] = counting[: self.length - start]
+                documents[number, start:end] = 0 if concatenated else document
+                first = 0 if concatenated else start
+                positions[number, first:] = counting[: self.length - first]
                 start = end
         return Batch(
             tokens=torch.from_numpy(tokens),
             documents=torch.from_numpy(documents),
             positions=torch.from_numpy(positions),
             supervised=torch.from_numpy(supervised),
-            conversations=sum(map(len, rows)),
+            conversations=sum(len(row) for row, _ in rows),
         )

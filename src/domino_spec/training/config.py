@@ -117,6 +117,12 @@ class TrainConfig(BaseModel):
         None, "exactly these layers instead", unset="from `captured_layers`"
     )
     block_size: Count = _drafter(16, "slots of a block")
+    sliding_window: CountOrZero | None = _drafter(
+        None,
+        "tokens of the context that a draft layer reads, the newest; 0: all, however long a text "
+        "gets",
+        unset="half of `length`; that of `init`",
+    )
     shift_label: StrictBool = _drafter(
         True,
         "slot 0, the anchor's, predicts the first draft; without it slot 1 does, and a block "
@@ -141,6 +147,12 @@ class TrainConfig(BaseModel):
         "Medusa's heads, or the steps that EAGLE-3 is unrolled; block drafters have `block_size`",
         unset="5 heads, 7 steps",
     )
+    pack: Literal[8, 6, 4] | None = _drafter(
+        None,
+        "bits a weight that the drafter will be packed in (`domino export --pack`): the last 30% "
+        "of the run learns with weights so rounded",
+        unset="not packed",
+    )
     init: Text | None = _drafter(
         None, "a drafter to start from: the same shape, no optimiser state", unset="random weights"
     )
@@ -153,6 +165,11 @@ class TrainConfig(BaseModel):
         None,
         "tokens of a packed sequence; longer conversations are cut",
         unset="1024, on a CPU 512, or the context",
+    )
+    concatenate: Share = _data(
+        0.5,
+        "share of packed sequences whose conversations are read as one text, so that drafts "
+        "behind long contexts are learnt; in the others nothing sees another conversation",
     )
     batch_size: Count | None = _data(
         None,
@@ -348,7 +365,7 @@ class AdaptSettings(Settings):
         return self
 
 
-_NO_BLOCKS = ("rank", "gru_hidden_dim", "prefix_len", "mask_token_id")
+_NO_BLOCKS = ("rank", "gru_hidden_dim", "prefix_len", "mask_token_id", "sliding_window")
 _FOREIGN: Mapping[Variant, tuple[str, ...]] = {
     "domino": ("draft_steps",),
     "markov": ("draft_steps",),

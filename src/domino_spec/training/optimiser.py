@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from domino_spec.checkpoints.packing import GROUP_SIZE
+from domino_spec.checkpoints.quantise import rounded
 from domino_spec.training.world import like, whole
 
 
@@ -30,7 +32,9 @@ class Masters:
         named: Iterable[tuple[str, nn.Parameter]],
         *,
         scales: Mapping[str, Tensor] | None = None,  # by name, broadcast to the parameter
+        bits: int | None = None,
     ) -> None:
+        """`bits` are those a drafter will be packed in; `packing` says from when on."""
         self.names: list[str] = []
         self.model: list[nn.Parameter] = []
         for name, parameter in named:
@@ -44,7 +48,10 @@ class Masters:
             else None
             for name, parameter in zip(self.names, self.model, strict=True)
         ]
-        self.own = bool(scales) or any(p.dtype != torch.float32 for p in self.model)
+        self.own = bool(scales or bits) or any(p.dtype != torch.float32 for p in self.model)
+        self._bits = bits
+        self.packing = False
+        """Whether the model's copies are rounded as packing rounds them; gradients are theirs."""
         self.parameters = self.model
         if self.own:
             self.parameters = [
@@ -80,14 +87,22 @@ class Masters:
     def give_weights(self) -> None:
         """Round the masters into the model."""
         if self.own:
-            torch._foreach_copy_(_local(self.model), _local(self._weights()))
+            torch._foreach_copy_(_local(self.model), _local(self._weights(packed=self.packing)))
 
-    def _weights(self) -> list[Tensor]:
-        """The masters as the model's weights, in full precision."""
-        return [
+    def _weights(self, *, packed: bool) -> list[Tensor]:
+        """The masters as the model's weights, in full precision or as packing rounds them."""
+        weights = [
             p.data if scale is None else p.data / scale
             for p, scale in zip(self.parameters, self._scales, strict=True)
         ]
+        if packed and self._bits is not None:
+            matrices = [index for index, weight in enumerate(weights) if weight.dim() == 2]
+            found = rounded(
+                [weights[index] for index in matrices], bits=self._bits, group_size=GROUP_SIZE
+            )
+            for index, weight in zip(matrices, found, strict=True):
+                weights[index] = weight
+        return weights
 
     def clip(self, limit: float) -> Tensor:
         """Scale all gradients to at most this norm; returns the norm before."""
@@ -99,9 +114,10 @@ class Masters:
         for parameter in (*self.parameters, *self.model):
             parameter.grad = None
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The full-precision weights by name."""
-        own: dict[str, Tensor] = whole(dict(zip(self.names, self._weights(), strict=True)))
+    def state_dict(self, *, packed: bool = False) -> dict[str, Tensor]:
+        """The full-precision weights by name, or as a drafter to be packed keeps them."""
+        weights = self._weights(packed=packed)
+        own: dict[str, Tensor] = whole(dict(zip(self.names, weights, strict=True)))
         return own
 
     @torch.no_grad()

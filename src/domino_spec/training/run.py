@@ -235,6 +235,7 @@ def _batches(config: TrainConfig, training: Corpus, tokenizer: Any, world: World
         length=_known(config.length),
         seed=config.seed,
         pad_token=pad if isinstance(pad, int) else 0,
+        concatenate=config.concatenate,
         rank=world.rank,
         world=world.size,
     )
@@ -265,7 +266,9 @@ def _learner(
         if target.packing_refusal:  # read document by document: processes would lose step
             raise TrainingError(f"{target.packing_refusal} Train on it in one process.")
         shard(objective, target, world, dtype=dtype)
-    masters = Masters(drafter.named_parameters(), scales=scales)
+        if config.pack is not None:
+            raise ConfigError("pack rounds whole matrices; pack after training on several GPUs.")
+    masters = Masters(drafter.named_parameters(), scales=scales, bits=config.pack)
     optimiser = Optimiser(
         masters.names,
         masters.parameters,

@@ -28,6 +28,8 @@ class Schedule:
     """The share that total variation reaches in the corrected logits' loss."""
     tv_start: float = 0.5
     """The part of the run before total variation comes in."""
+    pack_start: float = 0.7
+    """The part of the run before weights are rounded as packing rounds them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.total_steps, int) or self.total_steps < 1:
@@ -61,6 +63,10 @@ class Schedule:
         if done <= self.tv_start:
             return 0.0
         return self.tv_weight * (done - self.tv_start) / (1 - self.tv_start)
+
+    def packs(self, step: int) -> bool:
+        """Whether the drafter learns with the weights it will be packed with."""
+        return step >= self.pack_start * self.total_steps
 
 
 PLACES = 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from domino_spec.drafter import (
     ModuleConfig,
     default_target_layer_ids,
 )
+from domino_spec.drafter.config import SLIDING_ATTENTION
 from domino_spec.errors import ConfigError, TrainingError
 from domino_spec.targets import Target, read
 from domino_spec.targets.spare_tokens import spare_tokens, special_tokens
@@ -122,6 +123,9 @@ def derive(
     if config.variant == "eagle3":
         return config.replace(**filled)
     filled["layers"] = config.layers or min(dial.layers, target.num_layers)
+    if config.sliding_window is None and config.init is None:
+        # Shorter than a sequence: what decoding meets behind it, training has met too.
+        filled["sliding_window"] = max(config.block_size, length // 2)
     if config.variant != "dflash":
         filled["rank"] = config.rank or min(dial.rank, hidden)
         filled["prefix_len"] = (
@@ -160,6 +164,7 @@ def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -
         hidden_size=target.hidden_size,
         num_layers=config.layers,
         **_attention(config, target),
+        **_windows(config.layers, config.sliding_window),
         vocab_size=target.vocab_size,
         draft_vocab_size=config.draft_vocab,
         num_target_layers=target.num_layers,
@@ -169,6 +174,11 @@ def drafter_config(config: TrainConfig, target: Target, *, mask_token_id: int) -
         shift_label=config.shift_label,
         head=_head(config),
     )
+
+
+def _windows(layers: int, size: int | None) -> dict[str, Any]:
+    """Of that many layers, in a block drafter's names."""
+    return {"layer_types": (SLIDING_ATTENTION,) * layers, "sliding_window": size} if size else {}
 
 
 def _attention(config: TrainConfig, target: Target) -> dict[str, Any]:
@@ -286,6 +296,11 @@ def start_drafter(
         shape = drafter_config(config, target, mask_token_id=mask)
     if config.init is not None:
         drafter = _warm_start(config, shape)
+        if isinstance(drafter, DraftModel):
+            own = drafter.config.sliding_window or 0
+            if config.sliding_window not in (None, own):
+                drafter = _with_windows(drafter, config.sliding_window)
+            config = config.replace(sliding_window=drafter.config.sliding_window or 0)
     else:
         tokens = _draft_tokens(config, target, training)
         drafter = MODELS[type(shape)].fresh(shape, seed=config.seed, draft_tokens=tokens)
@@ -335,6 +350,15 @@ def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> Dra
             f"{'; '.join(different)}. Set them alike, or start from random weights."
         )
     return drafter
+
+
+def _with_windows(drafter: DraftModel, size: int | None) -> DraftModel:
+    """The same weights in layers that read so much of their context."""
+    windows: dict[str, Any] = {"layer_types": (), "sliding_window": None}
+    windows |= _windows(drafter.config.num_layers, size)
+    changed = DraftModel(replace(drafter.config, **windows), drafter.draft_tokens)
+    changed.load_state_dict(drafter.state_dict())
+    return changed
 
 
 @dataclass(frozen=True)

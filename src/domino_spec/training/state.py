@@ -15,7 +15,7 @@ from torch import Tensor
 from domino_spec.checkpoints import Provenance, save_drafter
 from domino_spec.drafter.model import DraftModule, drafter_like
 from domino_spec.errors import TrainingError
-from domino_spec.training.config import TrainConfig, renamed
+from domino_spec.training.config import BASELINES, TrainConfig, renamed
 from domino_spec.training.trainer import Trainer
 
 FOLDER = "checkpoints"
@@ -104,12 +104,15 @@ _FREE = {"out", "device", "compile", "log_every", "eval_every", "eval_prompts", 
 
 def as_it_ran(saved: dict[str, Any]) -> dict[str, Any]:
     """A run's settings, with what was left open when that meant something else."""
-    return {**saved, "loss_vocab": saved.get("loss_vocab") or 0}  # unset: all tokens
+    open_then = {"loss_vocab": 0, "concatenate": 0.0}  # all tokens, no conversation after another
+    if saved.get("variant") not in BASELINES:
+        open_then["sliding_window"] = 0  # the whole context
+    return {**saved, **{n: v for n, v in open_then.items() if saved.get(n) is None}}
 
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to resume a run under other settings; older runs lack newer settings."""
-    saved = as_it_ran({**TrainConfig.model_construct().to_dict(), **renamed(saved)})
+    saved = {**TrainConfig.model_construct().to_dict(), **as_it_ran(renamed(saved))}
     changed = [
         f"{name} was {saved.get(name)!r} and is {now.get(name)!r}"
         for name in sorted(set(saved) | set(now))
@@ -155,7 +158,7 @@ class Keeper:
 
     def finish(self, trainer: Trainer) -> Path | None:
         """The trained drafter in its own kind's layout, with what was last measured of it."""
-        weights = trainer.masters.state_dict()
+        weights = trainer.masters.state_dict(packed=True)
         if not trainer.world.leads:
             return None
         drafter = drafter_like(trainer.objective.drafter, weights)
@@ -165,7 +168,9 @@ class Keeper:
 
     def restore(self, state: RunState, trainer: Trainer) -> None:
         """Resume exactly where a checkpoint was written."""
+        trainer.budget.resume(state.seconds)
+        last = trainer.budget.place(max(0, state.step - 1))
+        trainer.masters.packing = trainer.schedule.packs(last)
         trainer.masters.load_state_dict(state.weights)
         trainer.optimiser.load_state_dict(state.optimiser)
-        trainer.budget.resume(state.seconds)
         trainer.step, trainer.saved_at = state.step, self.checkpoints.path(state.step)

@@ -257,6 +257,7 @@ class Trainer:
         with record_function("step: optimiser"):
             norm = self.masters.clip(self._clip)
             self.optimiser.step(self.schedule.rate(place))
+            self.masters.packing = self.schedule.packs(place)
             self.masters.give_weights()
             self.masters.clear()
         self._meter.step(loss, norm)
