@@ -1,12 +1,13 @@
-"""Acceptance length of the same questions after 0 to 7K tokens of unrelated text, by window.
+"""Acceptance length and speedup of the same questions after 0 to 31K tokens of unrelated text.
 
     python -m benchmarks.long_context FILE.gguf --quantize keep --draft released:NAME \
-        --questions gsm8k.jsonl humaneval.jsonl --window 0 1024:64 --out records/long-context.jsonl
+        --questions gsm8k.jsonl humaneval.jsonl --window 256 --out records/long-context.jsonl
 
 The text is the Python language reference that comes with Python, no paragraph twice. It is
-an earlier turn of the conversation. The engine decodes each question once, greedily, with the
-drafter over all of its context; every window is then simulated over the same answer and the draft
-cache that decoding has left, so that all windows see the same numbers.
+an earlier turn of the conversation. The engine decodes each question greedily without drafts and
+with the drafter as its files say; every `--window` is then simulated over the same answer and the
+draft cache that decoding has left, so that all windows see the same numbers. The speedup is that
+of decoding, without the prefill.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import pydoc_data.topics
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,14 @@ import torch
 from torch import Tensor
 
 from domino_spec.data import is_loop
-from domino_spec.decoding import AcceptanceStats, SamplingParams
+from domino_spec.decoding import AcceptanceStats, SamplingParams, Sequence
 from domino_spec.drafter.masks import Window
 from domino_spec.drafters import BlockDrafter, open_drafter
 from domino_spec.engine.engine import Engine
 from domino_spec.evaluation.runs import make_sequence
 from domino_spec.evaluation.simulate import count_right, walk
 from domino_spec.records import append_record, environment
-from domino_spec.targets import Target, load_target
+from domino_spec.targets import Target, default_device, load_target
 
 SHORTEST = 32
 """Tokens of an answer; shorter ones say little and are left out."""
@@ -39,7 +41,9 @@ def main() -> None:
     """Every context, then a record for each window over it."""
     args = options()
     torch.set_num_threads(args.threads)
-    loaded = load_target(args.target, quantize=args.quantize, device="cpu")
+    device = default_device()
+    dtype = torch.bfloat16 if device.type == "cuda" else None
+    loaded = load_target(args.target, quantize=args.quantize, device=device, dtype=dtype)
     tokenizer = loaded.tokenizer
     questions = [
         (path.stem, json.loads(line)["turns"][0])
@@ -47,9 +51,10 @@ def main() -> None:
         for line in path.read_text("utf-8").splitlines()[: args.limit]
     ]
     text = unrelated(tokenizer, max(args.context))
-    drafter = open_drafter(args.draft, loaded, draft_window=0)
+    drafter = open_drafter(args.draft, loaded)
     assert isinstance(drafter, BlockDrafter)
     windows = {DECODED: None} | {setting: window_of(setting) for setting in args.window}
+    own = drafter.config.sliding_window
     room = max(args.context) + args.question_tokens + args.max_new_tokens
     capacity = room + drafter.depth + drafter.lookahead
     engine = Engine(loaded.target, drafter, slots=1, capacity=capacity, reuse=True)
@@ -58,10 +63,18 @@ def main() -> None:
         for index, (name, question) in enumerate(questions):
             asked = prompt(tokenizer, text[:context], question)
             params = SamplingParams(max_new_tokens=args.max_new_tokens)
-            sequence = make_sequence(index, asked, params, eos=[tokenizer.eos_token_id])
-            engine.add_request(sequence)
-            while engine.busy:
-                engine.step()
+
+            def made(drafts: bool) -> Sequence:
+                eos = [tokenizer.eos_token_id]
+                made = make_sequence(index, asked, params, eos=eos)  # noqa: B023
+                made.speculate = drafts
+                return made
+
+            if not rows:  # graphs are captured, kernels compiled
+                for drafts in (False, True):
+                    decode(engine, made(drafts))
+            plain, took_plain = decode(engine, made(False))
+            sequence, took = decode(engine, made(True))
             answer = sequence.output
             outcome = "short" if len(answer) < SHORTEST else "used"
             outcome = "loop" if is_loop(answer) else outcome
@@ -70,7 +83,8 @@ def main() -> None:
                 counts[setting] = simulated(
                     engine.drafter, loaded.target, asked, answer, windows[setting], args
                 )
-            rows.append((name, len(asked), outcome, counts))
+            speed = (took_plain, took, plain.output == answer)
+            rows.append((name, len(asked), outcome, counts, speed))
         for setting, window in windows.items():
             record = {
                 "target": Path(args.target).name,
@@ -78,13 +92,14 @@ def main() -> None:
                 "drafter": drafter.name,
                 "way": DECODED if setting == DECODED else "simulated",
                 "window": window,
+                "sliding_window": own,
                 "depth": drafter.depth,
                 "context": context,
                 "max_new_tokens": args.max_new_tokens,
-                **counted(rows, setting),
+                **counted(rows, setting, timed=setting == DECODED),
             }
-            shown = ("way", "window", "context", "tokens_per_cycle", "used", "loops", "short")
-            print(json.dumps({name: record[name] for name in shown}), flush=True)
+            shown = ("way", "window", "context", "tokens_per_cycle", "speedup", "used", "loops")
+            print(json.dumps({name: record.get(name) for name in shown}), flush=True)
             append_record(args.out, {**record, "environment": environment()})
 
 
@@ -96,9 +111,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--draft", required=True)
     parser.add_argument("--questions", nargs="+", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=4, help="questions of each file")
-    parser.add_argument(
-        "--window", nargs="+", default=["0", "1024:64"], help="0 for all, or SIZE:SINKS"
-    )
+    parser.add_argument("--window", nargs="*", default=[], help="0 for all, or SIZE:SINKS")
     parser.add_argument("--context", nargs="+", type=int, default=[0, 1000, 2000, 4000, 7000])
     parser.add_argument("--question-tokens", type=int, default=800, help="the longest question")
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -111,6 +124,17 @@ def window_of(setting: str) -> Window | None:
     """The window that a word of the command line says."""
     size, _, sinks = setting.partition(":")
     return Window(int(size), int(sinks or 0)) if int(size) else None
+
+
+def decode(engine: Engine, sequence: Sequence) -> tuple[Sequence, float]:
+    """Decode alone; with the seconds from the first token to the last."""
+    engine.add_request(sequence)
+    while not sequence.output and engine.busy:
+        engine.step()
+    began = time.perf_counter()
+    while engine.busy:
+        engine.step()
+    return sequence, time.perf_counter() - began
 
 
 @torch.no_grad()
@@ -145,13 +169,24 @@ def simulated(
     return stats
 
 
-def counted(rows: list[tuple[str, int, str, dict[str, Any]]], setting: str) -> dict[str, Any]:
+def counted(rows: list[tuple[Any, ...]], setting: str, *, timed: bool) -> dict[str, Any]:
     """The sums over the answers that count, and each question's own numbers."""
-    used = [(name, length, counts[setting]) for name, length, how, counts in rows if how == "used"]
-    outcomes = [outcome for _, _, outcome, _ in rows]
+    kept = [row for row in rows if row[2] == "used"]
+    used = [(name, length, counts[setting]) for name, length, _, counts, _ in kept]
+    outcomes = [outcome for _, _, outcome, *_ in rows]
     total = AcceptanceStats.sum(stats for *_, stats in used)
+    speeds = list(zip(*(speed for *_, speed in kept), strict=True)) if timed and kept else []
+    times = {}
+    if speeds:
+        plain, drafts, same = speeds
+        times = {
+            "speedup": sum(plain) / sum(drafts),
+            "same_text": sum(same),
+            "seconds": {"plain": plain, "drafts": drafts},
+        }
     return {
         "tokens_per_cycle": total.tokens_per_cycle,
+        **times,
         "used": len(used),
         "loops": outcomes.count("loop"),
         "short": outcomes.count("short"),

@@ -60,7 +60,8 @@ def _long_context(found: list[dict[str, Any]]) -> str:
 
     def window(record: Record) -> str:
         if record["window"] is None:
-            return "all context"
+            own = record.get("sliding_window")
+            return f"{own} newest tokens, as trained" if own else "all context"
         size, sinks = record["window"]
         return f"{size} newest tokens" + (f", {sinks} sinks" if sinks else "")
 
@@ -70,15 +71,17 @@ def _long_context(found: list[dict[str, Any]]) -> str:
         "drafter reads": window,
         "how": field("way"),
         "acceptance length": _RATE,
+        "speedup": lambda r: f"{r['speedup']:.2f}×" if "speedup" in r else NONE,
         "questions used": field("used"),
     }
     return "\n\n".join(
         [
             "### After long texts",
             "Questions of the three sets after paragraphs of the Python language reference, an "
-            "earlier turn of the conversation; greedy, all drafts verified. The released drafters "
-            "learnt from conversations of at most a few hundred tokens. *Simulated*: over the "
-            "decoded answer and the draft cache that decoding left.",
+            "earlier turn of the conversation; greedy, all drafts verified, speedup of decoding "
+            "without the prefill. The drafters of 03b2eca and before learnt from conversations of "
+            "at most a few hundred tokens, each by itself. *Simulated*: over the decoded answer "
+            "and the draft cache that decoding left.",
             *("\n\n".join([made(run), table(columns, run)]) for run in by_run(found)),
         ]
     )
