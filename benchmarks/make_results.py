@@ -133,7 +133,7 @@ def _server(records: Path) -> str:
         },
         [
             (run, cell, cell.comparison)
-            for run in read_loads(records / "serving.jsonl")
+            for run in read_loads(records / "serving.jsonl.gz")
             for cell in run.cells
             if cell.comparison is not None
         ],

@@ -279,7 +279,7 @@ def _trained(records: list[dict[str, Any]]) -> str:
 
 def serving(records: Path) -> str:
     """All runs of `domino bench serve` on record."""
-    runs = read_loads(records / "serving.jsonl")
+    runs = read_loads(records / "serving.jsonl.gz")
     return page(
         "# The server under load",
         "`domino bench serve` from another process ([how](../bench.md#load-on-a-server)). "

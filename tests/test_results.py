@@ -211,7 +211,7 @@ def test_the_server_page_has_what_was_measured(tmp_path):
         names = ("drafts", "plain")
         first, *lines = two_sides([times] * 6, names, concurrency=concurrency, accepted=5)
         for record in [first, *lines] if concurrency == 1 else lines:
-            append_record(tmp_path / "serving.jsonl", record)
+            append_record(tmp_path / "serving.jsonl.gz", record)
     section = serving(tmp_path)
     # Two answers of 11 tokens in 1 and in 2 seconds, in 2 and in 3.
     assert "| concurrency 1 | 2.00× | 2.00× | 0.50× |" in section

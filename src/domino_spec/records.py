@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gzip
 import importlib.metadata
 import json
 import os
@@ -11,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import torch
 
@@ -99,20 +100,26 @@ def _version(package: str) -> str:
         return "unknown"
 
 
+def _open(path: Path, mode: str) -> TextIO:
+    opened = (gzip.open if path.suffix == ".gz" else open)(path, mode, encoding="utf-8")
+    return cast("TextIO", opened)
+
+
 def append_record(path: str | Path, record: Mapping[str, Any]) -> None:
-    """Add one record to a file, making the folder if need be."""
+    """Add one record to a file, packed if its name ends in .gz, making the folder if need be."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with _open(path, "at") as file:
         file.write(json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
     """All records of a file; a broken line is an error that names it."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with _open(Path(path), "rt") as file:
+            text = file.read()
     except OSError as error:
-        raise InputError(f"the records {path} cannot be read: {error.strerror}.") from error
+        raise InputError(f"the records {path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
         raise InputError(f"the records {path} are not UTF-8 text.") from error
     records = []
