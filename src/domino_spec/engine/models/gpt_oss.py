@@ -49,8 +49,9 @@ class GptOssModel(MixtureModel):
     @staticmethod
     def read_gate(config: Any) -> Gate:
         """Gate and up take turns in the rows."""
-        limit, alpha = float(config.swiglu_limit), float(config.swiglu_alpha)
-        return Gate(interleaved=True, limit=limit, alpha=alpha)
+        # Older Transformers keeps alpha in its code and not in the configuration.
+        alpha = float(getattr(config, "swiglu_alpha", 1.702))
+        return Gate(interleaved=True, limit=float(config.swiglu_limit), alpha=alpha)
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The softmax is over the chosen ones."""
