@@ -125,6 +125,23 @@ RAGGED = {
 }
 
 
+def test_a_larger_cache_changes_no_bit(device):
+    """An engine with drafts keeps more room than one without, and gives the same text."""
+    query, _, _, slots, starts = inputs(3, torch.float32, device, starts=[180, 40, 130])
+    small, large = (
+        [
+            torch.cat((states, states.new_zeros(*states.shape[:2], more, 32)), dim=2)
+            for states in inputs(3, torch.float32, device, starts=[1], capacity=192)[1:3]
+        ]
+        for more in (0, 64)
+    )
+    rule = {"causal": True, "window": None, "scale": 32**-0.5}
+    first, second = (
+        split_attention.launch(query, *caches, slots, starts, **rule) for caches in (small, large)
+    )
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize(
     ("way", "window"),
     [("kernel", None), ("four", 20), ("rows", None), ("rows", 20), ("batch", None)],

@@ -82,8 +82,10 @@ def launch(
     assert (positions is None) == (paths is None), "a tree's nodes have positions"
     assert positions is None or positions.is_contiguous()
     assert paths is None or paths.is_contiguous()
-    if splits is None:  # not by n: a token alone and one in a block are cut up alike
-        splits = min(PROGRAMS // (rows * kv_heads), -(-capacity // block), MAX_SPLITS)
+    if splits is None:
+        # Not by n, nor by the cache's size: a token alone is cut up like one in a block, and like
+        # one in an engine that keeps more room, as those with drafts do.
+        splits = min(PROGRAMS // (rows * kv_heads), MAX_SPLITS)
         splits = 1 << max(splits, 1).bit_length() - 1
 
     # Each split's mix before division, its highest score and its sum of weights.
