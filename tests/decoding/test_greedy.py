@@ -30,9 +30,7 @@ DEPTH = 7
 KINDS = ("oracle", "good", "adversarial", "random", "dflash", "plain")
 # Every kind of drafts and one row alone where layers slide; for the others the hardest ones.
 CASES = [("gemma3_text", kind, rows) for kind in KINDS for rows in (1, len(LENGTHS))]
-CASES += [
-    (family, "adversarial", len(LENGTHS)) for family in CONFIGS if family != "gemma3_text"
-]
+CASES += [(family, "adversarial", len(LENGTHS)) for family in CONFIGS if family != "gemma3_text"]
 # The engine's families decode with a real drafter in its tests too, against this loop.
 CASES += [
     pytest.param(
