@@ -47,7 +47,12 @@ def pytest_collection_finish() -> None:
 def _own_cache(tmp_path_factory):
     """What tests measure on this machine is not the user's."""
     before = os.environ.get("DOMINO_CACHE")
-    os.environ["DOMINO_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    cache = tmp_path_factory.mktemp("cache")
+    if "PYTEST_XDIST_WORKER" in os.environ:  # workers compile the C kernels once
+        kernels = tmp_path_factory.getbasetemp().parent / "kernels"
+        kernels.mkdir(exist_ok=True)
+        (cache / "kernels").symlink_to(kernels, target_is_directory=True)
+    os.environ["DOMINO_CACHE"] = str(cache)
     yield
     os.environ.pop("DOMINO_CACHE")
     if before is not None:

@@ -8,6 +8,7 @@ import torch
 
 from domino_spec.drafter import DraftModel
 from domino_spec.drafters import BlockDrafter
+from domino_spec.engine.models import families
 from domino_spec.targets import Target, probe_target
 from tests.support.drafters import Adversarial, Good, Oracle
 from tests.support.families import (
@@ -29,10 +30,13 @@ DEPTH = 7
 KINDS = ("oracle", "good", "adversarial", "random", "dflash", "plain")
 # Every kind of drafts and one row alone where layers slide; for the others the hardest ones.
 CASES = [("gemma3_text", kind, rows) for kind in KINDS for rows in (1, len(LENGTHS))]
+CASES += [(family, "adversarial", len(LENGTHS)) for family in CONFIGS if family != "gemma3_text"]
+# The engine's families decode with a real drafter in its tests too, against this loop.
 CASES += [
-    (family, kind, len(LENGTHS))
+    pytest.param(
+        family, "random", len(LENGTHS), marks=pytest.mark.slow if family in families() else ()
+    )
     for family in CONFIGS
-    for kind in ("adversarial", "random")
     if family != "gemma3_text"
 ]
 
@@ -87,7 +91,7 @@ KNOWING = {
 
 
 @pytest.mark.parametrize("kind", KNOWING)
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_a_drafter_that_knows_the_target_is_always_accepted(kind, rows):
     target, drafter = bigram_target(), KNOWING[kind]()
     prompts = [[4, 9], [20], [1, 2, 3, 4, 5]][:rows]

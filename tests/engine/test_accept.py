@@ -148,10 +148,11 @@ def small():
 
 
 @pytest.mark.parametrize(
-    "rule", [pytest.param(r, marks=() if r == "block" else pytest.mark.slow) for r in RULES]
+    ("rule", "samples"),
+    [("block", 20_000), *(pytest.param(r, SAMPLES, marks=pytest.mark.slow) for r in RULES)],
 )
-def test_three_tokens_follow_the_target(small, rule):
-    wrong, rate = sampled(small, accept=rule, **HOT["top-p"])
+def test_three_tokens_follow_the_target(small, rule, samples):
+    wrong, rate = sampled(small, samples=samples, accept=rule, **HOT["top-p"])
     assert wrong < 4
     assert 0.1 < rate < 2, "drafts must be both accepted and rejected for the test to see"
 

@@ -24,9 +24,9 @@ from tests.support.runs import run
 
 PROMPTS = random_prompts([3, 1, 9, 5, 14, 2, 7])
 NEW = 14
-QUICK = ("shift", "plain", "markov", "reduced", "sliding")
-FAMILIES = ("qwen3", "llama", "mistral", "olmo2", "granite", "qwen2", "gemma3_text", "gpt_oss")
-OTHERS = ("olmo3", "phi3", "qwen3_moe", "smollm3")
+QUICK = ("shift", "markov", "reduced", "sliding")
+FAMILIES = ("qwen3", "mistral", "olmo2", "gemma3_text", "gpt_oss")
+OTHERS = ("llama", "granite", "qwen2", "olmo3", "phi3", "qwen3_moe", "smollm3")
 
 
 def compare(target, drafter, *, tree, prompts=PROMPTS, new=NEW, options=(), **params):
@@ -59,7 +59,7 @@ def test_both_loops_verify_the_same_trees(kind):
 
 
 CHOICES = [
-    {"temperature": 0.8, "seed": 3},
+    pytest.param({"temperature": 0.8, "seed": 3}, marks=pytest.mark.slow),
     {"temperature": 0.8, "accept": "match", "seed": 3},
     {"temperature": 1.2, "top_p": 0.8, "top_k": 20, "seed": 4},
     {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "frequency_penalty": 0.4},

@@ -78,7 +78,14 @@ def test_texts_are_the_reference_loops(params):
         assert sum(counts.accepted) > 0
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "lookup"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("domino", "eagle3") else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in KINDS
+        if kind != "lookup"
+    ],
+)
 def test_sequences_of_all_rules_share_a_budget(kind):
     """With every drafter that has logits; what draws its drafts has other tokens than plainly."""
     rules = ({}, *({"temperature": 0.7, "accept": rule} for rule in RULES), {"top_k": 3},
@@ -150,7 +157,7 @@ def test_three_tokens_follow_the_target(small, rule, samples):
     assert 0.1 < rate < 1
 
 
-@pytest.mark.parametrize("rule", DRAWN)
+@pytest.mark.parametrize("rule", ["block", pytest.param("rejection", marks=pytest.mark.slow)])
 def test_a_length_that_looks_at_the_drawn_token_is_noticed(small, monkeypatch, rule):
     """Drafts that are their logits' best are thought to be sure ones."""
     last = []

@@ -152,6 +152,17 @@ def wide() -> None:
         _attention(n, heads=16, kv_heads=8, head_dim=256, window=None)
 
 
+def wide_token() -> None:
+    """One token of a model whose heads are twice as wide."""
+    _attention(1, heads=16, kv_heads=8, head_dim=256, window=None)
+
+
+def product() -> None:
+    """Qwen3-8B's queries, keys and values: the product with most steps on their way."""
+    linear.usable = packing.usable = lambda _: True
+    linear.linear(_meta(16, 4096), _meta(6144, 4096))
+
+
 def partly_rotated() -> None:
     """A block of Phi-4-mini."""
     _attention(16, heads=24, kv_heads=8, head_dim=128, window=None, rotated=96)

@@ -1,8 +1,8 @@
-"""Compiles what launchers launch for the H200 where there is none, and says what it takes there.
+"""Compiles what launchers launch for GPUs that are not here, and says what it takes there.
 
 Launchers are called as in production, with tensors that have shapes but no memory, and Triton is
-told that the GPU at hand is an sm_90: it specialises and compiles each launch as there, and does
-not run it.
+told that the GPU at hand is an sm_90, or another: it specialises and compiles each launch as there,
+and does not run it.
 """
 
 import importlib
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from domino_spec.engine.kernels import runtime
 from tests.engine.kernels.offline import ROOM, usage
 from tests.support.forked import ask
 
@@ -17,26 +18,29 @@ Found = dict[str, dict[str, int]]
 """{kernel: {shared, registers, spills, launches}}"""
 
 
-def launched(module: str, *functions: str) -> dict[str, Found]:
+def launched(module: str, *functions: str, arch: int = 90) -> dict[str, Found]:
     """What each of a module's functions launches."""
-    found: dict[str, Found] = ask(__name__, "report", module, functions)
+    found: dict[str, Found] = ask(__name__, "report", module, functions, arch)
     return found
 
 
-def assert_fits(found: Found) -> None:
+def assert_fits(found: Found, *, arch: int = 90) -> None:
     """No kernel takes more shared memory than there is, or spills its registers."""
     for name, needs in found.items():
-        assert needs["shared"] <= ROOM, (name, needs)
+        assert needs["shared"] <= ROOM[arch], (name, needs)
         assert needs["spills"] == 0, (name, needs)
 
 
 class Driver:
     """Stands in for the GPU's driver as far as compiling asks for it."""
 
+    def __init__(self, arch: int = 90) -> None:
+        self._arch = arch
+
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._arch, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -46,11 +50,12 @@ class Driver:
 
 
 @contextmanager
-def _compiling() -> Iterator[list[Any]]:
+def _compiling(arch: int) -> Iterator[list[Any]]:
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
-    driver.set_active(Driver())
+    driver.set_active(Driver(arch))
+    runtime.absent = runtime.Gpu(divmod(arch, 10), ROOM[arch])
     compiled: list[Any] = []
 
     def launch(self: Any, _grid: Any) -> Any:
@@ -73,10 +78,10 @@ def _needs(kernel: Any) -> dict[str, int]:
     }
 
 
-def report(module: str, functions: list[str]) -> dict[str, Found]:
+def report(module: str, functions: list[str], arch: int) -> dict[str, Found]:
     """What they launch, in this process."""
     found = {}
-    with _compiling() as compiled:
+    with _compiling(arch) as compiled:
         for function in functions:
             getattr(importlib.import_module(module), function)()
             found[function] = _worst(compiled)

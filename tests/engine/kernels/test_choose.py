@@ -278,5 +278,5 @@ def test_compiles_for_the_h200(draws: bool, named: bool) -> None:
     settings = {"CHUNK": 4096, "CHUNKS": 38, "DRAWS": draws, "NAMED": named}
     aligned = ("stride", "name_stride", "vocabulary")
     found = needs([Case(module.__name__, "_choose_kernel", types, settings, aligned, warps=8)])[0]
-    assert found.shared <= ROOM
+    assert found.shared <= ROOM[90]
     assert found.spills == 0

@@ -119,7 +119,7 @@ def test_more_forms_compile_for_the_h200():
         for (shape, extras, dtype, rows), weight in forms.items()
     ]
     for case, found in zip(cases, needs(cases), strict=True):
-        assert found.shared <= ROOM, case
+        assert found.shared <= ROOM[90], case
         assert found.spills == 0, case
 
 

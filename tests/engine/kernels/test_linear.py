@@ -431,5 +431,5 @@ def test_compiles_for_the_h200() -> None:
         compile_case(576, 1536, "residual then", rows=256),
     ]
     for case, found in zip(cases, needs(cases), strict=True):
-        assert found.shared <= ROOM, case
+        assert found.shared <= ROOM[90], case
         assert found.spills == 0, case

@@ -1,4 +1,4 @@
-"""Every kernel compiles for the H200 with production shapes and fits there."""
+"""Every kernel compiles for the H200 with production shapes and fits there; some for others too."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_attention_of_other_shapes():
 def test_attention_in_float32_finds_room():
     """Its registers do not suffice, which costs time; shared memory must."""
     found = sm90.launched("tests.engine.kernels.launches", "exact")["exact"]
-    assert found["_attend"]["shared"] <= sm90.ROOM
+    assert found["_attend"]["shared"] <= sm90.ROOM[90]
     assert found["_attend"]["spills"] < 1024  # a few numbers, not whole tiles
 
 
@@ -96,3 +96,35 @@ def test_rollout_over_the_vocabulary_is_two(found, shapes):
     sm90.assert_fits(found[shapes])
     launches = {name: needs["launches"] for name, needs in found[shapes].items()}
     assert launches == {"_read": 15, "_score": 15, "_last": 1}
+
+
+# Other architectures ------------------------------------------------------------------------------
+
+OTHERS = [arch for arch in sm90.ROOM if arch != 90]
+ALL = (
+    "plain", "windowed_sinks", "ragged", "mixture", "norms", "product", *CANDIDATES, *VOCABULARY,
+    *TREES, "block", "branched", "windowed", "widest", "narrow", "wide", "partly_rotated", "sinks",
+)  # fmt: skip
+
+
+def fits_elsewhere(arch, *shapes):
+    for each in sm90.launched("tests.engine.kernels.launches", *shapes, arch=arch).values():
+        sm90.assert_fits(each, arch=arch)
+
+
+@pytest.mark.parametrize("arch", OTHERS)
+def test_the_product_with_most_steps_on_their_way_has_room(arch):
+    fits_elsewhere(arch, "product")
+
+
+def test_attention_with_the_largest_tiles_has_room():
+    fits_elsewhere(89, "wide_token")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", OTHERS)
+def test_every_kernel_on_every_architecture(arch):
+    """Weights of 8-bit floats aside, which need sm_89."""
+    fits_elsewhere(arch, *ALL, *(["few_bits"] if arch >= 89 else []))
+    exact = sm90.launched("tests.engine.kernels.launches", "exact", arch=arch)["exact"]
+    assert exact["_attend"]["shared"] <= sm90.ROOM[arch]

@@ -151,7 +151,7 @@ def test_compiles_for_the_h200() -> None:
         compile_case(49_152, kept=32, logits="*fp32", keys="*i64"),
     ]
     for case, found in zip(cases, needs(cases), strict=True):
-        assert found.shared <= ROOM, case
+        assert found.shared <= ROOM[90], case
         assert found.spills == 0, case
 
 

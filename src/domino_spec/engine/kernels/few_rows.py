@@ -20,7 +20,7 @@ taken off as they multiply the sum of x, which one more product with ones gives 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.pointwise import SILU, shrink
-from domino_spec.engine.kernels.runtime import triton_available
+from domino_spec.engine.kernels.runtime import absent, gpu, triton_available
 from domino_spec.engine.kernels.scratch import scratch
 from domino_spec.quantization.scaled import FEW, ScaledWeight
 
@@ -84,14 +84,24 @@ def plan(
     dtype: torch.dtype,
     rows: int = 1,
     group: int | None = None,  # columns a scale of a weight of few bits
+    shared_memory: int = absent.shared_memory,
 ) -> Plan:
     """A rule through what was fastest on an H200 (132 processors, bfloat16).
 
     Wide results (from N = 6144) do best with 64 rows of the weight a program and no sharing of K:
     96 programs with six steps on their way, or several programs a processor with fewer steps each.
     Narrow ones share K among up to four programs, about two a processor. Weights of few bits:
-    `_few_bits_plan`.
+    `_few_bits_plan`. Where a program may take less shared memory, fewer steps are on their way.
     """
+    made = _unbounded_plan(n, k, gated=gated, dtype=dtype, rows=rows, group=group)
+    tiles = made.rows + made.columns * (2 if gated else 1)
+    fitting = shared_memory // (tiles * made.depth * dtype.itemsize)
+    return replace(made, stages=min(made.stages, 1 + fitting))
+
+
+def _unbounded_plan(
+    n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int, group: int | None
+) -> Plan:
     wide = n >= 6144
     owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
     depth = 128
@@ -149,7 +159,13 @@ def launch(
     n = group * (stored.shape[0] if stored.dim() == 3 else 1)
     width = n // 2 if gated else n
     cut = plan(
-        n, k, gated=gated, dtype=x.dtype, rows=m, group=None if scaled is None else scaled.group
+        n,
+        k,
+        gated=gated,
+        dtype=x.dtype,
+        rows=m,
+        group=None if scaled is None else scaled.group,
+        shared_memory=gpu(x.device).shared_memory,
     )
     tiles = -(-width // cut.columns)
     slabs = -(-m // cut.rows)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels.runtime import triton_available
+from domino_spec.engine.kernels.runtime import gpu, triton_available
 
 SWITCH = "DOMINO_OVERLAP"
 """`off` launches kernels one after the other."""
@@ -31,18 +31,10 @@ SWITCH = "DOMINO_OVERLAP"
 def overlap(tensor: Tensor) -> dict[str, Any]:
     """What to launch a kernel with, so that it may overlap with its neighbours where that works."""
     device = tensor.device
-    if device.type == "meta":  # compiled for a GPU that is not here
-        there = _known()
-    else:
-        there = device.type == "cuda" and _known() and _hopper(device)
-    if not there or os.environ.get(SWITCH) == "off":
+    there = device.type in ("cuda", "meta") and torch.version.hip is None and _known()
+    if not there or gpu(device).capability < (9, 0) or os.environ.get(SWITCH) == "off":
         return {"OVERLAP": False}
     return {"OVERLAP": True, "launch_pdl": True}
-
-
-@cache
-def _hopper(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,30 @@ INTERPRET = "interpret"
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton too asks once, at import
 SWITCH = "DOMINO_KERNELS"
 """`interpret` runs kernels on CPU tensors under TRITON_INTERPRET=1; `off` never runs them."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the sizes of a kernel's tiles depend on."""
+
+    capability: tuple[int, int]
+    shared_memory: int  # bytes, of one program
+
+
+absent = Gpu((9, 0), 227 << 10)
+"""What kernels are compiled for when tensors have no memory: an H200."""
+
+
+def gpu(device: torch.device) -> Gpu:
+    """That of a device; of the CPU, which interprets kernels, and of meta: `absent`."""
+    return _here(device) if device.type == "cuda" else absent
+
+
+@cache
+def _here(device: torch.device) -> Gpu:
+    found = torch.cuda.get_device_properties(device)
+    most = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)
+    return Gpu((found.major, found.minor), most)
 
 
 @cache

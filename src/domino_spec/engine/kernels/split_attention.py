@@ -21,7 +21,7 @@ from torch import Tensor
 
 from domino_spec.drafter.masks import Window
 from domino_spec.engine.kernels.overlap import overlap
-from domino_spec.engine.kernels.runtime import triton_available
+from domino_spec.engine.kernels.runtime import gpu, triton_available
 
 PROGRAMS = 132
 """How many programs to aim at when one token is asked: the multiprocessors of an H200."""
@@ -34,16 +34,18 @@ JOINED_AT_ONCE = 4096
 """How many numbers of the parts a program of the second launch takes."""
 
 
-def effort(head_dim: int, size: int) -> tuple[int, int]:
+def effort(head_dim: int, size: int, shared_memory: int, *, block: int = BLOCK) -> tuple[int, int]:
     """(warps, stages) for numbers of `size` bytes: the same for one token and a block.
 
     Two warps were best for both on an H200 where their registers hold a tile. Rows of a cache that
-    are wider than 512 bytes leave no room to have several tiles on their way.
+    are wider than 512 bytes leave no room to have several tiles on their way, and on GPUs with less
+    shared memory than an H200 those of 512 bytes leave room for fewer.
     """
     row = head_dim * size
     if row > 512:
         return 16, 1
-    return 2 if size <= 2 and row <= 256 else 4, 3
+    tiles = shared_memory // (2 * block * row + TILE * row)  # of keys and values, and the queries
+    return 2 if size <= 2 and row <= 256 else 4, min(3, 1 + tiles)
 
 
 def launch(
@@ -98,7 +100,9 @@ def launch(
     size, sink_tokens = (0, 0) if window is None else window
     assert paths is None or not sink_tokens, "a tree is the target's, whose windows have no sinks"
     shared = (n, capacity, size, sink_tokens, splits.bit_length() - 1)
-    warps, stages = effort(head_dim, query.element_size())
+    warps, stages = effort(
+        head_dim, query.element_size(), gpu(query.device).shared_memory, block=block
+    )
     shapes = {
         "KV_HEADS": kv_heads,
         "GROUP": group,
