@@ -22,7 +22,7 @@ enum { LANES = 4, TILE = 4 };
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 enum { LANES = 4, TILE = 8 };
-#elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#elif defined(__AVX512BW__)
 #include <immintrin.h>
 #define DOMINO_AVX512
 enum { LANES = 16, TILE = 8 };
@@ -47,6 +47,12 @@ typedef uint8_t ulv __attribute__((vector_size(LANES)));
 
 #define LOAD(type, from) ({ type value_; memcpy(&value_, from, sizeof value_); value_; })
 
+#if defined(DOMINO_AVX512) && !defined(__AVX512VNNI__)
+#define DOMINO_PAIRS
+#elif defined(DOMINO_AVX2) && !defined(__AVXVNNI__) && !(defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define DOMINO_PAIRS
+#endif
+
 typedef void (*task)(void *);
 typedef void (*team)(task, void *, unsigned, unsigned);
 
@@ -54,8 +60,10 @@ typedef void (*team)(task, void *, unsigned, unsigned);
 const char *domino_instructions(void) {
 #if defined(DOMINO_SCALAR)
     return "plain C";
-#elif defined(DOMINO_AVX512)
+#elif defined(DOMINO_AVX512) && defined(__AVX512VNNI__)
     return "AVX-512 with VNNI";
+#elif defined(DOMINO_AVX512)
+    return "AVX-512";
 #elif defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
     return "AVX2 with VNNI";
 #elif defined(DOMINO_AVX2)
@@ -102,39 +110,67 @@ ALWAYS fv halves(const uint8_t *from) {
 
 /* Numbers of 8 bits are stored plus 128. Where a processor multiplies unsigned by signed ones they are
  * taken so, elsewhere without: what is left to take off from 128 times the sum of x. */
-#if defined(DOMINO_AVX512)
+#if defined(DOMINO_AVX512) && defined(__AVX512VNNI__)
 enum { SIGN_OFFSET = 128 };
 #else
 enum { SIGN_OFFSET = 0 };
 #endif
 
-/* sums + for each row its four numbers times x's; `wide` are of 8 bits, others below 64 */
-ALWAYS iv dot(int wide, iv sums, bv w, const int8_t *x) {
+#ifdef DOMINO_PAIRS
+/* Such processors sum products of two neighbours up in 16 bits. Numbers below 64 are signed or not. */
+typedef int16_t sv __attribute__((vector_size(4 * LANES)));
+
+ALWAYS sv dot_pairs(sv sums, bv w, const int8_t *x) {
     int32_t four = LOAD(int32_t, x);
 #if defined(DOMINO_AVX512)
+    return sums + (sv)_mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(four));
+#else
+    return sums + (sv)_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(four));
+#endif
+}
+
+ALWAYS iv add_pairs(iv sums, sv pairs) {
+#if defined(DOMINO_AVX512)
+    return sums + (iv)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+#else
+    return sums + (iv)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+#endif
+}
+#endif
+
+/* sums + for each row its four numbers times x's; `wide` are of 8 bits, others below 64 */
+ALWAYS iv dot(int wide, iv sums, bv w, const int8_t *x) {
+#if defined(DOMINO_PAIRS)
+    if (!wide) return add_pairs(sums, dot_pairs((sv){0}, w, x));
+    int32_t four = LOAD(int32_t, x); /* two products of at most 128 * 127 fit into 16 bits */
+#if defined(DOMINO_AVX512)
+    __m512i s = _mm512_set1_epi32(four), signed_ = _mm512_xor_si512((__m512i)w, _mm512_set1_epi8((char)0x80));
+    s = _mm512_mask_sub_epi8(s, _mm512_movepi8_mask(signed_), _mm512_setzero_si512(), s);
+    return add_pairs(sums, (sv)_mm512_maddubs_epi16(_mm512_abs_epi8(signed_), s));
+#else
+    __m256i s = _mm256_set1_epi32(four), signed_ = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8((char)0x80));
+    return add_pairs(sums, (sv)_mm256_maddubs_epi16(_mm256_abs_epi8(signed_), _mm256_sign_epi8(s, signed_)));
+#endif
+#elif defined(DOMINO_AVX512)
     (void)wide;
-    return (iv)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(four));
+    return (iv)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(LOAD(int32_t, x)));
 #elif defined(DOMINO_AVX2)
-    __m256i u = (__m256i)w, s = _mm256_set1_epi32(four);
-    if (wide) { /* two products of at most 128 * 127 fit into 16 bits */
+    __m256i u = (__m256i)w, s = _mm256_set1_epi32(LOAD(int32_t, x));
+    if (wide) {
         __m256i signed_ = _mm256_xor_si256(u, _mm256_set1_epi8((char)0x80));
         u = _mm256_abs_epi8(signed_), s = _mm256_sign_epi8(s, signed_);
     }
 #if defined(__AVXVNNI__)
     return (iv)_mm256_dpbusd_avx_epi32((__m256i)sums, u, s);
-#elif defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return (iv)_mm256_dpbusd_epi32((__m256i)sums, u, s);
 #else
-    __m256i pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
-    return (iv)_mm256_add_epi32((__m256i)sums, pairs);
+    return (iv)_mm256_dpbusd_epi32((__m256i)sums, u, s);
 #endif
 #elif defined(DOMINO_SCALAR)
     for (int r = 0; r < LANES; r++)
         for (int i = 0; i < 4; i++) sums[r] += (wide ? (int8_t)(w[4 * r + i] ^ 128) : w[4 * r + i]) * x[i];
-    (void)four;
     return sums;
 #else
-    int8x16_t s = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    int8x16_t s = vreinterpretq_s8_s32(vdupq_n_s32(LOAD(int32_t, x)));
     int8x16_t u = vreinterpretq_s8_u8(wide ? veorq_u8((uint8x16_t)w, vdupq_n_u8(128)) : (uint8x16_t)w);
 #ifdef __ARM_FEATURE_DOTPROD
     return (iv)vdotq_s32((int32x4_t)sums, u, s);
@@ -203,13 +239,31 @@ static void quantize_block(const float *from, x_block *to) {
     to->sum = to->scale * (float)to->whole;
 }
 
-ALWAYS float total(f16v v) { /* always the same tree */
+typedef float f4v __attribute__((vector_size(16)));
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t i4v __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (i4v){__VA_ARGS__})
+#endif
+
+ALWAYS f4v quarters(f16v v) {
     typedef float f8v __attribute__((vector_size(32)));
-    typedef float f4v __attribute__((vector_size(16)));
     union { f16v whole; f8v half[2]; } all = {v};
     union { f8v whole; f4v half[2]; } eight = {all.half[0] + all.half[1]};
-    f4v four = eight.half[0] + eight.half[1];
+    return eight.half[0] + eight.half[1];
+}
+
+ALWAYS float total(f16v v) { /* always the same tree */
+    f4v four = quarters(v);
     return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+ALWAYS f4v totals(const f16v *v) { /* four, by that tree */
+    f4v a = quarters(v[0]), b = quarters(v[1]), c = quarters(v[2]), d = quarters(v[3]);
+    f4v first = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
+    f4v second = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
+    return SHUFFLE(first, second, 0, 1, 4, 5) + SHUFFLE(first, second, 2, 3, 6, 7);
 }
 
 /* Rows by their root mean square, times the weight. */
@@ -251,16 +305,25 @@ ALWAYS f16v exponential(f16v x) {
     return p * (f16v)shift;
 }
 
+/* of each lane; what is not a number is never the larger one */
+ALWAYS f16v larger(f16v a, f16v b) {
+    i16v over = a > b;
+    return (f16v)((over & (i16v)a) | (~over & (i16v)b));
+}
+
 ALWAYS f16v silu(f16v x) { return x / (1.0f + exponential(-x)); }
 
 void domino_silu(const float *x, size_t count, float *out) {
-    for (size_t i = 0; i < count; i += 16) {
-        size_t size = count - i < 16 ? (count - i) * sizeof(float) : sizeof(f16v);
-        f16v part = {0};
-        memcpy(&part, x + i, size);
-        part = silu(part);
-        memcpy(out + i, &part, size);
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        f16v part = silu(LOAD(f16v, x + i));
+        memcpy(out + i, &part, sizeof part);
     }
+    if (i == count) return;
+    f16v part = {0};
+    memcpy(&part, x + i, (count - i) * sizeof(float));
+    part = silu(part);
+    memcpy(out + i, &part, (count - i) * sizeof(float));
 }
 
 /* ---- the product -------------------------------------------------------------------------------- */
@@ -319,16 +382,32 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
         bv fifth = {0}, top[2] = {{0}, {0}};
         if (bits == 5) fifth = LOAD(bv, high);
         if (bits == 6) top[0] = LOAD(bv, high), top[1] = LOAD(bv, high + CHUNK);
+#ifdef DOMINO_PAIRS
+        sv pairs[2][TILE]; /* of 4 bits a block's sums fit in, of 5 bits a half's, of 6 bits those of two chunks */
+        for (int i = 0; i < count; i++) pairs[0][i] = pairs[1][i] = (sv){0};
+#endif
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) { /* low halves: the first numbers of x; high halves: the others */
             bv both = LOAD(bv, from + c * CHUNK), w[2] = {both & 15, both >> 4};
             for (int h = 0; h < 2; h++) {
                 if (bits == 5) w[h] |= (fifth >> (c + 4 * h) & 1) << 4;
                 if (bits == 6) w[h] |= (top[h] >> (2 * c) & 3) << 4;
-                for (int i = 0; i < count; i++)
-                    acc[h][i] = dot(wide, acc[h][i], w[h], x[i].numbers + 4 * c + 16 * h);
+                for (int i = 0; i < count; i++) {
+                    const int8_t *own = x[i].numbers + 4 * c + 16 * h;
+#ifdef DOMINO_PAIRS
+                    sv *sum = &pairs[bits == 4 ? 0 : h][i];
+                    *sum = dot_pairs(*sum, w[h], own);
+                    if (bits == 6 && c == 1) acc[h][i] = add_pairs(acc[h][i], *sum), *sum = (sv){0};
+#else
+                    acc[h][i] = dot(wide, acc[h][i], w[h], own);
+#endif
+                }
             }
         }
+#ifdef DOMINO_PAIRS
+        for (int i = 0; i < count; i++)
+            for (int h = 0; h < (bits == 4 ? 1 : 2); h++) acc[h][i] = add_pairs(acc[h][i], pairs[h][i]);
+#endif
     }
     const int offset = wide ? SIGN_OFFSET : FORMATS[kind].offset;
     for (int i = 0; i < count; i++) {
@@ -626,87 +705,167 @@ typedef struct {
     const int32_t *extras; /* more places, after those */
     float scale, *out; /* [tokens, heads, size] */
     size_t longest; /* places that a token sees at most, and room */
-    size_t *next; /* the first pair of token and head that no thread has */
+    size_t *next; /* the first of few tokens and a key head that no thread has */
     int failed;
 } attention;
 
-/* `parts` times `width` columns of the values, weighed by a row of scores. */
-ALWAYS void mix(int parts, size_t width, const float *row, const float *values, const int64_t *span,
-                const int32_t *extras, size_t before, size_t count, size_t size, float sum, float *out) {
+enum { QUERIES = 4, PARTS = LANES == 16 ? 4 : 2 }; /* whose sums stay in registers */
+enum { NEAR = 2, NEAR_BYTES = 1 << 14 }; /* tokens that read so many bytes of keys or values one after the other */
+
+typedef struct { /* what a token sees, which has `count` places */
+    const int64_t *span;
+    const int32_t *extras;
+    size_t before, count;
+} view;
+
+static view view_of(const attention *job, size_t token) {
+    const int64_t *span = job->spans + 5 * token;
+    size_t before = (size_t)(span[2] - span[1]);
+    return (view){span, job->extras + span[3], before, before + (size_t)span[4]};
+}
+
+ALWAYS size_t seen_place(const view *seen, size_t j) {
+    return j < seen->before ? (size_t)seen->span[1] + j : (size_t)seen->extras[j - seen->before];
+}
+
+/* `parts` times `width` columns of some values, weighed by `queries` rows of scores, are added to out. */
+ALWAYS void mix(int queries, int parts, size_t width, const attention *job, const view *seen, size_t from,
+                size_t to, const float *scores, const float *values, float *out) {
     const f16v zero = {0};
-    f16v mixed[4] = {zero, zero, zero, zero};
-    for (size_t j = 0; j < count; j++) {
-        size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
-        const float *value = values + place * size;
+    const size_t size = job->size;
+    f16v mixed[QUERIES][PARTS];
+    for (int g = 0; g < queries; g++)
+        for (int p = 0; p < parts; p++) {
+            mixed[g][p] = zero;
+            memcpy(&mixed[g][p], out + (size_t)g * size + 16 * p, width * sizeof(float));
+        }
+    for (size_t j = from; j < to; j++) {
+        const float *value = values + seen_place(seen, j) * size;
         for (int p = 0; p < parts; p++) {
             f16v own = zero;
             memcpy(&own, value + 16 * p, width * sizeof(float));
-            mixed[p] = multiply_add(zero + row[j], own, mixed[p]);
+            for (int g = 0; g < queries; g++)
+                mixed[g][p] = multiply_add(zero + scores[(size_t)g * job->longest + j], own, mixed[g][p]);
         }
     }
-    for (int p = 0; p < parts; p++) {
-        f16v done = mixed[p] / sum;
-        memcpy(out + 16 * p, &done, width * sizeof(float));
+    for (int g = 0; g < queries; g++)
+        for (int p = 0; p < parts; p++)
+            memcpy(out + (size_t)g * size + 16 * p, &mixed[g][p], width * sizeof(float));
+}
+
+/* All columns of these values: as many at a time as stay in registers. */
+ALWAYS void mix_all(int queries, const attention *job, const view *seen, size_t from, size_t to,
+                    const float *scores, const float *values, float *out) {
+    for (size_t i = 0; i < job->size;) {
+        size_t left = job->size - i, width = left >= 16 * PARTS ? 16 * PARTS : left >= 16 ? 16 : left;
+        if (left >= 16 * PARTS) mix(queries, PARTS, 16, job, seen, from, to, scores, values + i, out + i);
+        else if (left >= 16) mix(queries, 1, 16, job, seen, from, to, scores, values + i, out + i);
+        else mix(queries, 1, left, job, seen, from, to, scores, values + i, out + i);
+        i += width;
     }
 }
 
-/* One head's queries of one token: `group` of them, over the same keys. */
-static void attend_group(const attention *job, size_t token, size_t kv, float *scores) {
-    const int64_t *span = job->spans + 5 * token;
-    const size_t group = job->heads / job->kv_heads, size = job->size, before = (size_t)(span[2] - span[1]);
-    const size_t count = before + (size_t)span[4];
-    const size_t base = (size_t)span[0] * job->slot_stride + kv * job->head_stride;
-    const int32_t *extras = job->extras + span[3];
-    const float *query = job->query + (token * job->heads + kv * group) * size;
-    float *out = job->out + (token * job->heads + kv * group) * size;
-    for (size_t j = 0; j < count; j++) {
-        size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
-        const float *key = job->keys + base + place * size;
-        for (size_t g = 0; g < group; g++) {
-            const float *q = query + g * size;
-            f16v sum = {0};
-            size_t i = 0;
-            float rest = 0;
-            for (; i + 16 <= size; i += 16) sum = multiply_add(LOAD(f16v, q + i), LOAD(f16v, key + i), sum);
-            for (; i < size; i++) rest += q[i] * key[i];
-            scores[g * job->longest + j] = (total(sum) + rest) * job->scale;
+/* A query's scores of some places that it sees, four keys at a time; their room ends behind the last four. */
+static void score(const attention *job, const view *seen, size_t from, size_t to, const float *query,
+                  const float *keys, float *out) {
+    const size_t size = job->size;
+    for (size_t j = from; j < to; j += 4) {
+        const float *key[4];
+        f16v sums[4] = {{0}, {0}, {0}, {0}};
+        f4v rest = {0}, done;
+        size_t i = 0;
+        for (size_t k = 0; k < 4; k++) /* behind the last one any will do */
+            key[k] = keys + seen_place(seen, j + k < to ? j + k : j) * size;
+        for (; i + 16 <= size; i += 16) {
+            f16v part = LOAD(f16v, query + i);
+            for (int k = 0; k < 4; k++) sums[k] = multiply_add(part, LOAD(f16v, key[k] + i), sums[k]);
         }
+        for (; i < size; i++)
+            for (int k = 0; k < 4; k++) rest[k] += query[i] * key[k][i];
+        done = (totals(sums) + rest) * job->scale;
+        memcpy(out + j, &done, sizeof done);
     }
-    for (size_t g = 0; g < group; g++) {
-        float *row = scores + g * job->longest, most = -INFINITY, sum;
-        f16v parts = {0};
-        for (size_t j = 0; j < count; j++) most = row[j] > most ? row[j] : most;
-        for (size_t j = 0; j < count; j += 16) { /* behind the last ones lies room: they weigh nothing */
-            for (size_t k = count; k < j + 16; k++) row[k] = -INFINITY;
-            f16v part = exponential(LOAD(f16v, row + j) - most);
-            for (size_t k = count; k < j + 16; k++) part[k - j] = 0;
-            memcpy(row + j, &part, sizeof part);
-            parts += part;
+}
+
+/* Scores of `count` places become their exponentials, whose sum is given. */
+static float exponentials(float *row, size_t count) {
+    f16v largest = (f16v){0} - INFINITY, parts = {0};
+    float most = -INFINITY;
+    for (size_t j = 0; j < count; j += 16) { /* behind the last ones lies room: they weigh nothing */
+        for (size_t k = count; k < j + 16; k++) row[k] = -INFINITY;
+        largest = larger(LOAD(f16v, row + j), largest);
+    }
+    for (int k = 0; k < 16; k++) most = largest[k] > most ? largest[k] : most;
+    for (size_t j = 0; j < count; j += 16) {
+        f16v part = exponential(LOAD(f16v, row + j) - most);
+        for (size_t k = count; k < j + 16; k++) part[k - j] = 0;
+        memcpy(row + j, &part, sizeof part);
+        parts += part;
+    }
+    return total(parts);
+}
+
+/* One key head's queries of a few tokens, `group` of each; scores: as many rows of `longest`. What these tokens
+ * see is mostly the same, so they go through it together, as far as a core's own cache holds it. */
+static void attend_group(const attention *job, size_t first, size_t tokens, size_t kv, float *scores) {
+    const size_t group = job->heads / job->kv_heads, size = job->size;
+    const size_t near = NEAR_BYTES / (size * sizeof(float)) / 16 * 16, step = near ? near : 16;
+    view seen[NEAR];
+    size_t most = 0;
+    for (size_t t = 0; t < tokens; t++) {
+        seen[t] = view_of(job, first + t);
+        most = seen[t].count > most ? seen[t].count : most;
+    }
+#define EACH_TOKEN \
+    for (size_t t = 0, to; t < tokens; t++) \
+        if ((to = seen[t].count < from + step ? seen[t].count : from + step) > from)
+    for (size_t from = 0; from < most; from += step)
+        EACH_TOKEN {
+            size_t base = (size_t)seen[t].span[0] * job->slot_stride + kv * job->head_stride;
+            const float *query = job->query + ((first + t) * job->heads + kv * group) * size;
+            for (size_t g = 0; g < group; g++)
+                score(job, seen + t, from, to, query + g * size, job->keys + base, scores + (t * group + g) * job->longest);
         }
-        sum = total(parts);
-        for (size_t i = 0; i < size;) { /* as many columns at a time as stay in registers */
-            size_t width = size - i >= 64 ? 64 : size - i >= 16 ? 16 : size - i;
-            const float *values = job->values + base + i;
-            if (width == 64) mix(4, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
-            else if (width == 16) mix(1, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
-            else mix(1, width, row, values, span, extras, before, count, size, sum, out + g * size + i);
-            i += width;
+    float sums[tokens * group];
+    for (size_t row = 0; row < tokens * group; row++)
+        sums[row] = exponentials(scores + row * job->longest, seen[row / group].count);
+    for (size_t t = 0; t < tokens; t++)
+        memset(job->out + ((first + t) * job->heads + kv * group) * size, 0, group * size * sizeof(float));
+    for (size_t from = 0; from < most; from += step)
+        EACH_TOKEN {
+            const float *values = job->values + (size_t)seen[t].span[0] * job->slot_stride + kv * job->head_stride;
+            for (size_t g = 0; g < group; g += QUERIES) {
+                const float *row = scores + (t * group + g) * job->longest;
+                float *out = job->out + ((first + t) * job->heads + kv * group + g) * size;
+                switch (group - g) {
+                case 1: mix_all(1, job, seen + t, from, to, row, values, out); break;
+                case 2: mix_all(2, job, seen + t, from, to, row, values, out); break;
+                case 3: mix_all(3, job, seen + t, from, to, row, values, out); break;
+                default: mix_all(QUERIES, job, seen + t, from, to, row, values, out);
+                }
+            }
         }
+#undef EACH_TOKEN
+    for (size_t row = 0; row < tokens * group; row++) {
+        float *out = job->out + ((first + row / group) * job->heads + kv * group + row % group) * size;
+        for (size_t i = 0; i < size; i++) out[i] /= sums[row];
     }
 }
 
 static void run_attention(void *argument) {
     attention *job = argument;
+    const size_t groups = (job->tokens + NEAR - 1) / NEAR, rows = NEAR * (job->heads / job->kv_heads);
     float *scores = NULL;
     for (;;) {
         size_t pair = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
-        if (pair >= job->tokens * job->kv_heads) break;
-        if (!scores) scores = malloc(job->heads / job->kv_heads * job->longest * sizeof *scores + 1);
+        if (pair >= groups * job->kv_heads) break;
+        if (!scores) scores = malloc(rows * job->longest * sizeof *scores + 1);
         if (!scores) {
             __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
             break;
         }
-        attend_group(job, pair / job->kv_heads, pair % job->kv_heads, scores);
+        size_t first = pair / job->kv_heads * NEAR, left = job->tokens - first;
+        attend_group(job, first, left < NEAR ? left : NEAR, pair % job->kv_heads, scores);
     }
     free(scores);
 }
