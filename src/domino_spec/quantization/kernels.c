@@ -912,20 +912,25 @@ typedef struct {
     size_t tokens;
 } stack;
 
-typedef struct {
-    const layer *layers;
-    const stack *shape;
+typedef struct { /* threads that go through the same steps */
     unsigned threads; /* asked for */
     team parallel;
-    int (*team_size)(void); /* omp_get_num_threads, where `parallel` is given */
+    int (*size)(void); /* omp_get_num_threads, where `parallel` is given */
     size_t *counters; /* one a step */
-    size_t longest, arrived, generation;
+    size_t joined, arrived, generation; /* joined: threads that have taken memory of their own */
+} crew;
+
+typedef struct {
+    crew crew;
+    const layer *layers;
+    const stack *shape;
+    size_t longest;
     x_block *rounded;
     float *qkv, *query, *mixed, *gates;
     int failed;
 } forward;
 
-static void wait_for_all(forward *run, size_t size) {
+static void wait_for_all(crew *run, size_t size) {
     size_t now = __atomic_load_n(&run->generation, __ATOMIC_ACQUIRE);
     if (__atomic_add_fetch(&run->arrived, 1, __ATOMIC_ACQ_REL) == size) {
         __atomic_store_n(&run->arrived, 0, __ATOMIC_RELAXED);
@@ -945,44 +950,56 @@ static void wait_for_all(forward *run, size_t size) {
 /* Each thread of a team runs the same steps and waits for the others after each; without a team each step
  * starts threads of its own. */
 typedef struct {
-    forward *run;
+    crew *crew;
     size_t team; /* its size, or 0 */
     size_t *next; /* the next step's counter */
 } worker;
 
 static void step(worker *self, task work, void *job) {
-    if (!self->team) run_all(work, job, self->run->threads, self->run->parallel);
-    else work(job), wait_for_all(self->run, self->team);
+    if (!self->team) run_all(work, job, self->crew->threads, self->crew->parallel);
+    else work(job), wait_for_all(self->crew, self->team);
 }
 
-static void round_rows(worker *self, const float *x, const float *norm, int gated, size_t width) {
-    const stack *shape = self->run->shape;
-    rounding job = {x, norm, shape->eps, gated, shape->tokens, width, self->run->rounded, self->next++, 0};
+/* The same work on each thread of a team, or on this one. */
+static void run_together(crew *run, task work, void *argument) {
+#ifndef __APPLE__
+    if (run->threads > 1 && run->parallel && run->size) {
+        run->parallel(work, argument, run->threads, 0);
+        return;
+    }
+#endif
+    run->size = NULL;
+    work(argument);
+}
+
+static worker join(crew *run) { return (worker){run, run->size ? (size_t)run->size() : 0, run->counters}; }
+
+static void round_rows(worker *self, forward *run, const float *x, const float *norm, int gated, size_t width) {
+    const stack *shape = run->shape;
+    rounding job = {x, norm, shape->eps, gated, shape->tokens, width, run->rounded, self->next++, 0};
     step(self, run_rounding, &job);
-    if (job.failed) __atomic_store_n(&self->run->failed, 1, __ATOMIC_RELAXED);
+    if (job.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
 }
 
-/* Of the rows rounded last, by matrices whose rows follow each other: out is [tokens, stride]. */
-static void multiply_rows(worker *self, const matrix *parts, size_t count, size_t width, const float *bias,
-                          const float *residual, float *out, size_t stride) {
-    forward *run = self->run;
+/* Rounded rows [m, width] by matrices whose rows follow each other: out is [m, stride]. */
+static void multiply_rows(worker *self, const matrix *parts, size_t count, size_t width, const x_block *rounded,
+                          size_t m, const float *bias, const float *residual, float *out, size_t stride) {
     for (size_t p = 0, at = 0; p < count && parts[p].rows; at += parts[p++].rows) {
         int last = p + 1 == count || !parts[p + 1].rows;
-        product job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, run->shape->tokens, run->rounded,
+        product job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, m, rounded,
                     bias ? bias + at : NULL, residual, out + at, stride,
-                    chunk_of(parts[p].rows, run->threads), self->next++};
+                    chunk_of(parts[p].rows, self->crew->threads), self->next++};
         if (self->team && !last) run_product(&job); /* nothing reads it before the others are done */
         else step(self, run_product, &job);
     }
 }
 
-static void run_layer(worker *self, const layer *own) {
-    forward *run = self->run;
+static void run_layer(worker *self, forward *run, const layer *own) {
     const stack *shape = run->shape;
     const size_t m = shape->tokens, heads = shape->heads, kv_heads = shape->kv_heads, size = shape->size;
     const size_t width = heads * size, hidden = shape->hidden, slot = shape->capacity * size;
-    round_rows(self, shape->x, own->input_norm, 0, hidden);
-    multiply_rows(self, own->qkv, 3, hidden, own->qkv_bias, NULL, run->qkv, width + 2 * kv_heads * size);
+    round_rows(self, run, shape->x, own->input_norm, 0, hidden);
+    multiply_rows(self, own->qkv, 3, hidden, run->rounded, m, own->qkv_bias, NULL, run->qkv, width + 2 * kv_heads * size);
     rotation turn = {run->qkv, m, heads, kv_heads, size, shape->capacity, own->q_norm, own->k_norm, shape->eps,
                      shape->cos, shape->sin, shape->places, run->query, own->keys, own->values, self->next++};
     step(self, run_rotation, &turn);
@@ -990,26 +1007,22 @@ static void run_layer(worker *self, const layer *own) {
                         own->spans, own->extras, shape->scale, run->mixed, run->longest, self->next++, 0};
     step(self, run_attention, &attend);
     if (attend.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
-    round_rows(self, run->mixed, NULL, 0, width);
-    multiply_rows(self, &own->out, 1, width, own->out_bias, shape->x, shape->x, hidden);
-    round_rows(self, shape->x, own->post_norm, 0, hidden);
-    multiply_rows(self, own->gate_up, 2, hidden, NULL, NULL, run->gates, 2 * shape->inner);
-    round_rows(self, run->gates, NULL, 1, shape->inner);
-    multiply_rows(self, &own->down, 1, shape->inner, NULL, shape->x, shape->x, hidden);
+    round_rows(self, run, run->mixed, NULL, 0, width);
+    multiply_rows(self, &own->out, 1, width, run->rounded, m, own->out_bias, shape->x, shape->x, hidden);
+    round_rows(self, run, shape->x, own->post_norm, 0, hidden);
+    multiply_rows(self, own->gate_up, 2, hidden, run->rounded, m, NULL, NULL, run->gates, 2 * shape->inner);
+    round_rows(self, run, run->gates, NULL, 1, shape->inner);
+    multiply_rows(self, &own->down, 1, shape->inner, run->rounded, m, NULL, shape->x, shape->x, hidden);
     size_t *next = self->next++;
     if (!own->captured) return;
     for (size_t r; (r = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < m;) /* what comes next reads x, too */
         memcpy(own->captured + r * shape->captured_stride, shape->x + r * hidden, hidden * sizeof(float));
 }
 
-static void run_layers(forward *run, size_t team) {
-    worker self = {run, team, run->counters};
-    for (size_t i = 0; i < run->shape->layers; i++) run_layer(&self, run->layers + i);
-}
-
-static void run_layers_in_team(void *argument) {
+static void run_layers(void *argument) {
     forward *run = argument;
-    run_layers(run, (size_t)run->team_size());
+    worker self = join(&run->crew);
+    for (size_t i = 0; i < run->shape->layers; i++) run_layer(&self, run, run->layers + i);
 }
 
 /* The layers' output in place of their input; 0, or -1 where there is no memory. */
@@ -1020,25 +1033,198 @@ int domino_forward(const layer *layers, const stack *shape, unsigned threads, te
     const size_t joined = width + 2 * shape->kv_heads * shape->size;
     size_t widest = shape->inner > width ? shape->inner : width;
     if (shape->hidden > widest) widest = shape->hidden;
-    forward run = {.layers = layers, .shape = shape, .threads = threads, .parallel = parallel, .team_size = team_size};
+    forward run = {.crew = {threads, parallel, team_size, NULL, 0, 0, 0}, .layers = layers, .shape = shape};
     for (size_t i = 0; i < shape->layers; i++) {
         size_t longest = longest_of(layers[i].spans, m);
         if (longest > run.longest) run.longest = longest;
     }
-    run.counters = calloc(shape->layers * STEPS + 1, sizeof *run.counters);
+    run.crew.counters = calloc(shape->layers * STEPS + 1, sizeof *run.crew.counters);
     run.rounded = malloc(m * widest / BLOCK * sizeof *run.rounded + 1);
     run.qkv = malloc(m * joined * sizeof(float) + 1);
     run.query = malloc(m * width * sizeof(float) + 1);
     run.mixed = malloc(m * width * sizeof(float) + 1);
     run.gates = malloc(m * 2 * shape->inner * sizeof(float) + 1);
-    run.failed = !run.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
-    if (!run.failed) {
-#ifndef __APPLE__
-        if (threads > 1 && parallel && team_size) parallel(run_layers_in_team, &run, threads, 0);
-        else
-#endif
-            run_layers(&run, 0);
-    }
-    free(run.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
+    run.failed = !run.crew.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
+    if (!run.failed) run_together(&run.crew, run_layers, &run);
+    free(run.crew.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
     return run.failed ? -1 : 0;
+}
+
+/* ---- drafts one after the other, in one call ------------------------------------------------------- */
+
+typedef struct { /* a Domino head over a target's vocabulary; all widths are whole blocks */
+    matrix embedding, lm_head, input, carried, hidden, prefix, output;
+    const float *bias; /* of the lm_head, or NULL */
+    const int64_t *tokens; /* ids of the lm_head's rows, or NULL */
+    size_t width, state, rank; /* of hidden states, of the GRU, of the correction */
+    size_t uncorrected; /* drafts that are the backbone's alone */
+} head;
+
+typedef struct { float value; size_t column; } candidate;
+
+typedef struct {
+    crew crew;
+    const head *head;
+    size_t batch, depth;
+    const float *x; /* [batch, depth, width] */
+    const int64_t *anchors; /* [batch] */
+    int64_t *drafts; /* [batch, depth] */
+    x_block *rounded;
+    float *base, *projected; /* [batch, depth, rows of the lm_head], [batch, depth, rank] */
+    float *inputs, *kept; /* [batch, 3 * state]: what the GRU makes of a token, and of its state */
+    candidate *best; /* [chunks, batch] */
+    float *numbers; /* of all threads' own rows */
+    x_block *blocks;
+} rollout;
+
+/* Rows [m, width] as products read them. */
+static void round_own(const float *x, size_t m, size_t width, x_block *out) {
+    size_t next = 0;
+    rounding job = {x, NULL, 0, 0, m, width, out, &next, 0};
+    run_rounding(&job);
+}
+
+ALWAYS f16v sigmoid(f16v x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* The state [batch, state] after one more token. */
+static void read_token(const rollout *run, float *state) {
+    const size_t size = run->head->state;
+    for (size_t r = 0; r < run->batch; r++)
+        for (size_t i = 0; i < size; i += 16) {
+            const float *input = run->inputs + r * 3 * size + i, *kept = run->kept + r * 3 * size + i;
+            f16v reset = sigmoid(LOAD(f16v, input) + LOAD(f16v, kept));
+            f16v update = sigmoid(LOAD(f16v, input + size) + LOAD(f16v, kept + size));
+            f16v e = exponential(-2.0f * (LOAD(f16v, input + 2 * size) + reset * LOAD(f16v, kept + 2 * size)));
+            f16v new = (1.0f - e) / (1.0f + e); /* tanh */
+            f16v done = new + update * (LOAD(f16v, state + r * size + i) - new);
+            memcpy(state + r * size + i, &done, sizeof done);
+        }
+}
+
+/* What the correction is made of, [batch, rank]: of the projected hidden states of draft `index` and the state. */
+static void activate(const rollout *run, size_t index, const x_block *states, float *out) {
+    const head *own = run->head;
+    size_t next = 0;
+    product job = {own->prefix.kind, own->prefix.tiles, own->rank, own->state / BLOCK, run->batch, states, NULL,
+                   NULL, out, own->rank, (own->rank + ROWS - 1) / ROWS, &next};
+    run_product(&job);
+    for (size_t r = 0; r < run->batch; r++)
+        for (size_t i = 0; i < own->rank; i += 16) {
+            const float *projected = run->projected + (r * run->depth + index) * own->rank + i;
+            f16v done = silu(LOAD(f16v, projected) + LOAD(f16v, out + r * own->rank + i));
+            memcpy(out + r * own->rank + i, &done, sizeof done);
+        }
+}
+
+/* The first of the largest of `count` logits from a column on, if it is larger than what is known. */
+static void find_best(const float *logits, size_t count, size_t column, candidate *best) {
+    f16v largest = (f16v){0} - INFINITY;
+    float most = -INFINITY;
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) largest = larger(LOAD(f16v, logits + i), largest);
+    for (int k = 0; k < 16; k++) most = largest[k] > most ? largest[k] : most;
+    for (; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    if (!(most > best->value)) return;
+    for (i = 0; logits[i] != most;) i++;
+    *best = (candidate){most, column + i};
+}
+
+typedef struct {
+    product correction; /* added to the base logits, in place */
+    int corrected;
+    const rollout *run;
+} choice;
+
+static void run_choice(void *argument) {
+    const choice *job = argument;
+    const product *own = &job->correction;
+    const size_t tiles = (own->rows + ROWS - 1) / ROWS;
+    for (;;) {
+        size_t start = __atomic_fetch_add(own->next, own->chunk_tiles, __ATOMIC_RELAXED);
+        if (start >= tiles) return;
+        size_t end = tiles - start < own->chunk_tiles ? tiles : start + own->chunk_tiles;
+        for (size_t first = 0; job->corrected && first < own->m; first += TILE)
+            for (size_t tile = start; tile < end; tile++) {
+                size_t count = own->m - first < TILE ? own->m - first : TILE;
+                KERNELS[own->kind][count - 1](own, tile, first);
+            }
+        size_t column = start * ROWS, last = end * ROWS < own->rows ? end * ROWS : own->rows;
+        for (size_t r = 0; r < own->m; r++) {
+            candidate *best = job->run->best + start / own->chunk_tiles * own->m + r;
+            *best = (candidate){-INFINITY, column};
+            find_best(own->out + r * own->stride + column, last - column, column, best);
+        }
+    }
+}
+
+static void run_drafts(void *argument) {
+    rollout *run = argument;
+    const head *head = run->head;
+    const size_t batch = run->batch, depth = run->depth, m = batch * depth, rows = head->lm_head.rows;
+    const size_t width = head->width, size = head->state, rank = head->rank;
+    worker self = join(&run->crew);
+    size_t place = __atomic_fetch_add(&run->crew.joined, 1, __ATOMIC_RELAXED);
+    float *row = run->numbers + place * batch * (width + size + rank), *state = row + batch * width;
+    float *activation = state + batch * size;
+    x_block *read = run->blocks + place * batch * (width + size + rank) / BLOCK;
+    x_block *states = read + batch * width / BLOCK, *activations = states + batch * size / BLOCK;
+    rounding whole = {run->x, NULL, 0, 0, m, width, run->rounded, self.next++, 0};
+    step(&self, run_rounding, &whole);
+    multiply_rows(&self, &head->hidden, 1, width, run->rounded, m, NULL, NULL, run->projected, rank);
+    multiply_rows(&self, &head->lm_head, 1, width, run->rounded, m, head->bias, NULL, run->base, rows);
+    memset(state, 0, batch * size * sizeof *state);
+    round_own(state, batch, size, states);
+    for (size_t index = 0; index < depth; index++) {
+        for (size_t r = 0; r < batch; r++) {
+            int64_t token = index ? __atomic_load_n(run->drafts + r * depth + index - 1, __ATOMIC_RELAXED) : run->anchors[r];
+            domino_rows(head->embedding.kind, head->embedding.tiles, width / BLOCK, &token, 1, row + r * width);
+        }
+        round_own(row, batch, width, read);
+        multiply_rows(&self, &head->input, 1, width, read, batch, NULL, NULL, run->inputs, 3 * size);
+        multiply_rows(&self, &head->carried, 1, size, states, batch, NULL, NULL, run->kept, 3 * size);
+        read_token(run, state);
+        round_own(state, batch, size, states);
+        int corrected = index >= head->uncorrected;
+        if (corrected) {
+            activate(run, index, states, activation);
+            round_own(activation, batch, rank, activations);
+        }
+        float *logits = run->base + index * rows; /* [batch, depth * rows] */
+        choice job = {{head->output.kind, head->output.tiles, rows, rank / BLOCK, batch, activations, NULL, logits,
+                       logits, depth * rows, chunk_of(rows, run->crew.threads), self.next++}, corrected, run};
+        step(&self, run_choice, &job);
+        size_t chunks = ((rows + ROWS - 1) / ROWS + job.correction.chunk_tiles - 1) / job.correction.chunk_tiles;
+        for (size_t r = 0; r < batch; r++) {
+            candidate best = run->best[r];
+            for (size_t c = 1; c < chunks; c++)
+                if (run->best[c * batch + r].value > best.value) best = run->best[c * batch + r];
+            int64_t token = head->tokens ? head->tokens[best.column] : (int64_t)best.column;
+            __atomic_store_n(run->drafts + r * depth + index, token, __ATOMIC_RELAXED); /* all store the same */
+        }
+    }
+}
+
+/* Greedy drafts [batch, depth] from the backbone's states; 0, or -1 where there is no memory. */
+int domino_draft(const head *head, const float *x, size_t batch, size_t depth, const int64_t *anchors,
+                 int64_t *drafts, unsigned threads, team parallel, int (*team_size)(void)) {
+    enum { STEPS = 3, ONCE = 3 };
+    const size_t m = batch * depth, own = batch * (head->width + head->state + head->rank);
+    const size_t chunks = (head->lm_head.rows + ROWS - 1) / ROWS;
+    rollout run = {.crew = {threads, parallel, team_size, NULL, 0, 0, 0}, .head = head, .batch = batch,
+                   .depth = depth, .x = x, .anchors = anchors, .drafts = drafts};
+    run.crew.counters = calloc(ONCE + depth * STEPS + 1, sizeof *run.crew.counters);
+    run.rounded = malloc(m * head->width / BLOCK * sizeof *run.rounded + 1);
+    run.base = malloc(m * head->lm_head.rows * sizeof(float) + 1);
+    run.projected = malloc(m * head->rank * sizeof(float) + 1);
+    run.inputs = malloc(batch * 3 * head->state * sizeof(float) + 1);
+    run.kept = malloc(batch * 3 * head->state * sizeof(float) + 1);
+    run.best = malloc(batch * chunks * sizeof *run.best + 1);
+    run.numbers = malloc(threads * own * sizeof(float) + 1);
+    run.blocks = malloc(threads * own / BLOCK * sizeof *run.blocks + 1);
+    int failed = !run.crew.counters || !run.rounded || !run.base || !run.projected || !run.inputs || !run.kept ||
+                 !run.best || !run.numbers || !run.blocks;
+    if (!failed) run_together(&run.crew, run_drafts, &run);
+    free(run.crew.counters), free(run.rounded), free(run.base), free(run.projected), free(run.inputs);
+    free(run.kept), free(run.best), free(run.numbers), free(run.blocks);
+    return failed ? -1 : 0;
 }
