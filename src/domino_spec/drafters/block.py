@@ -33,7 +33,7 @@ from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
 from domino_spec.errors import CheckpointError, InputError
 from domino_spec.quantization import BLOCK, QuantizedWeight
 from domino_spec.quantization.compiled import kernel
-from domino_spec.quantization.drafts import DraftRollout
+from domino_spec.quantization.drafts import DraftContext, DraftRollout
 from domino_spec.targets import Target
 
 DRAFT_SINKS = 0
@@ -88,6 +88,7 @@ class BlockDrafter(ModelDrafter):
         self._masks = torch.full(
             (1, config.block_size - 1), config.mask_token_id, device=self.device
         )
+        self._context: DraftContext | None = None
         self._rollout: DraftRollout | None = None
         if pack and isinstance(model, InferenceModel) and model.shape.batch_invariant:
             # As its target's, whose drafts it makes: reading weights is what a step takes.
@@ -110,7 +111,8 @@ class BlockDrafter(ModelDrafter):
     def _quantize(self) -> None:
         """Matrices in blocks of 8 bits, where all are a whole number of blocks wide."""
         fc, kv = cast("Tensor", self._fc), cast("Tensor", self._kv).flatten(0, 1)
-        if kernel() is None or self._dtype != torch.float32 or fc.shape[1] % BLOCK:
+        compiled = kernel()
+        if compiled is None or self._dtype != torch.float32 or fc.shape[1] % BLOCK:
             return
         try:
             self._layers = [weights.quantized() for weights in self._layers]
@@ -118,6 +120,10 @@ class BlockDrafter(ModelDrafter):
             return
         self._fc, self._kv = (QuantizedWeight.quantize(each, "Q8_0") for each in (fc, kv))
         self._shape = replace(self._shape, batch_invariant=True)
+        self._context = DraftContext(
+            compiled, self._fc, self._kv, norm=self._hidden_norm.contiguous(), k_norms=self._k_norm,
+            eps=self._shape.eps, layers=len(self._layers), kv_heads=self._shape.kv_heads,
+        )  # fmt: skip
 
     def _rollout_of(self, head: Head | None) -> DraftRollout | None:
         """The head's rollout as the compiled kernel computes it; None where it cannot."""
@@ -173,6 +179,11 @@ class BlockDrafter(ModelDrafter):
 
     def _store(self, captured: Tensor, metadata: AttentionMetadata) -> None:
         captured = captured.to(self.device, self._dtype)
+        if self._context is not None:
+            caches, rotary = self.cache.layers, self._rotary
+            places = metadata.per_token(caches[0].shape[3], len(rotary[0])).places
+            self._context.store(captured, caches, rotary, places)
+            return
         feature = linear_then_norm(captured, self._fc, self._hidden_norm, self._shape.eps)
         kv = linear(feature, self._kv)
         store_context(kv, self._k_norm, self.cache.layers, self._rotary, metadata, self._shape)

@@ -71,7 +71,13 @@ class Kernel:
         self._forward.argtypes = (pointer, pointer, *threads, pointer)
         self._draft = library.domino_draft
         self._draft.argtypes = (pointer, pointer, size, size, pointer, pointer, *threads, pointer)
-        self._forward.restype = self._draft.restype = ctypes.c_int
+        self._store = library.domino_store
+        self._store.argtypes = (
+            pointer, pointer, size, pointer, pointer, pointer, pointer, pointer, size, size,
+            *threads, pointer,
+        )  # fmt: skip
+        for each in (self._forward, self._draft, self._store):
+            each.restype = ctypes.c_int
         library.domino_instructions.restype = ctypes.c_char_p
         self.instructions: str = library.domino_instructions().decode()
         self._parallel, self._team_size = _openmp()
@@ -205,6 +211,27 @@ class Kernel:
         )  # fmt: skip
         if failed:
             raise MemoryError(f"no memory for {depth} drafts of {batch} sequences: ask for fewer")
+
+    def store(
+        self,
+        context: Any,  # a reference to the structure
+        captured: Tensor,  # [tokens, captured]
+        cache: tuple[Tensor, Tensor],  # [layers, slots, kv heads, capacity, head_dim]
+        rotary: tuple[Tensor, Tensor],  # [positions, head_dim]
+        places: Tensor,  # [tokens, 3]
+        *,
+        blocks: int,
+    ) -> None:
+        """A drafter's context, as `DraftContext` says."""
+        tokens, (keys, values) = len(captured), cache
+        threads = max(min(threads_here(), tokens * blocks // _GRAIN), 1)
+        failed = self._store(
+            context, captured.data_ptr(), tokens, rotary[0].data_ptr(), rotary[1].data_ptr(),
+            places.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.shape[3], keys.stride(0),
+            threads, self._parallel, self._team_size,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for the drafter's {tokens} tokens: ask for fewer")
 
 
 def threads_here() -> int:

@@ -1,9 +1,9 @@
-"""Greedy drafts of a head over quantised weights in one call: each is a few small products."""
+"""What a drafter computes besides its layers, over quantised weights, in a call each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ctypes import Structure, byref, c_size_t, c_void_p
+from ctypes import Structure, byref, c_float, c_size_t, c_void_p
 
 import torch
 from torch import Tensor
@@ -55,3 +55,48 @@ class DraftRollout:
         drafts = torch.empty(hidden.shape[:2], dtype=torch.int64)
         self._kernel.draft(byref(self._head), hidden, anchors, drafts, blocks=self._blocks)
         return drafts
+
+
+class _Context(Structure):
+    _fields_ = [
+        ("project", Matrix), ("kv", Matrix),
+        *((name, c_size_t) for name in ("captured", "width", "layers", "kv_heads", "size")),
+        ("norm", c_void_p), ("k_norms", c_void_p), ("eps", c_float),
+    ]  # fmt: skip
+
+
+class DraftContext:
+    """Captured hidden states on their way into the keys and values of all of a drafter's layers."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        project: QuantizedWeight,  # [hidden, captured]
+        kv: QuantizedWeight,  # [layers * 2 * kv heads * head_dim, hidden]
+        *,
+        norm: Tensor,  # [hidden]
+        k_norms: Tensor | None,  # [layers, head_dim]
+        eps: float,
+        layers: int,
+        kv_heads: int,
+    ) -> None:
+        """`norm` is between the two products."""
+        self._kernel, self._held = kernel, (project, kv, norm, k_norms)  # which is pointed into
+        self._context = _Context(
+            matrix_of(project), matrix_of(kv), captured=project.shape[1], width=kv.shape[1],
+            layers=layers, kv_heads=kv_heads, size=kv.shape[0] // (2 * layers * kv_heads),
+            norm=norm.data_ptr(), k_norms=None if k_norms is None else k_norms.data_ptr(), eps=eps,
+        )  # fmt: skip
+        self._blocks = sum(each.shape[0] * each.shape[1] // BLOCK for each in (project, kv))
+
+    def store(
+        self,
+        captured: Tensor,  # [tokens, captured]
+        cache: tuple[Tensor, Tensor],  # [layers, slots, kv heads, capacity, head_dim]
+        rotary: tuple[Tensor, Tensor],  # [positions, head_dim]
+        places: Tensor,  # [tokens, 3]
+    ) -> None:
+        """Their keys and values are in the cache then, as far as it reaches."""
+        self._kernel.store(
+            byref(self._context), captured.contiguous(), cache, rotary, places, blocks=self._blocks
+        )

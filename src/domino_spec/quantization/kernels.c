@@ -642,8 +642,8 @@ int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, c
  * norms are given; keys and values go to their places in the caches [slots, kv heads, capacity, size], as far
  * as these reach. `places`: [tokens, 3], each one's slot, place there and position. */
 typedef struct {
-    const float *qkv;
-    size_t tokens, heads, kv_heads, size, capacity;
+    const float *qkv; /* [tokens, stride], of which the first columns are meant */
+    size_t tokens, stride, heads, kv_heads, size, capacity;
     const float *q_norm, *k_norm;
     float eps;
     const float *cos, *sin;
@@ -655,7 +655,7 @@ typedef struct {
 static void rotate_token(const rotation *job, size_t t) {
     const size_t heads = job->heads, kv_heads = job->kv_heads, size = job->size, half = size / 2;
     float normed[size];
-    const float *from = job->qkv + t * (heads + 2 * kv_heads) * size;
+    const float *from = job->qkv + t * job->stride;
     const int64_t *own = job->places + 3 * t;
     const float *c = job->cos + (size_t)own[2] * size, *s = job->sin + (size_t)own[2] * size;
     size_t slot = (size_t)own[0], place = (size_t)own[1];
@@ -692,7 +692,7 @@ void domino_rotate(const float *qkv, size_t tokens, size_t heads, size_t kv_head
                    const float *q_norm, const float *k_norm, float eps, const float *cos, const float *sin,
                    const int64_t *places, size_t capacity, float *query, float *keys, float *values) {
     size_t next = 0;
-    rotation job = {qkv, tokens, heads, kv_heads, size, capacity, q_norm, k_norm, eps,
+    rotation job = {qkv, tokens, (heads + 2 * kv_heads) * size, heads, kv_heads, size, capacity, q_norm, k_norm, eps,
                     cos, sin, places, query, keys, values, &next};
     run_rotation(&job);
 }
@@ -1000,7 +1000,7 @@ static void run_layer(worker *self, forward *run, const layer *own) {
     const size_t width = heads * size, hidden = shape->hidden, slot = shape->capacity * size;
     round_rows(self, run, shape->x, own->input_norm, 0, hidden);
     multiply_rows(self, own->qkv, 3, hidden, run->rounded, m, own->qkv_bias, NULL, run->qkv, width + 2 * kv_heads * size);
-    rotation turn = {run->qkv, m, heads, kv_heads, size, shape->capacity, own->q_norm, own->k_norm, shape->eps,
+    rotation turn = {run->qkv, m, width + 2 * kv_heads * size, heads, kv_heads, size, shape->capacity, own->q_norm, own->k_norm, shape->eps,
                      shape->cos, shape->sin, shape->places, run->query, own->keys, own->values, self->next++};
     step(self, run_rotation, &turn);
     attention attend = {run->query, own->keys, own->values, kv_heads * slot, slot, m, heads, kv_heads, size,
@@ -1047,6 +1047,69 @@ int domino_forward(const layer *layers, const stack *shape, unsigned threads, te
     run.failed = !run.crew.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
     if (!run.failed) run_together(&run.crew, run_layers, &run);
     free(run.crew.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
+    return run.failed ? -1 : 0;
+}
+
+/* ---- a drafter's context, in one call -------------------------------------------------------------- */
+
+typedef struct {
+    matrix project, kv; /* captured states -> features; features -> each layer's keys and values */
+    size_t captured, width, layers, kv_heads, size;
+    const float *norm, *k_norms; /* [width]; [layers, size] or NULL */
+    float eps;
+} context;
+
+typedef struct {
+    crew crew;
+    const context *shape;
+    const float *captured; /* [tokens, captured] */
+    size_t tokens, capacity, layer_stride;
+    const float *cos, *sin;
+    const int64_t *places;
+    float *keys, *values; /* of the first layer */
+    x_block *rounded;
+    float *features, *kv;
+    int failed;
+} storing;
+
+static void run_storing(void *argument) {
+    storing *run = argument;
+    const context *own = run->shape;
+    const size_t m = run->tokens, one = 2 * own->kv_heads * own->size;
+    worker self = join(&run->crew);
+    rounding first = {run->captured, NULL, 0, 0, m, own->captured, run->rounded, self.next++, 0};
+    step(&self, run_rounding, &first);
+    multiply_rows(&self, &own->project, 1, own->captured, run->rounded, m, NULL, NULL, run->features, own->width);
+    rounding second = {run->features, own->norm, own->eps, 0, m, own->width, run->rounded, self.next++, 0};
+    step(&self, run_rounding, &second);
+    if (second.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
+    multiply_rows(&self, &own->kv, 1, own->width, run->rounded, m, NULL, NULL, run->kv, own->layers * one);
+    for (size_t layer = 0; layer < own->layers; layer++) {
+        rotation turn = {run->kv + layer * one, m, own->layers * one, 0, own->kv_heads, own->size, run->capacity,
+                         NULL, own->k_norms ? own->k_norms + layer * own->size : NULL, own->eps, run->cos,
+                         run->sin, run->places, NULL, run->keys + layer * run->layer_stride,
+                         run->values + layer * run->layer_stride, self.next++};
+        if (self.team) run_rotation(&turn); /* the last thing that is done */
+        else step(&self, run_rotation, &turn);
+    }
+}
+
+/* Keys and values of captured states in all layers' caches; 0, or -1 where there is no memory. */
+int domino_store(const context *shape, const float *captured, size_t tokens, const float *cos, const float *sin,
+                 const int64_t *places, float *keys, float *values, size_t capacity, size_t layer_stride,
+                 unsigned threads, team parallel, int (*team_size)(void)) {
+    enum { STEPS = 4 };
+    const size_t widest = shape->captured > shape->width ? shape->captured : shape->width;
+    storing run = {.crew = {threads, parallel, team_size, NULL, 0, 0, 0}, .shape = shape, .captured = captured,
+                   .tokens = tokens, .capacity = capacity, .layer_stride = layer_stride, .cos = cos, .sin = sin,
+                   .places = places, .keys = keys, .values = values};
+    run.crew.counters = calloc(STEPS + shape->layers + 1, sizeof *run.crew.counters);
+    run.rounded = malloc(tokens * widest / BLOCK * sizeof *run.rounded + 1);
+    run.features = malloc(tokens * shape->width * sizeof(float) + 1);
+    run.kv = malloc(tokens * shape->layers * 2 * shape->kv_heads * shape->size * sizeof(float) + 1);
+    run.failed = !run.crew.counters || !run.rounded || !run.features || !run.kv;
+    if (!run.failed) run_together(&run.crew, run_storing, &run);
+    free(run.crew.counters), free(run.rounded), free(run.features), free(run.kv);
     return run.failed ? -1 : 0;
 }
 
