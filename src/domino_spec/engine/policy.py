@@ -170,6 +170,8 @@ class Acceptance:
     offered: list[float] = field(init=False)
     accepted: list[float] = field(init=False)
     """Drafts of a chain, given that those before were accepted."""
+    hoped: list[float] = field(init=False)
+    """A draft is hoped to be accepted as often as all are, for as many cycles; they fade too."""
     nodes_offered: list[float] = field(init=False)
     nodes_accepted: list[float] = field(init=False)
     """Nodes of a tree, which come by their chances: the first n are the tree of n nodes."""
@@ -179,8 +181,9 @@ class Acceptance:
     """How many were recorded."""
 
     def __post_init__(self) -> None:
-        self.offered = [_PRIOR_WEIGHT] * self.depth
-        self.accepted = [_PRIOR_WEIGHT * _PRIOR_CHANCE] * self.depth
+        self.offered, self.accepted = [0.0] * self.depth, [0.0] * self.depth
+        self.hoped = [_PRIOR_WEIGHT] * self.depth
+        self._overall = _PRIOR_CHANCE
         self.nodes_offered = [0.0] * self.nodes
         self.nodes_accepted = [0.0] * self.nodes
         self.nodes_hoped = [_PRIOR_WEIGHT] * self.nodes
@@ -214,12 +217,16 @@ class Acceptance:
             self.offered[position] = self.offered[position] * _FORGETTING + 1.0
             self.accepted[position] *= _FORGETTING
             self.accepted[position] += float(position < accepted)
+            self.hoped[position] *= _FORGETTING
+        known = sum(self.accepted) + _PRIOR_WEIGHT * _PRIOR_CHANCE
+        self._overall = known / (sum(self.offered) + _PRIOR_WEIGHT)
 
     def tokens(self, depth: int) -> float:
         """Expected tokens of a cycle that verifies so many drafts."""
         total = chance = 1.0
         for position in range(depth):
-            chance *= self.accepted[position] / self.offered[position]
+            hoped, offered = self.hoped[position], self.offered[position]
+            chance *= (self.accepted[position] + hoped * self._overall) / (offered + hoped)
             total += chance
         return total
 
