@@ -13,7 +13,7 @@ from domino_spec.quantization.drafts import DraftRollout
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="there is no compiler")
 LEVEL = 0.02
-"""By how much one number that rounds to the next of 8 bits may move a logit, of the logits' size."""
+"""How far a number that rounds to the next of 8 bits may move a logit, of the logits' size."""
 
 
 class Rounded:
@@ -94,9 +94,7 @@ def test_drafts_are_the_reference_rollouts(made, prefix, batch, threads, tokens,
         columns=None, draft_tokens=ids, choose=choose,
     )  # fmt: skip
     weights = {"embedding": embedding, "lm_head": lm_head, **reference.weights}
-    rollout = DraftRollout(
-        kernel(), weights, bias=bias, tokens=ids, uncorrected=head.prefix_len
-    )
+    rollout = DraftRollout(kernel(), weights, bias=bias, tokens=ids, uncorrected=head.prefix_len)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

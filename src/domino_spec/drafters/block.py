@@ -132,7 +132,9 @@ class BlockDrafter(ModelDrafter):
         own = {"embedding": vocabulary.embedding, "lm_head": vocabulary.lm_head}
         if compiled is None or self._dtype != torch.float32 or not isinstance(head, DominoHead):
             return None
-        weights = {name: weight for name, weight in own.items() if isinstance(weight, QuantizedWeight)}
+        weights = {
+            name: weight for name, weight in own.items() if isinstance(weight, QuantizedWeight)
+        }
         try:
             rounded = {
                 name: QuantizedWeight.quantize(weight, "Q8_0")
