@@ -361,17 +361,24 @@ class DepthPolicy:
         return self._explored(costs, batch, found)
 
     def _explored(self, costs: Mapping[int, float], batch: Batch, found: Drafts) -> Drafts:
-        """Plain decoding or the best chain instead, where it has hardly been seen, or for long."""
+        """Another chain instead, where it has hardly been seen, or plain decoding for long.
+
+        That is plain decoding, or a chain that by what was measured is the best or nearly so.
+        """
         key, live = (batch.size, batch.kinds), self._costs_of(batch.size, batch.kinds)
         turn = self._turns[key] = self._turns.get(key, 0) + 1
-        if not (found.depth and batch.timed) or turn % _EXPLORED_EVERY:
+        if not batch.timed or turn % _EXPLORED_EVERY:
             return found
         if not any(live.seen.values()):
             return found
-        for other in (Drafts(0), Drafts(self._best(costs, batch))):
-            if other != found and other in live.seen and live.seen[other] < _TRIALS:
+        paces = {depth: self.tokens(depth, batch) / seconds for depth, seconds in costs.items()}
+        near = {
+            depth: pace for depth, pace in paces.items() if pace * _HOPED_GAIN > max(paces.values())
+        }
+        for depth in (0, *sorted(near, key=lambda each: -near[each])):
+            if (other := Drafts(depth)) != found and live.seen[other] < _TRIALS:
                 return other
-        if turn % _REFRESHED_EVERY == 0:
+        if not found.depth or turn % _REFRESHED_EVERY == 0:
             return Drafts(0)
         # A budget does not tell what chains would commit: one as deep tells of all of them.
         again = found.budget and turn % _RETRY == 0
