@@ -299,6 +299,15 @@ def test_costs_that_were_measured_wrongly_do_not_stay(wrong):
     assert policy.costs(1)[right] / true[right] == pytest.approx(1.0, rel=0.3)
 
 
+def test_what_was_measured_a_little_too_expensive_is_seen_for_itself():
+    """A depth between two others, which a busy moment kept from ever being the best."""
+    true = {0: 1.0, 2: 1.55, 3: 1.75, 7: 3.0}
+    for measured in (true | {2: 1.95, 3: 2.1}, true | {2: 1.95, 3: 1.75}):
+        policy = DepthPolicy(Costs({1: measured}), 7)
+        lived(policy, true, 400, accepted=2)
+        assert lived(policy, true, 100, accepted=2).count(2) > 80
+
+
 def test_what_slows_all_cycles_down_changes_no_choice():
     """A longer context, say: plain decoding would be slower too, though it was not seen."""
     measured = {0: 1.0, 3: 1.2, 7: 1.5}

@@ -1,17 +1,17 @@
 """Quantised targets decode on the engine as in the reference loop, with and without drafts."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from domino_spec.audit import Audit, EngineWay, audit_greedy
 from domino_spec.engine.attention import AttentionMetadata, store_context
 from domino_spec.engine.engine import Engine
+from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Packed, Parts
 from domino_spec.engine.models import load_model
 from domino_spec.engine.models.base import Shape
 from domino_spec.quantization import QuantizedWeight, compiled
+from domino_spec.quantization.drafts import DraftContext
 from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets import Target, load_target
 from tests.engine.runs import make_engine, own, run_engine, run_reference
@@ -169,21 +169,41 @@ def test_the_audit_finds_it_lossless(targets):
     assert Audit(greedy=found, sampling=None).answer == "lossless"
 
 
-def test_a_drafters_context_is_stored_as_without_blocks():
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_drafters_context_in_one_call_is_its_products(threads, normed, monkeypatch):
     """Past the capacity too."""
+    if (compiled_kernel := compiled.kernel()) is None:
+        pytest.skip("there is no compiler")
+    monkeypatch.setattr(compiled, "_GRAIN", 1)
+    monkeypatch.setattr(compiled, "_processors", lambda: 3)
     draw = torch.Generator().manual_seed(0)
-    kv, norms = torch.randn(6, 32, generator=draw), torch.randn(2, 8, generator=draw)
+
+    def matrix(rows, columns):
+        return QuantizedWeight.quantize(torch.randn(rows, columns, generator=draw), "Q8_0")
+
+    project, kv = matrix(32, 64), matrix(32, 32)
+    hidden_norm, eps = torch.rand(32, generator=draw), 1e-5
+    norms = torch.randn(2, 8, generator=draw) if normed else None
+    captured = torch.randn(6, 64, generator=draw)
     rotary = torch.randn(2, 40, 8, generator=draw).unbind()
     shape = Shape(
-        hidden=32, heads=4, kv_heads=1, head_dim=8, eps=1e-5, windows=(None, None), scale=1.0
+        hidden=32, heads=4, kv_heads=1, head_dim=8, eps=eps, windows=(None, None), scale=1.0
     )
-    for norm in (None, norms):
-        found = []
-        for alone in (False, True):
-            cache = torch.zeros(2, 2, 2, 1, 16, 8)
-            metadata = AttentionMetadata(torch.tensor([1, 0]), torch.tensor([3, 14]), 3)
-            own = replace(shape, batch_invariant=alone)
-            store_context(kv, norm, (cache[:, 0], cache[:, 1]), rotary, metadata, own)
-            found.append(cache)
-        assert found[0].any()
-        torch.testing.assert_close(*found)
+    metadata = AttentionMetadata(torch.tensor([1, 0]), torch.tensor([3, 14]), 3)
+    expected, found = (torch.zeros(2, 2, 2, 1, 16, 8) for _ in range(2))
+    rows = linear(linear_then_norm(captured, project, hidden_norm, eps), kv)
+    store_context(rows, norms, (expected[:, 0], expected[:, 1]), rotary, metadata, shape)
+    context = DraftContext(
+        compiled_kernel, project, kv, norm=hidden_norm, k_norms=norms, eps=eps, layers=2,
+        kv_heads=1,
+    )  # fmt: skip
+    places = metadata.per_token(16, 40).places
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        context.store(captured, (found[:, 0], found[:, 1]), rotary, places)
+    finally:
+        torch.set_num_threads(before)
+    assert expected.any()
+    torch.testing.assert_close(found, expected)

@@ -114,6 +114,17 @@ class DominoHead(Head):
         assert isinstance(weight, Tensor)
         return weight
 
+    def matrices(self) -> dict[str, Tensor]:
+        """By what they read: `quantization.drafts.MATRICES`, without the target's."""
+        read_token, read_state = self.prefix_gru.all_weights[0]
+        return {
+            "input": read_token,
+            "carried": read_state,
+            "hidden": self._first[:, : self.hidden_size],
+            "prefix": self.state_weight,
+            "output": self.output_weight,
+        }
+
     def states(self, tokens: Tensor, embed: Embed) -> Tensor:
         """The GRU over all tokens in parallel (teacher forcing)."""
         states: Tensor = self.prefix_gru(embed(tokens))[0]

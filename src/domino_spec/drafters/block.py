@@ -13,6 +13,7 @@ from domino_spec.decoding.drafter import DraftPart, DraftSampler, SequenceSample
 from domino_spec.drafter import DraftModel
 from domino_spec.drafter.backbone import layer_window
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
+from domino_spec.drafter.heads import DominoHead, Head
 from domino_spec.drafter.masks import Window
 from domino_spec.drafter.rollout import roll
 from domino_spec.drafter.tree import DraftTree, grow, tree_nodes
@@ -32,6 +33,7 @@ from domino_spec.engine.weights import LayerWeights, adopt_layers, nbytes
 from domino_spec.errors import CheckpointError, InputError
 from domino_spec.quantization import BLOCK, QuantizedWeight
 from domino_spec.quantization.compiled import kernel
+from domino_spec.quantization.drafts import DraftContext, DraftRollout
 from domino_spec.targets import Target
 
 DRAFT_SINKS = 0
@@ -86,9 +88,12 @@ class BlockDrafter(ModelDrafter):
         self._masks = torch.full(
             (1, config.block_size - 1), config.mask_token_id, device=self.device
         )
+        self._context: DraftContext | None = None
+        self._rollout: DraftRollout | None = None
         if pack and isinstance(model, InferenceModel) and model.shape.batch_invariant:
             # As its target's, whose drafts it makes: reading weights is what a step takes.
             self._quantize()
+            self._rollout = self._rollout_of(module.head)
         elif pack:
             self._fc = packed(self._fc)
             self._kv = packed(self._kv.flatten(0, 1))
@@ -106,7 +111,8 @@ class BlockDrafter(ModelDrafter):
     def _quantize(self) -> None:
         """Matrices in blocks of 8 bits, where all are a whole number of blocks wide."""
         fc, kv = cast("Tensor", self._fc), cast("Tensor", self._kv).flatten(0, 1)
-        if kernel() is None or self._dtype != torch.float32 or fc.shape[1] % BLOCK:
+        compiled = kernel()
+        if compiled is None or self._dtype != torch.float32 or fc.shape[1] % BLOCK:
             return
         try:
             self._layers = [weights.quantized() for weights in self._layers]
@@ -114,6 +120,34 @@ class BlockDrafter(ModelDrafter):
             return
         self._fc, self._kv = (QuantizedWeight.quantize(each, "Q8_0") for each in (fc, kv))
         self._shape = replace(self._shape, batch_invariant=True)
+        self._context = DraftContext(
+            compiled, self._fc, self._kv, norm=self._hidden_norm.contiguous(), k_norms=self._k_norm,
+            eps=self._shape.eps, layers=len(self._layers), kv_heads=self._shape.kv_heads,
+        )  # fmt: skip
+
+    def _rollout_of(self, head: Head | None) -> DraftRollout | None:
+        """The head's rollout as the compiled kernel computes it; None where it cannot."""
+        vocabulary, compiled = self._vocabulary, kernel()
+        assert isinstance(vocabulary, WeightVocabulary)
+        own = {"embedding": vocabulary.embedding, "lm_head": vocabulary.lm_head}
+        if compiled is None or self._dtype != torch.float32 or not isinstance(head, DominoHead):
+            return None
+        weights = {
+            name: weight for name, weight in own.items() if isinstance(weight, QuantizedWeight)
+        }
+        try:
+            rounded = {
+                name: QuantizedWeight.quantize(weight, "Q8_0")
+                for name, weight in head.matrices().items()
+            }
+        except CheckpointError:  # not whole blocks
+            return None
+        if len(weights) < len(own):
+            return None
+        return DraftRollout(
+            compiled, weights | rounded, bias=vocabulary.bias, tokens=vocabulary.tokens,
+            uncorrected=head.prefix_len,
+        )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
         """With the context that it reads."""
@@ -147,6 +181,11 @@ class BlockDrafter(ModelDrafter):
 
     def _store(self, captured: Tensor, metadata: AttentionMetadata) -> None:
         captured = captured.to(self.device, self._dtype)
+        if self._context is not None:
+            caches, rotary = self.cache.layers, self._rotary
+            places = metadata.per_token(caches[0].shape[3], len(rotary[0])).places
+            self._context.store(captured, caches, rotary, places)
+            return
         feature = linear_then_norm(captured, self._fc, self._hidden_norm, self._shape.eps)
         kv = linear(feature, self._kv)
         store_context(kv, self._k_norm, self.cache.layers, self._rotary, metadata, self._shape)
@@ -198,8 +237,14 @@ class BlockDrafter(ModelDrafter):
     def _roll_out(
         self, hidden: Tensor, anchors: Tensor, starts: Tensor, sampler: DraftSampler
     ) -> Tensor:
-        """Base logits of all drafts, then the head, one draft after the other."""
+        """Base logits of all drafts, then the head, one draft after the other.
+
+        In one call where a compiled kernel can and no draft is drawn, or looked at later.
+        """
         vocabulary = self._vocabulary
+        plain = isinstance(sampler, Draws) and sampler.temperature is None and sampler.kept is None
+        if self._rollout is not None and self.candidates is None and plain:
+            return self._rollout.run(hidden, anchors)
         if self._head is None and self.candidates is None:
             logits = vocabulary.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
             return sampler.choose_drafts(logits, starts, vocabulary.tokens)

@@ -174,15 +174,6 @@ def store_context(
     keys, values = cache
     layers = len(keys)
     whole = kv.view(len(metadata.slots), metadata.count, layers, -1)
-    compiled = kernel() if shape.batch_invariant else None
-    if compiled is not None:
-        places = metadata.per_token(keys.shape[3], len(rotary[0])).places
-        for layer in range(layers):
-            norm = None if k_norm is None else k_norm[layer]
-            own = whole[:, :, layer].flatten(0, 1).contiguous()
-            cache_of = (keys[layer], values[layer])
-            compiled.rotate(own, cache_of, rotary, (None, norm), shape.eps, places)
-        return
     if not _attends_over_views(kv, shape):
         place = (*rotary, keys, values, metadata.slots, metadata.starts)
         store(whole, *place, k_norm=k_norm, eps=shape.eps, positions=metadata.positions)

@@ -170,6 +170,8 @@ class Acceptance:
     offered: list[float] = field(init=False)
     accepted: list[float] = field(init=False)
     """Drafts of a chain, given that those before were accepted."""
+    hoped: list[float] = field(init=False)
+    """A draft is hoped to be accepted as often as all are, for as many cycles; they fade too."""
     nodes_offered: list[float] = field(init=False)
     nodes_accepted: list[float] = field(init=False)
     """Nodes of a tree, which come by their chances: the first n are the tree of n nodes."""
@@ -179,8 +181,9 @@ class Acceptance:
     """How many were recorded."""
 
     def __post_init__(self) -> None:
-        self.offered = [_PRIOR_WEIGHT] * self.depth
-        self.accepted = [_PRIOR_WEIGHT * _PRIOR_CHANCE] * self.depth
+        self.offered, self.accepted = [0.0] * self.depth, [0.0] * self.depth
+        self.hoped = [_PRIOR_WEIGHT] * self.depth
+        self._overall = _PRIOR_CHANCE
         self.nodes_offered = [0.0] * self.nodes
         self.nodes_accepted = [0.0] * self.nodes
         self.nodes_hoped = [_PRIOR_WEIGHT] * self.nodes
@@ -214,12 +217,16 @@ class Acceptance:
             self.offered[position] = self.offered[position] * _FORGETTING + 1.0
             self.accepted[position] *= _FORGETTING
             self.accepted[position] += float(position < accepted)
+            self.hoped[position] *= _FORGETTING
+        known = sum(self.accepted) + _PRIOR_WEIGHT * _PRIOR_CHANCE
+        self._overall = known / (sum(self.offered) + _PRIOR_WEIGHT)
 
     def tokens(self, depth: int) -> float:
         """Expected tokens of a cycle that verifies so many drafts."""
         total = chance = 1.0
         for position in range(depth):
-            chance *= self.accepted[position] / self.offered[position]
+            hoped, offered = self.hoped[position], self.offered[position]
+            chance *= (self.accepted[position] + hoped * self._overall) / (offered + hoped)
             total += chance
         return total
 
@@ -354,17 +361,24 @@ class DepthPolicy:
         return self._explored(costs, batch, found)
 
     def _explored(self, costs: Mapping[int, float], batch: Batch, found: Drafts) -> Drafts:
-        """Plain decoding or the best chain instead, where it has hardly been seen, or for long."""
+        """Another chain instead, where it has hardly been seen, or plain decoding for long.
+
+        That is plain decoding, or a chain that by what was measured is the best or nearly so.
+        """
         key, live = (batch.size, batch.kinds), self._costs_of(batch.size, batch.kinds)
         turn = self._turns[key] = self._turns.get(key, 0) + 1
-        if not (found.depth and batch.timed) or turn % _EXPLORED_EVERY:
+        if not batch.timed or turn % _EXPLORED_EVERY:
             return found
         if not any(live.seen.values()):
             return found
-        for other in (Drafts(0), Drafts(self._best(costs, batch))):
-            if other != found and other in live.seen and live.seen[other] < _TRIALS:
+        paces = {depth: self.tokens(depth, batch) / seconds for depth, seconds in costs.items()}
+        near = {
+            depth: pace for depth, pace in paces.items() if pace * _HOPED_GAIN > max(paces.values())
+        }
+        for depth in (0, *sorted(near, key=lambda each: -near[each])):
+            if (other := Drafts(depth)) != found and live.seen[other] < _TRIALS:
                 return other
-        if turn % _REFRESHED_EVERY == 0:
+        if not found.depth or turn % _REFRESHED_EVERY == 0:
             return Drafts(0)
         # A budget does not tell what chains would commit: one as deep tells of all of them.
         again = found.budget and turn % _RETRY == 0

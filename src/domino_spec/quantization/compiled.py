@@ -69,7 +69,15 @@ class Kernel:
         self._rows.restype = None
         self._forward = library.domino_forward
         self._forward.argtypes = (pointer, pointer, *threads, pointer)
-        self._forward.restype = ctypes.c_int
+        self._draft = library.domino_draft
+        self._draft.argtypes = (pointer, pointer, size, size, pointer, pointer, *threads, pointer)
+        self._store = library.domino_store
+        self._store.argtypes = (
+            pointer, pointer, size, pointer, pointer, pointer, pointer, pointer, size, size,
+            *threads, pointer,
+        )  # fmt: skip
+        for each in (self._forward, self._draft, self._store):
+            each.restype = ctypes.c_int
         library.domino_instructions.restype = ctypes.c_char_p
         self.instructions: str = library.domino_instructions().decode()
         self._parallel, self._team_size = _openmp()
@@ -184,6 +192,46 @@ class Kernel:
         address, shape = ctypes.addressof(layers), ctypes.addressof(stack)
         if self._forward(address, shape, threads, self._parallel, self._team_size):
             raise MemoryError(f"no memory for a forward of {tokens} tokens: ask for fewer")
+
+    def draft(
+        self,
+        head: Any,  # a reference to the structure
+        hidden: Tensor,  # [batch, depth, hidden]
+        anchors: Tensor,  # [batch]
+        drafts: Tensor,  # [batch, depth]: what is written
+        *,
+        blocks: int,
+    ) -> None:
+        """All drafts of a rollout, as `DraftRollout` says; `blocks` are those of its lm_head."""
+        batch, depth, _ = hidden.shape
+        threads = max(min(threads_here(), batch * depth * blocks // _GRAIN), 1)
+        failed = self._draft(
+            head, hidden.data_ptr(), batch, depth, anchors.data_ptr(), drafts.data_ptr(), threads,
+            self._parallel, self._team_size,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for {depth} drafts of {batch} sequences: ask for fewer")
+
+    def store(
+        self,
+        context: Any,  # a reference to the structure
+        captured: Tensor,  # [tokens, captured]
+        cache: tuple[Tensor, Tensor],  # [layers, slots, kv heads, capacity, head_dim]
+        rotary: tuple[Tensor, Tensor],  # [positions, head_dim]
+        places: Tensor,  # [tokens, 3]
+        *,
+        blocks: int,
+    ) -> None:
+        """A drafter's context, as `DraftContext` says."""
+        tokens, (keys, values) = len(captured), cache
+        threads = max(min(threads_here(), tokens * blocks // _GRAIN), 1)
+        failed = self._store(
+            context, captured.data_ptr(), tokens, rotary[0].data_ptr(), rotary[1].data_ptr(),
+            places.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.shape[3], keys.stride(0),
+            threads, self._parallel, self._team_size,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for the drafter's {tokens} tokens: ask for fewer")
 
 
 def threads_here() -> int:

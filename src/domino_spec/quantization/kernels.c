@@ -22,7 +22,7 @@ enum { LANES = 4, TILE = 4 };
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 enum { LANES = 4, TILE = 8 };
-#elif defined(__AVX512BW__) && defined(__AVX512VNNI__)
+#elif defined(__AVX512BW__)
 #include <immintrin.h>
 #define DOMINO_AVX512
 enum { LANES = 16, TILE = 8 };
@@ -47,6 +47,12 @@ typedef uint8_t ulv __attribute__((vector_size(LANES)));
 
 #define LOAD(type, from) ({ type value_; memcpy(&value_, from, sizeof value_); value_; })
 
+#if defined(DOMINO_AVX512) && !defined(__AVX512VNNI__)
+#define DOMINO_PAIRS
+#elif defined(DOMINO_AVX2) && !defined(__AVXVNNI__) && !(defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#define DOMINO_PAIRS
+#endif
+
 typedef void (*task)(void *);
 typedef void (*team)(task, void *, unsigned, unsigned);
 
@@ -54,8 +60,10 @@ typedef void (*team)(task, void *, unsigned, unsigned);
 const char *domino_instructions(void) {
 #if defined(DOMINO_SCALAR)
     return "plain C";
-#elif defined(DOMINO_AVX512)
+#elif defined(DOMINO_AVX512) && defined(__AVX512VNNI__)
     return "AVX-512 with VNNI";
+#elif defined(DOMINO_AVX512)
+    return "AVX-512";
 #elif defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
     return "AVX2 with VNNI";
 #elif defined(DOMINO_AVX2)
@@ -102,39 +110,67 @@ ALWAYS fv halves(const uint8_t *from) {
 
 /* Numbers of 8 bits are stored plus 128. Where a processor multiplies unsigned by signed ones they are
  * taken so, elsewhere without: what is left to take off from 128 times the sum of x. */
-#if defined(DOMINO_AVX512)
+#if defined(DOMINO_AVX512) && defined(__AVX512VNNI__)
 enum { SIGN_OFFSET = 128 };
 #else
 enum { SIGN_OFFSET = 0 };
 #endif
 
-/* sums + for each row its four numbers times x's; `wide` are of 8 bits, others below 64 */
-ALWAYS iv dot(int wide, iv sums, bv w, const int8_t *x) {
+#ifdef DOMINO_PAIRS
+/* Such processors sum products of two neighbours up in 16 bits. Numbers below 64 are signed or not. */
+typedef int16_t sv __attribute__((vector_size(4 * LANES)));
+
+ALWAYS sv dot_pairs(sv sums, bv w, const int8_t *x) {
     int32_t four = LOAD(int32_t, x);
 #if defined(DOMINO_AVX512)
+    return sums + (sv)_mm512_maddubs_epi16((__m512i)w, _mm512_set1_epi32(four));
+#else
+    return sums + (sv)_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(four));
+#endif
+}
+
+ALWAYS iv add_pairs(iv sums, sv pairs) {
+#if defined(DOMINO_AVX512)
+    return sums + (iv)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+#else
+    return sums + (iv)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+#endif
+}
+#endif
+
+/* sums + for each row its four numbers times x's; `wide` are of 8 bits, others below 64 */
+ALWAYS iv dot(int wide, iv sums, bv w, const int8_t *x) {
+#if defined(DOMINO_PAIRS)
+    if (!wide) return add_pairs(sums, dot_pairs((sv){0}, w, x));
+    int32_t four = LOAD(int32_t, x); /* two products of at most 128 * 127 fit into 16 bits */
+#if defined(DOMINO_AVX512)
+    __m512i s = _mm512_set1_epi32(four), signed_ = _mm512_xor_si512((__m512i)w, _mm512_set1_epi8((char)0x80));
+    s = _mm512_mask_sub_epi8(s, _mm512_movepi8_mask(signed_), _mm512_setzero_si512(), s);
+    return add_pairs(sums, (sv)_mm512_maddubs_epi16(_mm512_abs_epi8(signed_), s));
+#else
+    __m256i s = _mm256_set1_epi32(four), signed_ = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8((char)0x80));
+    return add_pairs(sums, (sv)_mm256_maddubs_epi16(_mm256_abs_epi8(signed_), _mm256_sign_epi8(s, signed_)));
+#endif
+#elif defined(DOMINO_AVX512)
     (void)wide;
-    return (iv)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(four));
+    return (iv)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(LOAD(int32_t, x)));
 #elif defined(DOMINO_AVX2)
-    __m256i u = (__m256i)w, s = _mm256_set1_epi32(four);
-    if (wide) { /* two products of at most 128 * 127 fit into 16 bits */
+    __m256i u = (__m256i)w, s = _mm256_set1_epi32(LOAD(int32_t, x));
+    if (wide) {
         __m256i signed_ = _mm256_xor_si256(u, _mm256_set1_epi8((char)0x80));
         u = _mm256_abs_epi8(signed_), s = _mm256_sign_epi8(s, signed_);
     }
 #if defined(__AVXVNNI__)
     return (iv)_mm256_dpbusd_avx_epi32((__m256i)sums, u, s);
-#elif defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return (iv)_mm256_dpbusd_epi32((__m256i)sums, u, s);
 #else
-    __m256i pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
-    return (iv)_mm256_add_epi32((__m256i)sums, pairs);
+    return (iv)_mm256_dpbusd_epi32((__m256i)sums, u, s);
 #endif
 #elif defined(DOMINO_SCALAR)
     for (int r = 0; r < LANES; r++)
         for (int i = 0; i < 4; i++) sums[r] += (wide ? (int8_t)(w[4 * r + i] ^ 128) : w[4 * r + i]) * x[i];
-    (void)four;
     return sums;
 #else
-    int8x16_t s = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    int8x16_t s = vreinterpretq_s8_s32(vdupq_n_s32(LOAD(int32_t, x)));
     int8x16_t u = vreinterpretq_s8_u8(wide ? veorq_u8((uint8x16_t)w, vdupq_n_u8(128)) : (uint8x16_t)w);
 #ifdef __ARM_FEATURE_DOTPROD
     return (iv)vdotq_s32((int32x4_t)sums, u, s);
@@ -203,13 +239,31 @@ static void quantize_block(const float *from, x_block *to) {
     to->sum = to->scale * (float)to->whole;
 }
 
-ALWAYS float total(f16v v) { /* always the same tree */
+typedef float f4v __attribute__((vector_size(16)));
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t i4v __attribute__((vector_size(16)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (i4v){__VA_ARGS__})
+#endif
+
+ALWAYS f4v quarters(f16v v) {
     typedef float f8v __attribute__((vector_size(32)));
-    typedef float f4v __attribute__((vector_size(16)));
     union { f16v whole; f8v half[2]; } all = {v};
     union { f8v whole; f4v half[2]; } eight = {all.half[0] + all.half[1]};
-    f4v four = eight.half[0] + eight.half[1];
+    return eight.half[0] + eight.half[1];
+}
+
+ALWAYS float total(f16v v) { /* always the same tree */
+    f4v four = quarters(v);
     return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+ALWAYS f4v totals(const f16v *v) { /* four, by that tree */
+    f4v a = quarters(v[0]), b = quarters(v[1]), c = quarters(v[2]), d = quarters(v[3]);
+    f4v first = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
+    f4v second = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
+    return SHUFFLE(first, second, 0, 1, 4, 5) + SHUFFLE(first, second, 2, 3, 6, 7);
 }
 
 /* Rows by their root mean square, times the weight. */
@@ -251,16 +305,25 @@ ALWAYS f16v exponential(f16v x) {
     return p * (f16v)shift;
 }
 
+/* of each lane; what is not a number is never the larger one */
+ALWAYS f16v larger(f16v a, f16v b) {
+    i16v over = a > b;
+    return (f16v)((over & (i16v)a) | (~over & (i16v)b));
+}
+
 ALWAYS f16v silu(f16v x) { return x / (1.0f + exponential(-x)); }
 
 void domino_silu(const float *x, size_t count, float *out) {
-    for (size_t i = 0; i < count; i += 16) {
-        size_t size = count - i < 16 ? (count - i) * sizeof(float) : sizeof(f16v);
-        f16v part = {0};
-        memcpy(&part, x + i, size);
-        part = silu(part);
-        memcpy(out + i, &part, size);
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        f16v part = silu(LOAD(f16v, x + i));
+        memcpy(out + i, &part, sizeof part);
     }
+    if (i == count) return;
+    f16v part = {0};
+    memcpy(&part, x + i, (count - i) * sizeof(float));
+    part = silu(part);
+    memcpy(out + i, &part, (count - i) * sizeof(float));
 }
 
 /* ---- the product -------------------------------------------------------------------------------- */
@@ -319,16 +382,32 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
         bv fifth = {0}, top[2] = {{0}, {0}};
         if (bits == 5) fifth = LOAD(bv, high);
         if (bits == 6) top[0] = LOAD(bv, high), top[1] = LOAD(bv, high + CHUNK);
+#ifdef DOMINO_PAIRS
+        sv pairs[2][TILE]; /* of 4 bits a block's sums fit in, of 5 bits a half's, of 6 bits those of two chunks */
+        for (int i = 0; i < count; i++) pairs[0][i] = pairs[1][i] = (sv){0};
+#endif
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) { /* low halves: the first numbers of x; high halves: the others */
             bv both = LOAD(bv, from + c * CHUNK), w[2] = {both & 15, both >> 4};
             for (int h = 0; h < 2; h++) {
                 if (bits == 5) w[h] |= (fifth >> (c + 4 * h) & 1) << 4;
                 if (bits == 6) w[h] |= (top[h] >> (2 * c) & 3) << 4;
-                for (int i = 0; i < count; i++)
-                    acc[h][i] = dot(wide, acc[h][i], w[h], x[i].numbers + 4 * c + 16 * h);
+                for (int i = 0; i < count; i++) {
+                    const int8_t *own = x[i].numbers + 4 * c + 16 * h;
+#ifdef DOMINO_PAIRS
+                    sv *sum = &pairs[bits == 4 ? 0 : h][i];
+                    *sum = dot_pairs(*sum, w[h], own);
+                    if (bits == 6 && c == 1) acc[h][i] = add_pairs(acc[h][i], *sum), *sum = (sv){0};
+#else
+                    acc[h][i] = dot(wide, acc[h][i], w[h], own);
+#endif
+                }
             }
         }
+#ifdef DOMINO_PAIRS
+        for (int i = 0; i < count; i++)
+            for (int h = 0; h < (bits == 4 ? 1 : 2); h++) acc[h][i] = add_pairs(acc[h][i], pairs[h][i]);
+#endif
     }
     const int offset = wide ? SIGN_OFFSET : FORMATS[kind].offset;
     for (int i = 0; i < count; i++) {
@@ -563,8 +642,8 @@ int domino_linear(int kind, const uint8_t *weight, size_t rows, size_t blocks, c
  * norms are given; keys and values go to their places in the caches [slots, kv heads, capacity, size], as far
  * as these reach. `places`: [tokens, 3], each one's slot, place there and position. */
 typedef struct {
-    const float *qkv;
-    size_t tokens, heads, kv_heads, size, capacity;
+    const float *qkv; /* [tokens, stride], of which the first columns are meant */
+    size_t tokens, stride, heads, kv_heads, size, capacity;
     const float *q_norm, *k_norm;
     float eps;
     const float *cos, *sin;
@@ -576,7 +655,7 @@ typedef struct {
 static void rotate_token(const rotation *job, size_t t) {
     const size_t heads = job->heads, kv_heads = job->kv_heads, size = job->size, half = size / 2;
     float normed[size];
-    const float *from = job->qkv + t * (heads + 2 * kv_heads) * size;
+    const float *from = job->qkv + t * job->stride;
     const int64_t *own = job->places + 3 * t;
     const float *c = job->cos + (size_t)own[2] * size, *s = job->sin + (size_t)own[2] * size;
     size_t slot = (size_t)own[0], place = (size_t)own[1];
@@ -613,7 +692,7 @@ void domino_rotate(const float *qkv, size_t tokens, size_t heads, size_t kv_head
                    const float *q_norm, const float *k_norm, float eps, const float *cos, const float *sin,
                    const int64_t *places, size_t capacity, float *query, float *keys, float *values) {
     size_t next = 0;
-    rotation job = {qkv, tokens, heads, kv_heads, size, capacity, q_norm, k_norm, eps,
+    rotation job = {qkv, tokens, (heads + 2 * kv_heads) * size, heads, kv_heads, size, capacity, q_norm, k_norm, eps,
                     cos, sin, places, query, keys, values, &next};
     run_rotation(&job);
 }
@@ -626,87 +705,167 @@ typedef struct {
     const int32_t *extras; /* more places, after those */
     float scale, *out; /* [tokens, heads, size] */
     size_t longest; /* places that a token sees at most, and room */
-    size_t *next; /* the first pair of token and head that no thread has */
+    size_t *next; /* the first of few tokens and a key head that no thread has */
     int failed;
 } attention;
 
-/* `parts` times `width` columns of the values, weighed by a row of scores. */
-ALWAYS void mix(int parts, size_t width, const float *row, const float *values, const int64_t *span,
-                const int32_t *extras, size_t before, size_t count, size_t size, float sum, float *out) {
+enum { QUERIES = 4, PARTS = LANES == 16 ? 4 : 2 }; /* whose sums stay in registers */
+enum { NEAR = 2, NEAR_BYTES = 1 << 14 }; /* tokens that read so many bytes of keys or values one after the other */
+
+typedef struct { /* what a token sees, which has `count` places */
+    const int64_t *span;
+    const int32_t *extras;
+    size_t before, count;
+} view;
+
+static view view_of(const attention *job, size_t token) {
+    const int64_t *span = job->spans + 5 * token;
+    size_t before = (size_t)(span[2] - span[1]);
+    return (view){span, job->extras + span[3], before, before + (size_t)span[4]};
+}
+
+ALWAYS size_t seen_place(const view *seen, size_t j) {
+    return j < seen->before ? (size_t)seen->span[1] + j : (size_t)seen->extras[j - seen->before];
+}
+
+/* `parts` times `width` columns of some values, weighed by `queries` rows of scores, are added to out. */
+ALWAYS void mix(int queries, int parts, size_t width, const attention *job, const view *seen, size_t from,
+                size_t to, const float *scores, const float *values, float *out) {
     const f16v zero = {0};
-    f16v mixed[4] = {zero, zero, zero, zero};
-    for (size_t j = 0; j < count; j++) {
-        size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
-        const float *value = values + place * size;
+    const size_t size = job->size;
+    f16v mixed[QUERIES][PARTS];
+    for (int g = 0; g < queries; g++)
+        for (int p = 0; p < parts; p++) {
+            mixed[g][p] = zero;
+            memcpy(&mixed[g][p], out + (size_t)g * size + 16 * p, width * sizeof(float));
+        }
+    for (size_t j = from; j < to; j++) {
+        const float *value = values + seen_place(seen, j) * size;
         for (int p = 0; p < parts; p++) {
             f16v own = zero;
             memcpy(&own, value + 16 * p, width * sizeof(float));
-            mixed[p] = multiply_add(zero + row[j], own, mixed[p]);
+            for (int g = 0; g < queries; g++)
+                mixed[g][p] = multiply_add(zero + scores[(size_t)g * job->longest + j], own, mixed[g][p]);
         }
     }
-    for (int p = 0; p < parts; p++) {
-        f16v done = mixed[p] / sum;
-        memcpy(out + 16 * p, &done, width * sizeof(float));
+    for (int g = 0; g < queries; g++)
+        for (int p = 0; p < parts; p++)
+            memcpy(out + (size_t)g * size + 16 * p, &mixed[g][p], width * sizeof(float));
+}
+
+/* All columns of these values: as many at a time as stay in registers. */
+ALWAYS void mix_all(int queries, const attention *job, const view *seen, size_t from, size_t to,
+                    const float *scores, const float *values, float *out) {
+    for (size_t i = 0; i < job->size;) {
+        size_t left = job->size - i, width = left >= 16 * PARTS ? 16 * PARTS : left >= 16 ? 16 : left;
+        if (left >= 16 * PARTS) mix(queries, PARTS, 16, job, seen, from, to, scores, values + i, out + i);
+        else if (left >= 16) mix(queries, 1, 16, job, seen, from, to, scores, values + i, out + i);
+        else mix(queries, 1, left, job, seen, from, to, scores, values + i, out + i);
+        i += width;
     }
 }
 
-/* One head's queries of one token: `group` of them, over the same keys. */
-static void attend_group(const attention *job, size_t token, size_t kv, float *scores) {
-    const int64_t *span = job->spans + 5 * token;
-    const size_t group = job->heads / job->kv_heads, size = job->size, before = (size_t)(span[2] - span[1]);
-    const size_t count = before + (size_t)span[4];
-    const size_t base = (size_t)span[0] * job->slot_stride + kv * job->head_stride;
-    const int32_t *extras = job->extras + span[3];
-    const float *query = job->query + (token * job->heads + kv * group) * size;
-    float *out = job->out + (token * job->heads + kv * group) * size;
-    for (size_t j = 0; j < count; j++) {
-        size_t place = j < before ? (size_t)span[1] + j : (size_t)extras[j - before];
-        const float *key = job->keys + base + place * size;
-        for (size_t g = 0; g < group; g++) {
-            const float *q = query + g * size;
-            f16v sum = {0};
-            size_t i = 0;
-            float rest = 0;
-            for (; i + 16 <= size; i += 16) sum = multiply_add(LOAD(f16v, q + i), LOAD(f16v, key + i), sum);
-            for (; i < size; i++) rest += q[i] * key[i];
-            scores[g * job->longest + j] = (total(sum) + rest) * job->scale;
+/* A query's scores of some places that it sees, four keys at a time; their room ends behind the last four. */
+static void score(const attention *job, const view *seen, size_t from, size_t to, const float *query,
+                  const float *keys, float *out) {
+    const size_t size = job->size;
+    for (size_t j = from; j < to; j += 4) {
+        const float *key[4];
+        f16v sums[4] = {{0}, {0}, {0}, {0}};
+        f4v rest = {0}, done;
+        size_t i = 0;
+        for (size_t k = 0; k < 4; k++) /* behind the last one any will do */
+            key[k] = keys + seen_place(seen, j + k < to ? j + k : j) * size;
+        for (; i + 16 <= size; i += 16) {
+            f16v part = LOAD(f16v, query + i);
+            for (int k = 0; k < 4; k++) sums[k] = multiply_add(part, LOAD(f16v, key[k] + i), sums[k]);
         }
+        for (; i < size; i++)
+            for (int k = 0; k < 4; k++) rest[k] += query[i] * key[k][i];
+        done = (totals(sums) + rest) * job->scale;
+        memcpy(out + j, &done, sizeof done);
     }
-    for (size_t g = 0; g < group; g++) {
-        float *row = scores + g * job->longest, most = -INFINITY, sum;
-        f16v parts = {0};
-        for (size_t j = 0; j < count; j++) most = row[j] > most ? row[j] : most;
-        for (size_t j = 0; j < count; j += 16) { /* behind the last ones lies room: they weigh nothing */
-            for (size_t k = count; k < j + 16; k++) row[k] = -INFINITY;
-            f16v part = exponential(LOAD(f16v, row + j) - most);
-            for (size_t k = count; k < j + 16; k++) part[k - j] = 0;
-            memcpy(row + j, &part, sizeof part);
-            parts += part;
+}
+
+/* Scores of `count` places become their exponentials, whose sum is given. */
+static float exponentials(float *row, size_t count) {
+    f16v largest = (f16v){0} - INFINITY, parts = {0};
+    float most = -INFINITY;
+    for (size_t j = 0; j < count; j += 16) { /* behind the last ones lies room: they weigh nothing */
+        for (size_t k = count; k < j + 16; k++) row[k] = -INFINITY;
+        largest = larger(LOAD(f16v, row + j), largest);
+    }
+    for (int k = 0; k < 16; k++) most = largest[k] > most ? largest[k] : most;
+    for (size_t j = 0; j < count; j += 16) {
+        f16v part = exponential(LOAD(f16v, row + j) - most);
+        for (size_t k = count; k < j + 16; k++) part[k - j] = 0;
+        memcpy(row + j, &part, sizeof part);
+        parts += part;
+    }
+    return total(parts);
+}
+
+/* One key head's queries of a few tokens, `group` of each; scores: as many rows of `longest`. What these tokens
+ * see is mostly the same, so they go through it together, as far as a core's own cache holds it. */
+static void attend_group(const attention *job, size_t first, size_t tokens, size_t kv, float *scores) {
+    const size_t group = job->heads / job->kv_heads, size = job->size;
+    const size_t near = NEAR_BYTES / (size * sizeof(float)) / 16 * 16, step = near ? near : 16;
+    view seen[NEAR];
+    size_t most = 0;
+    for (size_t t = 0; t < tokens; t++) {
+        seen[t] = view_of(job, first + t);
+        most = seen[t].count > most ? seen[t].count : most;
+    }
+#define EACH_TOKEN \
+    for (size_t t = 0, to; t < tokens; t++) \
+        if ((to = seen[t].count < from + step ? seen[t].count : from + step) > from)
+    for (size_t from = 0; from < most; from += step)
+        EACH_TOKEN {
+            size_t base = (size_t)seen[t].span[0] * job->slot_stride + kv * job->head_stride;
+            const float *query = job->query + ((first + t) * job->heads + kv * group) * size;
+            for (size_t g = 0; g < group; g++)
+                score(job, seen + t, from, to, query + g * size, job->keys + base, scores + (t * group + g) * job->longest);
         }
-        sum = total(parts);
-        for (size_t i = 0; i < size;) { /* as many columns at a time as stay in registers */
-            size_t width = size - i >= 64 ? 64 : size - i >= 16 ? 16 : size - i;
-            const float *values = job->values + base + i;
-            if (width == 64) mix(4, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
-            else if (width == 16) mix(1, 16, row, values, span, extras, before, count, size, sum, out + g * size + i);
-            else mix(1, width, row, values, span, extras, before, count, size, sum, out + g * size + i);
-            i += width;
+    float sums[tokens * group];
+    for (size_t row = 0; row < tokens * group; row++)
+        sums[row] = exponentials(scores + row * job->longest, seen[row / group].count);
+    for (size_t t = 0; t < tokens; t++)
+        memset(job->out + ((first + t) * job->heads + kv * group) * size, 0, group * size * sizeof(float));
+    for (size_t from = 0; from < most; from += step)
+        EACH_TOKEN {
+            const float *values = job->values + (size_t)seen[t].span[0] * job->slot_stride + kv * job->head_stride;
+            for (size_t g = 0; g < group; g += QUERIES) {
+                const float *row = scores + (t * group + g) * job->longest;
+                float *out = job->out + ((first + t) * job->heads + kv * group + g) * size;
+                switch (group - g) {
+                case 1: mix_all(1, job, seen + t, from, to, row, values, out); break;
+                case 2: mix_all(2, job, seen + t, from, to, row, values, out); break;
+                case 3: mix_all(3, job, seen + t, from, to, row, values, out); break;
+                default: mix_all(QUERIES, job, seen + t, from, to, row, values, out);
+                }
+            }
         }
+#undef EACH_TOKEN
+    for (size_t row = 0; row < tokens * group; row++) {
+        float *out = job->out + ((first + row / group) * job->heads + kv * group + row % group) * size;
+        for (size_t i = 0; i < size; i++) out[i] /= sums[row];
     }
 }
 
 static void run_attention(void *argument) {
     attention *job = argument;
+    const size_t groups = (job->tokens + NEAR - 1) / NEAR, rows = NEAR * (job->heads / job->kv_heads);
     float *scores = NULL;
     for (;;) {
         size_t pair = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
-        if (pair >= job->tokens * job->kv_heads) break;
-        if (!scores) scores = malloc(job->heads / job->kv_heads * job->longest * sizeof *scores + 1);
+        if (pair >= groups * job->kv_heads) break;
+        if (!scores) scores = malloc(rows * job->longest * sizeof *scores + 1);
         if (!scores) {
             __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
             break;
         }
-        attend_group(job, pair / job->kv_heads, pair % job->kv_heads, scores);
+        size_t first = pair / job->kv_heads * NEAR, left = job->tokens - first;
+        attend_group(job, first, left < NEAR ? left : NEAR, pair % job->kv_heads, scores);
     }
     free(scores);
 }
@@ -753,20 +912,25 @@ typedef struct {
     size_t tokens;
 } stack;
 
-typedef struct {
-    const layer *layers;
-    const stack *shape;
+typedef struct { /* threads that go through the same steps */
     unsigned threads; /* asked for */
     team parallel;
-    int (*team_size)(void); /* omp_get_num_threads, where `parallel` is given */
+    int (*size)(void); /* omp_get_num_threads, where `parallel` is given */
     size_t *counters; /* one a step */
-    size_t longest, arrived, generation;
+    size_t joined, arrived, generation; /* joined: threads that have taken memory of their own */
+} crew;
+
+typedef struct {
+    crew crew;
+    const layer *layers;
+    const stack *shape;
+    size_t longest;
     x_block *rounded;
     float *qkv, *query, *mixed, *gates;
     int failed;
 } forward;
 
-static void wait_for_all(forward *run, size_t size) {
+static void wait_for_all(crew *run, size_t size) {
     size_t now = __atomic_load_n(&run->generation, __ATOMIC_ACQUIRE);
     if (__atomic_add_fetch(&run->arrived, 1, __ATOMIC_ACQ_REL) == size) {
         __atomic_store_n(&run->arrived, 0, __ATOMIC_RELAXED);
@@ -786,71 +950,79 @@ static void wait_for_all(forward *run, size_t size) {
 /* Each thread of a team runs the same steps and waits for the others after each; without a team each step
  * starts threads of its own. */
 typedef struct {
-    forward *run;
+    crew *crew;
     size_t team; /* its size, or 0 */
     size_t *next; /* the next step's counter */
 } worker;
 
 static void step(worker *self, task work, void *job) {
-    if (!self->team) run_all(work, job, self->run->threads, self->run->parallel);
-    else work(job), wait_for_all(self->run, self->team);
+    if (!self->team) run_all(work, job, self->crew->threads, self->crew->parallel);
+    else work(job), wait_for_all(self->crew, self->team);
 }
 
-static void round_rows(worker *self, const float *x, const float *norm, int gated, size_t width) {
-    const stack *shape = self->run->shape;
-    rounding job = {x, norm, shape->eps, gated, shape->tokens, width, self->run->rounded, self->next++, 0};
+/* The same work on each thread of a team, or on this one. */
+static void run_together(crew *run, task work, void *argument) {
+#ifndef __APPLE__
+    if (run->threads > 1 && run->parallel && run->size) {
+        run->parallel(work, argument, run->threads, 0);
+        return;
+    }
+#endif
+    run->size = NULL;
+    work(argument);
+}
+
+static worker join(crew *run) { return (worker){run, run->size ? (size_t)run->size() : 0, run->counters}; }
+
+static void round_rows(worker *self, forward *run, const float *x, const float *norm, int gated, size_t width) {
+    const stack *shape = run->shape;
+    rounding job = {x, norm, shape->eps, gated, shape->tokens, width, run->rounded, self->next++, 0};
     step(self, run_rounding, &job);
-    if (job.failed) __atomic_store_n(&self->run->failed, 1, __ATOMIC_RELAXED);
+    if (job.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
 }
 
-/* Of the rows rounded last, by matrices whose rows follow each other: out is [tokens, stride]. */
-static void multiply_rows(worker *self, const matrix *parts, size_t count, size_t width, const float *bias,
-                          const float *residual, float *out, size_t stride) {
-    forward *run = self->run;
+/* Rounded rows [m, width] by matrices whose rows follow each other: out is [m, stride]. */
+static void multiply_rows(worker *self, const matrix *parts, size_t count, size_t width, const x_block *rounded,
+                          size_t m, const float *bias, const float *residual, float *out, size_t stride) {
     for (size_t p = 0, at = 0; p < count && parts[p].rows; at += parts[p++].rows) {
         int last = p + 1 == count || !parts[p + 1].rows;
-        product job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, run->shape->tokens, run->rounded,
+        product job = {parts[p].kind, parts[p].tiles, parts[p].rows, width / BLOCK, m, rounded,
                     bias ? bias + at : NULL, residual, out + at, stride,
-                    chunk_of(parts[p].rows, run->threads), self->next++};
+                    chunk_of(parts[p].rows, self->crew->threads), self->next++};
         if (self->team && !last) run_product(&job); /* nothing reads it before the others are done */
         else step(self, run_product, &job);
     }
 }
 
-static void run_layer(worker *self, const layer *own) {
-    forward *run = self->run;
+static void run_layer(worker *self, forward *run, const layer *own) {
     const stack *shape = run->shape;
     const size_t m = shape->tokens, heads = shape->heads, kv_heads = shape->kv_heads, size = shape->size;
     const size_t width = heads * size, hidden = shape->hidden, slot = shape->capacity * size;
-    round_rows(self, shape->x, own->input_norm, 0, hidden);
-    multiply_rows(self, own->qkv, 3, hidden, own->qkv_bias, NULL, run->qkv, width + 2 * kv_heads * size);
-    rotation turn = {run->qkv, m, heads, kv_heads, size, shape->capacity, own->q_norm, own->k_norm, shape->eps,
+    round_rows(self, run, shape->x, own->input_norm, 0, hidden);
+    multiply_rows(self, own->qkv, 3, hidden, run->rounded, m, own->qkv_bias, NULL, run->qkv, width + 2 * kv_heads * size);
+    rotation turn = {run->qkv, m, width + 2 * kv_heads * size, heads, kv_heads, size, shape->capacity, own->q_norm, own->k_norm, shape->eps,
                      shape->cos, shape->sin, shape->places, run->query, own->keys, own->values, self->next++};
     step(self, run_rotation, &turn);
     attention attend = {run->query, own->keys, own->values, kv_heads * slot, slot, m, heads, kv_heads, size,
                         own->spans, own->extras, shape->scale, run->mixed, run->longest, self->next++, 0};
     step(self, run_attention, &attend);
     if (attend.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
-    round_rows(self, run->mixed, NULL, 0, width);
-    multiply_rows(self, &own->out, 1, width, own->out_bias, shape->x, shape->x, hidden);
-    round_rows(self, shape->x, own->post_norm, 0, hidden);
-    multiply_rows(self, own->gate_up, 2, hidden, NULL, NULL, run->gates, 2 * shape->inner);
-    round_rows(self, run->gates, NULL, 1, shape->inner);
-    multiply_rows(self, &own->down, 1, shape->inner, NULL, shape->x, shape->x, hidden);
+    round_rows(self, run, run->mixed, NULL, 0, width);
+    multiply_rows(self, &own->out, 1, width, run->rounded, m, own->out_bias, shape->x, shape->x, hidden);
+    round_rows(self, run, shape->x, own->post_norm, 0, hidden);
+    multiply_rows(self, own->gate_up, 2, hidden, run->rounded, m, NULL, NULL, run->gates, 2 * shape->inner);
+    round_rows(self, run, run->gates, NULL, 1, shape->inner);
+    multiply_rows(self, &own->down, 1, shape->inner, run->rounded, m, NULL, shape->x, shape->x, hidden);
     size_t *next = self->next++;
     if (!own->captured) return;
     for (size_t r; (r = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < m;) /* what comes next reads x, too */
         memcpy(own->captured + r * shape->captured_stride, shape->x + r * hidden, hidden * sizeof(float));
 }
 
-static void run_layers(forward *run, size_t team) {
-    worker self = {run, team, run->counters};
-    for (size_t i = 0; i < run->shape->layers; i++) run_layer(&self, run->layers + i);
-}
-
-static void run_layers_in_team(void *argument) {
+static void run_layers(void *argument) {
     forward *run = argument;
-    run_layers(run, (size_t)run->team_size());
+    worker self = join(&run->crew);
+    for (size_t i = 0; i < run->shape->layers; i++) run_layer(&self, run, run->layers + i);
 }
 
 /* The layers' output in place of their input; 0, or -1 where there is no memory. */
@@ -861,25 +1033,261 @@ int domino_forward(const layer *layers, const stack *shape, unsigned threads, te
     const size_t joined = width + 2 * shape->kv_heads * shape->size;
     size_t widest = shape->inner > width ? shape->inner : width;
     if (shape->hidden > widest) widest = shape->hidden;
-    forward run = {.layers = layers, .shape = shape, .threads = threads, .parallel = parallel, .team_size = team_size};
+    forward run = {.crew = {threads, parallel, team_size, NULL, 0, 0, 0}, .layers = layers, .shape = shape};
     for (size_t i = 0; i < shape->layers; i++) {
         size_t longest = longest_of(layers[i].spans, m);
         if (longest > run.longest) run.longest = longest;
     }
-    run.counters = calloc(shape->layers * STEPS + 1, sizeof *run.counters);
+    run.crew.counters = calloc(shape->layers * STEPS + 1, sizeof *run.crew.counters);
     run.rounded = malloc(m * widest / BLOCK * sizeof *run.rounded + 1);
     run.qkv = malloc(m * joined * sizeof(float) + 1);
     run.query = malloc(m * width * sizeof(float) + 1);
     run.mixed = malloc(m * width * sizeof(float) + 1);
     run.gates = malloc(m * 2 * shape->inner * sizeof(float) + 1);
-    run.failed = !run.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
-    if (!run.failed) {
-#ifndef __APPLE__
-        if (threads > 1 && parallel && team_size) parallel(run_layers_in_team, &run, threads, 0);
-        else
-#endif
-            run_layers(&run, 0);
-    }
-    free(run.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
+    run.failed = !run.crew.counters || !run.rounded || !run.qkv || !run.query || !run.mixed || !run.gates;
+    if (!run.failed) run_together(&run.crew, run_layers, &run);
+    free(run.crew.counters), free(run.rounded), free(run.qkv), free(run.query), free(run.mixed), free(run.gates);
     return run.failed ? -1 : 0;
+}
+
+/* ---- a drafter's context, in one call -------------------------------------------------------------- */
+
+typedef struct {
+    matrix project, kv; /* captured states -> features; features -> each layer's keys and values */
+    size_t captured, width, layers, kv_heads, size;
+    const float *norm, *k_norms; /* [width]; [layers, size] or NULL */
+    float eps;
+} context;
+
+typedef struct {
+    crew crew;
+    const context *shape;
+    const float *captured; /* [tokens, captured] */
+    size_t tokens, capacity, layer_stride;
+    const float *cos, *sin;
+    const int64_t *places;
+    float *keys, *values; /* of the first layer */
+    x_block *rounded;
+    float *features, *kv;
+    int failed;
+} storing;
+
+static void run_storing(void *argument) {
+    storing *run = argument;
+    const context *own = run->shape;
+    const size_t m = run->tokens, one = 2 * own->kv_heads * own->size;
+    worker self = join(&run->crew);
+    rounding first = {run->captured, NULL, 0, 0, m, own->captured, run->rounded, self.next++, 0};
+    step(&self, run_rounding, &first);
+    multiply_rows(&self, &own->project, 1, own->captured, run->rounded, m, NULL, NULL, run->features, own->width);
+    rounding second = {run->features, own->norm, own->eps, 0, m, own->width, run->rounded, self.next++, 0};
+    step(&self, run_rounding, &second);
+    if (second.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
+    multiply_rows(&self, &own->kv, 1, own->width, run->rounded, m, NULL, NULL, run->kv, own->layers * one);
+    for (size_t layer = 0; layer < own->layers; layer++) {
+        rotation turn = {run->kv + layer * one, m, own->layers * one, 0, own->kv_heads, own->size, run->capacity,
+                         NULL, own->k_norms ? own->k_norms + layer * own->size : NULL, own->eps, run->cos,
+                         run->sin, run->places, NULL, run->keys + layer * run->layer_stride,
+                         run->values + layer * run->layer_stride, self.next++};
+        if (self.team) run_rotation(&turn); /* the last thing that is done */
+        else step(&self, run_rotation, &turn);
+    }
+}
+
+/* Keys and values of captured states in all layers' caches; 0, or -1 where there is no memory. */
+int domino_store(const context *shape, const float *captured, size_t tokens, const float *cos, const float *sin,
+                 const int64_t *places, float *keys, float *values, size_t capacity, size_t layer_stride,
+                 unsigned threads, team parallel, int (*team_size)(void)) {
+    enum { STEPS = 4 };
+    const size_t widest = shape->captured > shape->width ? shape->captured : shape->width;
+    storing run = {.crew = {threads, parallel, team_size, NULL, 0, 0, 0}, .shape = shape, .captured = captured,
+                   .tokens = tokens, .capacity = capacity, .layer_stride = layer_stride, .cos = cos, .sin = sin,
+                   .places = places, .keys = keys, .values = values};
+    run.crew.counters = calloc(STEPS + shape->layers + 1, sizeof *run.crew.counters);
+    run.rounded = malloc(tokens * widest / BLOCK * sizeof *run.rounded + 1);
+    run.features = malloc(tokens * shape->width * sizeof(float) + 1);
+    run.kv = malloc(tokens * shape->layers * 2 * shape->kv_heads * shape->size * sizeof(float) + 1);
+    run.failed = !run.crew.counters || !run.rounded || !run.features || !run.kv;
+    if (!run.failed) run_together(&run.crew, run_storing, &run);
+    free(run.crew.counters), free(run.rounded), free(run.features), free(run.kv);
+    return run.failed ? -1 : 0;
+}
+
+/* ---- drafts one after the other, in one call ------------------------------------------------------- */
+
+typedef struct { /* a Domino head over a target's vocabulary; all widths are whole blocks */
+    matrix embedding, lm_head, input, carried, hidden, prefix, output;
+    const float *bias; /* of the lm_head, or NULL */
+    const int64_t *tokens; /* ids of the lm_head's rows, or NULL */
+    size_t width, state, rank; /* of hidden states, of the GRU, of the correction */
+    size_t uncorrected; /* drafts that are the backbone's alone */
+} head;
+
+typedef struct { float value; size_t column; } candidate;
+
+typedef struct {
+    crew crew;
+    const head *head;
+    size_t batch, depth;
+    const float *x; /* [batch, depth, width] */
+    const int64_t *anchors; /* [batch] */
+    int64_t *drafts; /* [batch, depth] */
+    x_block *rounded;
+    float *base, *projected; /* [batch, depth, rows of the lm_head], [batch, depth, rank] */
+    float *inputs, *kept; /* [batch, 3 * state]: what the GRU makes of a token, and of its state */
+    candidate *best; /* [chunks, batch] */
+    float *numbers; /* of all threads' own rows */
+    x_block *blocks;
+} rollout;
+
+/* Rows [m, width] as products read them. */
+static void round_own(const float *x, size_t m, size_t width, x_block *out) {
+    size_t next = 0;
+    rounding job = {x, NULL, 0, 0, m, width, out, &next, 0};
+    run_rounding(&job);
+}
+
+ALWAYS f16v sigmoid(f16v x) { return 1.0f / (1.0f + exponential(-x)); }
+
+/* The state [batch, state] after one more token. */
+static void read_token(const rollout *run, float *state) {
+    const size_t size = run->head->state;
+    for (size_t r = 0; r < run->batch; r++)
+        for (size_t i = 0; i < size; i += 16) {
+            const float *input = run->inputs + r * 3 * size + i, *kept = run->kept + r * 3 * size + i;
+            f16v reset = sigmoid(LOAD(f16v, input) + LOAD(f16v, kept));
+            f16v update = sigmoid(LOAD(f16v, input + size) + LOAD(f16v, kept + size));
+            f16v e = exponential(-2.0f * (LOAD(f16v, input + 2 * size) + reset * LOAD(f16v, kept + 2 * size)));
+            f16v new = (1.0f - e) / (1.0f + e); /* tanh */
+            f16v done = new + update * (LOAD(f16v, state + r * size + i) - new);
+            memcpy(state + r * size + i, &done, sizeof done);
+        }
+}
+
+/* What the correction is made of, [batch, rank]: of the projected hidden states of draft `index` and the state. */
+static void activate(const rollout *run, size_t index, const x_block *states, float *out) {
+    const head *own = run->head;
+    size_t next = 0;
+    product job = {own->prefix.kind, own->prefix.tiles, own->rank, own->state / BLOCK, run->batch, states, NULL,
+                   NULL, out, own->rank, (own->rank + ROWS - 1) / ROWS, &next};
+    run_product(&job);
+    for (size_t r = 0; r < run->batch; r++)
+        for (size_t i = 0; i < own->rank; i += 16) {
+            const float *projected = run->projected + (r * run->depth + index) * own->rank + i;
+            f16v done = silu(LOAD(f16v, projected) + LOAD(f16v, out + r * own->rank + i));
+            memcpy(out + r * own->rank + i, &done, sizeof done);
+        }
+}
+
+/* The first of the largest of `count` logits from a column on, if it is larger than what is known. */
+static void find_best(const float *logits, size_t count, size_t column, candidate *best) {
+    f16v largest = (f16v){0} - INFINITY;
+    float most = -INFINITY;
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) largest = larger(LOAD(f16v, logits + i), largest);
+    for (int k = 0; k < 16; k++) most = largest[k] > most ? largest[k] : most;
+    for (; i < count; i++) most = logits[i] > most ? logits[i] : most;
+    if (!(most > best->value)) return;
+    for (i = 0; logits[i] != most;) i++;
+    *best = (candidate){most, column + i};
+}
+
+typedef struct {
+    product correction; /* added to the base logits, in place */
+    int corrected;
+    const rollout *run;
+} choice;
+
+static void run_choice(void *argument) {
+    const choice *job = argument;
+    const product *own = &job->correction;
+    const size_t tiles = (own->rows + ROWS - 1) / ROWS;
+    for (;;) {
+        size_t start = __atomic_fetch_add(own->next, own->chunk_tiles, __ATOMIC_RELAXED);
+        if (start >= tiles) return;
+        size_t end = tiles - start < own->chunk_tiles ? tiles : start + own->chunk_tiles;
+        for (size_t first = 0; job->corrected && first < own->m; first += TILE)
+            for (size_t tile = start; tile < end; tile++) {
+                size_t count = own->m - first < TILE ? own->m - first : TILE;
+                KERNELS[own->kind][count - 1](own, tile, first);
+            }
+        size_t column = start * ROWS, last = end * ROWS < own->rows ? end * ROWS : own->rows;
+        for (size_t r = 0; r < own->m; r++) {
+            candidate *best = job->run->best + start / own->chunk_tiles * own->m + r;
+            *best = (candidate){-INFINITY, column};
+            find_best(own->out + r * own->stride + column, last - column, column, best);
+        }
+    }
+}
+
+static void run_drafts(void *argument) {
+    rollout *run = argument;
+    const head *head = run->head;
+    const size_t batch = run->batch, depth = run->depth, m = batch * depth, rows = head->lm_head.rows;
+    const size_t width = head->width, size = head->state, rank = head->rank;
+    worker self = join(&run->crew);
+    size_t place = __atomic_fetch_add(&run->crew.joined, 1, __ATOMIC_RELAXED);
+    float *row = run->numbers + place * batch * (width + size + rank), *state = row + batch * width;
+    float *activation = state + batch * size;
+    x_block *read = run->blocks + place * batch * (width + size + rank) / BLOCK;
+    x_block *states = read + batch * width / BLOCK, *activations = states + batch * size / BLOCK;
+    rounding whole = {run->x, NULL, 0, 0, m, width, run->rounded, self.next++, 0};
+    step(&self, run_rounding, &whole);
+    multiply_rows(&self, &head->hidden, 1, width, run->rounded, m, NULL, NULL, run->projected, rank);
+    multiply_rows(&self, &head->lm_head, 1, width, run->rounded, m, head->bias, NULL, run->base, rows);
+    memset(state, 0, batch * size * sizeof *state);
+    round_own(state, batch, size, states);
+    for (size_t index = 0; index < depth; index++) {
+        for (size_t r = 0; r < batch; r++) {
+            int64_t token = index ? __atomic_load_n(run->drafts + r * depth + index - 1, __ATOMIC_RELAXED) : run->anchors[r];
+            domino_rows(head->embedding.kind, head->embedding.tiles, width / BLOCK, &token, 1, row + r * width);
+        }
+        round_own(row, batch, width, read);
+        multiply_rows(&self, &head->input, 1, width, read, batch, NULL, NULL, run->inputs, 3 * size);
+        multiply_rows(&self, &head->carried, 1, size, states, batch, NULL, NULL, run->kept, 3 * size);
+        read_token(run, state);
+        round_own(state, batch, size, states);
+        int corrected = index >= head->uncorrected;
+        if (corrected) {
+            activate(run, index, states, activation);
+            round_own(activation, batch, rank, activations);
+        }
+        float *logits = run->base + index * rows; /* [batch, depth * rows] */
+        choice job = {{head->output.kind, head->output.tiles, rows, rank / BLOCK, batch, activations, NULL, logits,
+                       logits, depth * rows, chunk_of(rows, run->crew.threads), self.next++}, corrected, run};
+        step(&self, run_choice, &job);
+        size_t chunks = ((rows + ROWS - 1) / ROWS + job.correction.chunk_tiles - 1) / job.correction.chunk_tiles;
+        for (size_t r = 0; r < batch; r++) {
+            candidate best = run->best[r];
+            for (size_t c = 1; c < chunks; c++)
+                if (run->best[c * batch + r].value > best.value) best = run->best[c * batch + r];
+            int64_t token = head->tokens ? head->tokens[best.column] : (int64_t)best.column;
+            __atomic_store_n(run->drafts + r * depth + index, token, __ATOMIC_RELAXED); /* all store the same */
+        }
+    }
+}
+
+/* Greedy drafts [batch, depth] from the backbone's states; 0, or -1 where there is no memory. */
+int domino_draft(const head *head, const float *x, size_t batch, size_t depth, const int64_t *anchors,
+                 int64_t *drafts, unsigned threads, team parallel, int (*team_size)(void)) {
+    enum { STEPS = 3, ONCE = 3 };
+    const size_t m = batch * depth, own = batch * (head->width + head->state + head->rank);
+    const size_t chunks = (head->lm_head.rows + ROWS - 1) / ROWS;
+    rollout run = {.crew = {threads, parallel, team_size, NULL, 0, 0, 0}, .head = head, .batch = batch,
+                   .depth = depth, .x = x, .anchors = anchors, .drafts = drafts};
+    run.crew.counters = calloc(ONCE + depth * STEPS + 1, sizeof *run.crew.counters);
+    run.rounded = malloc(m * head->width / BLOCK * sizeof *run.rounded + 1);
+    run.base = malloc(m * head->lm_head.rows * sizeof(float) + 1);
+    run.projected = malloc(m * head->rank * sizeof(float) + 1);
+    run.inputs = malloc(batch * 3 * head->state * sizeof(float) + 1);
+    run.kept = malloc(batch * 3 * head->state * sizeof(float) + 1);
+    run.best = malloc(batch * chunks * sizeof *run.best + 1);
+    run.numbers = malloc(threads * own * sizeof(float) + 1);
+    run.blocks = malloc(threads * own / BLOCK * sizeof *run.blocks + 1);
+    int failed = !run.crew.counters || !run.rounded || !run.base || !run.projected || !run.inputs || !run.kept ||
+                 !run.best || !run.numbers || !run.blocks;
+    if (!failed) run_together(&run.crew, run_drafts, &run);
+    free(run.crew.counters), free(run.rounded), free(run.base), free(run.projected), free(run.inputs);
+    free(run.kept), free(run.best), free(run.numbers), free(run.blocks);
+    return failed ? -1 : 0;
 }

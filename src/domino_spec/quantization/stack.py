@@ -45,14 +45,16 @@ _VECTORS = ("input_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "post_norm
 _MATRICES = {"qkv": 3, "out": 1, "gate_up": 2, "down": 1}
 
 
-class _Matrix(Structure):
+class Matrix(Structure):
+    """A weight of one kind, as the kernel reads it."""
+
     _fields_ = [("kind", c_int), ("tiles", c_void_p), ("rows", c_size_t)]
 
 
 class _Layer(Structure):
     _fields_ = [
         *((name, c_void_p) for name in _VECTORS),
-        *((name, _Matrix * count) for name, count in _MATRICES.items()),
+        *((name, Matrix * count) for name, count in _MATRICES.items()),
         *((name, c_void_p) for name in ("keys", "values", "spans", "extras", "captured")),
     ]
 
@@ -91,9 +93,7 @@ class Stack:
                 parts = parts_of(getattr(weights, name))
                 assert len(parts) <= count
                 for place, part in enumerate(parts):
-                    getattr(found, name)[place] = _Matrix(
-                        KINDS.index(part.kind), part.tiles.data_ptr(), part.shape[0]
-                    )
+                    getattr(found, name)[place] = matrix_of(part)
         first = layers[0]
         self._shape = _Stack(
             layers=len(layers), hidden=first.qkv.shape[1], inner=first.down.shape[1],
@@ -150,3 +150,8 @@ class Stack:
 def parts_of(weight: Any) -> tuple[QuantizedWeight, ...]:
     """Those of one kind each, of a weight in blocks or of several that are read together."""
     return getattr(weight, "parts", (weight,))
+
+
+def matrix_of(weight: QuantizedWeight) -> Matrix:
+    """Points into the weight's memory."""
+    return Matrix(KINDS.index(weight.kind), weight.tiles.data_ptr(), weight.shape[0])

@@ -94,9 +94,10 @@ def choose_reference(
         if tokens is None:
             tokens = torch.arange(logits.shape[1], device=logits.device).unsqueeze(0)
         scores = noised(scores, tokens, temperature, seeds, positions)
-    best = scores.argmax(dim=1)  # the first of equal ones, but what is not a number comes first
-    if on_host(scores) and not scores.gather(1, best.unsqueeze(1)).isnan().any():
-        return best  # no second look at all scores
+    if on_host(scores):  # NumPy many times faster: the first of equal ones, or else of NaNs
+        best = torch.from_numpy(scores.numpy().argmax(axis=1))
+        if not scores.gather(1, best.unsqueeze(1)).isnan().any():
+            return best  # no second look at all scores
     return scores.masked_fill(scores.isnan(), -torch.inf).argmax(dim=1)
 
 
