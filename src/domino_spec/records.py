@@ -119,7 +119,9 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
         with _open(Path(path), "rt") as file:
             text = file.read()
     except OSError as error:
-        raise InputError(f"the records {path} cannot be read: {error.strerror or error}.") from error
+        raise InputError(
+            f"the records {path} cannot be read: {error.strerror or error}."
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"the records {path} are not UTF-8 text.") from error
     records = []
