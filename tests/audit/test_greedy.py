@@ -12,9 +12,10 @@ from domino_spec.audit.forwards import PlainReader, ShapedReader, float32_logits
 from domino_spec.audit.greedy import judge
 from domino_spec.decoding import SamplingParams, loop
 from domino_spec.drafters import BlockDrafter, LookupDrafter
+from domino_spec.engine.recurrent import HybridCache
 from domino_spec.targets import Target, TargetCache, probe_target
 from domino_spec.targets.recurrent import RecurrentStates
-from tests.engine.runs import make_engine
+from tests.engine.runs import make_engine, script
 from tests.support.drafters import Adversarial, Good
 from tests.support.families import (
     VOCAB,
@@ -48,7 +49,7 @@ def greedy(target, way, prompts, eos=()):
 PAIRS = [
     (family, kind) for family in ("llama", "gemma3_text", "gpt2") for kind in (Good, Adversarial)
 ]
-PAIRS += [("qwen3_next", Adversarial), ("qwen3_5", Good)]
+PAIRS += [("qwen3_next", Adversarial), ("qwen3_5_text", Good)]
 
 
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
@@ -132,7 +133,7 @@ BROKEN = {
     "stale cache": ("llama", TargetCache, "commit", keeps_the_place_of_longer_rows),
     "off-by-one acceptance": ("llama", loop, "_walk", accepts_one_too_many),
     "states not restored": ("qwen3_next", RecurrentStates, "commit", keeps_recurrent_states),
-    "no replay": ("qwen3_5", RecurrentStates, "_replay", restores_without_reading_again),
+    "no replay": ("qwen3_5_text", RecurrentStates, "_replay", restores_without_reading_again),
 }
 
 
@@ -171,6 +172,29 @@ def test_a_broken_engine_is_a_bug(monkeypatch):
     assert found.count("bug") > 0
 
 
+def keeps_all_of_a_block(self, slots, accepted):
+    """Rejected drafts stay in what linear-attention layers have summed up."""
+    room = next(iter(self._recurrent.values()))._keys.shape[1]
+    REAL_HYBRID_COMMIT(self, slots, torch.full_like(accepted, room - 1))
+
+
+REAL_HYBRID_COMMIT = HybridCache.commit
+
+
+@pytest.mark.parametrize("broken", [None, keeps_all_of_a_block])
+def test_an_engine_that_does_not_restore_states_is_a_bug(broken, monkeypatch):
+    target, prompts = make_target("qwen3_5_text"), random_prompts(LENGTHS)[:2]
+    engine = make_engine(target, random_drafter(), slots=2)
+    script(engine, answers_of(target))
+    if broken is not None:
+        monkeypatch.setattr(HybridCache, "commit", broken)
+    found = greedy(target, EngineWay(engine), prompts)
+    assert 0 < sum(found.stats.accepted) < sum(found.stats.offered)
+    assert (found.count("bug") > 0) is (broken is not None)
+    assert found.count("tie") == 0
+    assert found.count("unclear") == 0
+
+
 def test_overrunning_the_end_is_a_bug(monkeypatch):
     target = make_target("llama")
     way, prompts = scripted(target)
@@ -200,7 +224,7 @@ def test_nothing_drafted_cannot_be_told():
 
 def test_the_yardstick_cuts_what_linear_attention_has_summed_up():
     """After forwards of any shape it goes on from the text that is left."""
-    target = make_target("qwen3_5")
+    target = make_target("qwen3_5_text")
     (text,) = random_prompts((12,))
     reader = ShapedReader(target)
     reader.read([*text[:5], 7, 8, 9], batch=2)  # a padded prompt

@@ -11,6 +11,7 @@ from domino_spec.drafters import BlockDrafter
 from domino_spec.records import append_record, environment
 from domino_spec.targets import Target, probe_target
 from domino_spec.targets.recurrent import RecurrentStates
+from tests.engine.runs import draft, make_engine, run_engine
 from tests.support.drafters import Adversarial, Good, Oracle, WrongAtFourth
 from tests.support.families import (
     HYBRIDS,
@@ -32,7 +33,7 @@ SCRIPTED = {
     "adversarial": Adversarial,
 }
 CASES = [(kind, 7) for kind in (*SCRIPTED, "random Domino")] + [("adversarial", 1)]
-NAMES = {"qwen3_next": "Qwen3-Next", "qwen3_5": "Qwen3.5"}
+NAMES = {"qwen3_next": "Qwen3-Next", "qwen3_5_text": "Qwen3.5"}
 
 
 @cache
@@ -91,6 +92,26 @@ def test_exactness(family, record):
         }
         record(family, values)
         assert differing == 0, values
+
+
+@pytest.mark.parametrize("slots", [1, 7])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_exactness_on_the_engine(family, slots):
+    """Twenty prompts, in turns; the states of seven advance by different numbers together."""
+    for kind in ("oracle", "good (4 in 5)", "wrong at the fourth", "adversarial"):
+        for seed in SEEDS:
+            target, prompts, answers = case(family, seed)
+            spoil = SCRIPTED[kind](answers, depth=DEPTH, vocab=VOCAB).spoil
+
+            def drafts_of(index, done, answers=answers, spoil=spoil):
+                known = answers[index][done:]
+                return [spoil(done, place, token) for place, token in enumerate(known)]
+
+            engine = make_engine(target, random_drafter(), slots=slots, capacity=256, chunk=40)
+            draft(engine, drafts_of)
+            found, counts, _ = run_engine(engine, prompts, max_new_tokens=NEW)
+            assert found == answers, (kind, seed)
+            assert counts.cycles < counts.committed
 
 
 @pytest.mark.parametrize("restored", [True, False])

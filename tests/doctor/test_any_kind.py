@@ -11,10 +11,12 @@ from domino_spec.doctor.reading import needs
 from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import Medusa, MedusaConfig
 from domino_spec.drafters import describe_drafter
+from domino_spec.engine.recurrent import read_delta_shape
 from domino_spec.errors import InputError
 from domino_spec.targets import load_config
 from tests.doctor import chatty
 from tests.support.baselines import knowing_eagle3, knowing_medusa
+from tests.support.families import CONFIGS
 
 BLOCK_ONLY = {"alignment", "mask token", "mask token text", "mask token, measured"}
 
@@ -96,3 +98,16 @@ def test_memory_of_every_kind_is_counted(target, tmp_path):
     assert heads["caches"] == nothing["caches"] < chain["caches"]
     with pytest.raises(InputError, match="drafts nothing"):
         describe_drafter("plain")
+
+
+def test_states_of_a_hybrid_are_counted_by_sequence_and_not_by_token():
+    config, described = CONFIGS["qwen3_5_text"](), describe_drafter("lookup")
+
+    def caches(rows, context):
+        plans = Plans(rows=rows)
+        return needs(config, described, plans, dtype=torch.float32, context=context)["caches"]
+
+    block = described.drafts + 1
+    states = 2 * read_delta_shape(config).slot_bytes(block, torch.float32)
+    attention = 4 * 2 * 2 * 8  # bytes a token of the one layer that attends
+    assert caches(3, 100) == 3 * (states + 100 * attention)

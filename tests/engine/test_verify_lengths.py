@@ -56,9 +56,9 @@ def run_ragged(target, drafter, given, *, budget, graphs=False, **params):
     return texts, counts
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "phi3"])
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", "phi3", "qwen3_5_text"])
 def test_no_family_minds_a_budget(family):
-    """Windows, rotary positions and sinks of packed tokens; experts of a few of them."""
+    """Windows, rotary positions, sinks and states of packed tokens; experts of a few of them."""
     target = make_target(family)
     expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
     assert run_ragged(target, random_drafter(), PROMPTS, budget=2)[0] == expected

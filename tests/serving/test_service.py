@@ -312,6 +312,17 @@ def test_what_is_taken_is_there(free):
     assert (found.slots + 1) * found.capacity * 100_000 <= free * GB
 
 
+def test_what_a_slot_takes_whatever_it_holds_counts_too():
+    plain, hybrid = (
+        cache_size(
+            ServerConfig(model="m", context=8192),
+            on_gpu=True, context=8192, token_bytes=100_000, slot_bytes=each, free=20 * GB,
+        )
+        for each in (0, 8192 * 100_000)
+    )  # fmt: skip
+    assert plain.slots + 1 == 2 * (hybrid.slots + 1)
+
+
 def test_what_was_asked_for_is_kept_or_refused():
     assert size(100 * GB, slots=3) == Size(3, 8192)
     with pytest.raises(InputError, match="3 slots of 8192 tokens take 3.3 GB of memory; 0.6 GB"):

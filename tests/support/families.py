@@ -30,6 +30,7 @@ _COMMON = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_NO_MLP = {name: value for name, value in _COMMON.items() if name != "intermediate_size"}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # Gemma's scaled embeddings, tied to its lm_head, would repeat the last token for ever.
 _GEMMA = {**_COMMON, "head_dim": 8, "tie_word_embeddings": False}
@@ -97,9 +98,12 @@ CONFIGS = {
     "qwen3_next": lambda: tf.Qwen3NextConfig(
         **_COMMON, **_HYBRID, **_MOE, shared_expert_intermediate_size=16
     ),
-    "qwen3_5": lambda: tf.Qwen3_5TextConfig(**_COMMON, **_HYBRID),
+    "qwen3_5_text": lambda: tf.Qwen3_5TextConfig(**_COMMON, **_HYBRID),
+    "qwen3_5_moe_text": lambda: tf.Qwen3_5MoeTextConfig(
+        **_NO_MLP, **_HYBRID, **_MOE, shared_expert_intermediate_size=16
+    ),
 }  # fmt: skip
-HYBRIDS = ("qwen3_next", "qwen3_5")
+HYBRIDS = ("qwen3_next", "qwen3_5_text")
 
 
 def make_model(family: str, *, seed: int = 0, attention: str | None = None) -> tf.PreTrainedModel:

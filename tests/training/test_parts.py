@@ -168,7 +168,7 @@ def test_a_mask_that_the_data_hold_is_refused(tmp_path, corpus, loaded):
 
 def test_a_hybrid_target_is_read_document_by_document(tmp_path, corpus):
     reports = Reports()
-    target = make_target("qwen3_5")
+    target = make_target("qwen3_5_text")
     changes = {"steps": 2, "log_every": 1, "eval_every": 2, "target_layer_ids": [0, 2]}
     run = ready(tmp_path, corpus, LoadedTarget.of(target), reports, **changes)
     assert "state no mask resets between the documents" in target.packing_refusal

@@ -186,7 +186,9 @@ class EngineWay(Way):
             slots = torch.arange(shape.batch, device=device).clamp(max=engine.slots.spare)
             block = torch.tensor([block_of(ids, shape)] * shape.batch, device=device)
             starts = torch.full((shape.batch,), shape.start, device=device)
-            states, _ = engine.target.forward(block, AttentionMetadata(slots, starts, shape.width))
+            ends = torch.arange(shape.batch, device=device) * shape.width + shape.kept - 1
+            metadata = AttentionMetadata(slots, starts, shape.width, ends=ends)
+            states, _ = engine.target.forward(block, metadata)
             logits = engine.target.logits(states).view(shape.batch, shape.width, -1)
             return logits[0, min(len(ids) - shape.start, shape.width) - 1].float()
 

@@ -16,6 +16,7 @@ from domino_spec.checkpoints import Check, Provenance, TargetFacts, check_fit
 from domino_spec.doctor.settings import Plans
 from domino_spec.drafter import DrafterConfig, Eagle3Config, ModuleConfig
 from domino_spec.drafters.registry import DrafterDescription
+from domino_spec.engine.recurrent import read_delta_shape
 from domino_spec.quantization.reference import FORMATS
 from domino_spec.quantization.scaled import GROUPS
 from domino_spec.records import hardware
@@ -245,7 +246,11 @@ def needs(
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     head_dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     tokens = plans.rows * context
-    attending = int(text.num_hidden_layers) - len(linear_layers(text))
+    linear = len(linear_layers(text))
+    attending = int(text.num_hidden_layers) - linear
+    states = 0
+    if linear and hasattr(text, "linear_num_value_heads"):
+        states = linear * read_delta_shape(text).slot_bytes(described.drafts + 1, dtype)
     target_cache = 2 * attending * kv_heads * head_dim * tokens
     drafter, cached = described.config, 0  # numbers a token in the drafter's own keys
     if isinstance(drafter, DrafterConfig):
@@ -262,7 +267,7 @@ def needs(
     return {
         "target": weights * size if stored is None else stored,
         "drafter": described.parameters * size,
-        "caches": (target_cache + draft_cache) * size,
+        "caches": (target_cache + draft_cache) * size + plans.rows * states,
         "activations": logits * (size + 4) + prefill * size,
     }
 

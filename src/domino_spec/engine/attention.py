@@ -8,6 +8,7 @@ share is computed once, and sequences in neighbouring slots attend together, ove
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,8 +67,19 @@ class AttentionMetadata:
     ancestors: Tensor | None = None  # [sequences, count] int64: bit j says that it sees token j
     paths: Tensor | None = None  # [sequences, count, count]: the same tokens in order, for kernels
     ragged: Ragged | None = None
+    ends: Tensor | None = None
+    """Of prompts, all of whose tokens stay: where each one's last token is among all tokens of the
+    forward, [sequences]; what follows it is padding. None where `commit` says what stays."""
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
     _alone: dict[tuple[int, int], PerTokenMetadata] = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def kept(self) -> Tensor | None:
+        """How many new tokens of each sequence stay, [sequences], where that is known."""
+        if self.ends is None:
+            return None
+        rows = torch.arange(len(self.ends), device=self.ends.device)
+        return self.ends + 1 - rows * self.count
 
     def on_host(self, rotary: tuple[Tensor, Tensor], dtype: torch.dtype) -> HostMetadata:
         """Computed for the first layer of a model (each has a table of its own) and kept."""

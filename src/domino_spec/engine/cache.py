@@ -60,6 +60,9 @@ class SlotCache:
         """No slots at all: their memory is given back."""
         self._states = self._states.new_empty(0)
 
+    def reserve(self, block: int) -> None:
+        """Room for what a block of so many tokens leaves until `commit`: here none is needed."""
+
     def copy(self, source: int, goal: int, count: int) -> None:
         """The first tokens of one slot into another, in all layers."""
         self._states[:, :, goal, :, :count] = self._states[:, :, source, :, :count]
@@ -68,8 +71,7 @@ class SlotCache:
         """Keep the anchor and the accepted drafts [n] of the last forward in slots [n], no more.
 
         Rolls the rest back. Here the length, which `Slots` holds, says it all: the next forward
-        writes over what is left. A cache of recurrent states would restore those of each slot's
-        last accepted token.
+        writes over what is left. `recurrent.HybridCache` has more to do.
         """
 
     def compact(self, slots: Tensor, starts: Tensor, path: Tensor) -> None:
@@ -92,6 +94,11 @@ class SlotCache:
     def nbytes(self) -> int:
         """Bytes of all slots."""
         return self._states.nbytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's keys and values."""
+        return 2 * self._layers * self._kv_heads * self._head_dim * self.element_size
 
     @property
     def element_size(self) -> int:

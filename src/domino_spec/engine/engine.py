@@ -125,6 +125,8 @@ class Engine:
             graphs=graphs,
             chunk=chunk,
         )
+        if reuse and (reason := target.reuse_refusal) is not None:
+            raise InputError(f"prompts are to be reused: {reason} Leave `reuse` out.")
         on_gpu = target.device.type == "cuda"
         if drafter is not None:
             drafter = drafter.with_depth(drafter.depth if depth is None else depth)
@@ -136,7 +138,9 @@ class Engine:
         """Drafts of the largest tree; 0 where only chains are verified."""
         if drafter is not None:
             wanted = drafter.nodes
-            if self._adaptive and tree is None and drafter.can_branch:
+            target.check_tree(wanted)
+            branches = drafter.can_branch and not target.recurrent_modules
+            if self._adaptive and tree is None and branches:
                 wanted = wanted or MOST_NODES
             self.nodes = drafter.tree_nodes(wanted, self.depth) if wanted else 0
         self._chances: AcceptanceModel | None = None
@@ -153,6 +157,7 @@ class Engine:
         size = Size(slots or 0, capacity or 0) if slots and capacity else Size(0, 1)
         sizes = {"slots": size.slots + 1, "capacity": size.capacity + self.margin}
         self.target = load_model(target, **sizes, pack=self.packs)
+        self.target.cache.reserve(self.depth + 1)
         self.drafter = None if drafter is None else drafter.bind(self.target, pack=self.packs)
         if self.drafter is not None:
             self.drafter.resize(**sizes)

@@ -217,9 +217,7 @@ class Bench:
 
     def kv_bytes(self, batch: int, part: Any) -> int:
         """Keys and values that a forward reads."""
-        shape = part.shape
-        one = 2 * len(part.layers) * shape.kv_heads * shape.head_dim * part.cache.element_size
-        return int(batch * self.context * one)
+        return int(batch * self.context * part.cache.token_bytes)
 
     def floor_bytes(self, batch: int, *, drafts: bool) -> int:
         """What a plain step, or a cycle, cannot do without."""

@@ -10,20 +10,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.kernels.experts import Experts, Gate, route, run_experts
 from domino_spec.engine.kernels.linear import Normed, linear, normed
 from domino_spec.engine.kernels.packing import Weight
 from domino_spec.engine.kernels.pointwise import rms_norm
 from domino_spec.engine.kernels.runtime import SWITCH, usable
 from domino_spec.engine.models.llama import LlamaModel
-from domino_spec.engine.weights import AttentionWeights, LayerWeights, adopt_layer
+from domino_spec.engine.weights import (
+    AttentionWeights,
+    LayerWeights,
+    MixerWeights,
+    adopt_attention,
+    adopt_layer,
+)
 from domino_spec.targets import Target
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureWeights(AttentionWeights):
-    """A layer with experts."""
+class ExpertWeights(MixerWeights):
+    """A layer with experts, perhaps one among them that every token takes."""
 
     router: Weight  # [experts, hidden]
     router_bias: Tensor | None = None  # [experts]
@@ -31,6 +36,9 @@ class MixtureWeights(AttentionWeights):
     gate_up_bias: Tensor | None = None  # [experts, 2 * intermediate]
     down: Tensor  # [experts, hidden, intermediate]
     down_bias: Tensor | None = None  # [experts, hidden]
+    shared_gate_up: Weight | None = None  # [2 * intermediate, hidden]
+    shared_down: Weight | None = None  # [hidden, intermediate]
+    shared_gate: Weight | None = None  # [1, hidden]: of how much it is added
 
     @property
     def experts(self) -> Experts:
@@ -41,6 +49,11 @@ class MixtureWeights(AttentionWeights):
             down=self.down,
             down_bias=self.down_bias,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureWeights(AttentionWeights, ExpertWeights):
+    """A layer with attention and experts."""
 
 
 class MixtureModel(LlamaModel):
@@ -64,8 +77,8 @@ class MixtureModel(LlamaModel):
 
     @staticmethod
     @abstractmethod
-    def adopt_mixture(layer: Any) -> MixtureWeights:
-        """The weights of a layer with experts."""
+    def adopt_experts(layer: Any) -> dict[str, Any]:
+        """A layer's router and experts, as `ExpertWeights` has them."""
 
     @staticmethod
     @abstractmethod
@@ -104,29 +117,34 @@ class MixtureModel(LlamaModel):
     @classmethod
     def adopt_layer(cls, layer: Any) -> Any:
         """All of its weights; those of experts lie together already."""
-        return adopt_layer(layer) if cls.router_of(layer) is None else cls.adopt_mixture(layer)
+        if cls.router_of(layer) is None:
+            return adopt_layer(layer)
+        return MixtureWeights(**vars(adopt_attention(layer)), **cls.adopt_experts(layer))
 
     @property
     def nbytes(self) -> int:
         """A token reads the experts that are chosen for it alone."""
         total = super().nbytes
         for weights in self.layers:
-            if isinstance(weights, MixtureWeights):
+            if isinstance(weights, ExpertWeights):
                 experts = weights.gate_up.nbytes + weights.down.nbytes
                 total -= experts - experts * self._chosen // len(weights.down)
         return total
 
-    def run_layer(
-        self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
-    ) -> Normed:
+    def run_rest(self, index: int, mixed: Tensor, residual: Tensor, out: Tensor | None) -> Normed:
         """Router and experts read the same normed states."""
         weights, shape = self.layers[index], self.shape
-        if not isinstance(weights, MixtureWeights):
-            return super().run_layer(index, states, metadata, out)
-        mixed = self.attend(index, states, metadata)
-        rows = linear(mixed, weights.out, bias=weights.out_bias, residual=states.rows)
+        if not isinstance(weights, ExpertWeights):
+            return super().run_rest(index, mixed, residual, out)
+        rows = linear(mixed, weights.out, bias=weights.out_bias, residual=residual)
         x = rms_norm(rows, weights.post_norm, shape.eps)
         chosen, factors = self.choose(linear(x, weights.router, bias=weights.router_bias))
         routing = route(chosen, factors, len(weights.down))
         added = run_experts(x, routing, weights.experts, self._gate)
+        if weights.shared_gate_up is not None:
+            assert weights.shared_down is not None
+            assert weights.shared_gate is not None
+            gated = linear(x, weights.shared_gate_up, gated=True, activation=shape.activation)
+            share = torch.sigmoid(linear(x, weights.shared_gate))
+            added = added + share * linear(gated, weights.shared_down)
         return normed(torch.add(rows, added, out=out), self.norm_after(index), shape.eps)

@@ -916,7 +916,8 @@ class ModelRunner:
         even = shape.sequences + shape.sequences % 2
         slots, starts = (numbers[i * even : i * even + shape.sequences] for i in range(2))
         tokens = numbers[3 * even :].view(shape.sequences, shape.count)
-        metadata = AttentionMetadata(slots, starts, shape.count, longest=shape.longest)
+        ends = numbers[2 * even : 2 * even + shape.sequences]
+        metadata = AttentionMetadata(slots, starts, shape.count, longest=shape.longest, ends=ends)
         drafter = self.drafter if shape.drafts else None
         layers = () if drafter is None else drafter.capture_layers
         states, captured = self.model.forward(tokens, metadata, layers)

@@ -13,7 +13,9 @@ from torch import nn
 from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.engine.models.base import read_shape
+from domino_spec.engine.recurrent import read_delta_shape
 from domino_spec.targets import Target
+from domino_spec.targets.support import linear_layers
 
 if TYPE_CHECKING:
     from domino_spec.engine.engine import Engine
@@ -70,7 +72,8 @@ def fitting_size(
     free += engine.cache_bytes  # given back before anything is taken
     present = engine.size if engine.size.slots else None
     needed = max(sequence.max_length for sequence in waiting)
-    return fitting(wanted, present, needed, per_token=token_bytes(target, drafter), free=free)
+    taken = {"per_token": token_bytes(target, drafter), "per_slot": slot_bytes(target, drafter)}
+    return fitting(wanted, present, needed, **taken, free=free)
 
 
 def no_room_reason(
@@ -82,7 +85,7 @@ def no_room_reason(
         return None
     if fitting_size(engine, target, drafter, sequences, (None, None)) is not None:
         return None
-    size = needed * token_bytes(target, drafter) / 1e9
+    size = (needed * token_bytes(target, drafter) + slot_bytes(target, drafter)) / 1e9
     return f"a slot of {needed} tokens takes {size:.1f} GB of memory, which is not free"
 
 
@@ -95,17 +98,17 @@ def packs_by_default(target: Target, drafter: Drafter | None) -> bool:
 
 
 def fitting(
-    wanted: Size, present: Size | None, needed: int, *, per_token: int, free: int
+    wanted: Size, present: Size | None, needed: int, *, per_token: int, free: int, per_slot: int = 0
 ) -> Size | None:
-    """The first of ever smaller sizes that the free bytes hold, at `per_token` bytes a token.
+    """The first of ever smaller sizes that the free bytes hold, at so many a token and a slot.
 
     None if not even one slot of `needed` tokens fits.
     """
     for size in _ever_smaller(wanted, present):
-        if _bytes(size, per_token) <= _SHARE * free:
+        if _bytes(size, per_token, per_slot) <= _SHARE * free:
             return size
     last = Size(1, needed)
-    return last if _bytes(last, per_token) <= _LAST_SHARE * free else None
+    return last if _bytes(last, per_token, per_slot) <= _LAST_SHARE * free else None
 
 
 def _ever_smaller(wanted: Size, present: Size | None) -> Iterator[Size]:
@@ -118,16 +121,27 @@ def _ever_smaller(wanted: Size, present: Size | None) -> Iterator[Size]:
         slots //= 2
 
 
-def _bytes(size: Size, per_token: int) -> int:
-    return (size.slots + 1) * size.capacity * per_token  # one slot is for what fills up a batch
+def _bytes(size: Size, per_token: int, per_slot: int) -> int:
+    # One slot is for what fills up a batch.
+    return (size.slots + 1) * (size.capacity * per_token + per_slot)
 
 
 def token_bytes(target: Target, drafter: Drafter | None) -> int:
     """What the caches of both models hold of one token."""
     shape = read_shape(target.config)
-    numbers = 2 * target.num_layers * shape.kv_heads * shape.head_dim
+    attending = target.num_layers - len(linear_layers(target.config))
+    numbers = 2 * attending * shape.kv_heads * shape.head_dim
     numbers += 0 if drafter is None else drafter.token_width
     return numbers * target.dtype.itemsize
+
+
+def slot_bytes(target: Target, drafter: Drafter | None) -> int:
+    """What the target's recurrent states and the record of a block take, whatever a slot holds."""
+    linear = len(linear_layers(target.config))
+    if not linear:
+        return 0
+    block = 1 + (0 if drafter is None else drafter.depth)
+    return linear * read_delta_shape(target.config).slot_bytes(block, target.dtype)
 
 
 def packed_bytes(target: Target, drafter: Drafter | None) -> int:

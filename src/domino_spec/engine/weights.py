@@ -54,26 +54,37 @@ T = TypeVar("T", bound=LayerTensors)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionWeights(LayerTensors):
-    """Norms and grouped-query attention of a pre-norm decoder layer."""
+class MixerWeights(LayerTensors):
+    """What a pre-norm decoder layer has around whatever mixes its tokens."""
 
     input_norm: Tensor  # [hidden]
+    out: Weight  # [hidden, heads * head_dim]
+    out_bias: Tensor | None = None
+    post_norm: Tensor  # [hidden]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionWeights(MixerWeights):
+    """Norms and grouped-query attention of such a layer."""
+
     qkv: Weight  # [(heads + 2 * kv heads) * head_dim, hidden]: query, key, value
     qkv_bias: Tensor | None
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None
-    out: Weight  # [hidden, heads * head_dim]
-    out_bias: Tensor | None
-    post_norm: Tensor  # [hidden]
     sinks: Tensor | None = None  # [heads]: what a softmax counts in addition, and nothing is mixed
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerWeights(AttentionWeights):
-    """One such layer with SwiGLU, or an MLP with another gate."""
+class MlpWeights(MixerWeights):
+    """A layer with SwiGLU, or an MLP with another gate."""
 
     gate_up: Weight  # [2 * intermediate, hidden]: gate, up
     down: Weight  # [hidden, intermediate]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerWeights(AttentionWeights, MlpWeights):
+    """A layer with attention and an MLP."""
 
 
 def adopt_layers(layers: Iterable[Any]) -> tuple[list[LayerWeights], Tensor]:
@@ -86,11 +97,15 @@ def adopt_layers(layers: Iterable[Any]) -> tuple[list[LayerWeights], Tensor]:
 
 def adopt_layer(layer: Any) -> LayerWeights:
     """Take over a Llama-like layer of Transformers, or one of our drafter's."""
-    return LayerWeights(
-        **vars(adopt_attention(layer)),
-        gate_up=join_weights([layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]),
-        down=own(layer.mlp.down_proj.weight),
-    )
+    return LayerWeights(**vars(adopt_attention(layer)), **adopt_mlp(layer.mlp))
+
+
+def adopt_mlp(mlp: Any) -> dict[str, Any]:
+    """Take over an MLP, as `MlpWeights` has it."""
+    return {
+        "gate_up": join_weights([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        "down": own(mlp.down_proj.weight),
+    }
 
 
 def adopt_attention(layer: Any) -> AttentionWeights:
@@ -181,6 +196,11 @@ def joined_bias(biases: Sequence[Tensor | None]) -> Tensor | None:
         return None
     assert len(present) == len(biases), "checked before: all projections have a bias or none"
     return join(present)
+
+
+def zero_centred(weight: Tensor) -> Tensor:
+    """A norm's weights that one is added to, in float32: half precision would round most away."""
+    return 1.0 + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
 
 
 W = TypeVar("W", Tensor, QuantizedWeight, ScaledWeight)

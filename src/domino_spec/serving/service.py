@@ -16,7 +16,7 @@ from domino_spec.decoding import SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.params import TOKEN_FIELDS
 from domino_spec.engine.reference import FallbackEngine, ReferenceEngine
-from domino_spec.engine.sizes import MOST_DRAFTING, Size, free_bytes, token_bytes
+from domino_spec.engine.sizes import MOST_DRAFTING, Size, free_bytes, slot_bytes, token_bytes
 from domino_spec.errors import InputError, TargetError
 from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
 from domino_spec.serving.config import ServerConfig
@@ -67,6 +67,7 @@ def cache_size(
     on_gpu: bool,
     context: int | None,
     token_bytes: int,
+    slot_bytes: int = 0,
     free: int | None,
 ) -> Size:
     """Slots that the free bytes hold: fewer of them first, then shorter ones.
@@ -79,18 +80,21 @@ def cache_size(
     most = config.slots or (MOST_DRAFTING if on_gpu else _CPU_SLOTS)
     if free is None:
         return Size(most, capacity)
-    room = int(_MEMORY_SHARE * free) // token_bytes  # tokens
+    room = int(_MEMORY_SHARE * free)
+
+    def taken(slots: int, capacity: int) -> int:
+        return (slots + 1) * (capacity * token_bytes + slot_bytes)
+
     if config.context is None:
         least = config.slots or min(most, _MIN_SLOTS)
-        while (least + 1) * capacity > room and capacity > _MIN_CONTEXT:
+        while taken(least, capacity) > room and capacity > _MIN_CONTEXT:
             capacity = max(capacity // 2, _MIN_CONTEXT)
     slots = most
-    while config.slots is None and slots > 1 and (slots + 1) * capacity > room:
+    while config.slots is None and slots > 1 and taken(slots, capacity) > room:
         slots -= 1
-    if (slots + 1) * capacity > room:
-        taken = (slots + 1) * capacity * token_bytes
+    if (needed := taken(slots, capacity)) > room:
         raise InputError(
-            f"{slots} slots of {capacity} tokens take {taken / 1e9:.1f} GB of memory; "
+            f"{slots} slots of {capacity} tokens take {needed / 1e9:.1f} GB of memory; "
             f"{_MEMORY_SHARE * free / 1e9:.1f} GB are there for them. Ask for fewer slots or a "
             "shorter context."
         )
@@ -147,11 +151,16 @@ class Service:
             on_gpu=target.device.type == "cuda",
             context=context,
             token_bytes=token_bytes(target, decoder.drafter),
+            slot_bytes=slot_bytes(target, decoder.drafter),
             free=free_bytes(target.device),
         )
         if decoder.adapts:
             log("measuring what cycles cost on this machine (once; it is kept)")
-        engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
+        if target.reuse_refusal is not None:
+            log(f"every prompt is computed from its beginning: {target.reuse_refusal}")
+        engine = decoder.make_engine(
+            slots=size.slots, capacity=size.capacity, reuse=target.reuse_refusal is None
+        )
         # Requests without drafts too: they are what a speedup is measured against.
         kinds: list[tuple[int | None, bool]] = [(None, True), (None, False)]
         if config.page:  # it shows probabilities

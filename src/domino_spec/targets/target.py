@@ -143,6 +143,16 @@ class Target:
                 "alone, or a vision-language target."
             )
 
+    @property
+    def reuse_refusal(self) -> str | None:
+        """Why no prompt goes on from the beginning of another's states; None if one may."""
+        if self.recurrent_modules:
+            return (
+                f"{self.name} ({type(self.model).__name__}) has linear-attention layers, which "
+                "keep one state of all tokens of a text and none of its beginnings."
+            )
+        return None
+
     def check_tree(self, nodes: int) -> None:
         """Refuse draft trees where verified branches would mix in one state."""
         if nodes and self.recurrent_modules:

@@ -152,7 +152,7 @@ class InferenceModel(ABC):
         self._positions: nn.Module = decoder.rotary_emb
         self._config = target.config
         self.rotary = self.rotary_tables(capacity)
-        self.cache = SlotCache(
+        self.cache = self.make_cache(
             layers=len(self.layers),
             slots=slots,
             kv_heads=self.shape.kv_heads,
@@ -247,6 +247,10 @@ class InferenceModel(ABC):
         """What a norm multiplies normed states by, [hidden]."""
         weight: Tensor = norm.weight
         return own(weight)
+
+    def make_cache(self, **sizes: Any) -> SlotCache:
+        """Slots of these sizes."""
+        return SlotCache(**sizes)
 
     def rotary_tables(self, capacity: int) -> list[Rotary]:
         """A layer's rotary positions each; layers may share theirs."""

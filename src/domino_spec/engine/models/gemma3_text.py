@@ -16,7 +16,7 @@ from domino_spec.engine.kernels.linear import Normed, add_normed, linear
 from domino_spec.engine.kernels.packing import Matrix, ScaledEmbedding, Table
 from domino_spec.engine.models.base import Shape, read_shape
 from domino_spec.engine.models.llama import LlamaModel
-from domino_spec.engine.weights import LayerWeights, adopt_layer
+from domino_spec.engine.weights import LayerWeights, adopt_layer, zero_centred
 from domino_spec.targets import Target
 
 
@@ -61,9 +61,8 @@ class Gemma3Model(LlamaModel):
 
     @staticmethod
     def adopt_norm(norm: Any) -> Tensor:
-        """One is added to its weights, in float32: half precision would round most of them away."""
-        weight: Tensor = norm.weight.detach()
-        return 1.0 + weight.to(torch.promote_types(weight.dtype, torch.float32))
+        """One is added to its weights."""
+        return zero_centred(norm.weight)
 
     @staticmethod
     def adopt_layer(layer: Any) -> Gemma3Weights:

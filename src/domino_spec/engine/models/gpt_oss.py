@@ -10,9 +10,8 @@ from transformers import GptOssForCausalLM
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTopKRouter
 
 from domino_spec.engine.kernels.experts import Gate
-from domino_spec.engine.mixture import MixtureModel, MixtureWeights
+from domino_spec.engine.mixture import MixtureModel
 from domino_spec.engine.models.base import Rotary
-from domino_spec.engine.weights import adopt_attention
 
 
 class GptOssModel(MixtureModel):
@@ -33,18 +32,17 @@ class GptOssModel(MixtureModel):
         return layer.mlp.router
 
     @staticmethod
-    def adopt_mixture(layer: Any) -> MixtureWeights:
+    def adopt_experts(layer: Any) -> dict[str, Any]:
         """Experts' matrices are the other way round, which strides say."""
         router, experts = layer.mlp.router, layer.mlp.experts
-        return MixtureWeights(
-            **vars(adopt_attention(layer)),
-            router=router.weight.detach(),
-            router_bias=router.bias.detach(),
-            gate_up=experts.gate_up_proj.detach().transpose(1, 2),
-            gate_up_bias=experts.gate_up_proj_bias.detach(),
-            down=experts.down_proj.detach().transpose(1, 2),
-            down_bias=experts.down_proj_bias.detach(),
-        )
+        return {
+            "router": router.weight.detach(),
+            "router_bias": router.bias.detach(),
+            "gate_up": experts.gate_up_proj.detach().transpose(1, 2),
+            "gate_up_bias": experts.gate_up_proj_bias.detach(),
+            "down": experts.down_proj.detach().transpose(1, 2),
+            "down_bias": experts.down_proj_bias.detach(),
+        }
 
     @staticmethod
     def read_gate(config: Any) -> Gate:

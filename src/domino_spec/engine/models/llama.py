@@ -14,7 +14,7 @@ from domino_spec.engine.attention import AttentionMetadata, run_attention
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, linear_then_norm
 from domino_spec.engine.kernels.pointwise import SILU
 from domino_spec.engine.models.base import InferenceModel, Shape
-from domino_spec.engine.weights import LayerWeights, adopt_layer
+from domino_spec.engine.weights import LayerWeights, MlpWeights, adopt_layer
 from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.stack import Stack
 
@@ -74,7 +74,7 @@ def run_stack(
 def run_rest(
     mixed: Tensor,  # [tokens, heads * head_dim]
     residual: Tensor,  # [tokens, hidden]
-    weights: LayerWeights,
+    weights: MlpWeights,
     shape: Shape,
     *,
     norm: Tensor,
@@ -118,7 +118,11 @@ class LlamaModel(InferenceModel):
 
     @cached_property
     def _stack(self) -> Stack | None:
-        composed = type(self).run_layer is not LlamaModel.run_layer
+        own, llama = type(self), LlamaModel
+        composed = any(
+            getattr(own, name) is not getattr(llama, name)
+            for name in ("run_layer", "attend", "run_rest")
+        )
         alike = all(table is self.rotary[0] for table in self.rotary)
         plain = alike and self.shape.activation == SILU
         return stack_of(self.layers, self.shape) if plain and not composed else None
@@ -126,26 +130,25 @@ class LlamaModel(InferenceModel):
     def run_layer(
         self, index: int, states: Normed, metadata: AttentionMetadata, out: Tensor | None
     ) -> Normed:
-        """Each product takes the norm before it and the residual after it along."""
-        return run_layer(
-            states,
-            self.layers[index],
-            self.cache.layer(index),
-            self.rotary[index],
-            metadata,
-            self.shape,
-            causal=True,
-            window=self.shape.windows[index],
-            norm=self.norm_after(index),
-            out=out,
-        )
+        """What mixes tokens, then what computes each alone."""
+        return self.run_rest(index, self.attend(index, states, metadata), states.rows, out)
+
+    def run_rest(self, index: int, mixed: Tensor, residual: Tensor, out: Tensor | None) -> Normed:
+        """The output projection and the MLP; products take norms and residuals along."""
+        norm = self.norm_after(index)
+        return run_rest(mixed, residual, self.layers[index], self.shape, norm=norm, out=out)
 
     def attend(self, index: int, states: Normed | Tensor, metadata: AttentionMetadata) -> Tensor:
         """A layer's attention up to its output projection, [tokens, heads * head_dim]."""
+        weights = self.layers[index]
+        qkv = linear(states, weights.qkv, bias=weights.qkv_bias)
+        return self.attend_with(index, qkv, metadata)
+
+    def attend_with(self, index: int, qkv: Tensor, metadata: AttentionMetadata) -> Tensor:
+        """The same of queries, keys and values [tokens, (heads + 2 * kv heads) * head_dim]."""
         weights, shape = self.layers[index], self.shape
         return run_attention(
-            linear(states, weights.qkv, bias=weights.qkv_bias),
-            self.cache.layer(index), self.rotary[index], metadata, shape,
+            qkv, self.cache.layer(index), self.rotary[index], metadata, shape,
             q_norm=weights.q_norm, k_norm=weights.k_norm, sinks=weights.sinks,
             causal=True, window=shape.windows[index],
         )  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen3MoeForCausalLM
 from transformers.models.qwen3_moe.modeling_qwen3_moe import (
@@ -15,9 +15,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (
 )
 
 from domino_spec.engine.kernels.experts import Gate
-from domino_spec.engine.mixture import MixtureModel, MixtureWeights
+from domino_spec.engine.mixture import MixtureModel
 from domino_spec.engine.models.base import read_activation
-from domino_spec.engine.weights import adopt_attention
 from domino_spec.targets import Target
 
 
@@ -25,26 +24,27 @@ class Qwen3MoeModel(MixtureModel):
     """The likeliest experts of all, weighted by their chances."""
 
     reference_class = Qwen3MoeForCausalLM
+    block_class: ClassVar[type[nn.Module]] = Qwen3MoeSparseMoeBlock
+    """Of a layer's router and experts."""
     router_class, experts_class = Qwen3MoeTopKRouter, Qwen3MoeExperts
 
     def __init__(self, target: Target, *, slots: int, capacity: int, pack: bool = False) -> None:
         super().__init__(target, slots=slots, capacity=capacity, pack=pack)
-        self._normalises = bool(target.config.norm_topk_prob)
+        self._normalises = bool(getattr(target.config, "norm_topk_prob", True))
 
-    @staticmethod
-    def router_of(layer: Any) -> Any:
+    @classmethod
+    def router_of(cls, layer: Any) -> Any:
         """Some layers may be plain."""
-        return layer.mlp.gate if isinstance(layer.mlp, Qwen3MoeSparseMoeBlock) else None
+        return layer.mlp.gate if isinstance(layer.mlp, cls.block_class) else None
 
     @staticmethod
-    def adopt_mixture(layer: Any) -> MixtureWeights:
-        """All of its weights."""
-        return MixtureWeights(
-            **vars(adopt_attention(layer)),
-            router=layer.mlp.gate.weight.detach(),
-            gate_up=layer.mlp.experts.gate_up_proj.detach(),
-            down=layer.mlp.experts.down_proj.detach(),
-        )
+    def adopt_experts(layer: Any) -> dict[str, Any]:
+        """Where they lie."""
+        return {
+            "router": layer.mlp.gate.weight.detach(),
+            "gate_up": layer.mlp.experts.gate_up_proj.detach(),
+            "down": layer.mlp.experts.down_proj.detach(),
+        }
 
     @staticmethod
     def read_gate(config: Any) -> Gate:
