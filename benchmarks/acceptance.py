@@ -4,13 +4,12 @@ The first turn of each prompt, chat template applied, under 400 tokens; 256 new 
 at least 32 tokens that do not loop; all committed tokens over all cycles, without the prefill's.
 
     python -m benchmarks.acceptance --draft FOLDER --sets gsm8k.jsonl --temperature 0 0.7
-    python -m benchmarks.acceptance --draft released:NAME --data SHARDS --simulate --state
+    python -m benchmarks.acceptance --draft released:NAME --data SHARDS --simulate
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,6 @@ import torch
 
 from domino_spec.api import DominoDecoder
 from domino_spec.bench.tasks import read_tasks
-from domino_spec.checkpoints import released_folder
-from domino_spec.checkpoints.provenance import CONFIG_KEY
 from domino_spec.data import load_corpus
 from domino_spec.demo import smollm2
 from domino_spec.evaluation import (
@@ -117,14 +114,6 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def state(draft: str, measured: Measurement) -> None:
-    """Let a released drafter say in its config.json what was measured of it."""
-    path = released_folder(draft) / "config.json"
-    described = json.loads(path.read_text(encoding="utf-8"))
-    described[CONFIG_KEY]["tokens_per_cycle"] = round(measured.total.tokens_per_cycle, 4)
-    path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, append the records, print the table last."""
     options = _options(arguments)
@@ -167,9 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "environment": circumstances,
             }
             append_record(options.out, record)
-            usual = measurement.head and not temperature
-            if options.state and usual and measurement.prompts.name == HELD_OUT:
-                state(options.draft[place], measurement)
             rows.append(row_of(drafter, measurement))
             print(*rows[-1], flush=True)
     print(f"\n{table(rows)}")
@@ -182,7 +168,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sets", nargs="*", default=[], help="JSON lines of turns")
     parser.add_argument("--data", nargs="*", default=[], help="what the drafters were trained on")
     parser.add_argument("--held-out", type=int, default=64, help="of which this was held out")
-    parser.add_argument("--state", action="store_true", help="in the released drafters' files")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0])
     parser.add_argument("--simulate", action="store_true", help="at T > 0 that is the match rule")
     parser.add_argument("--head-off", action="store_true", help="also with base logits alone")

@@ -3,9 +3,10 @@
     python -m benchmarks.release RUN NAME --bits 'embed_proj.2*=4' --bits '*=6' --made MADE.json
 
 RUN is the folder of `domino train`; MADE.json says where it ran, as records do (`environment`), how
-many `conversations` there were, and the commands (`data`) by which some of them were made.
-The run goes on record. Nothing is trained here, and nothing measured: `benchmarks.acceptance
---data ... --state` makes the release state its acceptance length.
+many `conversations` there were, and the commands (`data`) by which some of them were made. A
+`--sliding-window` is what the draft layers read of their context where the run has set none.
+The run goes on record. Nothing is trained here, and nothing measured: the release states the run's
+last evaluation.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from domino_spec.records import append_record
 from domino_spec.targets import load_target
 from domino_spec.training.config import CONFIG_FILE
 from domino_spec.training.observers import LOG_FILE, draw_curves, read_log
+from domino_spec.training.start import with_windows
 from domino_spec.training.state import DRAFTER_FOLDER
 
 SHELF = Path(__file__).parent.parent / "src" / "domino_spec" / "released"
@@ -36,7 +38,7 @@ CARD = """# {name}
 A Domino drafter for SmolLM2-135M-Instruct, Apache-2.0 (the target's own licence).
 
 - {parameters:.1f}M parameters, {layers} layers, captured layers {captured}, blocks of {block}
-  (shifted labels), {head}; {vocabulary}
+  (shifted labels), {head}; {vocabulary}; reads {window} of its context
 - stored as {bits}: {size:.1f} MB; `domino export released:{name} OUT` writes the public bfloat16
   layout
 - trained on {conversations:,} conversations that the target answered itself (no benchmark's test
@@ -82,12 +84,17 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--bits", action="append", default=[], help="PATTERN=BITS; first match")
     parser.add_argument("--made", type=Path, required=True, help="command, commit, hardware, ...")
+    parser.add_argument(
+        "--sliding-window", type=int, help="tokens; chosen by benchmarks.long_context"
+    )
     parser.add_argument("--records", type=Path, default=Path("records/release.jsonl"))
     arguments = parser.parse_args()
     bits = {p: int(b) for p, _, b in (entry.rpartition("=") for entry in arguments.bits)} or 8
     made = json.loads(arguments.made.read_text(encoding="utf-8"))
     conversations, commands = made.pop("conversations"), made.get("data", [])
     drafter = load_drafter(arguments.run / DRAFTER_FOLDER, dtype=torch.bfloat16).drafter
+    if arguments.sliding_window:
+        drafter = with_windows(drafter, arguments.sliding_window)
     loaded = load_target(smollm2(), device="cpu")
     facts = target_facts(loaded.target, loaded.tokenizer)
     settings = yaml.safe_load((arguments.run / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -97,6 +104,9 @@ def main() -> None:
         tokenizer_sha256=facts.tokenizer_sha256,
         chat_template_sha256=facts.chat_template_sha256,
         training_length=settings["length"],
+        tokens_per_cycle=next(
+            (each["tokens_per_cycle"] for each in reversed(log) if "tokens_per_cycle" in each), None
+        ),
         license="Apache-2.0",
     )
     folder = SHELF / arguments.name
@@ -127,6 +137,7 @@ def main() -> None:
         block=config.block_size,
         head=f"GRU of {head.gru_hidden_dim}, correction of rank {head.emb_dim}",
         vocabulary=f"drafts {reduced} of the target's tokens" if reduced else "whole vocabulary",
+        window=f"the newest {config.sliding_window} tokens" if config.sliding_window else "all",
         bits=", ".join(arguments.bits) or "8-bit integers with scales",
         size=size / 1e6,
         steps=run["steps"],

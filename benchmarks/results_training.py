@@ -61,7 +61,7 @@ def _long_context(found: list[dict[str, Any]]) -> str:
     def window(record: Record) -> str:
         if record["window"] is None:
             own = record.get("sliding_window")
-            return f"{own} newest tokens, as trained" if own else "all context"
+            return f"{own} newest tokens, its own window" if own else "all context"
         size, sinks = record["window"]
         return f"{size} newest tokens" + (f", {sinks} sinks" if sinks else "")
 
@@ -80,8 +80,11 @@ def _long_context(found: list[dict[str, Any]]) -> str:
             "Questions of the three sets after paragraphs of the Python language reference, an "
             "earlier turn of the conversation; greedy, all drafts verified, speedup of decoding "
             "without the prefill. The drafters of 03b2eca and before learnt from conversations of "
-            "at most a few hundred tokens, each by itself. *Simulated*: over the decoded answer "
-            "and the draft cache that decoding left.",
+            "at most a few hundred tokens, each by itself. On the H200 five runs "
+            "shared the card, so that speedups are rough. There cpu8 and main6 are those that "
+            "learnt from packed sequences of 1024 tokens, half of them read as one text, without a "
+            "window; drafter is cpu8's run with conversations apart. *Simulated*: over the "
+            "decoded answer and the draft cache that decoding left.",
             *("\n\n".join([made(run), table(columns, run)]) for run in by_run(found)),
         ]
     )
@@ -99,9 +102,12 @@ _RATE = field("tokens_per_cycle", ".2f")
 
 
 _ACCEPTANCE_REMARKS = {
+    "e8ed220": "Of commit e8ed220 main6 and cpu8 are the present drafters, before their window of "
+    "768 tokens was set, which such short conversations do not fill; cpu-a/drafter is cpu8's run "
+    "with conversations apart (concatenate: 0); the other two were the released ones then.",
     "151b5f2f3e96": "Both drafters of commits 151b5f2f3e96 and 1ccc1d69aa2b, and the main one of "
     "de50c7613bf3, are those of 2026-11-15; the main one of 03565b9108b3 and 4ee82c9dc938 is that "
-    "of the morning of 2026-11-18, that of 93dfc37 the present one, trained on more answers.",
+    "of the morning of 2026-11-18, that of 93dfc37 the next, trained on more answers.",
     "ca636f0d8341": "Commit ca636f0d8341 was rebased before it was merged, as 9342adcb398e; what "
     "lies between the two is of the server alone.",
     "1ccc1d69aa2b": "Commit 1ccc1d69aa2b was rebased before it was merged, as 9a259acf5588; what "
@@ -210,21 +216,23 @@ def _release(records: Path) -> str:
         parts += [made_together(stage), table(_RELEASE, stage)]
     return page(
         "## The release runs",
-        "Both released drafters are of one run each, from random weights by today's recipe, each "
-        "step a CUDA graph: the last two tables. The CPU drafter's 170 s were shared with another "
-        "run, and its commit's code had the line that chose graphs mended (6001d10). Those "
-        "released before had two runs each, the first two tables: from random weights, then a warm "
-        "start from the result, without its optimiser state. Seconds of the first two tables "
-        "include compilation, and in the warm starts both drafters shared the card for the shorter "
-        "run's time. *Right in a row* counts among the tokens that can be drafted, which flatters "
-        "the CPU drafter's 8192. Held out: 24 prompts × 96 tokens in the first runs, 32 × 128 "
-        "later, not evaluated during the CPU drafter's last.",
+        "Both released drafters are warm starts from those before them, the last two tables: on "
+        "more answers, half of the packed sequences read as one text, the main one's last 30% with "
+        "weights rounded to 6 bits. Those before were of one run each, from random weights by the "
+        "recipe of 2026-11-17, each step a CUDA graph (the CPU drafter's 170 s were shared with "
+        "another run, and its commit's code had the line that chose graphs mended, 6001d10). The "
+        "first had two runs each, the first two tables: from random weights, then a warm start "
+        "from the result, without its optimiser state. Seconds of the first two tables include "
+        "compilation, and in their warm starts both drafters shared the card for the shorter run's "
+        "time. *Right in a row* counts among the tokens that can be drafted, which flatters the "
+        "CPU drafter's 8192. Held out: 24 prompts × 96 tokens in the first runs, 32 × 128 later; "
+        "the CPU drafter's last two runs were not evaluated.",
         *parts,
-        "Of the main drafter before: its first run's head output matrix was lost in transfer and "
+        "Of the first main drafter: its first run's head output matrix was lost in transfer and "
         "fitted again on a CPU by `benchmarks.refit_output`, everything else frozen: that gave an "
         "acceptance length of "
         f"{refit['tokens_per_cycle']:.2f} on the run's own {refit['prompts']} held-out prompts, "
-        "and is what the warm start began from. In the warm starts λ was 0 for the last 70% of the "
+        "and is what the warm start began from. In its warm start λ was 0 for the last 70% of the "
         "run: the base logits alone (head off) fell while the whole drafter rose.",
     )
 

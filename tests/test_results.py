@@ -11,9 +11,10 @@ from benchmarks.results_engine import changes_table, tilings
 from benchmarks.tables import made, made_together, remarks
 from benchmarks.time_to_acceptance import NEW, OLD, PICTURE, courses, draw
 
-from domino_spec.checkpoints import describe, released_names
+from domino_spec.checkpoints import describe, released_folder, released_names
 from domino_spec.errors import InputError
 from domino_spec.records import append_record, environment, read_records
+from domino_spec.training.observers import LOG_FILE, read_log
 from tests.bench.helpers import made_up
 from tests.load.made_up import two_sides
 
@@ -75,18 +76,14 @@ def test_records_of_different_runs_do_not_share_a_table():
         made_together([*records, other])
 
 
-def test_released_drafters_state_what_was_measured_last():
-    measured = {
-        record["drafter"]: record
-        for record in read_records(make_results.RECORDS / "acceptance.jsonl")
-        if record["set"] == "held-out"
-    }
-    assert set(measured) == set(released_names())
-    for name, record in measured.items():
-        assert record["head"]
-        assert record["protocol"]["temperature"] == 0
-        stated = describe(f"released:{name}").provenance.tokens_per_cycle
-        assert stated == round(record["tokens_per_cycle"], 4), name
+def test_released_drafters_state_their_runs_last_evaluation():
+    stated = {}
+    for name in released_names():
+        log = read_log(released_folder(f"released:{name}") / LOG_FILE)
+        evaluations = [entry["tokens_per_cycle"] for entry in log if "tokens_per_cycle" in entry]
+        stated[name] = describe(f"released:{name}").provenance.tokens_per_cycle
+        assert stated[name] == (evaluations[-1] if evaluations else None), name
+    assert any(stated.values())
 
 
 def test_exactness_on_record_is_complete_and_clean():

@@ -299,7 +299,7 @@ def start_drafter(
         if isinstance(drafter, DraftModel):
             own = drafter.config.sliding_window or 0
             if config.sliding_window not in (None, own):
-                drafter = _with_windows(drafter, config.sliding_window)
+                drafter = with_windows(drafter, config.sliding_window)
             config = config.replace(sliding_window=drafter.config.sliding_window or 0)
     else:
         tokens = _draft_tokens(config, target, training)
@@ -352,7 +352,7 @@ def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> Dra
     return drafter
 
 
-def _with_windows(drafter: DraftModel, size: int | None) -> DraftModel:
+def with_windows(drafter: DraftModel, size: int | None) -> DraftModel:
     """The same weights in layers that read so much of their context."""
     windows: dict[str, Any] = {"layer_types": (), "sliding_window": None}
     windows |= _windows(drafter.config.num_layers, size)
