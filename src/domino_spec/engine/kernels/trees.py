@@ -3,7 +3,8 @@
 With a Domino head two launches a depth. The first finds the lanes of the depth among the children
 of the last one's and computes their states; every program does the same little search, which spares
 a launch, and then some elements of all lanes' states. The second multiplies the states of all lanes
-by the rows of [W_hh ; W1's state part], which are read once for all of them.
+by the rows of [W_hh ; W1's state part], which are read once for all of them, before the states are
+there.
 
 Without states to carry, the head's part is a table of candidates by candidates (Markov) or nothing
 (DFlash), and one launch does it all.
@@ -29,16 +30,19 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.engine.kernels.gumbel import gumbel_of
+    from domino_spec.engine.kernels.keys import pack, unpack_ids, unpack_scores
     from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
 
 MAX_ROWS = 8
 MAX_CANDIDATES = 64
 TILE = 32
-"""Rows of the weights that a program multiplies."""
+"""Rows of the weights that a program multiplies; half as many where they are wide."""
+MAX_TILE_BYTES = 1 << 16
+"""Of these rows, which a program holds while it waits for the states."""
 SLICE = 64
 """Elements of the states that a program computes."""
-CHUNK = 128
-"""Elements of the states that are multiplied at a time."""
+PARTS = 8
+"""Stretches of the states that are multiplied independently: one sum would wait for each step."""
 
 
 def grow_tree(
@@ -62,6 +66,7 @@ def grow_tree(
         or rows > MAX_ROWS
         or not CHILDREN <= count <= MAX_CANDIDATES
         or (head is not None and not isinstance(head, DominoHead | MarkovHead))
+        or (isinstance(head, DominoHead) and not _tile(head))
     ):
         return grow_reference(
             head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, nodes, noise
@@ -103,6 +108,13 @@ def grow_reference(
         nodes=nodes,
         scores=lambda index, logits, tokens: draws.tree_scores(index, logits, starts, tokens),
     )
+
+
+def _tile(head: DominoHead) -> int:
+    """Rows of the head's weights that a program multiplies; 0 where too few of them fit."""
+    weight = head.output_weight
+    rows = MAX_TILE_BYTES // (triton.next_power_of_2(head.state_size) * weight.element_size())
+    return min(TILE, rows) if rows >= LANES else 0
 
 
 class _Search:
@@ -159,9 +171,11 @@ class _Search:
         read = torch.cat((self.anchors.unsqueeze(1), self.tokens[:, :-1].flatten(1)), dim=1)
         inputs = F.linear(look_up(embedding, read), weight_input)  # [rows, read, 3 * size]
         projected = head.project_hidden(hidden).contiguous()  # [rows, depth, rank]
-        tiles = -(-rank // TILE)
+        tile, kind = _tile(head), weight_state.dtype
+        tiles = -(-rank // tile)
         wide: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
         states = torch.empty(rows, depth, LANES, size, **wide)
+        rounded = torch.empty(rows, depth, LANES, size, dtype=kind, device=hidden.device)
         carried = torch.empty(rows, depth, LANES, 3 * size, **wide)
         scores = torch.empty(rows, depth, tiles, LANES, count, **wide)
         shapes = {
@@ -170,10 +184,12 @@ class _Search:
             "PREFIX": prefix,
         }
         together = overlap(hidden)
-        state_tiles = -(-3 * size // TILE)
+        state_tiles = -(-3 * size // tile)
+        width = max(16, triton.next_power_of_2(size) // PARTS)
+        parts = triton.next_power_of_2(triton.cdiv(size, width))
         for step in range(depth):
             _advance[(triton.cdiv(size, SLICE), rows)](
-                *self.lanes, scores, inputs, states, carried, step, depth,
+                *self.lanes, scores, inputs, states, rounded, carried, step, depth,
                 SIZE=size, SLICE=SLICE, num_warps=4, **shapes, **together,
             )  # fmt: skip
             # The last states carry nothing on, and the prefix needs no scores.
@@ -182,10 +198,10 @@ class _Search:
             if stop > first:
                 _multiply[(stop - first, rows)](
                     weight_state, weight_first, weight_first.stride(0), head.output_weight,
-                    projected, self.columns, states, carried, scores, step, depth, first,
-                    SIZE=size, RANK=rank, TILE=TILE, CHUNK=min(CHUNK, triton.next_power_of_2(size)),
+                    projected, self.columns, rounded, carried, scores, step, depth, first,
+                    SIZE=size, RANK=rank, TILE=tile, PARTS=parts, WIDTH=width,
                     COUNT=count, COUNT_PADDED=shapes["COUNT_PADDED"], LANES=LANES, TILES=tiles,
-                    num_warps=4, **together,
+                    num_warps=8, **together,
                 )  # fmt: skip
         _finish[(rows,)](
             *self.lanes, scores, *self.out, num_warps=8, **shapes, **self.ends, **together
@@ -245,30 +261,14 @@ if triton_available():
         # What is not a number has an order too, and never stands for a place that is not there.
         paths = tl.where(paths == paths, paths, -1e30) + chances[:, None]
 
-        # The best of each lane, one after the other; then the best of them all, by counting.
-        child = tl.arange(0, CHILDREN)[None, :]
-        found = tl.full([LANES, CHILDREN], float("-inf"), tl.float32)
-        which = tl.zeros([LANES, CHILDREN], tl.int32)
-        for turn in tl.static_range(CHILDREN):
-            best = tl.argmax(paths, axis=1)
-            taken = candidate[None, :] == best[:, None]
-            found = tl.where(child == turn, tl.max(paths, axis=1)[:, None], found)
-            which = tl.where(child == turn, best[:, None], which)
-            paths = tl.where(taken, float("-inf"), paths)
-        EVERY: tl.constexpr = LANES * CHILDREN
-        every = tl.reshape(found, [EVERY])
-        which = tl.reshape(which, [EVERY])
-        order = tl.arange(0, EVERY)
-        ahead = (every[None, :] > every[:, None]) | (
-            (every[None, :] == every[:, None]) & (order[None, :] < order[:, None])
-        )
-        rank = tl.sum(ahead.to(tl.int32), axis=1)
+        # The best of each lane, then the best of them all; no two keys are equal.
         lane = tl.arange(0, LANES)
-        picked = rank[:, None] == lane[None, :]
-        chance = tl.sum(tl.where(picked, every[:, None], 0.0), axis=0)
-        chosen = tl.sum(tl.where(picked, which[:, None], 0), axis=0)
-        parent = tl.sum(tl.where(picked, order[:, None] // CHILDREN, 0), axis=0)
-        return chance, chosen, parent
+        keys = pack(paths, lane[:, None] * COUNT_PADDED + candidate[None, :])
+        keys = tl.where(inside[None, :], keys, -(2**63))
+        best = tl.reshape(tl.topk(keys, CHILDREN), [LANES * CHILDREN])
+        best = tl.topk(best, LANES)
+        place = unpack_ids(best).to(tl.int32)
+        return unpack_scores(best), place % COUNT_PADDED, place // COUNT_PADDED
 
     @triton.jit
     def _known(row, step, depth, chances, LANES: tl.constexpr):
@@ -338,6 +338,7 @@ if triton_available():
         scores,
         inputs,
         states,
+        rounded,
         carried,
         step,
         depth,
@@ -387,6 +388,7 @@ if triton_available():
         state = new + update * (old - new)
         place = ((row * depth + step) * LANES + lane)[:, None] * SIZE + own[None, :]
         tl.store(states + place, state, mask=within)
+        tl.store(rounded + place, state.to(rounded.dtype.element_ty), mask=within)
 
     @triton.jit(do_not_specialize=["step", "depth", "first"])
     def _multiply(
@@ -396,7 +398,7 @@ if triton_available():
         weight_output,
         projected,
         columns,
-        states,
+        rounded,
         carried,
         scores,
         step,
@@ -405,7 +407,8 @@ if triton_available():
         SIZE: tl.constexpr,
         RANK: tl.constexpr,
         TILE: tl.constexpr,
-        CHUNK: tl.constexpr,
+        PARTS: tl.constexpr,
+        WIDTH: tl.constexpr,
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
@@ -417,6 +420,8 @@ if triton_available():
         program, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
         lane = tl.arange(0, LANES)
+
+        # The weights wait for nothing, so they are asked for first.
         state_tiles: tl.constexpr = (3 * SIZE + TILE - 1) // TILE
         rank_tile = program + first - state_tiles
         ranks = rank_tile >= 0
@@ -424,30 +429,30 @@ if triton_available():
         there = own < tl.where(ranks, RANK, 3 * SIZE)
         source = tl.where(ranks, weight_first, weight_state)
         source += own * tl.where(ranks, first_stride, SIZE)
+        element = tl.arange(0, PARTS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        within = element < SIZE
+        weight = tl.load(
+            source[None, :, None] + element[:, None, :],
+            mask=there[None, :, None] & within[:, None, :],
+            other=0.0,
+        )  # [PARTS, TILE, WIDTH]
         wait_for_last(OVERLAP)
-        product = tl.zeros([TILE, LANES], tl.float32)
-        for at in range(0, SIZE, CHUNK):
-            element = at + tl.arange(0, CHUNK)
-            within = element < SIZE
-            weight = tl.load(
-                source[:, None] + element[None, :], mask=there[:, None] & within[None, :], other=0.0
-            )
-            state = tl.load(
-                states + (slot * LANES + lane)[None, :] * SIZE + element[:, None],
-                mask=within[:, None],
-                other=0.0,
-            )
-            product = tl.dot(weight, state.to(weight.dtype), product, input_precision="ieee")
+        candidate = tl.arange(0, COUNT_PADDED)
+        scored = (candidate < COUNT) & ranks
+        column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
+        part = tl.load(projected + slot * RANK + own, mask=there & ranks, other=0.0).to(tl.float32)
+        state = tl.load(
+            rounded + (slot * LANES + lane)[None, None, :] * SIZE + element[:, :, None],
+            mask=within[:, :, None],
+            other=0.0,
+        )  # [PARTS, WIDTH, LANES]
+        output = tl.load(
+            weight_output + column[:, None] * RANK + own[None, :],
+            mask=scored[:, None] & (own < RANK)[None, :],
+            other=0.0,
+        )  # [COUNT, TILE]
+        product = tl.sum(tl.dot(weight, state, input_precision="ieee"), axis=0)  # [TILE, LANES]
         if ranks:
-            candidate = tl.arange(0, COUNT_PADDED)
-            scored = candidate < COUNT
-            column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
-            output = tl.load(
-                weight_output + column[:, None] * RANK + own[None, :],
-                mask=scored[:, None] & there[None, :],
-                other=0.0,
-            )  # [COUNT, TILE]
-            part = tl.load(projected + slot * RANK + own, mask=there, other=0.0).to(tl.float32)
             product += part[:, None]
             product *= tl.sigmoid(product)
             added = tl.dot(output, product.to(output.dtype), input_precision="ieee")
