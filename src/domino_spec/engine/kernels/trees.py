@@ -4,7 +4,8 @@ With a Domino head two launches a depth. The first finds the lanes of the depth 
 of the last one's and computes their states; every program does the same little search, which spares
 a launch, and then some elements of all lanes' states. The second multiplies the states of all lanes
 by the rows of [W_hh ; W1's state part], which are read once for all of them, before the states are
-there.
+there. A path's chance never rises along it: once as many nodes as the tree has are as likely as a
+depth's best lane, deeper ones have no place in it, and launches for these end as they begin.
 
 Without states to carry, the head's part is a table of candidates by candidates (Markov) or nothing
 (DFlash), and one launch does it all.
@@ -138,6 +139,8 @@ class _Search:
         self.chances = base.new_empty(shape, dtype=torch.float32)
         self.chosen = anchors.new_empty(shape, dtype=torch.int32)
         self.parents = torch.empty_like(self.chosen)
+        self.ended: Tensor | None = None
+        """Depths that were searched, where states were carried [rows]."""
         drawn = (None, None, None) if noise is None else noise
         self.lanes = (self.base, self.tokens, *drawn, self.chances, self.chosen, self.parents)
         self.shapes: dict[str, Any] = {
@@ -178,6 +181,7 @@ class _Search:
         rounded = torch.empty(rows, depth, LANES, size, dtype=kind, device=hidden.device)
         carried = torch.empty(rows, depth, LANES, 3 * size, **wide)
         scores = torch.empty(rows, depth, tiles, LANES, count, **wide)
+        self.ended = torch.empty(rows, dtype=torch.int32, device=hidden.device)
         shapes = {
             **self.shapes,
             "TILES": tiles,
@@ -189,8 +193,9 @@ class _Search:
         parts = triton.next_power_of_2(triton.cdiv(size, width))
         for step in range(depth):
             _advance[(triton.cdiv(size, SLICE), rows)](
-                *self.lanes, scores, inputs, states, rounded, carried, step, depth,
-                SIZE=size, SLICE=SLICE, num_warps=4, **shapes, **together,
+                *self.lanes, scores, inputs, states, rounded, carried, self.ended, step, depth,
+                self.nodes, SIZE=size, SLICE=SLICE, DEPTHS_PADDED=self.ends["DEPTHS_PADDED"],
+                num_warps=4, **shapes, **together,
             )  # fmt: skip
             # The last states carry nothing on, and the prefix needs no scores.
             first = 0 if step + 1 < depth else state_tiles
@@ -198,14 +203,15 @@ class _Search:
             if stop > first:
                 _multiply[(stop - first, rows)](
                     weight_state, weight_first, weight_first.stride(0), head.output_weight,
-                    projected, self.columns, rounded, carried, scores, step, depth, first,
-                    SIZE=size, RANK=rank, TILE=tile, PARTS=parts, WIDTH=width,
+                    projected, self.columns, rounded, carried, scores, self.ended, step, depth,
+                    first, SIZE=size, RANK=rank, TILE=tile, PARTS=parts, WIDTH=width,
                     COUNT=count, COUNT_PADDED=shapes["COUNT_PADDED"], LANES=LANES, TILES=tiles,
                     num_warps=8, **together,
                 )  # fmt: skip
         _finish[(rows,)](
-            *self.lanes, scores, *self.out, num_warps=8, **shapes, **self.ends, **together
-        )
+            *self.lanes, scores, self.ended, *self.out, num_warps=8, **shapes, **self.ends,
+            **together,
+        )  # fmt: skip
 
     def look_up(self, head: MarkovHead | None) -> None:
         """The search where the head's part depends on the token before alone, or on nothing."""
@@ -322,10 +328,23 @@ if triton_available():
         tl.store(parents + place, parent)
 
     @triton.jit
+    def _enough(
+        row, step, depth, nodes, chance, chances, LANES: tl.constexpr, DEPTHS_PADDED: tl.constexpr
+    ):
+        """Whether no node deeper than the lanes of depth `step` has a place in the tree."""
+        entry = tl.arange(0, DEPTHS_PADDED * LANES)
+        before = tl.load(
+            chances + row * depth * LANES + entry, mask=entry < step * LANES, other=float("-inf")
+        )
+        best = tl.max(chance, axis=0)
+        ahead = tl.sum((before >= best).to(tl.int32), axis=0)
+        return ahead + tl.sum((chance >= best).to(tl.int32), axis=0) >= nodes
+
+    @triton.jit
     def _gate(inputs, carried):
         return tl.sigmoid(inputs.to(tl.float32) + carried)
 
-    @triton.jit(do_not_specialize=["step", "depth"])
+    @triton.jit(do_not_specialize=["step", "depth", "nodes"])
     def _advance(
         base,
         tokens,
@@ -340,14 +359,17 @@ if triton_available():
         states,
         rounded,
         carried,
+        ended,
         step,
         depth,
+        nodes,
         SIZE: tl.constexpr,
         SLICE: tl.constexpr,
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
         CHILDREN: tl.constexpr,
+        DEPTHS_PADDED: tl.constexpr,
         NOISE: tl.constexpr,
         TILES: tl.constexpr,
         PREFIX: tl.constexpr,
@@ -357,11 +379,15 @@ if triton_available():
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         program, row = tl.program_id(0), tl.program_id(1)
+        last = tl.load(ended + row, mask=step > 0, other=0)
+        if last < step:
+            return
         lane = tl.arange(0, LANES)
         own = program * SLICE + tl.arange(0, SLICE)
         within = (own < SIZE)[None, :]
         read = row * (1 + (depth - 1) * COUNT) + lane * 0
         parent = lane * 0
+        enough = False
         if step > 0:
             chance, chosen, parent = _scored(
                 row, step - 1, depth, base, tokens, temperature, seeds, positions, chances, scores,
@@ -370,6 +396,11 @@ if triton_available():
             if program == 0:
                 _keep(row, step - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
             read += 1 + (step - 1) * COUNT + chosen
+            enough = _enough(row, step - 1, depth, nodes, chance, chances, LANES, DEPTHS_PADDED)
+        if program == 0:
+            tl.store(ended + row, tl.where(enough, step, depth))
+        if enough:
+            return
         going = within & (step > 0)
         before = ((row * depth + step - 1) * LANES + parent)[:, None]
         old = tl.load(states + before * SIZE + own[None, :], mask=going, other=0.0)
@@ -401,6 +432,7 @@ if triton_available():
         rounded,
         carried,
         scores,
+        ended,
         step,
         depth,
         first,
@@ -437,6 +469,7 @@ if triton_available():
             other=0.0,
         )  # [PARTS, TILE, WIDTH]
         wait_for_last(OVERLAP)
+        last = tl.load(ended + row)
         candidate = tl.arange(0, COUNT_PADDED)
         scored = (candidate < COUNT) & ranks
         column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
@@ -446,6 +479,8 @@ if triton_available():
             mask=within[:, :, None],
             other=0.0,
         )  # [PARTS, WIDTH, LANES]
+        if last <= step:
+            return
         output = tl.load(
             weight_output + column[:, None] * RANK + own[None, :],
             mask=scored[:, None] & (own < RANK)[None, :],
@@ -480,6 +515,7 @@ if triton_available():
         tree_ancestors,
         tree_paths,
         depth,
+        used,
         nodes,
         COUNT: tl.constexpr,
         LANES: tl.constexpr,
@@ -487,19 +523,19 @@ if triton_available():
         DEPTHS_PADDED: tl.constexpr,
         ROUNDS: tl.constexpr,
     ):
-        """The best of all depths' lanes, as a tree."""
+        """The best of the lanes of the first `used` depths, as a tree."""
         EVERY: tl.constexpr = DEPTHS_PADDED * LANES
         CHECKED: tl.constexpr = 16
         entry = tl.arange(0, EVERY)
         deep = entry // LANES
-        there = deep < depth
+        there = deep < used
         lanes = row * depth * LANES + entry
         chance = tl.load(chances + lanes, mask=there, other=float("-inf"))
         rank = entry * 0
         for at in range(0, EVERY, CHECKED):
             other = at + tl.arange(0, CHECKED)
             against = tl.load(
-                chances + row * depth * LANES + other, mask=other < depth * LANES,
+                chances + row * depth * LANES + other, mask=other < used * LANES,
                 other=float("-inf"),
             )  # fmt: skip
             ahead = (against[None, :] > chance[:, None]) | (
@@ -547,6 +583,7 @@ if triton_available():
         every,
         parents,
         scores,
+        ended,
         anchors,
         tree_tokens,
         tree_parents,
@@ -571,15 +608,17 @@ if triton_available():
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         row = tl.program_id(0)
-        chance, chosen, parent = _scored(
-            row, depth - 1, depth, base, tokens, temperature, seeds, positions, chances, scores,
-            COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE, TILES, PREFIX,
-        )  # fmt: skip
-        _keep(row, depth - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
+        used = tl.load(ended + row)
+        if used == depth:
+            chance, chosen, parent = _scored(
+                row, depth - 1, depth, base, tokens, temperature, seeds, positions, chances,
+                scores, COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE, TILES, PREFIX,
+            )  # fmt: skip
+            _keep(row, depth - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, tree_paths, depth, nodes,
+            tree_ancestors, tree_paths, depth, used, nodes,
             COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
 
@@ -637,6 +676,6 @@ if triton_available():
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, tree_paths, depth, nodes,
+            tree_ancestors, tree_paths, depth, depth, nodes,
             COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
