@@ -3,9 +3,7 @@
 With a Domino head two launches a depth. The first finds the lanes of the depth among the children
 of the last one's and computes their states; every program does the same little search, which spares
 a launch, and then some elements of all lanes' states. The second multiplies the states of all lanes
-by the rows of [W_hh ; W1's state part], which are read once for all of them, before the states are
-there. A path's chance never rises along it: once as many nodes as the tree has are as likely as a
-depth's best lane, deeper ones have no place in it, and launches for these end as they begin.
+by the rows of [W_hh ; W1's state part], which are read once for all of them.
 
 Without states to carry, the head's part is a table of candidates by candidates (Markov) or nothing
 (DFlash), and one launch does it all.
@@ -31,19 +29,16 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.engine.kernels.gumbel import gumbel_of
-    from domino_spec.engine.kernels.keys import pack, unpack_ids, unpack_scores
     from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
 
 MAX_ROWS = 8
 MAX_CANDIDATES = 64
 TILE = 32
-"""Rows of the weights that a program multiplies; half as many where they are wide."""
-MAX_TILE_BYTES = 1 << 16
-"""Of these rows, which a program holds while it waits for the states."""
+"""Rows of the weights that a program multiplies."""
 SLICE = 64
 """Elements of the states that a program computes."""
-PARTS = 8
-"""Stretches of the states that are multiplied independently: one sum would wait for each step."""
+CHUNK = 128
+"""Elements of the states that are multiplied at a time."""
 
 
 def grow_tree(
@@ -67,7 +62,6 @@ def grow_tree(
         or rows > MAX_ROWS
         or not CHILDREN <= count <= MAX_CANDIDATES
         or (head is not None and not isinstance(head, DominoHead | MarkovHead))
-        or (isinstance(head, DominoHead) and not _tile(head))
     ):
         return grow_reference(
             head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, nodes, noise
@@ -111,13 +105,6 @@ def grow_reference(
     )
 
 
-def _tile(head: DominoHead) -> int:
-    """Rows of the head's weights that a program multiplies; 0 where too few of them fit."""
-    weight = head.output_weight
-    rows = MAX_TILE_BYTES // (triton.next_power_of_2(head.state_size) * weight.element_size())
-    return min(TILE, rows) if rows >= LANES else 0
-
-
 class _Search:
     """The lanes of all depths, and what the kernels share."""
 
@@ -139,8 +126,6 @@ class _Search:
         self.chances = base.new_empty(shape, dtype=torch.float32)
         self.chosen = anchors.new_empty(shape, dtype=torch.int32)
         self.parents = torch.empty_like(self.chosen)
-        self.ended: Tensor | None = None
-        """Depths that were searched, where states were carried [rows]."""
         drawn = (None, None, None) if noise is None else noise
         self.lanes = (self.base, self.tokens, *drawn, self.chances, self.chosen, self.parents)
         self.shapes: dict[str, Any] = {
@@ -174,28 +159,22 @@ class _Search:
         read = torch.cat((self.anchors.unsqueeze(1), self.tokens[:, :-1].flatten(1)), dim=1)
         inputs = F.linear(look_up(embedding, read), weight_input)  # [rows, read, 3 * size]
         projected = head.project_hidden(hidden).contiguous()  # [rows, depth, rank]
-        tile, kind = _tile(head), weight_state.dtype
-        tiles = -(-rank // tile)
+        tiles = -(-rank // TILE)
         wide: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
         states = torch.empty(rows, depth, LANES, size, **wide)
-        rounded = torch.empty(rows, depth, LANES, size, dtype=kind, device=hidden.device)
         carried = torch.empty(rows, depth, LANES, 3 * size, **wide)
         scores = torch.empty(rows, depth, tiles, LANES, count, **wide)
-        self.ended = torch.empty(rows, dtype=torch.int32, device=hidden.device)
         shapes = {
             **self.shapes,
             "TILES": tiles,
             "PREFIX": prefix,
         }
         together = overlap(hidden)
-        state_tiles = -(-3 * size // tile)
-        width = max(16, triton.next_power_of_2(size) // PARTS)
-        parts = triton.next_power_of_2(triton.cdiv(size, width))
+        state_tiles = -(-3 * size // TILE)
         for step in range(depth):
             _advance[(triton.cdiv(size, SLICE), rows)](
-                *self.lanes, scores, inputs, states, rounded, carried, self.ended, step, depth,
-                self.nodes, SIZE=size, SLICE=SLICE, DEPTHS_PADDED=self.ends["DEPTHS_PADDED"],
-                num_warps=4, **shapes, **together,
+                *self.lanes, scores, inputs, states, carried, step, depth,
+                SIZE=size, SLICE=SLICE, num_warps=4, **shapes, **together,
             )  # fmt: skip
             # The last states carry nothing on, and the prefix needs no scores.
             first = 0 if step + 1 < depth else state_tiles
@@ -203,15 +182,14 @@ class _Search:
             if stop > first:
                 _multiply[(stop - first, rows)](
                     weight_state, weight_first, weight_first.stride(0), head.output_weight,
-                    projected, self.columns, rounded, carried, scores, self.ended, step, depth,
-                    first, SIZE=size, RANK=rank, TILE=tile, PARTS=parts, WIDTH=width,
+                    projected, self.columns, states, carried, scores, step, depth, first,
+                    SIZE=size, RANK=rank, TILE=TILE, CHUNK=min(CHUNK, triton.next_power_of_2(size)),
                     COUNT=count, COUNT_PADDED=shapes["COUNT_PADDED"], LANES=LANES, TILES=tiles,
-                    num_warps=8, **together,
+                    num_warps=4, **together,
                 )  # fmt: skip
         _finish[(rows,)](
-            *self.lanes, scores, self.ended, *self.out, num_warps=8, **shapes, **self.ends,
-            **together,
-        )  # fmt: skip
+            *self.lanes, scores, *self.out, num_warps=8, **shapes, **self.ends, **together
+        )
 
     def look_up(self, head: MarkovHead | None) -> None:
         """The search where the head's part depends on the token before alone, or on nothing."""
@@ -267,14 +245,30 @@ if triton_available():
         # What is not a number has an order too, and never stands for a place that is not there.
         paths = tl.where(paths == paths, paths, -1e30) + chances[:, None]
 
-        # The best of each lane, then the best of them all; no two keys are equal.
+        # The best of each lane, one after the other; then the best of them all, by counting.
+        child = tl.arange(0, CHILDREN)[None, :]
+        found = tl.full([LANES, CHILDREN], float("-inf"), tl.float32)
+        which = tl.zeros([LANES, CHILDREN], tl.int32)
+        for turn in tl.static_range(CHILDREN):
+            best = tl.argmax(paths, axis=1)
+            taken = candidate[None, :] == best[:, None]
+            found = tl.where(child == turn, tl.max(paths, axis=1)[:, None], found)
+            which = tl.where(child == turn, best[:, None], which)
+            paths = tl.where(taken, float("-inf"), paths)
+        EVERY: tl.constexpr = LANES * CHILDREN
+        every = tl.reshape(found, [EVERY])
+        which = tl.reshape(which, [EVERY])
+        order = tl.arange(0, EVERY)
+        ahead = (every[None, :] > every[:, None]) | (
+            (every[None, :] == every[:, None]) & (order[None, :] < order[:, None])
+        )
+        rank = tl.sum(ahead.to(tl.int32), axis=1)
         lane = tl.arange(0, LANES)
-        keys = pack(paths, lane[:, None] * COUNT_PADDED + candidate[None, :])
-        keys = tl.where(inside[None, :], keys, -(2**63))
-        best = tl.reshape(tl.topk(keys, CHILDREN), [LANES * CHILDREN])
-        best = tl.topk(best, LANES)
-        place = unpack_ids(best).to(tl.int32)
-        return unpack_scores(best), place % COUNT_PADDED, place // COUNT_PADDED
+        picked = rank[:, None] == lane[None, :]
+        chance = tl.sum(tl.where(picked, every[:, None], 0.0), axis=0)
+        chosen = tl.sum(tl.where(picked, which[:, None], 0), axis=0)
+        parent = tl.sum(tl.where(picked, order[:, None] // CHILDREN, 0), axis=0)
+        return chance, chosen, parent
 
     @triton.jit
     def _known(row, step, depth, chances, LANES: tl.constexpr):
@@ -328,23 +322,10 @@ if triton_available():
         tl.store(parents + place, parent)
 
     @triton.jit
-    def _enough(
-        row, step, depth, nodes, chance, chances, LANES: tl.constexpr, DEPTHS_PADDED: tl.constexpr
-    ):
-        """Whether no node deeper than the lanes of depth `step` has a place in the tree."""
-        entry = tl.arange(0, DEPTHS_PADDED * LANES)
-        before = tl.load(
-            chances + row * depth * LANES + entry, mask=entry < step * LANES, other=float("-inf")
-        )
-        best = tl.max(chance, axis=0)
-        ahead = tl.sum((before >= best).to(tl.int32), axis=0)
-        return ahead + tl.sum((chance >= best).to(tl.int32), axis=0) >= nodes
-
-    @triton.jit
     def _gate(inputs, carried):
         return tl.sigmoid(inputs.to(tl.float32) + carried)
 
-    @triton.jit(do_not_specialize=["step", "depth", "nodes"])
+    @triton.jit(do_not_specialize=["step", "depth"])
     def _advance(
         base,
         tokens,
@@ -357,19 +338,15 @@ if triton_available():
         scores,
         inputs,
         states,
-        rounded,
         carried,
-        ended,
         step,
         depth,
-        nodes,
         SIZE: tl.constexpr,
         SLICE: tl.constexpr,
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
         CHILDREN: tl.constexpr,
-        DEPTHS_PADDED: tl.constexpr,
         NOISE: tl.constexpr,
         TILES: tl.constexpr,
         PREFIX: tl.constexpr,
@@ -379,15 +356,11 @@ if triton_available():
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         program, row = tl.program_id(0), tl.program_id(1)
-        last = tl.load(ended + row, mask=step > 0, other=0)
-        if last < step:
-            return
         lane = tl.arange(0, LANES)
         own = program * SLICE + tl.arange(0, SLICE)
         within = (own < SIZE)[None, :]
         read = row * (1 + (depth - 1) * COUNT) + lane * 0
         parent = lane * 0
-        enough = False
         if step > 0:
             chance, chosen, parent = _scored(
                 row, step - 1, depth, base, tokens, temperature, seeds, positions, chances, scores,
@@ -396,11 +369,6 @@ if triton_available():
             if program == 0:
                 _keep(row, step - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
             read += 1 + (step - 1) * COUNT + chosen
-            enough = _enough(row, step - 1, depth, nodes, chance, chances, LANES, DEPTHS_PADDED)
-        if program == 0:
-            tl.store(ended + row, tl.where(enough, step, depth))
-        if enough:
-            return
         going = within & (step > 0)
         before = ((row * depth + step - 1) * LANES + parent)[:, None]
         old = tl.load(states + before * SIZE + own[None, :], mask=going, other=0.0)
@@ -419,7 +387,6 @@ if triton_available():
         state = new + update * (old - new)
         place = ((row * depth + step) * LANES + lane)[:, None] * SIZE + own[None, :]
         tl.store(states + place, state, mask=within)
-        tl.store(rounded + place, state.to(rounded.dtype.element_ty), mask=within)
 
     @triton.jit(do_not_specialize=["step", "depth", "first"])
     def _multiply(
@@ -429,18 +396,16 @@ if triton_available():
         weight_output,
         projected,
         columns,
-        rounded,
+        states,
         carried,
         scores,
-        ended,
         step,
         depth,
         first,
         SIZE: tl.constexpr,
         RANK: tl.constexpr,
         TILE: tl.constexpr,
-        PARTS: tl.constexpr,
-        WIDTH: tl.constexpr,
+        CHUNK: tl.constexpr,
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
@@ -452,8 +417,6 @@ if triton_available():
         program, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
         lane = tl.arange(0, LANES)
-
-        # The weights wait for nothing, so they are asked for first.
         state_tiles: tl.constexpr = (3 * SIZE + TILE - 1) // TILE
         rank_tile = program + first - state_tiles
         ranks = rank_tile >= 0
@@ -461,33 +424,30 @@ if triton_available():
         there = own < tl.where(ranks, RANK, 3 * SIZE)
         source = tl.where(ranks, weight_first, weight_state)
         source += own * tl.where(ranks, first_stride, SIZE)
-        element = tl.arange(0, PARTS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        within = element < SIZE
-        weight = tl.load(
-            source[None, :, None] + element[:, None, :],
-            mask=there[None, :, None] & within[:, None, :],
-            other=0.0,
-        )  # [PARTS, TILE, WIDTH]
         wait_for_last(OVERLAP)
-        last = tl.load(ended + row)
-        candidate = tl.arange(0, COUNT_PADDED)
-        scored = (candidate < COUNT) & ranks
-        column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
-        part = tl.load(projected + slot * RANK + own, mask=there & ranks, other=0.0).to(tl.float32)
-        state = tl.load(
-            rounded + (slot * LANES + lane)[None, None, :] * SIZE + element[:, :, None],
-            mask=within[:, :, None],
-            other=0.0,
-        )  # [PARTS, WIDTH, LANES]
-        if last <= step:
-            return
-        output = tl.load(
-            weight_output + column[:, None] * RANK + own[None, :],
-            mask=scored[:, None] & (own < RANK)[None, :],
-            other=0.0,
-        )  # [COUNT, TILE]
-        product = tl.sum(tl.dot(weight, state, input_precision="ieee"), axis=0)  # [TILE, LANES]
+        product = tl.zeros([TILE, LANES], tl.float32)
+        for at in range(0, SIZE, CHUNK):
+            element = at + tl.arange(0, CHUNK)
+            within = element < SIZE
+            weight = tl.load(
+                source[:, None] + element[None, :], mask=there[:, None] & within[None, :], other=0.0
+            )
+            state = tl.load(
+                states + (slot * LANES + lane)[None, :] * SIZE + element[:, None],
+                mask=within[:, None],
+                other=0.0,
+            )
+            product = tl.dot(weight, state.to(weight.dtype), product, input_precision="ieee")
         if ranks:
+            candidate = tl.arange(0, COUNT_PADDED)
+            scored = candidate < COUNT
+            column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
+            output = tl.load(
+                weight_output + column[:, None] * RANK + own[None, :],
+                mask=scored[:, None] & there[None, :],
+                other=0.0,
+            )  # [COUNT, TILE]
+            part = tl.load(projected + slot * RANK + own, mask=there, other=0.0).to(tl.float32)
             product += part[:, None]
             product *= tl.sigmoid(product)
             added = tl.dot(output, product.to(output.dtype), input_precision="ieee")
@@ -515,7 +475,6 @@ if triton_available():
         tree_ancestors,
         tree_paths,
         depth,
-        used,
         nodes,
         COUNT: tl.constexpr,
         LANES: tl.constexpr,
@@ -523,19 +482,19 @@ if triton_available():
         DEPTHS_PADDED: tl.constexpr,
         ROUNDS: tl.constexpr,
     ):
-        """The best of the lanes of the first `used` depths, as a tree."""
+        """The best of all depths' lanes, as a tree."""
         EVERY: tl.constexpr = DEPTHS_PADDED * LANES
         CHECKED: tl.constexpr = 16
         entry = tl.arange(0, EVERY)
         deep = entry // LANES
-        there = deep < used
+        there = deep < depth
         lanes = row * depth * LANES + entry
         chance = tl.load(chances + lanes, mask=there, other=float("-inf"))
         rank = entry * 0
         for at in range(0, EVERY, CHECKED):
             other = at + tl.arange(0, CHECKED)
             against = tl.load(
-                chances + row * depth * LANES + other, mask=other < used * LANES,
+                chances + row * depth * LANES + other, mask=other < depth * LANES,
                 other=float("-inf"),
             )  # fmt: skip
             ahead = (against[None, :] > chance[:, None]) | (
@@ -583,7 +542,6 @@ if triton_available():
         every,
         parents,
         scores,
-        ended,
         anchors,
         tree_tokens,
         tree_parents,
@@ -608,17 +566,15 @@ if triton_available():
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         row = tl.program_id(0)
-        used = tl.load(ended + row)
-        if used == depth:
-            chance, chosen, parent = _scored(
-                row, depth - 1, depth, base, tokens, temperature, seeds, positions, chances,
-                scores, COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE, TILES, PREFIX,
-            )  # fmt: skip
-            _keep(row, depth - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
+        chance, chosen, parent = _scored(
+            row, depth - 1, depth, base, tokens, temperature, seeds, positions, chances, scores,
+            COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE, TILES, PREFIX,
+        )  # fmt: skip
+        _keep(row, depth - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, tree_paths, depth, used, nodes,
+            tree_ancestors, tree_paths, depth, nodes,
             COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
 
@@ -676,6 +632,6 @@ if triton_available():
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, tree_paths, depth, depth, nodes,
+            tree_ancestors, tree_paths, depth, nodes,
             COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
