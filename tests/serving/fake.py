@@ -127,7 +127,8 @@ class FakeService:
         self.kept = kept
         if len(prompt) + params.max_new_tokens > self.limits.context:
             raise ContextLengthError("it does not fit.")
-        return Decoded(prompt, params, stop_rules=rules, eos=(EOS,), **options)
+        made = [make(self.tokenizer, params) for make in rules]
+        return Decoded(prompt, params, stop_rules=made, eos=(EOS,), **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> FakeStream:
         if self.refuse is not None:

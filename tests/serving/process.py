@@ -12,6 +12,22 @@ from tests.serving.live import tiny_decoder
 
 def serve_each(folder: str, *drain_seconds: float) -> list[int]:
     """One server after the other; their exit codes. Files tell the process and the addresses."""
+    _slow_down(folder)
+    return [
+        _serve(folder, number, drain_seconds=seconds)
+        for number, seconds in enumerate(drain_seconds)
+    ]
+
+
+def serve_split(folder: str) -> None:
+    """Two servers of two processes each; a file tells the first one's exit code."""
+    _slow_down(folder)
+    code = _serve(folder, 0, split=True)
+    _write(Path(folder, "code"), str(code))
+    _serve(folder, 1, split=True)
+
+
+def _slow_down(folder: str) -> None:
     quick = Engine.step
 
     def step(engine):
@@ -20,17 +36,16 @@ def serve_each(folder: str, *drain_seconds: float) -> list[int]:
 
     Engine.step = step  # type: ignore[method-assign]
     _write(Path(folder, "pid"), str(os.getpid()))
-    codes = []
-    for number, seconds in enumerate(drain_seconds):
-        settings = ServerConfig(model="tiny", port=0, slots=4, context=200, drain_seconds=seconds)
-        path = Path(folder, str(number))
 
-        def log(line: str, path: Path = path) -> None:
-            if line.startswith("listening on "):
-                _write(path, line.split()[-1])
 
-        codes.append(serve(tiny_decoder(), settings, log=log))
-    return codes
+def _serve(folder: str, number: int, *, drain_seconds: float = 0, split: bool = False) -> int:
+    settings = ServerConfig(model="tiny", port=0, slots=4, context=200, drain_seconds=drain_seconds)
+
+    def log(line: str) -> None:
+        if line.startswith("listening on "):
+            _write(Path(folder, str(number)), line.split()[-1])
+
+    return serve(tiny_decoder(), settings, log=log, split=split)
 
 
 def _write(path: Path, text: str) -> None:

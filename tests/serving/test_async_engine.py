@@ -15,7 +15,8 @@ from domino_spec.drafters import drafter_of
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.reference import ReferenceEngine
 from domino_spec.errors import InputError
-from domino_spec.serving.async_engine import AsyncEngine, OutputStream
+from domino_spec.serving.async_engine import AsyncEngine
+from domino_spec.serving.engine_client import OutputStream
 from domino_spec.serving.errors import DecodingError, QueueFullError, ShuttingDownError
 from tests.serving.fakes import Counts, FakeEngine, request
 from tests.serving.live import tiny_decoder

@@ -6,8 +6,8 @@ import torch
 from domino_spec.api import DominoDecoder
 from domino_spec.serving.app import make_app
 from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.engine_setup import local_service
 from domino_spec.serving.metrics import Metrics
-from domino_spec.serving.service import Service
 from tests.support.browser import browsing, needs_browser
 from tests.support.chat_page import LAST, TILES, copied, counters, race, said, send, verdict
 from tests.support.chat_server import listening
@@ -38,7 +38,7 @@ def pair(*, drafter=True):
 def server():
     settings = ServerConfig(model="circle", context=256, slots=2, api_keys=("a key",))
     metrics = Metrics()
-    service = Service(pair(), settings, metrics=metrics)
+    service = local_service(pair(), settings, metrics=metrics)
     with listening(make_app(service, metrics=metrics)) as url:
         yield url
 

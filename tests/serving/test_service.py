@@ -13,8 +13,8 @@ from domino_spec.engine import engine
 from domino_spec.engine.sizes import MOST_DRAFTING, Size
 from domino_spec.errors import InputError
 from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.engine_setup import cache_size, local_service, sequence_limits
 from domino_spec.serving.errors import ContextLengthError, ShuttingDownError
-from domino_spec.serving.service import Service, cache_size, sequence_limits
 from tests.support.families import make_target, random_drafter, random_prompts
 from tests.support.tokens import small_tokenizer
 
@@ -27,7 +27,7 @@ def make_service(*, engine="auto", drafter=True, **settings):
         depth=3 if drafter else None, engine=engine,
     )  # fmt: skip
     settings = {"slots": 3, "context": 128, **settings}
-    return Service(decoder, ServerConfig(model="tiny", **settings))
+    return local_service(decoder, ServerConfig(model="tiny", **settings))
 
 
 def test_stop_strings_are_found_in_the_text_that_is_told():

@@ -15,7 +15,7 @@ import pytest
 
 from domino_spec.api import DominoDecoder
 from domino_spec.decoding import Sequence, TextStream
-from domino_spec.serving.async_engine import OutputStream
+from domino_spec.serving.engine_client import OutputStream
 from tests.serving.live import live
 from tests.support.families import make_target
 from tests.support.tokens import LINES, small_tokenizer

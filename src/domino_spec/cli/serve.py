@@ -161,7 +161,7 @@ def _check(voice: Voice, args: ServeArgs, config: ServerConfig, *, native: bool)
     require_places(voice, args.target, args.revision, draft=draft)
     if not native:
         return  # other backends have targets and devices of their own; drafters are checked there
-    from domino_spec.serving.service import check_context
+    from domino_spec.serving.engine_setup import check_context
 
     described = describe_target(args.target, args)
     target_arguments(args)

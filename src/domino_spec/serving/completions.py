@@ -12,7 +12,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic_core import to_json
@@ -23,7 +23,7 @@ from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
 from domino_spec.errors import InputError
-from domino_spec.grammars import CompiledGrammar, Grammar
+from domino_spec.grammars import Grammar
 from domino_spec.serving.chat import ChatFormat, Message, after_one_call
 from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_param, to_api_error
 from domino_spec.serving.middleware import client_of
@@ -38,8 +38,8 @@ from domino_spec.serving.protocol import (
 from domino_spec.serving.tokenization import TokenTexts
 
 if TYPE_CHECKING:
-    from domino_spec.serving.async_engine import OutputStream
-    from domino_spec.serving.service import Service
+    from domino_spec.serving.engine_client import OutputStream
+    from domino_spec.serving.service import Service, StartedGrammar
 
 T = TypeVar("T")
 FINGERPRINT = f"domino-spec-{__version__}"
@@ -141,7 +141,7 @@ class CompletionHandler:
                 param="n" if request.num_choices > 1 else "prompt",
             )
 
-    async def _compile(self, grammar: tuple[str, Grammar] | None) -> CompiledGrammar | None:
+    async def _compile(self, grammar: tuple[str, Grammar] | None) -> StartedGrammar | None:
         """A request's grammar and the parameter it comes from, before anything is queued."""
         if grammar is None:
             return None
@@ -154,7 +154,7 @@ class CompletionHandler:
         prompts: Sequence[Sequence[int]],
         response: Callable[..., SequencesResponse],
         form: MessageFormat,
-        grammar: CompiledGrammar | None = None,
+        grammar: StartedGrammar | None = None,
         multimodal_inputs: Mapping[str, Any] | None = None,
     ) -> SequencesResponse:
         service, texts, options = self._service, self._texts, request.domino
@@ -178,7 +178,7 @@ class CompletionHandler:
                     if form.kept:
                         how["kept"] = form.kept
                     if form.tools is not None and not form.parallel:
-                        how["rules"] = [after_one_call(form, texts.tokenizer, params)]
+                        how["rules"] = [partial(after_one_call, form)]
                     if grammar is not None:
                         accept = options.accept or "coupled"
                         params = replace(params, grammar=grammar.grammar, accept=accept)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Literal
 
@@ -18,6 +19,8 @@ from domino_spec.errors import InputError
 from domino_spec.settings import Settings
 
 LOOPBACK = "127.0.0.1"
+_BACKLOG = 2048
+"""Connections that wait to be accepted."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.:\[\]_-]+")
 ToolCallParserName = Literal["auto", "hermes", "llama3_json", "mistral", "json", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
@@ -117,6 +120,15 @@ def bind_sockets(config: ServerConfig) -> list[socket.socket]:
     if not bound:
         raise address_error(config, error) from error
     return bound
+
+
+def listen(sockets: Iterable[socket.socket], config: ServerConfig) -> None:
+    """Let clients connect: they wait until the server answers."""
+    try:
+        for each in sockets:
+            each.listen(_BACKLOG)  # not every event loop tells that it failed
+    except OSError as error:  # another program began to listen meanwhile
+        raise address_error(config, error) from error
 
 
 def address_error(config: ServerConfig, error: OSError) -> InputError:

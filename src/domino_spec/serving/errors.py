@@ -27,7 +27,7 @@ _HTTP: dict[int, tuple[str | None, str]] = {
 class QueueFullError(DominoError, RuntimeError):
     """Too many sequences wait already."""
 
-    def __init__(self, message: str, *, retry_after: float) -> None:
+    def __init__(self, message: str, *, retry_after: float = 1) -> None:
         super().__init__(message)
         self.retry_after = retry_after
         """Seconds after which there is likely room."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from domino_spec.grammars import CompiledGrammar, Grammar, GrammarCompiler
 from domino_spec.grammars.sandbox import COMPILE_TIMEOUT, GrammarSandbox
@@ -22,22 +23,29 @@ class GrammarService:
         # Of its own: what a client left behind would hold threads that others need too.
         self._thread = ThreadPoolExecutor(1, "domino-grammars")
         self._waiting = 0
+        self._lock = threading.Lock()
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
         """The compiled grammar; at once where it is known."""
         if (found := self._compiler.known(grammar)) is not None:
             return found
+        return await asyncio.wrap_future(self.start(grammar))
+
+    def start(self, grammar: Grammar) -> Future[CompiledGrammar]:
+        """Compile it, after those that wait."""
         if self._waiting >= _MAX_WAITING:
             raise QueueFullError(
                 f"{self._waiting} grammars are waiting to be compiled; come back later.",
                 retry_after=COMPILE_TIMEOUT,
             )
-        self._waiting += 1
-        try:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._compile, grammar)
-        finally:
-            self._waiting -= 1
+        self._change_waiting(1)
+        compiling = self._thread.submit(self._compile, grammar)
+        compiling.add_done_callback(lambda _: self._change_waiting(-1))
+        return compiling
+
+    def _change_waiting(self, by: int) -> None:
+        with self._lock:
+            self._waiting += by
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         if (found := self._compiler.known(grammar)) is None:

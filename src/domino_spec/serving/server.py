@@ -8,19 +8,21 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from domino_spec.api import DominoDecoder
 from domino_spec.serving.app import make_app
-from domino_spec.serving.config import ServerConfig, address_error, bind_sockets
+from domino_spec.serving.config import ServerConfig, bind_sockets, listen
 from domino_spec.serving.errors import ApiError
 from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.service import Service
 
-_GRACE_SECONDS = 5
+if TYPE_CHECKING:
+    from domino_spec.api import DominoDecoder
+
+GRACE_SECONDS = 5
 """For the last bytes to reach their readers once every request has ended."""
 MAX_HEAD = 65_536
 """Bytes of a request line and its headers."""
@@ -88,7 +90,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                timeout_graceful_shutdown=_GRACE_SECONDS,
+                timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
         self.service = service
@@ -126,6 +128,13 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+def tune_interpreter() -> None:
+    """For a process that answers requests, once all is loaded."""
+    gc.collect()
+    gc.freeze()  # the models' many objects stay: collections would pause requests
+    sys.setswitchinterval(_SWITCH_SECONDS)
+
+
 def serve(
     decoder: DominoDecoder,
     config: ServerConfig,
@@ -133,26 +142,30 @@ def serve(
     sockets: Sequence[socket.socket] | None = None,
     draft_name: str | None = None,
     log: Callable[[str], None] = print,
+    split: bool | None = None,
 ) -> int:
-    """Serve until a signal comes; the exit code. `sockets` are those of `bind_sockets`."""
+    """Serve until a signal comes; the exit code. `sockets` are those of `bind_sockets`.
+
+    With `split` HTTP has a process of its own; None is where the target is on a GPU, whose steps
+    are too short to share an interpreter. On a CPU it would only cost memory.
+    """
+    from domino_spec.serving.engine_setup import local_service
+
     logging.getLogger("domino_spec.serving").setLevel(logging.INFO)
+    if split is None:
+        split = decoder.target.device.type == "cuda"
     bound = list(bind_sockets(config) if sockets is None else sockets)
     try:
+        if split:
+            from domino_spec.serving.front_end import serve_in_two
+
+            return serve_in_two(decoder, config, bound, draft_name=draft_name, log=log)
         metrics = Metrics()
-        service = Service(decoder, config, draft_name=draft_name, metrics=metrics, log=log)
+        service = local_service(decoder, config, draft_name=draft_name, metrics=metrics, log=log)
         server = Server(service, metrics, log)
-        gc.collect()
-        gc.freeze()  # the models' many objects stay: collections would pause requests
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        try:
-            for each in bound:
-                each.listen(server.config.backlog)  # not every event loop tells that it failed
-            server.run(bound)
-        except OSError as error:
-            if server.started:
-                raise
-            # Another program began to listen meanwhile.
-            raise address_error(config, error) from error
+        tune_interpreter()
+        listen(bound, config)
+        server.run(bound)
     finally:
         for each in bound:
             each.close()

@@ -6,40 +6,24 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from domino_spec import __version__
-from domino_spec.api import DominoDecoder
 from domino_spec.api.prompts import check_ids
-from domino_spec.api.sequences import stop_rules
 from domino_spec.decoding import SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.params import TOKEN_FIELDS
-from domino_spec.engine.reference import FallbackEngine, ReferenceEngine
-from domino_spec.engine.sizes import MOST_DRAFTING, Size, free_bytes, token_bytes
 from domino_spec.errors import InputError, TargetError
-from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
+from domino_spec.grammars import Grammar, Matcher
 from domino_spec.serving.config import ServerConfig
+from domino_spec.serving.engine_client import EngineClient, OutputStream
 from domino_spec.serving.errors import ContextLengthError, at_param
-from domino_spec.serving.grammars import GrammarService
-from domino_spec.serving.metrics import Metrics
 from domino_spec.serving.middleware import CLIENT
 from domino_spec.serving.protocol import ServerInfo
 from domino_spec.serving.tokenization import PromptEncoder
 
-_CAPTURE_SIZE = 64
-"""Sequences for which cycles are captured at start; larger batches at their first use."""
-_UNKNOWN_CONTEXT = 4096
-"""Where neither the target nor the configuration says how long a sequence may be."""
-_CPU_SLOTS = 8
-"""A CPU is busy with few sequences: more of them only share it."""
-_DEFAULT_CONTEXT, _CPU_DEFAULT_CONTEXT = 32768, 4096
-"""Defaults: a context of millions would leave room for no other sequence."""
-_MIN_CONTEXT = 512
-_MIN_SLOTS = 4
-"""So many sequences at a time are worth a shorter context."""
-_MEMORY_SHARE = 0.6
-"""Of the free memory; activations, prompts and the rest of the machine need some too."""
+RuleMaker = Callable[[Any, SamplingParams], StopRule]
+"""Makes a stop rule of the target's tokenizer and a sequence's parameters, where it is decoded."""
 
 
 @dataclass(frozen=True)
@@ -52,121 +36,69 @@ class Limits:
     max_new_tokens: int
 
 
-def check_context(config: ServerConfig, context: int | None) -> int | None:
-    """The configured context, if the target was made for as much; else the target's own."""
-    if config.context is not None and context is not None and config.context > context:
-        raise InputError(
-            f"context is {config.context}; the target was made for {context}. Ask for less."
-        )
-    return config.context or context
+@dataclass(frozen=True)
+class ServedModel:
+    """What handlers know of the target and its drafter. It can be pickled."""
+
+    tokenizer: Any
+    chat_options: Mapping[str, Any]
+    ends: frozenset[int]
+    """End-of-sequence tokens."""
+    vocab_size: int
+    limits: Limits
+    speculates: bool
+    draft_name: str | None
+    device: str
+    dtype: str
+    image_refusal: str | None
+    """Why prompts hold no images; None if they may."""
 
 
-def cache_size(
-    config: ServerConfig,
-    *,
-    on_gpu: bool,
-    context: int | None,
-    token_bytes: int,
-    free: int | None,
-) -> Size:
-    """Slots that the free bytes hold: fewer of them first, then shorter ones.
+class StartedGrammar(Protocol):
+    """A grammar that was compiled, here or in the engine's process."""
 
-    What the configuration names is kept, or refused where it cannot be had.
-    """
-    wanted = check_context(config, context)
-    longest = _DEFAULT_CONTEXT if on_gpu else _CPU_DEFAULT_CONTEXT
-    capacity = config.context or min(wanted or longest, longest)
-    most = config.slots or (MOST_DRAFTING if on_gpu else _CPU_SLOTS)
-    if free is None:
-        return Size(most, capacity)
-    room = int(_MEMORY_SHARE * free) // token_bytes  # tokens
-    if config.context is None:
-        least = config.slots or min(most, _MIN_SLOTS)
-        while (least + 1) * capacity > room and capacity > _MIN_CONTEXT:
-            capacity = max(capacity // 2, _MIN_CONTEXT)
-    slots = most
-    while config.slots is None and slots > 1 and (slots + 1) * capacity > room:
-        slots -= 1
-    if (slots + 1) * capacity > room:
-        taken = (slots + 1) * capacity * token_bytes
-        raise InputError(
-            f"{slots} slots of {capacity} tokens take {taken / 1e9:.1f} GB of memory; "
-            f"{_MEMORY_SHARE * free / 1e9:.1f} GB are there for them. Ask for fewer slots or a "
-            "shorter context."
-        )
-    return Size(slots, capacity)
+    grammar: Grammar
+
+    def matcher(self) -> Matcher:
+        """For one sequence."""
 
 
-def sequence_limits(config: ServerConfig, capacity: int) -> Limits:
-    """The configured limits, as far as a slot holds them."""
-    return Limits(
-        context=capacity,
-        max_prompt_tokens=min(config.max_prompt_tokens or capacity, capacity - 1),
-        max_new_tokens=min(config.max_new_tokens or capacity, capacity - 1),
-    )
+class Grammars(Protocol):
+    """Compiles grammars of requests."""
+
+    async def compile(self, grammar: Grammar) -> StartedGrammar:
+        """What is wrong with it is an error."""
+
+    def close(self) -> None:
+        """Compile nothing more."""
 
 
 class Service:
-    """A decoder, open to many callers at once."""
+    """A model on an engine, open to many callers at once."""
 
     def __init__(
         self,
-        decoder: DominoDecoder,
+        model: ServedModel,
         config: ServerConfig,
         *,
-        draft_name: str | None = None,
-        metrics: Metrics | None = None,
-        log: Callable[[str], None] = lambda _: None,
+        engine: EngineClient,
+        make_sequence: Callable[..., Decoded],
+        grammars: Grammars,
+        load_processor: Callable[[], Any],
     ) -> None:
-        """Makes the engine and measures what cycles cost, which takes a moment."""
-        self.decoder = decoder
+        """`make_sequence` takes a prompt, its parameters, and as options those of `Sequence`, the
+        special tokens `kept` in its text, and `rules`, makers of further stop rules.
+        `load_processor` gives the target's processor of images.
+        """
         self.config = config
-        self.tokenizer = decoder.tokenizer
+        self.engine = engine
+        self.tokenizer, self.limits = model.tokenizer, model.limits
         self.created = int(time.time())
-        self._draft_name = draft_name
-        self._grammars = GrammarService(decoder.grammars)
-        self.compile_grammar = self._grammars.compile
-        self._ends, self._vocab_size = decoder.eos_token_ids, decoder.target.vocab_size
-        engine, context = self._make_engine(log)
-        self.limits = sequence_limits(config, context)
+        self._model = model
+        self._make_sequence, self._load_processor = make_sequence, load_processor
+        self._grammars = grammars
+        self.compile_grammar = grammars.compile
         self._prompts = PromptEncoder(self.tokenizer, max_tokens=self.limits.max_prompt_tokens)
-        self.engine = AsyncEngine(engine, max_queue=config.max_queue, metrics=metrics or Metrics())
-
-    def _make_engine(self, log: Callable[[str], None]) -> tuple[StepEngine, int]:
-        """What decodes, and how many tokens a sequence may have."""
-        decoder, config = self.decoder, self.config
-        context = decoder.target.context_length
-        reference = ReferenceEngine(decoder.target, decoder.drafter if decoder.depth else None)
-        reason = decoder.unsupported_reason()
-        if reason is not None:
-            log(f"one request at a time, through Transformers: {reason}")
-            return reference, check_context(config, context) or _UNKNOWN_CONTEXT
-        target = decoder.target
-        size = cache_size(
-            config,
-            on_gpu=target.device.type == "cuda",
-            context=context,
-            token_bytes=token_bytes(target, decoder.drafter),
-            free=free_bytes(target.device),
-        )
-        if decoder.adapts:
-            log("measuring what cycles cost on this machine (once; it is kept)")
-        engine = decoder.make_engine(slots=size.slots, capacity=size.capacity, reuse=True)
-        # Requests without drafts too: they are what a speedup is measured against.
-        kinds: list[tuple[int | None, bool]] = [(None, True), (None, False)]
-        if config.page:  # it shows probabilities
-            kinds += [(0, True), (0, False)]
-        sampling = [(0.0, None), (1.0, None), (1.0, 0)]  # a seed has an accept rule of its own
-        for scores, drafts in kinds:
-            for temperature, seed in sampling if drafts else sampling[:2]:
-                params = SamplingParams(temperature=temperature, seed=seed, logprobs=scores)
-                count = min(size.slots, _CAPTURE_SIZE) if scores is None else 1
-                engine.capture(count, params, speculate=drafts)
-        log(f"{size.slots} slots of {size.capacity} tokens")
-        if target.image_unsupported_reason is None:
-            log("prompts with images: one request at a time, through Transformers")
-            return FallbackEngine(engine, reference), size.capacity
-        return engine, size.capacity
 
     # For handlers -------------------------------------------------------------------------------
 
@@ -185,13 +117,13 @@ class Service:
         """What /v1/domino tells."""
         return ServerInfo(
             model=self.config.model,
-            draft=self._draft_name,
-            speculates=self.decoder.speculates,
+            draft=self._model.draft_name,
+            speculates=self._model.speculates,
             slots=self.engine.slots,
             context=self.limits.context,
             version=__version__,
-            device=str(self.decoder.target.device),
-            dtype=self.decoder.target.dtype_name,
+            device=self._model.device,
+            dtype=self._model.dtype,
         )
 
     async def encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -218,7 +150,7 @@ class Service:
                 f"the prompt has {len(messages)} messages, each of a token or more; this server "
                 f"takes {most} tokens. Shorten it."
             )
-        given = {**self.decoder.chat_options, **options}
+        given = {**self._model.chat_options, **options}
         return await self._prompts.encode_chat(
             messages, given, add_special_tokens=add_special_tokens, client=CLIENT.get()
         )
@@ -227,13 +159,11 @@ class Service:
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> tuple[list[int], dict[str, Any]]:
         """Messages with images through the target's processor, in a thread."""
-        try:
-            self.decoder.target.check_images()
-        except TargetError as error:
-            raise InputError(str(error)) from error
+        if (reason := self._model.image_refusal) is not None:
+            raise InputError(reason)
         return await self._prompts.encode_images(
             messages,
-            {**self.decoder.chat_options, **options},
+            {**self._model.chat_options, **options},
             processor=self._processor,
             max_bytes=self.config.max_image_bytes,
             max_pixels=self.config.max_image_pixels,
@@ -242,7 +172,7 @@ class Service:
 
     def _processor(self) -> Any:
         try:
-            return self.decoder.processor
+            return self._load_processor()
         except TargetError as error:  # of the server's own, which its log tells in full
             raise InputError(f"this server reads no images: {error}") from error
 
@@ -252,21 +182,20 @@ class Service:
         params: SamplingParams,
         *,
         kept: Mapping[int, str] | None = None,
-        rules: Sequence[StopRule] = (),
+        rules: Sequence[RuleMaker] = (),
         **options: Any,
     ) -> Decoded:
         """A sequence for one choice; `options` are those of `Sequence`.
 
-        `kept` are special tokens that are part of its text, `rules` further stop rules.
+        `kept` are special tokens that are part of its text, `rules` makers of further stop rules.
         """
         self._check(len(prompt), params.max_new_tokens)
-        check_ids(prompt, self._vocab_size)
+        check_ids(prompt, self._model.vocab_size)
         for name in TOKEN_FIELDS:
             with at_param(name):
-                params.check_vocabulary(self._vocab_size, (name,))
-        rules = [*rules, *stop_rules(params, self.tokenizer, self._ends, kept=kept)]
-        seed = params.seed_of(0)
-        return Decoded(prompt, params, stop_rules=rules, eos=self._ends, seed=seed, **options)
+                params.check_vocabulary(self._model.vocab_size, (name,))
+        how = {"kept": kept, "rules": rules, "seed": params.seed_of(0), "eos": self._model.ends}
+        return self._make_sequence(prompt, params, **how, **options)
 
     def submit(self, sequences: Sequence[Decoded], *, client: str) -> OutputStream:
         """Queue these sequences. Call it in the event loop that will read their outputs."""
