@@ -51,7 +51,7 @@ def test_responses_are_those_of_one_process(servers, path, body):
 
 
 def without_names(line):
-    """What differs between any two responses left out, and which tokens came in one chunk."""
+    """Without what differs between any two responses."""
     if not line.removeprefix("data: ").startswith("{"):
         return line
     found = json.loads(line.removeprefix("data: "))
@@ -175,6 +175,7 @@ def shut(connection):
 # Two real processes -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked at in /proc")
 def test_neither_process_outlives_the_other(tmp_path):
     """A server that loses its HTTP, and after it one that loses its engine."""
