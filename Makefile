@@ -16,7 +16,7 @@ demo: $(VENV)/.demo
 	$(BIN)/domino demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What the tests of the report and the chat page look through; without it they are skipped.
 # Debian's, where one may install.

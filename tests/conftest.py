@@ -37,6 +37,11 @@ if "-n" not in sys.argv or "PYTEST_XDIST_WORKER" in os.environ:
     _prepare()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of few tests that take long come first: at the end one worker would wait for them."""
+    items.sort(key=lambda item: "kernels" not in item.path.parts)
+
+
 def pytest_collection_finish() -> None:
     """Torch's and Transformers' objects stay: collections need not walk over them again."""
     gc.collect()
