@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from domino_spec.audit import Audit, EngineWay, audit_greedy
+from domino_spec.drafter.config import DominoHeadConfig
 from domino_spec.engine.attention import AttentionMetadata, store_context
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Packed, Parts
 from domino_spec.engine.models import load_model
 from domino_spec.engine.models.base import Shape
+from domino_spec.engine.sampling import Draws
 from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.drafts import DraftContext
 from domino_spec.quantization.modules import quantized_weights
@@ -160,6 +162,36 @@ def test_a_reduced_vocabulary_and_a_tree_read_chosen_rows(targets):
     assert own_counts.committed == counts.committed
     trees = make_engine(target, drafter, tree=5)
     assert run_engine(trees, PROMPTS[:2], max_new_tokens=NEW)[0] == expected
+
+
+@pytest.mark.usefixtures("packing_small_weights")
+@pytest.mark.parametrize("reduced", [False, True])
+def test_greedy_drafts_come_of_one_call(targets, reduced, monkeypatch):
+    if compiled.kernel() is None:
+        pytest.skip("there is no compiler")
+    target = targets["llama"]
+    head = DominoHeadConfig(gru_hidden_dim=32, emb_dim=32, pure_draft_prefix_len=2)
+    tokens = torch.arange(0, target.vocab_size, 2)
+    drafter = random_drafter(
+        drafter_config(
+            vocab_size=target.vocab_size, mask_token_id=target.vocab_size - 1, head=head,
+            draft_vocab_size=len(tokens) if reduced else None,
+        )
+    )  # fmt: skip
+    if reduced:
+        drafter.draft_tokens.copy_(tokens)
+    expected, _, _ = run_reference(target, None, PROMPTS, max_new_tokens=NEW)
+    engine = make_engine(target, drafter, pack=True)
+    assert engine.drafter is not None
+    assert engine.drafter._rollout is not None
+    hidden = torch.randn(64, engine.drafter.depth, 32, generator=torch.Generator().manual_seed(0))
+    anchors = torch.arange(64) % target.vocab_size
+    given = (hidden, anchors, torch.zeros(64, dtype=torch.int64), Draws())
+    found = engine.drafter._roll_out(*given)
+    assert run_engine(engine, PROMPTS, max_new_tokens=NEW)[0] == expected
+    monkeypatch.setattr(engine.drafter, "_rollout", None)
+    one_by_one = engine.drafter._roll_out(*given)
+    assert (found == one_by_one).float().mean() > 0.9  # the head is rounded in one of them
 
 
 def test_the_audit_finds_it_lossless(targets):

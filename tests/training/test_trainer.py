@@ -301,8 +301,9 @@ def test_a_warm_start_keeps_its_window_unless_told_otherwise(learnt, tmp_path, c
 
 
 def test_a_packed_drafter_decodes_as_it_was_trained(tmp_path, corpus, loaded):
-    run = ready(tmp_path / "run", corpus, loaded, pack=6, **QUICK)
+    run = ready(tmp_path / "run", corpus, loaded, pack=6, **{**QUICK, "steps": 4})
     _, folder = train(run)
+    assert run.trainer.masters.packing, "its last steps were with rounded weights"
     trained = load_drafter(folder, dtype=torch.float32).drafter
     packed = load_drafter(save_packed(trained, tmp_path / "packed", bits=6), dtype=torch.float32)
     for name, weight in weights_of(run).items():
