@@ -205,13 +205,15 @@ class SideStream:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         self._under_way = False
+        self._read: tuple[Tensor, ...] = ()
 
     @contextmanager
-    def work(self) -> Iterator[None]:
+    def work(self, *read: Tensor) -> Iterator[None]:
         """Inside, launches go to the second stream, after all that the current one has so far.
 
-        The caller calls `join` too, whatever happens between: until then the second stream may read
-        memory that the current one owns, and a capture that it takes part in cannot end.
+        The caller calls `join` too, whatever happens between: a capture that the second stream
+        takes part in cannot end before. What it reads is kept until then: the current stream owns
+        that memory, and would write other results over it.
         """
         if self._device.type != "cuda":
             yield
@@ -219,7 +221,7 @@ class SideStream:
         if self._stream is None:
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._under_way = True
+        self._under_way, self._read = True, read
         with torch.cuda.stream(self._stream), apart(self._stream.cuda_stream):
             yield
 
@@ -231,8 +233,8 @@ class SideStream:
         """
         if self._under_way:
             assert self._stream is not None
-            self._under_way = False
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
+            self._under_way, self._read = False, ()
 
 
 @dataclass(frozen=True)
@@ -521,7 +523,7 @@ class ModelRunner:
             states, captured = self.model.forward(tokens, metadata, layers)
         if drafter is not None:
             places = {"slots": metadata.slots, "starts": metadata.starts}
-            with self._timed("draft"), self._side_stream.work():
+            with self._timed("draft"), self._side_stream.work(captured):
                 if drafted.tree is None:
                     drafter.update_cache(captured, tokens, **places)
                 else:
