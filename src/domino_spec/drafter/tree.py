@@ -19,8 +19,6 @@ from domino_spec.drafter.rollout import target_tokens
 
 LANES = 16
 """Nodes of a depth that may have children: with as many as the tree has, it is the best tree."""
-CHILDREN = 8
-"""Tokens tried after each node."""
 MAX_NODES = 63
 """Nodes besides the anchor: a node's ancestors are bits of one integer."""
 
@@ -43,7 +41,7 @@ class DraftTree:
 
 def tree_nodes(nodes: int, depth: int, width: int) -> int:
     """How many nodes a tree of up to so many has, `depth` deep, with `width` tokens to try."""
-    children, lanes, found = min(CHILDREN, width), 1, 0
+    children, lanes, found = min(LANES, width), 1, 0
     for _ in range(min(depth, nodes)):
         lanes = min(LANES, lanes * children)
         found += lanes
@@ -64,7 +62,7 @@ def grow(
 ) -> DraftTree:
     """A tree of so many nodes over base logits; fewer where there are not as many paths."""
     batch, depth, width = base.shape
-    nodes, children = tree_nodes(nodes, depth, width), min(CHILDREN, width)
+    nodes, children = tree_nodes(nodes, depth, width), min(LANES, width)
     lanes = anchor_tokens.to(hidden.device).unsqueeze(1)  # [batch, lanes]
     chances = torch.zeros(batch, 1, device=hidden.device)  # of the paths to them, as logarithms
     if head is not None:

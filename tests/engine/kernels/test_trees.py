@@ -61,6 +61,19 @@ def test_kernels_grow_the_reference_tree(
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
 
 
+@pytest.mark.parametrize(("scale", "searched"), [(0.0, 1), (1000.0, 5)])
+@torch.no_grad()
+def test_depths_without_a_place_in_the_tree_are_not_searched(device, scale, searched):
+    """Of tokens that are as likely the first depth has 15; a chain goes on to the last depth."""
+    drafter = Drafter("domino", 5, False, device)
+    given = drafter.inputs(device, depth=5)
+    base, columns = drafter.base_logits(None, given["hidden"]).topk(16, dim=-1)
+    search = trees._Search(given["anchor_tokens"], scale * base, columns, None, 15, None)
+    search.carry_states(drafter.head, drafter.embedding, given["hidden"])
+    assert search.ended.tolist() == [searched] * len(base)
+    assert search.tree.depths.amax(dim=1).tolist() == [searched] * len(base)
+
+
 SHAPES = {
     "bushy": [0, 0, 0, 1, 1, 2, 3, 3],
     "chain": [0, 0, 1, 2, 3, 4, 5, 6],

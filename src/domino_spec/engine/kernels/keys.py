@@ -49,3 +49,9 @@ if triton_available():
     def unpack_ids(keys):
         """The tokens, int64."""
         return 0x7FFFFFFF - (keys & 0xFFFFFFFF)
+
+    @triton.jit
+    def unpack_scores(keys):
+        """The scores, float32."""
+        ordered = (keys >> 32).to(tl.int32)
+        return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

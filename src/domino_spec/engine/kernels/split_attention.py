@@ -8,10 +8,11 @@ first and those between them and the window are left out: of the row's own block
 
 What a query gets does not depend on how many others are asked with it, to the last bit: stretches
 are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
-a block gets what it would have got alone. So does a node of a tree: stretches that reach new tokens
-have a program a node, which reads its own ancestors in the order of their positions (`paths`, for
-each node the new tokens on the way to it). Packed rows have different numbers of queries, which lie
-one row's after the other's; programs are made for the most a row may have.
+a block gets what it would have got alone. So does a node of a tree: stretches that reach new
+tokens, of which a node has two at most, have a program a node, which reads its own ancestors in the
+order of their positions (`paths`, for each node the new tokens on the way to it). Packed rows have
+different numbers of queries, which lie one row's after the other's; programs are made for the most
+a row may have.
 """
 
 from __future__ import annotations
@@ -113,10 +114,11 @@ def launch(
         **overlap(query),
     }
     # Those of the last stretches, which short contexts leave idle, come last: they would take room.
-    tiles = triton.cdiv(n * group, TILE)
+    tiles, turns = triton.cdiv(n * group, TILE), splits
     if paths is not None:
-        tiles += n * triton.cdiv(group, TILE)
-    _attend[(tiles, kv_heads * rows, splits)](
+        assert n <= block, "a node's last two stretches reach all new tokens"
+        turns += 2 * triton.cdiv(n * triton.cdiv(group, TILE), tiles)
+    _attend[(tiles, kv_heads * rows, turns)](
         query,
         keys,
         values,
@@ -298,23 +300,30 @@ if triton_available():
         base, own_n = _queries(row, n, offsets)
         index = tile * QUERIES + tl.arange(0, QUERIES)
         live = index < own_n * GROUP
-        token = tile * 0
-        shared_tiles = tl.cdiv(count, QUERIES)
         if paths is not None:
-            # Programs after those that share what all nodes see: each for one node, whose own
-            # ancestors it reads.
+            # Before and after the programs that share what all nodes see: each for one node, whose
+            # own ancestors it reads. First its last stretch, at the end the one before, which
+            # seldom reaches new tokens.
             alone_tiles: tl.constexpr = (GROUP + QUERIES - 1) // QUERIES
-            extra = tl.maximum(tile - shared_tiles, 0)
+            turns = tl.cdiv(n * alone_tiles, tl.num_programs(0))
+            split -= turns
+            again = split >> log_splits  # 0 for those that share; negative before them
+            apart = again != 0
+            extra = (split + tl.where(again < 0, turns, -(1 << log_splits))) * tl.num_programs(0)
+            extra += tile
             token = extra // alone_tiles
             member = extra % alone_tiles * QUERIES + tl.arange(0, QUERIES)
-            index = tl.where(tile < shared_tiles, index, token * GROUP + member)
-            live = tl.where(tile < shared_tiles, live, member < GROUP)
+            index = tl.where(apart, token * GROUP + member, index)
+            live = tl.where(apart, (member < GROUP) & (token < n), live)
         if positions is not None:
             positions += row * n
         position, end, first, far, each, used = _stretches(
             index, start, positions, own_n, capacity, window, sink_tokens, log_splits,
             CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
+        if paths is not None:
+            own_used = tl.max(tl.where(live, used, 0), axis=0)
+            split = tl.where(apart, own_used - tl.where(again < 0, 1, 2), split)
         takes = split < used
         if offsets is not None:
             takes = takes & live
@@ -328,7 +337,7 @@ if triton_available():
         high = tl.minimum(low + each * BLOCK, end)
         border = start // BLOCK * BLOCK  # from here on nodes see different tokens
         if paths is not None:
-            takes = takes & live & ((high > border) == (tile >= shared_tiles))
+            takes = takes & live & (split >= 0) & ((high > border) == apart)
         lowest = tl.min(tl.where(takes, low, capacity), axis=0)
         furthest = tl.max(tl.where(takes, high, 0), axis=0)
         nothing = furthest <= lowest

@@ -3,7 +3,9 @@
 With a Domino head two launches a depth. The first finds the lanes of the depth among the children
 of the last one's and computes their states; every program does the same little search, which spares
 a launch, and then some elements of all lanes' states. The second multiplies the states of all lanes
-by the rows of [W_hh ; W1's state part], which are read once for all of them.
+by the rows of [W_hh ; W1's state part], which are read once for all of them, before the states are
+there. A path's chance never rises along it: once as many nodes as the tree has are as likely as a
+depth's best lane, deeper ones have no place in it, and launches for these end as they begin.
 
 Without states to carry, the head's part is a table of candidates by candidates (Markov) or nothing
 (DFlash), and one launch does it all.
@@ -18,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from domino_spec.drafter.heads import DominoHead, Head, MarkovHead
-from domino_spec.drafter.tree import CHILDREN, LANES, DraftTree, grow, tree_nodes
+from domino_spec.drafter.tree import LANES, DraftTree, grow, tree_nodes
 from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.packing import Table, look_up, plain_rows
@@ -29,16 +31,19 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.engine.kernels.gumbel import gumbel_of
+    from domino_spec.engine.kernels.keys import pack, unpack_ids, unpack_scores
     from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
 
 MAX_ROWS = 8
 MAX_CANDIDATES = 64
 TILE = 32
-"""Rows of the weights that a program multiplies."""
+"""Rows of the weights that a program multiplies; half as many where they are wide."""
+MAX_TILE_BYTES = 1 << 16
+"""Of these rows, which a program holds while it waits for the states."""
 SLICE = 64
 """Elements of the states that a program computes."""
-CHUNK = 128
-"""Elements of the states that are multiplied at a time."""
+PARTS = 8
+"""Stretches of the states that are multiplied independently: one sum would wait for each step."""
 
 
 def grow_tree(
@@ -60,8 +65,9 @@ def grow_tree(
         or not usable(hidden)
         or plain_rows(embedding) is None
         or rows > MAX_ROWS
-        or not CHILDREN <= count <= MAX_CANDIDATES
+        or count > MAX_CANDIDATES
         or (head is not None and not isinstance(head, DominoHead | MarkovHead))
+        or (isinstance(head, DominoHead) and not _tile(head))
     ):
         return grow_reference(
             head, embedding, hidden, anchor_tokens, base, columns, draft_tokens, nodes, noise
@@ -105,6 +111,13 @@ def grow_reference(
     )
 
 
+def _tile(head: DominoHead) -> int:
+    """Rows of the head's weights that a program multiplies; 0 where too few of them fit."""
+    weight = head.output_weight
+    rows = MAX_TILE_BYTES // (triton.next_power_of_2(head.state_size) * weight.element_size())
+    return min(TILE, rows) if rows >= LANES else 0
+
+
 class _Search:
     """The lanes of all depths, and what the kernels share."""
 
@@ -126,13 +139,14 @@ class _Search:
         self.chances = base.new_empty(shape, dtype=torch.float32)
         self.chosen = anchors.new_empty(shape, dtype=torch.int32)
         self.parents = torch.empty_like(self.chosen)
+        self.ended: Tensor | None = None
+        """Depths that were searched, where states were carried [rows]."""
         drawn = (None, None, None) if noise is None else noise
         self.lanes = (self.base, self.tokens, *drawn, self.chances, self.chosen, self.parents)
         self.shapes: dict[str, Any] = {
             "COUNT": self.count,
             "COUNT_PADDED": triton.next_power_of_2(self.count),
             "LANES": LANES,
-            "CHILDREN": CHILDREN,
             "NOISE": noise is not None,
         }
         places = torch.empty(4, self.rows, self.nodes + 1, dtype=torch.int64, device=base.device)
@@ -159,22 +173,28 @@ class _Search:
         read = torch.cat((self.anchors.unsqueeze(1), self.tokens[:, :-1].flatten(1)), dim=1)
         inputs = F.linear(look_up(embedding, read), weight_input)  # [rows, read, 3 * size]
         projected = head.project_hidden(hidden).contiguous()  # [rows, depth, rank]
-        tiles = -(-rank // TILE)
+        tile, kind = _tile(head), weight_state.dtype
+        tiles = -(-rank // tile)
         wide: dict[str, Any] = {"dtype": torch.float32, "device": hidden.device}
         states = torch.empty(rows, depth, LANES, size, **wide)
+        rounded = torch.empty(rows, depth, LANES, size, dtype=kind, device=hidden.device)
         carried = torch.empty(rows, depth, LANES, 3 * size, **wide)
         scores = torch.empty(rows, depth, tiles, LANES, count, **wide)
+        self.ended = torch.empty(rows, dtype=torch.int32, device=hidden.device)
         shapes = {
             **self.shapes,
             "TILES": tiles,
             "PREFIX": prefix,
         }
         together = overlap(hidden)
-        state_tiles = -(-3 * size // TILE)
+        state_tiles = -(-3 * size // tile)
+        width = max(16, triton.next_power_of_2(size) // PARTS)
+        parts = triton.next_power_of_2(triton.cdiv(size, width))
         for step in range(depth):
             _advance[(triton.cdiv(size, SLICE), rows)](
-                *self.lanes, scores, inputs, states, carried, step, depth,
-                SIZE=size, SLICE=SLICE, num_warps=4, **shapes, **together,
+                *self.lanes, scores, inputs, states, rounded, carried, self.ended, step, depth,
+                self.nodes, SIZE=size, SLICE=SLICE, DEPTHS_PADDED=self.ends["DEPTHS_PADDED"],
+                num_warps=4, **shapes, **together,
             )  # fmt: skip
             # The last states carry nothing on, and the prefix needs no scores.
             first = 0 if step + 1 < depth else state_tiles
@@ -182,14 +202,15 @@ class _Search:
             if stop > first:
                 _multiply[(stop - first, rows)](
                     weight_state, weight_first, weight_first.stride(0), head.output_weight,
-                    projected, self.columns, states, carried, scores, step, depth, first,
-                    SIZE=size, RANK=rank, TILE=TILE, CHUNK=min(CHUNK, triton.next_power_of_2(size)),
+                    projected, self.columns, rounded, carried, scores, self.ended, step, depth,
+                    first, SIZE=size, RANK=rank, TILE=tile, PARTS=parts, WIDTH=width,
                     COUNT=count, COUNT_PADDED=shapes["COUNT_PADDED"], LANES=LANES, TILES=tiles,
-                    num_warps=4, **together,
+                    num_warps=8, **together,
                 )  # fmt: skip
         _finish[(rows,)](
-            *self.lanes, scores, *self.out, num_warps=8, **shapes, **self.ends, **together
-        )
+            *self.lanes, scores, self.ended, *self.out, num_warps=8, **shapes, **self.ends,
+            **together,
+        )  # fmt: skip
 
     def look_up(self, head: MarkovHead | None) -> None:
         """The search where the head's part depends on the token before alone, or on nothing."""
@@ -203,7 +224,7 @@ class _Search:
             table = head.output_weight[self.columns] @ head.markov_w1(before).transpose(2, 3)
             table = table.transpose(2, 3).float().contiguous()  # [rows, depth, before, candidates]
         _search[(self.rows,)](
-            *self.lanes, table, *self.out, PREFIX=prefix, num_warps=8, **self.shapes, **self.ends,
+            *self.lanes, table, *self.out, PREFIX=prefix, num_warps=4, **self.shapes, **self.ends,
             **overlap(self.base),
         )  # fmt: skip
 
@@ -225,7 +246,6 @@ if triton_available():
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
-        CHILDREN: tl.constexpr,
         NOISE: tl.constexpr,
     ):
         """The lanes of depth `step`: (chance, candidate, parent's lane), all [LANES]."""
@@ -245,30 +265,13 @@ if triton_available():
         # What is not a number has an order too, and never stands for a place that is not there.
         paths = tl.where(paths == paths, paths, -1e30) + chances[:, None]
 
-        # The best of each lane, one after the other; then the best of them all, by counting.
-        child = tl.arange(0, CHILDREN)[None, :]
-        found = tl.full([LANES, CHILDREN], float("-inf"), tl.float32)
-        which = tl.zeros([LANES, CHILDREN], tl.int32)
-        for turn in tl.static_range(CHILDREN):
-            best = tl.argmax(paths, axis=1)
-            taken = candidate[None, :] == best[:, None]
-            found = tl.where(child == turn, tl.max(paths, axis=1)[:, None], found)
-            which = tl.where(child == turn, best[:, None], which)
-            paths = tl.where(taken, float("-inf"), paths)
-        EVERY: tl.constexpr = LANES * CHILDREN
-        every = tl.reshape(found, [EVERY])
-        which = tl.reshape(which, [EVERY])
-        order = tl.arange(0, EVERY)
-        ahead = (every[None, :] > every[:, None]) | (
-            (every[None, :] == every[:, None]) & (order[None, :] < order[:, None])
-        )
-        rank = tl.sum(ahead.to(tl.int32), axis=1)
+        # The best of them all; no two keys are equal.
         lane = tl.arange(0, LANES)
-        picked = rank[:, None] == lane[None, :]
-        chance = tl.sum(tl.where(picked, every[:, None], 0.0), axis=0)
-        chosen = tl.sum(tl.where(picked, which[:, None], 0), axis=0)
-        parent = tl.sum(tl.where(picked, order[:, None] // CHILDREN, 0), axis=0)
-        return chance, chosen, parent
+        keys = pack(paths, lane[:, None] * COUNT_PADDED + candidate[None, :])
+        keys = tl.where(inside[None, :], keys, -(2**63))
+        best = tl.topk(tl.reshape(keys, [LANES * COUNT_PADDED]), LANES)
+        place = unpack_ids(best).to(tl.int32)
+        return unpack_scores(best), place % COUNT_PADDED, place // COUNT_PADDED
 
     @triton.jit
     def _known(row, step, depth, chances, LANES: tl.constexpr):
@@ -292,7 +295,6 @@ if triton_available():
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
-        CHILDREN: tl.constexpr,
         NOISE: tl.constexpr,
         TILES: tl.constexpr,
         PREFIX: tl.constexpr,
@@ -309,7 +311,7 @@ if triton_available():
         known = _known(row, step, depth, chances, LANES)
         return _children(
             logits, known, row, step, depth, base, tokens, temperature, seeds, positions,
-            COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE,
+            COUNT, COUNT_PADDED, LANES, NOISE,
         )  # fmt: skip
 
     @triton.jit
@@ -322,10 +324,23 @@ if triton_available():
         tl.store(parents + place, parent)
 
     @triton.jit
+    def _enough(
+        row, step, depth, nodes, chance, chances, LANES: tl.constexpr, DEPTHS_PADDED: tl.constexpr
+    ):
+        """Whether no node deeper than the lanes of depth `step` has a place in the tree."""
+        entry = tl.arange(0, DEPTHS_PADDED * LANES)
+        before = tl.load(
+            chances + row * depth * LANES + entry, mask=entry < step * LANES, other=float("-inf")
+        )
+        best = tl.max(chance, axis=0)
+        ahead = tl.sum((before >= best).to(tl.int32), axis=0)
+        return ahead + tl.sum((chance >= best).to(tl.int32), axis=0) >= nodes
+
+    @triton.jit
     def _gate(inputs, carried):
         return tl.sigmoid(inputs.to(tl.float32) + carried)
 
-    @triton.jit(do_not_specialize=["step", "depth"])
+    @triton.jit(do_not_specialize=["step", "depth", "nodes"])
     def _advance(
         base,
         tokens,
@@ -338,15 +353,18 @@ if triton_available():
         scores,
         inputs,
         states,
+        rounded,
         carried,
+        ended,
         step,
         depth,
+        nodes,
         SIZE: tl.constexpr,
         SLICE: tl.constexpr,
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
-        CHILDREN: tl.constexpr,
+        DEPTHS_PADDED: tl.constexpr,
         NOISE: tl.constexpr,
         TILES: tl.constexpr,
         PREFIX: tl.constexpr,
@@ -356,19 +374,28 @@ if triton_available():
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         program, row = tl.program_id(0), tl.program_id(1)
+        last = tl.load(ended + row, mask=step > 0, other=0)
+        if last < step:
+            return
         lane = tl.arange(0, LANES)
         own = program * SLICE + tl.arange(0, SLICE)
         within = (own < SIZE)[None, :]
         read = row * (1 + (depth - 1) * COUNT) + lane * 0
         parent = lane * 0
+        enough = False
         if step > 0:
             chance, chosen, parent = _scored(
                 row, step - 1, depth, base, tokens, temperature, seeds, positions, chances, scores,
-                COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE, TILES, PREFIX,
+                COUNT, COUNT_PADDED, LANES, NOISE, TILES, PREFIX,
             )  # fmt: skip
             if program == 0:
                 _keep(row, step - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
             read += 1 + (step - 1) * COUNT + chosen
+            enough = _enough(row, step - 1, depth, nodes, chance, chances, LANES, DEPTHS_PADDED)
+        if program == 0:
+            tl.store(ended + row, tl.where(enough, step, depth))
+        if enough:
+            return
         going = within & (step > 0)
         before = ((row * depth + step - 1) * LANES + parent)[:, None]
         old = tl.load(states + before * SIZE + own[None, :], mask=going, other=0.0)
@@ -387,6 +414,7 @@ if triton_available():
         state = new + update * (old - new)
         place = ((row * depth + step) * LANES + lane)[:, None] * SIZE + own[None, :]
         tl.store(states + place, state, mask=within)
+        tl.store(rounded + place, state.to(rounded.dtype.element_ty), mask=within)
 
     @triton.jit(do_not_specialize=["step", "depth", "first"])
     def _multiply(
@@ -396,16 +424,18 @@ if triton_available():
         weight_output,
         projected,
         columns,
-        states,
+        rounded,
         carried,
         scores,
+        ended,
         step,
         depth,
         first,
         SIZE: tl.constexpr,
         RANK: tl.constexpr,
         TILE: tl.constexpr,
-        CHUNK: tl.constexpr,
+        PARTS: tl.constexpr,
+        WIDTH: tl.constexpr,
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
@@ -417,6 +447,8 @@ if triton_available():
         program, row = tl.program_id(0), tl.program_id(1)
         slot = row * depth + step
         lane = tl.arange(0, LANES)
+
+        # The weights wait for nothing, so they are asked for first.
         state_tiles: tl.constexpr = (3 * SIZE + TILE - 1) // TILE
         rank_tile = program + first - state_tiles
         ranks = rank_tile >= 0
@@ -424,30 +456,33 @@ if triton_available():
         there = own < tl.where(ranks, RANK, 3 * SIZE)
         source = tl.where(ranks, weight_first, weight_state)
         source += own * tl.where(ranks, first_stride, SIZE)
+        element = tl.arange(0, PARTS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        within = element < SIZE
+        weight = tl.load(
+            source[None, :, None] + element[:, None, :],
+            mask=there[None, :, None] & within[:, None, :],
+            other=0.0,
+        )  # [PARTS, TILE, WIDTH]
         wait_for_last(OVERLAP)
-        product = tl.zeros([TILE, LANES], tl.float32)
-        for at in range(0, SIZE, CHUNK):
-            element = at + tl.arange(0, CHUNK)
-            within = element < SIZE
-            weight = tl.load(
-                source[:, None] + element[None, :], mask=there[:, None] & within[None, :], other=0.0
-            )
-            state = tl.load(
-                states + (slot * LANES + lane)[None, :] * SIZE + element[:, None],
-                mask=within[:, None],
-                other=0.0,
-            )
-            product = tl.dot(weight, state.to(weight.dtype), product, input_precision="ieee")
+        last = tl.load(ended + row)
+        candidate = tl.arange(0, COUNT_PADDED)
+        scored = (candidate < COUNT) & ranks
+        column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
+        part = tl.load(projected + slot * RANK + own, mask=there & ranks, other=0.0).to(tl.float32)
+        state = tl.load(
+            rounded + (slot * LANES + lane)[None, None, :] * SIZE + element[:, :, None],
+            mask=within[:, :, None],
+            other=0.0,
+        )  # [PARTS, WIDTH, LANES]
+        if last <= step:
+            return
+        output = tl.load(
+            weight_output + column[:, None] * RANK + own[None, :],
+            mask=scored[:, None] & (own < RANK)[None, :],
+            other=0.0,
+        )  # [COUNT, TILE]
+        product = tl.sum(tl.dot(weight, state, input_precision="ieee"), axis=0)  # [TILE, LANES]
         if ranks:
-            candidate = tl.arange(0, COUNT_PADDED)
-            scored = candidate < COUNT
-            column = tl.load(columns + slot * COUNT + candidate, mask=scored, other=0)
-            output = tl.load(
-                weight_output + column[:, None] * RANK + own[None, :],
-                mask=scored[:, None] & there[None, :],
-                other=0.0,
-            )  # [COUNT, TILE]
-            part = tl.load(projected + slot * RANK + own, mask=there, other=0.0).to(tl.float32)
             product += part[:, None]
             product *= tl.sigmoid(product)
             added = tl.dot(output, product.to(output.dtype), input_precision="ieee")
@@ -475,6 +510,7 @@ if triton_available():
         tree_ancestors,
         tree_paths,
         depth,
+        used,
         nodes,
         COUNT: tl.constexpr,
         LANES: tl.constexpr,
@@ -482,19 +518,19 @@ if triton_available():
         DEPTHS_PADDED: tl.constexpr,
         ROUNDS: tl.constexpr,
     ):
-        """The best of all depths' lanes, as a tree."""
+        """The best of the lanes of the first `used` depths, as a tree."""
         EVERY: tl.constexpr = DEPTHS_PADDED * LANES
         CHECKED: tl.constexpr = 16
         entry = tl.arange(0, EVERY)
         deep = entry // LANES
-        there = deep < depth
+        there = deep < used
         lanes = row * depth * LANES + entry
         chance = tl.load(chances + lanes, mask=there, other=float("-inf"))
         rank = entry * 0
         for at in range(0, EVERY, CHECKED):
             other = at + tl.arange(0, CHECKED)
             against = tl.load(
-                chances + row * depth * LANES + other, mask=other < depth * LANES,
+                chances + row * depth * LANES + other, mask=other < used * LANES,
                 other=float("-inf"),
             )  # fmt: skip
             ahead = (against[None, :] > chance[:, None]) | (
@@ -542,6 +578,7 @@ if triton_available():
         every,
         parents,
         scores,
+        ended,
         anchors,
         tree_tokens,
         tree_parents,
@@ -553,7 +590,6 @@ if triton_available():
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
-        CHILDREN: tl.constexpr,
         NOISE: tl.constexpr,
         TILES: tl.constexpr,
         PREFIX: tl.constexpr,
@@ -566,15 +602,17 @@ if triton_available():
         let_next_come(OVERLAP)
         wait_for_last(OVERLAP)
         row = tl.program_id(0)
-        chance, chosen, parent = _scored(
-            row, depth - 1, depth, base, tokens, temperature, seeds, positions, chances, scores,
-            COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE, TILES, PREFIX,
-        )  # fmt: skip
-        _keep(row, depth - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
+        used = tl.load(ended + row)
+        if used == depth:
+            chance, chosen, parent = _scored(
+                row, depth - 1, depth, base, tokens, temperature, seeds, positions, chances,
+                scores, COUNT, COUNT_PADDED, LANES, NOISE, TILES, PREFIX,
+            )  # fmt: skip
+            _keep(row, depth - 1, depth, chance, chosen, parent, chances, every, parents, LANES)
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, tree_paths, depth, nodes,
+            tree_ancestors, tree_paths, depth, used, nodes,
             COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
 
@@ -600,7 +638,6 @@ if triton_available():
         COUNT: tl.constexpr,
         COUNT_PADDED: tl.constexpr,
         LANES: tl.constexpr,
-        CHILDREN: tl.constexpr,
         NOISE: tl.constexpr,
         PREFIX: tl.constexpr,
         NODES_PADDED: tl.constexpr,
@@ -626,12 +663,12 @@ if triton_available():
                 )
             chance, chosen, parent = _children(
                 logits, chance, row, step, depth, base, tokens, temperature, seeds, positions,
-                COUNT, COUNT_PADDED, LANES, CHILDREN, NOISE,
+                COUNT, COUNT_PADDED, LANES, NOISE,
             )  # fmt: skip
             _keep(row, step, depth, chance, chosen, parent, chances, every, parents, LANES)
         tl.debug_barrier()
         _select(
             row, tokens, chances, every, parents, anchors, tree_tokens, tree_parents, tree_depths,
-            tree_ancestors, tree_paths, depth, nodes,
+            tree_ancestors, tree_paths, depth, depth, nodes,
             COUNT, LANES, NODES_PADDED, DEPTHS_PADDED, ROUNDS,
         )  # fmt: skip
