@@ -66,7 +66,7 @@ class MixtureModel(LlamaModel):
     def __init__(self, target: Target, *, slots: int, capacity: int, pack: bool = False) -> None:
         super().__init__(target, slots=slots, capacity=capacity, pack=pack)
         self._chosen = int(target.config.num_experts_per_tok)
-        self._gate = self.read_gate(target.config)
+        self._gate = self.read_gate(target)
 
     # What a family says -------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class MixtureModel(LlamaModel):
 
     @staticmethod
     @abstractmethod
-    def read_gate(config: Any) -> Gate:
+    def read_gate(target: Target) -> Gate:
         """How experts are gated."""
 
     @abstractmethod

@@ -12,6 +12,7 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts, GptOssTo
 from domino_spec.engine.kernels.experts import Gate
 from domino_spec.engine.mixture import MixtureModel
 from domino_spec.engine.models.base import Rotary
+from domino_spec.targets import Target
 
 
 class GptOssModel(MixtureModel):
@@ -45,11 +46,11 @@ class GptOssModel(MixtureModel):
         }
 
     @staticmethod
-    def read_gate(config: Any) -> Gate:
+    def read_gate(target: Target) -> Gate:
         """Gate and up take turns in the rows."""
-        # Older Transformers keeps alpha in its code and not in the configuration.
-        alpha = float(getattr(config, "swiglu_alpha", 1.702))
-        return Gate(interleaved=True, limit=float(config.swiglu_limit), alpha=alpha)
+        # Not by the configuration, whose numbers Transformers 5.17 does not look at.
+        experts: Any = target.layers[0].get_submodule("mlp.experts")
+        return Gate(interleaved=True, limit=float(experts.limit), alpha=float(experts.alpha))
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The softmax is over the chosen ones."""

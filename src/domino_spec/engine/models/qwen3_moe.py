@@ -47,9 +47,9 @@ class Qwen3MoeModel(MixtureModel):
         }
 
     @staticmethod
-    def read_gate(config: Any) -> Gate:
+    def read_gate(target: Target) -> Gate:
         """As plain MLPs are."""
-        return Gate(read_activation(config))
+        return Gate(read_activation(target.config))
 
     def choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """In float32, as Transformers does."""
