@@ -24,9 +24,9 @@ from domino_spec.serving.metrics import Metrics
 
 _log = logging.getLogger("domino_spec.serving")
 _MAX_RETRY_SECONDS = 120
-_REST = 2.0
+_REST = 5.0
 """How long the event loop leaves the interpreter to the engine, by what a delivery took it."""
-_LONGEST_REST = 0.02
+_LONGEST_REST = 0.05
 _REMEMBERED = 64
 """Sequences that ended, whose times say how long others will take."""
 _EVEN = 0.35
