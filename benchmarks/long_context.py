@@ -150,17 +150,18 @@ def simulated(
     model, depth, anchors = drafter.model, drafter.depth, len(answer) - 1
     length = len(asked) + anchors
     keys, values = (states[:, :1, :, :length] for states in drafter.cache.layers)
-    tokens = torch.tensor([answer[:anchors]])  # [1, anchors]
+    here = {"device": keys.device}
+    tokens = torch.tensor([answer[:anchors]], **here)  # [1, anchors]
     model.backbone.draft_window = window
     hidden = model.draft_hidden(
         target,
         anchor_tokens=tokens,
-        anchors=len(asked) + torch.arange(anchors).unsqueeze(0),
+        anchors=len(asked) + torch.arange(anchors, **here).unsqueeze(0),
         context=list(zip(keys, values, strict=True)),
-        context_positions=torch.arange(length).unsqueeze(0),
+        context_positions=torch.arange(length, **here).unsqueeze(0),
     )
     model.backbone.draft_window = None
-    truth: Tensor = torch.tensor([*answer, *[-1] * depth]).unfold(0, depth, 1)[1 : anchors + 1]
+    truth: Tensor = torch.tensor([*answer, *[-1] * depth], **here).unfold(0, depth, 1)[1 : anchors + 1]
     right = count_right(
         model, target, hidden=hidden[0, :, :depth], anchor_tokens=tokens[0], truth=truth,
         candidates=None,
