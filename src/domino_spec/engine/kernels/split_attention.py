@@ -292,7 +292,7 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """One program for one split of one tile of queries of one kv head of one row."""
-        wait_for_last(OVERLAP)
+        # What a forward is told of its tokens is older than the product before (`overlap`).
         tile, split = tl.program_id(0), tl.program_id(2)
         head, row = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
         start = tl.load(starts + row).to(tl.int32)
@@ -345,6 +345,16 @@ if triton_available():
             first_sink = tl.min(tl.where(takes, sink_low, capacity), axis=0)
             last_sink = tl.max(tl.where(takes, sink_high, 0), axis=0)
             nothing = nothing & (last_sink <= first_sink)
+        if paths is not None:
+            # A node's new tokens lie in two blocks at most.
+            fresh = tl.maximum(lowest, border)
+            spot = fresh + tl.arange(0, BLOCK) - start
+            path = paths + (row * n + token) * n + spot
+            node = tl.load(path, mask=apart & (spot >= 0) & (spot < n), other=0)
+            spot += BLOCK
+            later = tl.load(path + BLOCK, mask=apart & (spot >= 0) & (spot < n), other=0)
+        offset = tl.load(slots + row) * slot_stride + head * head_stride
+        wait_for_last(OVERLAP)
         if nothing:
             return
         lane = tl.arange(0, HEAD_DIM)
@@ -352,7 +362,6 @@ if triton_available():
         asked = tl.load(
             query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
         )
-        offset = tl.load(slots + row) * slot_stride + head * head_stride
         keys += offset
         values += offset
 
@@ -383,13 +392,13 @@ if triton_available():
                 asked, keys, values, spot, spot < furthest, seen, scale, top, total, mix, HEAD_DIM
             )
         if paths is not None:
-            for at in range(tl.maximum(lowest, border), furthest, BLOCK):
+            for at in range(fresh, furthest, BLOCK):
                 spot = at + tl.arange(0, BLOCK)
                 seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
                 if WINDOWED:
                     seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
                 new = (spot >= start) & (spot < furthest)
-                node = tl.load(paths + (row * n + token) * n + spot - start, mask=new, other=0)
+                node = tl.where(at == fresh, node, later)
                 places = tl.where(new, start + node.to(tl.int32), spot)
                 top, total, mix = _over_tile(
                     asked, keys, values, places, (spot < furthest) & (places < capacity), seen,
@@ -441,7 +450,6 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """One program for TILE queries of one kv head of one row."""
-        wait_for_last(OVERLAP)
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
@@ -457,6 +465,7 @@ if triton_available():
         lane = tl.arange(0, HEAD_DIM)
         split = tl.arange(0, SPLITS)
         there = (split[:, None] < used[None, :]) & shared[None, :]
+        wait_for_last(OVERLAP)
         place = ((row * KV_HEADS + head) * SPLITS + split[:, None]) * count + index[None, :]
         tops = tl.load(highest + place, mask=there, other=float("-inf"))
         sums = tl.load(totals + place, mask=there, other=0.0)
