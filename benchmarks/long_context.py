@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from domino_spec.data import is_loop
 from domino_spec.decoding import AcceptanceStats, SamplingParams, Sequence
@@ -150,7 +149,7 @@ def simulated(
     model, depth, anchors = drafter.model, drafter.depth, len(answer) - 1
     length = len(asked) + anchors
     keys, values = (states[:, :1, :, :length] for states in drafter.cache.layers)
-    here = {"device": keys.device}
+    here: dict[str, Any] = {"device": keys.device}
     tokens = torch.tensor([answer[:anchors]], **here)  # [1, anchors]
     model.backbone.draft_window = window
     hidden = model.draft_hidden(
@@ -161,7 +160,7 @@ def simulated(
         context_positions=torch.arange(length, **here).unsqueeze(0),
     )
     model.backbone.draft_window = None
-    truth: Tensor = torch.tensor([*answer, *[-1] * depth], **here).unfold(0, depth, 1)[1 : anchors + 1]
+    truth = torch.tensor([*answer, *[-1] * depth], **here).unfold(0, depth, 1)[1 : anchors + 1]
     right = count_right(
         model, target, hidden=hidden[0, :, :depth], anchor_tokens=tokens[0], truth=truth,
         candidates=None,

@@ -201,8 +201,8 @@ def test_a_tree_is_chosen_while_it_commits_more_a_second():
     assert policy.tokens(7, BRANCHED) < 1.3
     for _ in range(300):
         policy.record_tree([2, 4], FORK, sampled=False)
-    assert policy.acceptance.tree_tokens(7) == pytest.approx(3.0, abs=0.01)
-    assert policy.acceptance.tree_tokens(3) == pytest.approx(2.0, abs=0.01)
+    assert policy.acceptance.tree_tokens(7) == pytest.approx(3.0, abs=0.2)
+    assert policy.acceptance.tree_tokens(3) == pytest.approx(2.0, abs=0.2)
 
 
 def test_a_tree_that_gains_nothing_is_left_and_tried_again_now_and_then():
@@ -241,6 +241,17 @@ def test_trees_tell_what_chains_would_have_got():
     assert acceptance.tokens(3) == pytest.approx(3.0, abs=0.05)
 
 
+def test_what_trees_gain_is_remembered_while_the_text_changes():
+    """What they accepted of harder text says nothing of how they do on this one."""
+    policy = with_trees(1.1)
+    for _ in range(100):
+        policy.record_tree([2, 4], FORK, sampled=False)
+    for _ in range(100):
+        policy.record(5, 7, sampled=False)
+    assert policy.acceptance.tree_tokens(7) > policy.tokens(7, BRANCHED) + 1.9
+    assert policy.choose(BRANCHED) == Drafts(7, 7)
+
+
 def test_what_trees_sample_is_paid_for_by_the_token():
     extras = {"sampled": {1: {0: 0.0, 7: 0.7}}}
     costs = Costs({1: {0: 1.0, 7: 1.0}}, extras, {1: {7: 1.0, 15: 1.0}})
@@ -258,13 +269,15 @@ def test_the_sizes_of_trees_end_with_the_largest(limit, found):
 def test_a_bad_start_does_not_condemn_trees():
     """And a retry asks for the largest tree that could pay: it tells of all smaller ones."""
     policy = with_trees(1.05)
-    for _ in range(4):
-        policy.record_tree([], FORK, sampled=False)
-        policy.record(3, 7, sampled=False)
-    assert policy.acceptance.tree_tokens(7) > 2
-    for _ in range(200):
-        policy.record_tree([], FORK, sampled=False)
-        policy.record(3, 7, sampled=False)
+
+    def lose(cycles: int) -> None:  # the trees' chains end before those that are drafted as such
+        for _ in range(cycles):
+            policy.record_tree([1, 3, 6, 7], FORK, sampled=False)
+            policy.record(7, 7, sampled=False)
+
+    lose(4)
+    assert policy.acceptance.tree_tokens(7) > 6
+    lose(200)
     sampled = Batch(1, ("sampled",), 1.0, trees=True)
     tried = [(policy.choose(BRANCHED), policy.choose(sampled)) for _ in range(64)]
     assert tried[0][0] == Drafts(7)

@@ -25,8 +25,8 @@ BUDGETS = (1, 2, 3, 5)
 """Drafts a sequence, on average over a batch, worth measuring where lengths differ."""
 LEAST_RAGGED = 4
 """Sequences of the smallest batch in which they do."""
-_FORGETTING, _FORGETTING_FAST = 0.98, 0.9
-"""Of a sequence's cycles, and of cycles of whole batches."""
+_FORGETTING, _FORGETTING_FAST, _FORGETTING_SLOW = 0.98, 0.9, 0.995
+"""Of a sequence's cycles, of cycles of whole batches, and of what trees gain."""
 _PRIOR_CHANCE = 0.8
 _PRIOR_WEIGHT = 4.0
 _TRIALS = 4
@@ -34,7 +34,9 @@ _RETRY = 64
 _DISABLED_AFTER = 48
 _HOPED_GAIN = 1.2
 """What a tree, or a budget, is hoped to commit, compared with a chain of as many drafts."""
-
+_UNCERTAINTY = 2.0
+"""Tokens that trees may gain beyond what one cycle of theirs showed; less by its square root after
+more of them. Else a few unlucky ones would put them off for long."""
 
 _COMMON_SHARE, _OWN_SHARE = 0.1, 0.1
 """Of what a cycle took beyond what was expected: learnt of all cycles, and at least of its kind."""
@@ -172,10 +174,12 @@ class Acceptance:
     """Drafts of a chain, given that those before were accepted."""
     hoped: list[float] = field(init=False)
     """A draft is hoped to be accepted as often as all are, for as many cycles; they fade too."""
-    nodes_offered: list[float] = field(init=False)
-    nodes_accepted: list[float] = field(init=False)
-    """Nodes of a tree, which come by their chances: the first n are the tree of n nodes."""
-    nodes_hoped: list[float] = field(init=False)
+    trees_seen: list[float] = field(init=False)
+    """Cycles with so many nodes of a tree, or more: the first n nodes are the tree of n nodes."""
+    trees_gained: list[float] = field(init=False)
+    """What these accepted beyond a chain. It hardly depends on the text, as acceptance itself does:
+    so it holds while chains are run."""
+    trees_hoped: list[float] = field(init=False)
     """What is hoped of trees so large counts as so many cycles; it fades as they are seen."""
     cycles: int = field(init=False, default=0)
     """How many were recorded."""
@@ -184,9 +188,8 @@ class Acceptance:
         self.offered, self.accepted = [0.0] * self.depth, [0.0] * self.depth
         self.hoped = [_PRIOR_WEIGHT] * self.depth
         self._overall = _PRIOR_CHANCE
-        self.nodes_offered = [0.0] * self.nodes
-        self.nodes_accepted = [0.0] * self.nodes
-        self.nodes_hoped = [_PRIOR_WEIGHT] * self.nodes
+        self.trees_seen, self.trees_gained = [0.0] * self.nodes, [0.0] * self.nodes
+        self.trees_hoped = [_PRIOR_WEIGHT] * self.nodes
 
     def record(self, accepted: int, depth: int) -> None:
         """One sequence's cycle: `accepted` of `depth` drafts."""
@@ -200,16 +203,19 @@ class Acceptance:
         as the tree holds it.
         """
         self.cycles += 1
-        chosen = set(path)
-        for place in range(len(parents) - 1):
-            self.nodes_offered[place] = self.nodes_offered[place] * _FORGETTING + 1.0
-            self.nodes_hoped[place] *= _FORGETTING
-            self.nodes_accepted[place] *= _FORGETTING
-            self.nodes_accepted[place] += float(place + 1 in chosen)
         best = best_path(parents)
         agree = 0
         while agree < min(len(best), len(path)) and best[agree] == path[agree]:
             agree += 1
+        # Where the tree ends before the chain would, what is known of chains says how it goes on.
+        chain = agree + (self._further(len(best)) if agree == len(best) else 0.0)
+        accepted, chosen = 0, set(path)
+        for place in range(len(parents) - 1):
+            accepted += place + 1 in chosen
+            self.trees_seen[place] = self.trees_seen[place] * _FORGETTING_SLOW + 1.0
+            self.trees_gained[place] *= _FORGETTING_SLOW
+            self.trees_gained[place] += accepted - chain
+            self.trees_hoped[place] *= _FORGETTING
         self._record_chain(agree, min(agree + 1, len(best)))
 
     def _record_chain(self, accepted: int, depth: int) -> None:
@@ -221,23 +227,27 @@ class Acceptance:
         known = sum(self.accepted) + _PRIOR_WEIGHT * _PRIOR_CHANCE
         self._overall = known / (sum(self.offered) + _PRIOR_WEIGHT)
 
-    def tokens(self, depth: int) -> float:
-        """Expected tokens of a cycle that verifies so many drafts."""
-        total = chance = 1.0
-        for position in range(depth):
+    def _further(self, start: int, depth: int | None = None) -> float:
+        """Expected drafts of a chain that are accepted after the first `start`, which were."""
+        total, chance = 0.0, 1.0
+        for position in range(start, self.depth if depth is None else depth):
             hoped, offered = self.hoped[position], self.offered[position]
             chance *= (self.accepted[position] + hoped * self._overall) / (offered + hoped)
             total += chance
         return total
 
+    def tokens(self, depth: int) -> float:
+        """Expected tokens of a cycle that verifies so many drafts."""
+        return 1.0 + self._further(0, depth)
+
     def tree_tokens(self, nodes: int) -> float:
         """Expected tokens of a cycle that verifies such a tree."""
         hoped = _HOPED_GAIN * self.tokens(min(nodes, self.depth))
-        seen, faith = self.nodes_offered[nodes - 1], self.nodes_hoped[nodes - 1]
+        seen, faith = self.trees_seen[nodes - 1], self.trees_hoped[nodes - 1]
         if not seen:
             return hoped
-        both = zip(self.nodes_accepted[:nodes], self.nodes_offered[:nodes], strict=True)
-        found = 1.0 + sum(accepted / offered for accepted, offered in both)
+        gained = self.trees_gained[nodes - 1] / seen + _UNCERTAINTY / math.sqrt(seen)
+        found = self.tokens(self.depth) + gained
         return (faith * hoped + seen * found) / (faith + seen)
 
 
