@@ -117,7 +117,7 @@ def evaluate(
         data=settings.data,
     )
 
-    from domino_spec.bench.tasks import check_system
+    from domino_spec.api.prompts import check_system
     from domino_spec.drafters import short_name
     from domino_spec.evaluation import Protocol
     from domino_spec.records import append_record, environment
