@@ -175,7 +175,7 @@ def evaluate(
         voice.error(
             "nothing was measured: no prompt counts; expected answers of 32 tokens or more "
             "that do not loop, to prompts of under 400. Give other --prompts, more of them "
-            "(--limit) or more --max-new-tokens."
+            "(--limit), more --max-new-tokens or, where answers loop, a temperature (-t 0.7)."
         )
         raise typer.Exit(1)
 
