@@ -47,6 +47,20 @@ def test_from_nothing_to_training_data(domino, target, tmp_path):
     assert len(found["fingerprint"]) == 64
 
 
+def test_a_base_model_opens_texts_and_continues_them(domino, base_target, tmp_path):
+    made = document(
+        domino("data", "synth", base_target, "--out", tmp_path / "made", "-n", 3,
+               "--max-tokens", 6, "--json")
+    )  # fmt: skip
+    assert made["prompts"] == 3
+    assert "too long" not in made["dropped"]  # an opening is cut, not finished
+    answered = document(
+        domino("data", "answer", base_target, tmp_path / "made", "--out", tmp_path / "answers",
+               "-n", 8, "-t", 1, "--json")
+    )  # fmt: skip
+    assert answered["answered"] == 3
+
+
 def test_a_person_sees_what_is_ahead_and_what_came_of_it(domino, target, prompts, tmp_path):
     result = domino("data", "answer", target, prompts, "--out", tmp_path / "out", "-n", 6)
     assert result.exit_code == 0, result.output
@@ -124,7 +138,11 @@ CASES = {
         "temperatures is -1.0",
     ),
     "greedy": (["synth", "{target}", "--out", "{out}", "-n", "2", "-t", "0"], "greedy drawing"),
-    "no template": (["synth", "{base}", "--out", "{out}", "-n", "2"], "no chat template"),
+    "chats without a template": (["check", "{base}", "{chats}"], "`domino data answer` without"),
+    "system without a template": (
+        ["synth", "{base}", "--out", "{out}", "-n", "2", "--system", "Be kind."],
+        "drop --system",
+    ),
     "a file in the way of prompts": (
         ["synth", "{target}", "--out", "{prompts}", "-n", "2"],
         "prompts.jsonl is a file; expected a folder",
@@ -143,7 +161,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_error_is_one_line(case, domino, target, base_target, prompts, tmp_path):
     arguments, expected = CASES[case]
-    names = {"target": target, "base": base_target, "prompts": prompts, "out": tmp_path / "out"}
+    chats = tmp_path / "chats.jsonl"
+    turns = [{"role": "user", "content": "what"}, {"role": "assistant", "content": "the fox"}]
+    chats.write_text(json.dumps({"messages": turns}))
+    names = {"target": target, "base": base_target, "prompts": prompts, "chats": chats,
+             "out": tmp_path / "out"}  # fmt: skip
     result = domino("data", *[argument.format(**names) for argument in arguments])
     assert expected in one_error(result)
     assert not (tmp_path / "out").exists()

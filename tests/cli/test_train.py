@@ -67,7 +67,7 @@ def test_from_conversations_to_a_drafter_that_decodes(
         " left\n",
         "step 8/8: acceptance length, held out 1.",
         "learnt next to nothing",
-        f"try it: domino chat {target} --draft {drafter}",
+        f"try it: domino generate {target} --draft {drafter} -p 'Once upon a time'",
     ):
         assert part in result.stderr, part
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())

@@ -21,7 +21,7 @@ def test_baselines_are_trained_by_the_same_command(train, domino, target, tmp_pa
     result = train("--kind", kind, "--draft-steps", 2, "--steps", 3, "--log-every", 1, *FAST)
     assert result.exit_code == 0, result.output
     assert f"{kind} drafter" in result.stderr
-    assert "domino chat" in result.stderr.replace("\n", " ")
+    assert "domino generate" in result.stderr.replace("\n", " ")
     folder = tmp_path / "run" / "drafter"
     assert json.loads((folder / "config.json").read_text())["drafter"] == kind
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["variant"] == kind

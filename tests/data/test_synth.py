@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -193,3 +194,24 @@ def test_impossible_settings(changes, message):
 def test_impossible_counts(tmp_path):
     with pytest.raises(DataError, match="count is 0"):
         synthesise(tiny_decoder(), tmp_path, SynthSettings(), count=0)
+
+
+def test_a_base_model_writes_the_openings_of_texts(monkeypatch, tmp_path):
+    plain = copy.copy(small_tokenizer())
+    plain.chat_template = None
+    fox, dog = (plain(text, add_special_tokens=False)["input_ids"] for text in ("the fox", "dog"))
+    outputs = [(fox, "length"), ([*dog, END], "eos"), (dog, "length")]
+
+    def generate(self, next_prompt):
+        while (prompt := next_prompt()) is not None:
+            assert plain.decode(prompt.tokens) == "<|bos|>"
+            sequence = Decoded(prompt.tokens, prompt.params, index=prompt.index)
+            sequence.output, sequence.finish_reason = outputs[prompt.index % len(outputs)]
+            yield sequence
+
+    monkeypatch.setattr(BatchGenerator, "generate", generate)
+    decoder = DominoDecoder(make_target("llama"), None, plain)
+    settings = SynthSettings(min_tokens=1, max_tokens=8)
+    done = synthesise(decoder, tmp_path, settings, count=2, batch_size=1)
+    assert texts_in(tmp_path) == ["the fox", "dog"]
+    assert dict(done.dropped) == {"with nothing to continue": 1}

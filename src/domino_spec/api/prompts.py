@@ -118,6 +118,15 @@ def render_chat(
     return str(text)
 
 
+def check_system(system: str | None, tokenizer: Any) -> None:
+    """Refuse a system message that would not be said; rows that bring their own go without."""
+    if system is not None and not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            "a system message needs a chat template, but the target's tokenizer has none; drop "
+            "--system."
+        )
+
+
 def require_tokenizer(tokenizer: Any | None) -> Any:
     """The tokenizer, or an error that says what to do without one."""
     if tokenizer is None:

@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from domino_spec.api.prompts import end_tokens
+from domino_spec.api.prompts import check_system, end_tokens
 from domino_spec.bench.journal import CELL, STAGES, UNIT, Journal
 from domino_spec.bench.llama_cpp import LlamaCpp, OpenedModel, find_against
 from domino_spec.bench.paths import EnginePath, Prompt, ReferencePath, Timed
 from domino_spec.bench.settings import BenchSettings, Cell, digest
 from domino_spec.bench.summary import RunSummary, read_runs
-from domino_spec.bench.tasks import Task, check_system, prompts_digest, read_tasks
+from domino_spec.bench.tasks import Task, prompts_digest, read_tasks
 from domino_spec.decoding import Drafter, SamplingParams
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.drafters import PLAIN, PlainDecoding, open_drafter, short_name

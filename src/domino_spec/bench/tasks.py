@@ -72,15 +72,6 @@ def read_tasks(
     return tasks
 
 
-def check_system(system: str | None, tokenizer: Any) -> None:
-    """Refuse a system message that would not be said; rows that bring their own go without."""
-    if system is not None and not getattr(tokenizer, "chat_template", None):
-        raise InputError(
-            "a system message needs a chat template, but the target's tokenizer has none; drop "
-            "--system."
-        )
-
-
 def prompts_digest(prompts: PromptSet) -> str:
     """A hash of a set's tokens: figures on others do not belong in the same table."""
     return digest([list(map(list, prompts.prompts)), list(prompts.numbers)])

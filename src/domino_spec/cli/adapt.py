@@ -184,4 +184,5 @@ def _conclude(voice: Voice, settings: AdaptSettings, result: Adaptation, words: 
         return
     voice.say(words)
     target, draft = shlex.quote(settings.target), shlex.quote(result.drafter)
-    voice.note(f"try it: domino chat {target} --draft {draft}")
+    # Not `domino chat`, which a base model cannot.
+    voice.note(f"try it: domino generate {target} --draft {draft} -p 'Once upon a time'")

@@ -97,8 +97,9 @@ def audit(
     revision = target_options.revision
     require_places(voice, target, revision, draft=draft_options, prompts=settings.prompts)
 
+    from domino_spec.api.prompts import check_system
     from domino_spec.audit import PROMPTS, Audit, audit_greedy, audit_sampling
-    from domino_spec.bench.tasks import Task, check_system, read_tasks, task_of
+    from domino_spec.bench.tasks import Task, read_tasks, task_of
     from domino_spec.drafters import short_name
     from domino_spec.records import append_record, environment
 

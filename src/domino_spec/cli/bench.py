@@ -99,8 +99,8 @@ def _nothing_measured(summary: RunSummary) -> str:
     return (
         f"nothing was measured: no prompt counts ({told or 'there are none'}); expected a full "
         "batch of answers that end and are long enough. Give other --prompts, more of them "
-        "(--limit), smaller batches (--batch-size), a smaller --shortest-answer or more "
-        "--max-new-tokens."
+        "(--limit), smaller batches (--batch-size), a smaller --shortest-answer, more "
+        "--max-new-tokens or, where answers loop, a temperature (-t 0.7)."
     )
 
 

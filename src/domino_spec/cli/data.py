@@ -104,7 +104,8 @@ def synth(
 ) -> None:
     """Let the target make up prompts: no data from outside are needed.
 
-    It writes the user's part of its own chat template. Repeated prompts and loops are dropped.
+    It writes the user's part of its own chat template; without a template the first --max-tokens
+    tokens of texts, for `domino data answer` to continue. Repeated prompts and loops are dropped.
     """
     require_places(voice, target, target_options.revision, draft=draft_options, out=out)
 

@@ -117,7 +117,7 @@ def evaluate(
         data=settings.data,
     )
 
-    from domino_spec.bench.tasks import check_system
+    from domino_spec.api.prompts import check_system
     from domino_spec.drafters import short_name
     from domino_spec.evaluation import Protocol
     from domino_spec.records import append_record, environment
@@ -175,7 +175,7 @@ def evaluate(
         voice.error(
             "nothing was measured: no prompt counts; expected answers of 32 tokens or more "
             "that do not loop, to prompts of under 400. Give other --prompts, more of them "
-            "(--limit) or more --max-new-tokens."
+            "(--limit), more --max-new-tokens or, where answers loop, a temperature (-t 0.7)."
         )
         raise typer.Exit(1)
 

@@ -284,4 +284,5 @@ def _conclude(voice: Voice, run: Run, outcome: Outcome, folder: Path | None) -> 
         told = f"; acceptance length, held out: {measured}" if measured else ""
         voice.say(f"the drafter is in {folder}{told}")
         target, draft = shlex.quote(run.config.target), shlex.quote(str(folder))
-        voice.note(f"try it: domino chat {target} --draft {draft}")
+        # Not `domino chat`, which a base model cannot.
+        voice.note(f"try it: domino generate {target} --draft {draft} -p 'Once upon a time'")

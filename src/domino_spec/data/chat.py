@@ -110,8 +110,9 @@ class ChatEncoder:
         template = getattr(tokenizer, "chat_template", None)
         if not template:
             raise DataError(
-                "the data are chats but the target's tokenizer has no chat template; set "
-                "tokenizer.chat_template or give texts."
+                "the data are chats but the target's tokenizer has no chat template; "
+                "`domino data answer` without --server continues their prompts as plain text. Or "
+                "give texts, or save a template with the tokenizer."
             )
         self._tokenizer = tokenizer
         self._options = dict(chat_options or {})

@@ -29,7 +29,9 @@ class SynthSettings(Settings):
     top_p: TopP
     top_k: TopK
     min_tokens: Count = setting(4, "shorter prompts are dropped")
-    max_tokens: Count = setting(256, "prompts that have not ended by then are dropped")
+    max_tokens: Count = setting(
+        256, "messages that have not ended by then are dropped; openings of texts end there"
+    )
     seed: Seed
     part_size: PartSize
 

@@ -1,4 +1,4 @@
-"""Synthetic prompts: the target writes the user's part of its own chat template."""
+"""Synthetic prompts: the target writes the user's part of its chat template, or how texts begin."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from domino_spec.api import DominoDecoder
+from domino_spec.api.prompts import check_system
 from domino_spec.data.chat import find_turn, special_ids
 from domino_spec.data.folder import WorkFolder
 from domino_spec.data.generation import BatchGenerator, Prompt, is_loop
@@ -46,19 +47,26 @@ def synthesise(
 ) -> SynthProgress:
     """Write `count` different prompts; a stopped run goes on, and a larger count adds to it.
 
-    `system` is a system message to draw them under, which steers what they are about.
+    `system` is a system message to draw them under, which steers what they are about. A target
+    without a chat template writes the openings of texts, which end at `max_tokens`.
     """
     for name, value in (("count", count), ("batch_size", batch_size)):
         if value < 1:
             raise DataError(f"{name} is {value}; expected 1 or more.")
     kept = {**settings.model_dump(), **(identity or {}), "system": system}
     generator = BatchGenerator(decoder, batch_size=batch_size)
-    generator.turn = find_turn(decoder.tokenizer, "user", decoder.chat_options, system=system)
-    ids = generator.tokenizer(generator.turn.opening, add_special_tokens=False)["input_ids"]
+    is_chat = bool(getattr(generator.tokenizer, "chat_template", None))
+    if is_chat:
+        generator.turn = find_turn(decoder.tokenizer, "user", decoder.chat_options, system=system)
+        ids = generator.tokenizer(generator.turn.opening, add_special_tokens=False)["input_ids"]
+    else:
+        check_system(system, generator.tokenizer)
+        ids = _before_a_text(decoder)
     if not ids:
+        before = "chat template writes nothing before a user's message"
         raise DataError(
-            "the target's chat template writes nothing before a user's message, so there is "
-            "nothing to draw from; give prompts of your own."
+            f"the target's {before if is_chat else 'tokenizer has no token before a text'}, so "
+            "there is nothing to draw from; give `domino data answer` prompts of your own."
         )
     opening = [int(token) for token in ids]
     work = WorkFolder(folder, kept, suffix=".jsonl")
@@ -76,7 +84,7 @@ def synthesise(
     found, drawn, fruitless, dropped = list[str](), 0, 0, Counter[str]()  # of this part
     if progress.prompts >= count:
         return progress
-    with closing(_candidates(generator, opening, settings, progress)) as candidates:
+    with closing(_candidates(generator, opening, settings, progress, is_chat)) as candidates:
         for text, fault in candidates:
             reason = fault or ("repeated" if normalised(text) in seen else "")
             progress.candidates += 1
@@ -107,10 +115,21 @@ def synthesise(
     return progress
 
 
+def _before_a_text(decoder: DominoDecoder) -> list[int]:
+    """What every text begins after: the tokenizer's own prefix, else what parts documents."""
+    tokenizer: Any = decoder.tokenizer
+    parting = [tokenizer.bos_token_id, *sorted(decoder.eos_token_ids)]
+    return tokenizer("")["input_ids"] or [token for token in parting if token is not None][:1]
+
+
 def _candidates(
-    generator: BatchGenerator, opening: list[int], settings: SynthSettings, progress: SynthProgress
+    generator: BatchGenerator,
+    opening: list[int],
+    settings: SynthSettings,
+    progress: SynthProgress,
+    is_chat: bool,
 ) -> Generator[tuple[str, str], None, None]:
-    """User messages in their order, each with what is wrong with it; endless.
+    """Prompts in their order, each with what is wrong with it; endless.
 
     Candidate n is the same one whenever it is drawn.
     """
@@ -135,9 +154,12 @@ def _candidates(
                 due += 1
                 at_eos = candidate.finish_reason == "eos"
                 tokens = candidate.output[:-1] if at_eos else candidate.output
-                text = generator.text(tokens).strip()
+                # Where a text is cut, the bytes of its last character may be incomplete.
+                text = generator.text(tokens).rstrip("\ufffd").strip()
+                cut = candidate.finish_reason == "length"
                 faults = {
-                    "too long": candidate.finish_reason == "length",
+                    "too long": is_chat and cut,
+                    "with nothing to continue": not is_chat and not cut,
                     "too short": len(tokens) < settings.min_tokens or not text,
                     "loops": is_loop(tokens),
                     "with special tokens": any(token in special for token in tokens),
