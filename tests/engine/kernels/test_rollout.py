@@ -182,9 +182,10 @@ def test_many_rows_go_through_pytorch(device, monkeypatch):
         assert torch.equal(drafter.rolled(given, 8), expected)
 
 
-def test_three_rows_look_at_their_best_candidates_unless_told(device):
-    two, three = (torch.zeros(rows, DEPTH, HIDDEN, device=device) for rows in (2, 3))
+def test_on_a_gpu_a_domino_head_looks_at_the_best_candidates_unless_told(device, monkeypatch):
+    hidden = torch.zeros(1, DEPTH, HIDDEN, device=device)
     domino, markov = (Drafter(kind, 0, False, device).head for kind in ("domino", "markov"))
-    assert kernels.default_candidates(domino, two) is None
-    assert kernels.default_candidates(domino, three) == kernels.CANDIDATES
-    assert kernels.default_candidates(markov, three) is None
+    assert kernels.default_candidates(domino, hidden) == kernels.CANDIDATES
+    assert kernels.default_candidates(markov, hidden) is None
+    monkeypatch.setenv("DOMINO_KERNELS", "off")
+    assert kernels.default_candidates(domino, hidden) is None

@@ -25,10 +25,10 @@ CANDIDATES = 32
 def default_candidates(head: Head | None, hidden: Tensor) -> int | None:
     """How many candidates pay for states [rows, depth, hidden]; None for all tokens.
 
-    The whole vocabulary has kernels for few rows. More of them would take a dozen launches a draft.
+    On a GPU a draft over the whole vocabulary reads all of the head's output matrix, or takes a
+    dozen launches.
     """
-    few = hidden.shape[0] <= rollout_vocabulary.MAX_ROWS
-    return None if few or not isinstance(head, DominoHead) or not usable(hidden) else CANDIDATES
+    return CANDIDATES if isinstance(head, DominoHead) and usable(hidden) else None
 
 
 def roll_out(
