@@ -3,8 +3,10 @@
 A program takes some queries of one kv head of one row and one stretch of the row's positions. How
 many programs there are follows from shapes alone, so that a captured graph serves any length; how
 long their stretches are follows from how far a query sees, so that short contexts use all of them
-too. A second launch joins the stretches. Under a window with sink tokens the blocks of these come
-first and those between them and the window are left out: of the row's own blocks, numbered through.
+too. Where there are many, a query's own block is a stretch by itself: before it a tree's nodes see
+the same keys, and share what is read of them. A second launch joins the stretches. Under a window
+with sink tokens the blocks of these come first and those between them and the window are left out:
+of the row's own blocks, numbered through.
 
 What a query gets does not depend on how many others are asked with it, to the last bit: stretches
 are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
@@ -27,6 +29,8 @@ from domino_spec.engine.kernels.runtime import gpu, triton_available
 PROGRAMS = 132
 """How many programs to aim at when one token is asked: the multiprocessors of an H200."""
 MAX_SPLITS = 32
+MANY_SPLITS = 16
+"""From so many on, one is spared for each query's own block; of fewer it would be missed."""
 TILE = 16
 """Queries (tokens times query heads of a kv head) that a program takes."""
 BLOCK = 64
@@ -100,10 +104,13 @@ def launch(
     assert splits & (splits - 1) == 0
     size, sink_tokens = (0, 0) if window is None else window
     assert paths is None or not sink_tokens, "a tree is the target's, whose windows have no sinks"
-    shared = (n, capacity, size, sink_tokens, splits.bit_length() - 1)
+    tail = int(splits >= MANY_SPLITS)
+    shared = (n, capacity, size, sink_tokens, splits.bit_length() - 1, tail)
     warps, stages = effort(
         head_dim, query.element_size(), gpu(query.device).shared_memory, block=block
     )
+    if paths is not None:  # its many short programs want room more than tiles on their way
+        stages = min(stages, 2)
     shapes = {
         "KV_HEADS": kv_heads,
         "GROUP": group,
@@ -179,6 +186,7 @@ if triton_available():
         window,
         sink_tokens,
         log_splits,
+        tail,  # 1 where a query's last block is a split by itself, else 0
         CAUSAL: tl.constexpr,
         GROUP: tl.constexpr,
         BLOCK: tl.constexpr,
@@ -187,8 +195,8 @@ if triton_available():
     ):
         """For each query how far it sees, and how that is split.
 
-        (position, end of what it sees, first block, blocks of sinks before it, blocks a split,
-        splits)
+        (position, end of what it sees, first block, blocks of sinks before it, blocks to be split
+        evenly, blocks a split, splits)
         """
         position = start + tl.minimum(query // GROUP, n - 1)
         if positions is not None:
@@ -204,9 +212,9 @@ if triton_available():
         far = position * 0
         if SINK_TOKENS:
             far = tl.minimum(tl.cdiv(sink_tokens, BLOCK), first)
-        count = far + stop - first
-        each = (count + (1 << log_splits) - 1) >> log_splits
-        return position, end, first, far, each, tl.cdiv(count, each)
+        count = far + stop - first - tail
+        each = tl.maximum(tl.cdiv(count, (1 << log_splits) - tail), 1)
+        return position, end, first, far, count, each, tl.cdiv(count, each) + tail
 
     @triton.jit
     def _queries(row, n, offsets):
@@ -256,7 +264,7 @@ if triton_available():
 
     # What a batch's size or a depth decides is asked for at run time: these numbers place a
     # program, once, and each value compiled in would be another kernel to compile.
-    _PLACING = ["n", "capacity", "log_splits"]
+    _PLACING = ["n", "capacity", "log_splits", "tail"]
 
     @triton.jit(do_not_specialize=_PLACING)
     def _attend(
@@ -278,6 +286,7 @@ if triton_available():
         window,
         sink_tokens,
         log_splits,
+        tail,
         slot_stride,
         head_stride,
         scale,
@@ -317,8 +326,8 @@ if triton_available():
             live = tl.where(apart, (member < GROUP) & (token < n), live)
         if positions is not None:
             positions += row * n
-        position, end, first, far, each, used = _stretches(
-            index, start, positions, own_n, capacity, window, sink_tokens, log_splits,
+        position, end, first, far, even, each, used = _stretches(
+            index, start, positions, own_n, capacity, window, sink_tokens, log_splits, tail,
             CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
         if paths is not None:
@@ -327,7 +336,9 @@ if triton_available():
         takes = split < used
         if offsets is not None:
             takes = takes & live
-        number = split * each  # of its first block, among those of sinks and window
+        last = (split == used - 1) & (tail == 1)
+        number = tl.where(last, even, split * each)  # of its first block, among sinks' and window's
+        each = tl.where(last, 1, tl.minimum(each, even - number))
         if SINK_TOKENS:
             sink_low = tl.minimum(number, far) * BLOCK
             sink_high = tl.minimum(tl.minimum(number + each, far) * BLOCK, sink_tokens)
@@ -438,6 +449,7 @@ if triton_available():
         window,
         sink_tokens,
         log_splits,
+        tail,
         TILE: tl.constexpr,
         SPLITS: tl.constexpr,
         CAUSAL: tl.constexpr,
@@ -457,8 +469,8 @@ if triton_available():
         index = tile * TILE + tl.arange(0, TILE)
         if positions is not None:
             positions += row * n
-        _, _, _, _, _, used = _stretches(
-            index, start, positions, own_n, capacity, window, sink_tokens, log_splits,
+        _, _, _, _, _, _, used = _stretches(
+            index, start, positions, own_n, capacity, window, sink_tokens, log_splits, tail,
             CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
         shared = (index < own_n * GROUP) & (used > 1)
