@@ -17,7 +17,6 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         monkeypatch.setenv("DOMINO_KERNELS", "interpret")
         monkeypatch.setattr(split_attention, "MAX_SPLITS", 4)  # programs take their time there
-    monkeypatch.setattr(split_attention, "MANY_SPLITS", 4)
 
 
 @pytest.fixture

@@ -11,9 +11,6 @@ lets it in when its own programs are about to go; what comes before others does 
 
 All that take part keep two rules. A program calls `wait_for_last` before it reads or writes
 anything but weights; and all of them wait, so that what was written two launches ago is there too.
-Those that only come once the one before has itself waited may read what is older than that one:
-so rotary positions and attention, which follow a product of few rows, read slots, starts and
-positions while they wait. Whatever comes between them has to wait before it lets the next come.
 """
 
 from __future__ import annotations

@@ -220,7 +220,8 @@ if triton_available():
 
         TURNED of the pairs are rotated: those of the numbers before 2 * TURNED.
         """
-        # What a forward is told of its tokens is older than the product before (`overlap`).
+        wait_for_last(OVERLAP)
+        let_next_come(OVERLAP)
         step, row = tl.program_id(0), tl.program_id(2)
         head = tl.program_id(1)
         layer = head * 0
@@ -236,31 +237,27 @@ if triton_available():
             one = tl.where(lane < TURNED, lane, lane + TURNED)
             other = tl.where(lane < TURNED, lane + TURNED, lane + HALF)
         source = qkv + token * width + (layer * 2 * KV_HEADS + head) * 2 * HALF
-        spot = tl.load(starts + row) + step
-        place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
-        position = spot
-        if positions is not None:
-            position = tl.load(positions + token)
-        angle = tl.minimum(position, table_size - 1) * 2 * TURNED + lane
-        cosine = tl.load(cos + angle, mask=lane < TURNED, other=1.0).to(dtype)
-        sine = tl.load(sin + angle, mask=lane < TURNED, other=0.0).to(dtype)
-        if NORMED:
-            norm = q_norm
-            if head >= HEADS:
-                norm = k_norm + layer * 2 * HALF
-            weight_first = tl.load(norm + one, mask=inside, other=0.0)
-            weight_second = tl.load(norm + other, mask=inside, other=0.0)
-        wait_for_last(OVERLAP)
-        let_next_come(OVERLAP)
         first = tl.load(source + one, mask=inside, other=0.0)
         second = tl.load(source + other, mask=inside, other=0.0)
+        spot = tl.load(starts + row) + step
         if head < HEADS + KV_HEADS:
             if NORMED:
+                norm = q_norm
+                if head >= HEADS:
+                    norm = k_norm + layer * 2 * HALF
                 wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
                 squares = tl.sum(wide_first * wide_first + wide_second * wide_second)
                 scale = tl.rsqrt(squares / (2 * HALF) + eps)
+                weight_first = tl.load(norm + one, mask=inside, other=0.0)
+                weight_second = tl.load(norm + other, mask=inside, other=0.0)
                 first = _times((wide_first * scale).to(dtype), weight_first, dtype).to(dtype)
                 second = _times((wide_second * scale).to(dtype), weight_second, dtype).to(dtype)
+            position = spot
+            if positions is not None:
+                position = tl.load(positions + token)
+            angle = tl.minimum(position, table_size - 1) * 2 * TURNED + lane
+            cosine = tl.load(cos + angle, mask=lane < TURNED, other=1.0).to(dtype)
+            sine = tl.load(sin + angle, mask=lane < TURNED, other=0.0).to(dtype)
             turned = _times(first, cosine, dtype) - _times(second, sine, dtype)
             second = (_times(second, cosine, dtype) + _times(first, sine, dtype)).to(dtype)
             first = turned.to(dtype)
@@ -269,6 +266,7 @@ if triton_available():
             tl.store(target + one, first, mask=inside)
             tl.store(target + other, second, mask=inside)
         else:
+            place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
             place += spot * 2 * HALF
             inside = inside & (spot < capacity)
             if head < HEADS + KV_HEADS:

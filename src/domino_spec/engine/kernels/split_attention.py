@@ -3,10 +3,8 @@
 A program takes some queries of one kv head of one row and one stretch of the row's positions. How
 many programs there are follows from shapes alone, so that a captured graph serves any length; how
 long their stretches are follows from how far a query sees, so that short contexts use all of them
-too. Where there are many, a query's own block is a stretch by itself: before it a tree's nodes see
-the same keys, and share what is read of them. A second launch joins the stretches. Under a window
-with sink tokens the blocks of these come first and those between them and the window are left out:
-of the row's own blocks, numbered through.
+too. A second launch joins the stretches. Under a window with sink tokens the blocks of these come
+first and those between them and the window are left out: of the row's own blocks, numbered through.
 
 What a query gets does not depend on how many others are asked with it, to the last bit: stretches
 are its own, tiles have one size, and sums are added up in one order. So a token that is verified in
@@ -29,8 +27,6 @@ from domino_spec.engine.kernels.runtime import gpu, triton_available
 PROGRAMS = 132
 """How many programs to aim at when one token is asked: the multiprocessors of an H200."""
 MAX_SPLITS = 32
-MANY_SPLITS = 16
-"""From so many on, one is spared for each query's own block; of fewer it would be missed."""
 TILE = 16
 """Queries (tokens times query heads of a kv head) that a program takes."""
 BLOCK = 64
@@ -104,8 +100,7 @@ def launch(
     assert splits & (splits - 1) == 0
     size, sink_tokens = (0, 0) if window is None else window
     assert paths is None or not sink_tokens, "a tree is the target's, whose windows have no sinks"
-    tail = int(splits >= MANY_SPLITS)
-    shared = (n, capacity, size, sink_tokens, splits.bit_length() - 1, tail)
+    shared = (n, capacity, size, sink_tokens, splits.bit_length() - 1)
     warps, stages = effort(
         head_dim, query.element_size(), gpu(query.device).shared_memory, block=block
     )
@@ -186,7 +181,6 @@ if triton_available():
         window,
         sink_tokens,
         log_splits,
-        tail,  # 1 where a query's last block is a split by itself, else 0
         CAUSAL: tl.constexpr,
         GROUP: tl.constexpr,
         BLOCK: tl.constexpr,
@@ -195,8 +189,8 @@ if triton_available():
     ):
         """For each query how far it sees, and how that is split.
 
-        (position, end of what it sees, first block, blocks of sinks before it, blocks to be split
-        evenly, blocks a split, splits)
+        (position, end of what it sees, first block, blocks of sinks before it, blocks a split,
+        splits)
         """
         position = start + tl.minimum(query // GROUP, n - 1)
         if positions is not None:
@@ -212,9 +206,9 @@ if triton_available():
         far = position * 0
         if SINK_TOKENS:
             far = tl.minimum(tl.cdiv(sink_tokens, BLOCK), first)
-        count = far + stop - first - tail
-        each = tl.maximum(tl.cdiv(count, (1 << log_splits) - tail), 1)
-        return position, end, first, far, count, each, tl.cdiv(count, each) + tail
+        count = far + stop - first
+        each = (count + (1 << log_splits) - 1) >> log_splits
+        return position, end, first, far, each, tl.cdiv(count, each)
 
     @triton.jit
     def _queries(row, n, offsets):
@@ -264,7 +258,7 @@ if triton_available():
 
     # What a batch's size or a depth decides is asked for at run time: these numbers place a
     # program, once, and each value compiled in would be another kernel to compile.
-    _PLACING = ["n", "capacity", "log_splits", "tail"]
+    _PLACING = ["n", "capacity", "log_splits"]
 
     @triton.jit(do_not_specialize=_PLACING)
     def _attend(
@@ -286,7 +280,6 @@ if triton_available():
         window,
         sink_tokens,
         log_splits,
-        tail,
         slot_stride,
         head_stride,
         scale,
@@ -301,7 +294,7 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """One program for one split of one tile of queries of one kv head of one row."""
-        # What a forward is told of its tokens is older than the product before (`overlap`).
+        wait_for_last(OVERLAP)
         tile, split = tl.program_id(0), tl.program_id(2)
         head, row = tl.program_id(1) % KV_HEADS, tl.program_id(1) // KV_HEADS
         start = tl.load(starts + row).to(tl.int32)
@@ -326,8 +319,8 @@ if triton_available():
             live = tl.where(apart, (member < GROUP) & (token < n), live)
         if positions is not None:
             positions += row * n
-        position, end, first, far, even, each, used = _stretches(
-            index, start, positions, own_n, capacity, window, sink_tokens, log_splits, tail,
+        position, end, first, far, each, used = _stretches(
+            index, start, positions, own_n, capacity, window, sink_tokens, log_splits,
             CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
         if paths is not None:
@@ -336,9 +329,7 @@ if triton_available():
         takes = split < used
         if offsets is not None:
             takes = takes & live
-        last = (split == used - 1) & (tail == 1)
-        number = tl.where(last, even, split * each)  # of its first block, among sinks' and window's
-        each = tl.where(last, 1, tl.minimum(each, even - number))
+        number = split * each  # of its first block, among those of sinks and window
         if SINK_TOKENS:
             sink_low = tl.minimum(number, far) * BLOCK
             sink_high = tl.minimum(tl.minimum(number + each, far) * BLOCK, sink_tokens)
@@ -356,16 +347,6 @@ if triton_available():
             first_sink = tl.min(tl.where(takes, sink_low, capacity), axis=0)
             last_sink = tl.max(tl.where(takes, sink_high, 0), axis=0)
             nothing = nothing & (last_sink <= first_sink)
-        if paths is not None:
-            # A node's new tokens lie in two blocks at most.
-            fresh = tl.maximum(lowest, border)
-            spot = fresh + tl.arange(0, BLOCK) - start
-            path = paths + (row * n + token) * n + spot
-            node = tl.load(path, mask=apart & (spot >= 0) & (spot < n), other=0)
-            spot += BLOCK
-            later = tl.load(path + BLOCK, mask=apart & (spot >= 0) & (spot < n), other=0)
-        offset = tl.load(slots + row) * slot_stride + head * head_stride
-        wait_for_last(OVERLAP)
         if nothing:
             return
         lane = tl.arange(0, HEAD_DIM)
@@ -373,6 +354,7 @@ if triton_available():
         asked = tl.load(
             query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
         )
+        offset = tl.load(slots + row) * slot_stride + head * head_stride
         keys += offset
         values += offset
 
@@ -403,13 +385,13 @@ if triton_available():
                 asked, keys, values, spot, spot < furthest, seen, scale, top, total, mix, HEAD_DIM
             )
         if paths is not None:
-            for at in range(fresh, furthest, BLOCK):
+            for at in range(tl.maximum(lowest, border), furthest, BLOCK):
                 spot = at + tl.arange(0, BLOCK)
                 seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
                 if WINDOWED:
                     seen = seen & (tl.abs(position[:, None] - spot[None, :]) < window)
                 new = (spot >= start) & (spot < furthest)
-                node = tl.where(at == fresh, node, later)
+                node = tl.load(paths + (row * n + token) * n + spot - start, mask=new, other=0)
                 places = tl.where(new, start + node.to(tl.int32), spot)
                 top, total, mix = _over_tile(
                     asked, keys, values, places, (spot < furthest) & (places < capacity), seen,
@@ -449,7 +431,6 @@ if triton_available():
         window,
         sink_tokens,
         log_splits,
-        tail,
         TILE: tl.constexpr,
         SPLITS: tl.constexpr,
         CAUSAL: tl.constexpr,
@@ -462,6 +443,7 @@ if triton_available():
         OVERLAP: tl.constexpr,
     ):
         """One program for TILE queries of one kv head of one row."""
+        wait_for_last(OVERLAP)
         tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
         start = tl.load(starts + row).to(tl.int32)
         count = n * GROUP
@@ -469,15 +451,14 @@ if triton_available():
         index = tile * TILE + tl.arange(0, TILE)
         if positions is not None:
             positions += row * n
-        _, _, _, _, _, _, used = _stretches(
-            index, start, positions, own_n, capacity, window, sink_tokens, log_splits, tail,
+        _, _, _, _, _, used = _stretches(
+            index, start, positions, own_n, capacity, window, sink_tokens, log_splits,
             CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
         shared = (index < own_n * GROUP) & (used > 1)
         lane = tl.arange(0, HEAD_DIM)
         split = tl.arange(0, SPLITS)
         there = (split[:, None] < used[None, :]) & shared[None, :]
-        wait_for_last(OVERLAP)
         place = ((row * KV_HEADS + head) * SPLITS + split[:, None]) * count + index[None, :]
         tops = tl.load(highest + place, mask=there, other=float("-inf"))
         sums = tl.load(totals + place, mask=there, other=0.0)
