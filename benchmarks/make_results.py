@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.forecast import fit_text, with_table
 from benchmarks.results_decoding import ENGINE_TEXT, head_to_head, serving, vllm, vllm_speedups
-from benchmarks.results_engine import engine, rollout, tried
+from benchmarks.results_engine import engine, rollout, tried, weights_name
 from benchmarks.results_exactness import audited, exactness, gpu_dtype, gpu_records
 from benchmarks.results_training import SETS, ablations, by_run, change, equal_seconds, training
 from benchmarks.tables import NONE, Record, field, measured, page, table
@@ -158,7 +158,7 @@ def _offline(records: Path) -> str:
 def _shapes(records: Path) -> str:
     return table(
         {
-            "shape": field("shape"),
+            "shape": weights_name,
             "rollout over": rollout,
             "plain step": field("plain.seconds", ".2f", " ms", scale=1e3),
             "cycle": field("cycle.seconds", ".2f", " ms", scale=1e3),

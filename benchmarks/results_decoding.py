@@ -186,15 +186,18 @@ def _trees(runs: Sequence[RunSummary]) -> str:
             gain = tree.speed_up.value / chain.speed_up.value
             name = run.facts["target"]["name"].partition(".")[0]
             at = f"{cell.cell.temperature:g}"
-            rows.append(
-                (f"here, {run.facts['target']['device']}", name, at, *lengths, f"{gain:.2f}×")
+            ways = (
+                "adaptive" if run.facts["settings"]["adaptive"] else "all drafts, or a tree of 15"
             )
+            who = f"here, {run.facts['target']['device']}, {ways}"
+            rows.append((who, name, at, *lengths, f"{gain:.2f}×"))
     if len(rows) == len(_DOMINO_TREE):
         return ""
     heads = ("tree", "target", "T", "chain", "tree's", "gain", "speed over the chain")
     return page(
         "Trees against chains of the same drafter: acceptance lengths. DominoTree's authors "
-        "report a speed-up over the chain of 4 to 9%; here a cycle chooses between the two.",
+        "report a speed-up over the chain of 4 to 9%. Adaptive: each cycle chooses how many "
+        "drafts, and between chain and tree.",
         table(
             {head: lambda row, i=i: row[i] for i, head in enumerate(heads)},
             [
