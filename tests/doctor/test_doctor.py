@@ -46,7 +46,8 @@ def complaints(findings):
 
 def test_a_sound_pair_gives_no_complaint(examine):
     """Nor does one whose training is known: see the table below."""
-    findings, code = examine(chatty.knowing(), provenance=Provenance())
+    every = ("--candidates", chatty.SIZE)
+    findings, code = examine(chatty.knowing(), *every, provenance=Provenance())
     assert complaints(findings) == {}
     assert code == 0
     assert findings["alignment"]["state"] == "ok"
@@ -166,6 +167,16 @@ def test_fewer_tokens_than_in_training_is_a_warning(examine):
     assert code == 0
 
 
+def test_base_logits_that_rank_badly_are_a_warning(examine):
+    """This drafter's head alone knows what follows, and would not be asked about it on a GPU."""
+    findings, code = examine(chatty.knowing())
+    found = findings["candidates"]
+    assert found["state"] == "warning"
+    assert "best 32 by base logits: acceptance length 2." in found["found"]
+    assert f"--candidates {chatty.SIZE}" in found["advice"]
+    assert code == 0
+
+
 def test_too_little_memory_is_caught_before_loading(examine, monkeypatch):
     monkeypatch.setattr("domino_spec.doctor.reading.available", lambda _: 1_000_000)
     findings, code = examine(chatty.knowing())
@@ -192,7 +203,7 @@ def test_the_table_for_people(target, tmp_path):
     from typer.testing import CliRunner
 
     folder = chatty.save(tmp_path / "draft", chatty.knowing(), chatty.known())
-    arguments = ["doctor", str(target), "--draft", str(folder)]
+    arguments = ["doctor", str(target), "--draft", str(folder), "--candidates", str(chatty.SIZE)]
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "nothing to complain about" in result.stdout

@@ -15,8 +15,9 @@ from domino_spec.decoding import AcceptanceStats
 from domino_spec.decoding.stats import MIN_TOKENS_PER_CYCLE
 from domino_spec.doctor.reading import Finding, judged, mask_candidates
 from domino_spec.doctor.settings import Plans
-from domino_spec.drafter import DrafterConfig, DraftModel
+from domino_spec.drafter import DominoHeadConfig, DrafterConfig, DraftModel
 from domino_spec.drafters import Drafter
+from domino_spec.engine.kernels.rollout import CANDIDATES
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
 from domino_spec.quantization.compiled import kernel
@@ -25,6 +26,8 @@ from domino_spec.quantization.modules import kinds_in_words
 _MOST_MASKS = 16
 _DISAPPOINTING = 0.7
 """Of what training measured: other prompts differ, but not by so much."""
+_KEPT_BY_CANDIDATES = 0.95
+"""Of the acceptance length over the whole vocabulary, whose rollout costs about as much more."""
 Say = Callable[[str], None]
 
 
@@ -51,6 +54,7 @@ def examine_loaded(
     if isinstance(drafts.config, DrafterConfig):
         found.append(_alignment(decoder, drafts.config, known, own))
         found.append(_mask(decoder, drafts.config, known, say))
+        found.append(_candidates(decoder, drafts.config, known, own))
     unsure = not template_fits or own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
     if drafts.config is not None and unsure:
         say("trying other forms of the prompts")
@@ -98,6 +102,26 @@ def _mask(
         f"best of {len(candidates)} others, {best}: {trial.tokens_per_cycle:.2f}",
         f"The drafter was trained with another mask token: set mask_token_id to {best} in its "
         "config.json.",
+    )
+
+
+def _candidates(
+    decoder: DominoDecoder, config: DrafterConfig, known: Continuations, own: AcceptanceStats
+) -> Finding | None:
+    """Whether the head chooses as well among the candidates that a GPU gives it by default."""
+    drafts, every = decoder.drafter, config.output_vocab_size
+    assert drafts is not None
+    if drafts.candidates or not isinstance(config.head, DominoHeadConfig) or every <= CANDIDATES:
+        return None
+    trial = measure(decoder, known, candidates=CANDIDATES)
+    return judged(
+        "candidates",
+        trial.tokens_per_cycle >= _KEPT_BY_CANDIDATES * own.tokens_per_cycle,
+        f"best {CANDIDATES} by base logits: acceptance length {trial.tokens_per_cycle:.2f}",
+        f"all {every}: {own.tokens_per_cycle:.2f}",
+        f"The base logits rank its drafts badly, and a GPU's heads look at {CANDIDATES} candidates "
+        f"by default: pass --candidates {every}, or train with a base_weight above 0.",
+        bad="warning",
     )
 
 
@@ -194,16 +218,22 @@ def _answers(
 
 
 def measure(
-    decoder: DominoDecoder, continuations: Continuations, **changes: Any
+    decoder: DominoDecoder,
+    continuations: Continuations,
+    *,
+    candidates: int | None = None,
+    **changes: Any,
 ) -> AcceptanceStats:
     """Counts with the drafter as it is, or with fields of its configuration changed.
 
-    Chains of block drafters are simulated, which counts the same; others decode.
+    Or with other candidates. Chains of block drafters are simulated, which counts the same; others
+    decode.
     """
     drafts = decoder.drafter
     assert drafts is not None
-    if not isinstance(drafts.model, DraftModel) or (drafts.nodes and not changes):
-        assert not changes, "only block drafters can be read differently"
+    chain = candidates or changes
+    if not isinstance(drafts.model, DraftModel) or (drafts.nodes and not chain):
+        assert not chain, "only block drafters can be read differently"
         drafting = DominoDecoder(decoder.target, drafts, decoder.tokenizer, depth=drafts.depth)
         return greedy_counts(
             drafting,
@@ -214,8 +244,8 @@ def measure(
     drafter = changed(drafts.model, **changes) if changes else drafts.model
     depth = min(drafts.depth, drafter.config.max_depth)
     simulated = simulate(
-        drafter, decoder.target, continuations, depth=depth, candidates=drafts.candidates,
-        window=drafts.window,
+        drafter, decoder.target, continuations, depth=depth,
+        candidates=candidates or drafts.candidates, window=drafts.window,
     )  # fmt: skip
     return simulated.total
 
