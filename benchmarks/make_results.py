@@ -68,6 +68,11 @@ def headlines(records: Path) -> str:
         "The same target and drafters behind `domino serve`, a closed loop of streamed chat "
         "requests at T = 0, without prefix reuse. [Latencies](results/serving.md).",
         _server(records),
+        "## Long contexts",
+        "Released drafters behind tokens of unrelated text, of which they read the newest 768; "
+        "one sequence, T = 0, speedup of decoding alone. [Other windows and "
+        "drafters](results/training.md#after-long-texts).",
+        _behind_text(records),
         "## The engine",
         "Known shapes with random weights, one sequence, bfloat16, and a **forced** acceptance "
         "length: what the engine gives if a drafter is as good as the paper's. "
@@ -136,6 +141,26 @@ def _server(records: Path) -> str:
             for run in read_loads(records / "serving.jsonl.gz")
             for cell in run.cells
             if cell.comparison is not None
+        ],
+    )
+
+
+def _behind_text(records: Path) -> str:
+    return table(
+        {
+            "drafter": field("drafter"),
+            "tokens before": field("context"),
+            "acceptance length": field("tokens_per_cycle", ".2f"),
+            "speedup": field("speedup", ".2f", "×"),
+            "questions": field("used"),
+            "measured": lambda e: measured(e["environment"]),
+        },
+        [
+            record
+            for record in read_records(records / "long-context.jsonl")
+            if record["drafter"].startswith("released:")
+            and record.get("sliding_window")  # those released now
+            and "speedup" in record
         ],
     )
 

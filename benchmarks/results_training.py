@@ -81,10 +81,10 @@ def _long_context(found: list[dict[str, Any]]) -> str:
             "earlier turn of the conversation; greedy, all drafts verified, speedup of decoding "
             "without the prefill. The drafters of 03b2eca and before learnt from conversations of "
             "at most a few hundred tokens, each by itself. On the H200 five runs "
-            "shared the card, so that speedups are rough. There cpu8 and main6 are those that "
-            "learnt from packed sequences of 1024 tokens, half of them read as one text, without a "
-            "window; drafter is cpu8's run with conversations apart. *Simulated*: over the "
-            "decoded answer and the draft cache that decoding left.",
+            "before 3a21474 shared the card, so that their speedups are rough. There cpu8 and "
+            "main6 are those that learnt from packed sequences of 1024 tokens, half of them "
+            "read as one text, without a window; drafter is cpu8's run with conversations apart. "
+            "*Simulated*: over the decoded answer and the draft cache that decoding left.",
             *("\n\n".join([made(run), table(columns, run)]) for run in by_run(found)),
         ]
     )
