@@ -32,6 +32,7 @@ NOISES = {
         ("domino", 0, True, 16, 3, 7, "drawn"),
         ("domino", 2, False, 11, 2, 31, "one greedy"),
         ("domino", 1, False, 9, 1, 5, "greedy"),
+        ("domino", 1, False, 3, 4, 15, "drawn"),
         ("markov", 0, False, 16, 4, 15, "drawn"),
         ("markov", 1, True, 9, 3, 7, "greedy"),
         ("none", 0, True, 16, 4, 15, "one greedy"),
