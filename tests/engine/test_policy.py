@@ -201,8 +201,10 @@ def test_a_tree_is_chosen_while_it_commits_more_a_second():
     assert policy.tokens(7, BRANCHED) < 1.3
     for _ in range(300):
         policy.record_tree([2, 4], FORK, sampled=False)
-    assert policy.acceptance.tree_tokens(7) == pytest.approx(3.0, abs=0.2)
-    assert policy.acceptance.tree_tokens(3) == pytest.approx(2.0, abs=0.2)
+    for _ in range(2000):
+        policy.record_tree([2, 4], FORK, sampled=False)
+    assert policy.acceptance.tree_tokens(7) == pytest.approx(3.0, abs=0.05)
+    assert policy.acceptance.tree_tokens(3) == pytest.approx(2.0, abs=0.05)
 
 
 def test_a_tree_that_gains_nothing_is_left_and_tried_again_now_and_then():
@@ -219,6 +221,19 @@ def test_a_tree_that_gains_nothing_is_left_and_tried_again_now_and_then():
             policy.record(4, 7, sampled=False)
     assert sum(map(bool, chosen[:16])) >= 2
     assert 1 <= sum(map(bool, chosen[16:])) <= 4
+
+
+def test_a_tree_that_costs_little_more_and_gains_nothing_is_left_for_good():
+    policy = DepthPolicy(Costs({1: {0: 0.8, 7: 1.0}}, trees={1: {7: 1.04}}), 7, 7)
+    chosen = []
+    for _ in range(4000):
+        drafts = policy.choose(BRANCHED)
+        chosen.append(drafts.nodes)
+        if drafts.nodes:
+            policy.record_tree([1], FORK[: drafts.nodes + 1], sampled=False)
+        else:
+            policy.record(1, 7, sampled=False)
+    assert sum(map(bool, chosen[2000:])) < 100
 
 
 def test_a_tree_too_expensive_to_pay_is_never_tried():

@@ -164,7 +164,7 @@ class LiveCosts:
 
 @dataclass
 class Acceptance:
-    """How often each draft of a chain, and each node of a tree, was accepted; old cycles fade."""
+    """How often each draft of a chain was accepted, and what trees gained; old cycles fade."""
 
     depth: int
     nodes: int = 0
@@ -176,6 +176,8 @@ class Acceptance:
     """A draft is hoped to be accepted as often as all are, for as many cycles; they fade too."""
     trees_seen: list[float] = field(init=False)
     """Cycles with so many nodes of a tree, or more: the first n nodes are the tree of n nodes."""
+    trees_tried: list[int] = field(init=False)
+    """The same, of which none fade."""
     trees_gained: list[float] = field(init=False)
     """What these accepted beyond a chain. It hardly depends on the text, as acceptance itself does:
     so it holds while chains are run."""
@@ -189,6 +191,7 @@ class Acceptance:
         self.hoped = [_PRIOR_WEIGHT] * self.depth
         self._overall = _PRIOR_CHANCE
         self.trees_seen, self.trees_gained = [0.0] * self.nodes, [0.0] * self.nodes
+        self.trees_tried = [0] * self.nodes
         self.trees_hoped = [_PRIOR_WEIGHT] * self.nodes
 
     def record(self, accepted: int, depth: int) -> None:
@@ -212,6 +215,7 @@ class Acceptance:
         accepted, chosen = 0, set(path)
         for place in range(len(parents) - 1):
             accepted += place + 1 in chosen
+            self.trees_tried[place] += 1
             self.trees_seen[place] = self.trees_seen[place] * _FORGETTING_SLOW + 1.0
             self.trees_gained[place] *= _FORGETTING_SLOW
             self.trees_gained[place] += accepted - chain
@@ -246,7 +250,8 @@ class Acceptance:
         seen, faith = self.trees_seen[nodes - 1], self.trees_hoped[nodes - 1]
         if not seen:
             return hoped
-        gained = self.trees_gained[nodes - 1] / seen + _UNCERTAINTY / math.sqrt(seen)
+        gained = self.trees_gained[nodes - 1] / seen
+        gained += _UNCERTAINTY / math.sqrt(self.trees_tried[nodes - 1])
         found = self.tokens(self.depth) + gained
         return (faith * hoped + seen * found) / (faith + seen)
 
