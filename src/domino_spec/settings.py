@@ -48,7 +48,7 @@ Tree = Annotated[int | None, setting(
     unset="whatever the engine finds to pay", group="Drafter")]  # fmt: skip
 Candidates = Annotated[int | None, setting(
     None, "let the head choose among this many base candidates",
-    unset="32 on a GPU, else all",
+    unset="32 of a Domino head on a GPU and of trees, else all",
     group="Drafter")]  # fmt: skip
 DraftWindow = Annotated[int | None, setting(
     None, "a block drafter reads this many of the newest tokens, and --draft-sinks; 0: all",

@@ -27,7 +27,7 @@ _MOST_MASKS = 16
 _DISAPPOINTING = 0.7
 """Of what training measured: other prompts differ, but not by so much."""
 _KEPT_BY_CANDIDATES = 0.95
-"""Of the acceptance length over the whole vocabulary, whose rollout costs about as much more."""
+"""Of the acceptance length over the whole vocabulary; a rollout over all of it costs more."""
 Say = Callable[[str], None]
 
 
@@ -54,7 +54,7 @@ def examine_loaded(
     if isinstance(drafts.config, DrafterConfig):
         found.append(_alignment(decoder, drafts.config, known, own))
         found.append(_mask(decoder, drafts.config, known, say))
-        found.append(_candidates(decoder, drafts.config, known, own))
+        found.append(_candidates(decoder, drafts.config, known))
     unsure = not template_fits or own.tokens_per_cycle < MIN_TOKENS_PER_CYCLE
     if drafts.config is not None and unsure:
         say("trying other forms of the prompts")
@@ -106,21 +106,23 @@ def _mask(
 
 
 def _candidates(
-    decoder: DominoDecoder, config: DrafterConfig, known: Continuations, own: AcceptanceStats
+    decoder: DominoDecoder, config: DrafterConfig, known: Continuations
 ) -> Finding | None:
     """Whether the head chooses as well among the candidates that a GPU gives it by default."""
     drafts, every = decoder.drafter, config.output_vocab_size
     assert drafts is not None
     if drafts.candidates or not isinstance(config.head, DominoHeadConfig) or every <= CANDIDATES:
         return None
-    trial = measure(decoder, known, candidates=CANDIDATES)
+    few, whole = (
+        measure(decoder, known, candidates=count).tokens_per_cycle for count in (CANDIDATES, every)
+    )
     return judged(
         "candidates",
-        trial.tokens_per_cycle >= _KEPT_BY_CANDIDATES * own.tokens_per_cycle,
-        f"best {CANDIDATES} by base logits: acceptance length {trial.tokens_per_cycle:.2f}",
-        f"all {every}: {own.tokens_per_cycle:.2f}",
-        f"The base logits rank its drafts badly, and a GPU's heads look at {CANDIDATES} candidates "
-        f"by default: pass --candidates {every}, or train with a base_weight above 0.",
+        few >= _KEPT_BY_CANDIDATES * whole,
+        f"best {CANDIDATES} by base logits: acceptance length {few:.2f}",
+        f"all {every}: {whole:.2f}",
+        f"On a GPU its head looks at {CANDIDATES} candidates by default, and its base logits rank "
+        f"them badly: pass --candidates {every} there, or train it with a base_weight above 0.",
         bad="warning",
     )
 

@@ -22,6 +22,7 @@ from domino_spec.drafter import DraftModel
 from domino_spec.drafter.masks import Window
 from domino_spec.drafter.rollout import rollout
 from domino_spec.drafters import BlockDrafter
+from domino_spec.engine.kernels.rollout import default_candidates
 from domino_spec.errors import InputError
 from domino_spec.evaluation.continuations import Continuations
 from domino_spec.evaluation.runs import batches
@@ -69,13 +70,15 @@ def simulate(
 ) -> Simulation:
     """Count the cycles that decoding these prompts would take.
 
-    `window` is the context that a drafter reads. `head=False` drafts with the base logits alone.
+    `candidates` are those that decoding on this device would take, where they are None. `window` is
+    the context that a drafter reads. `head=False` drafts with the base logits alone.
     `max_slots` bounds the block slots of a drafter forward, and so the logits held at a time.
     `batch_size` is that of the reference loop, where a sequence's last block is as wide as the
     longest of its batch needs; unset: the engine, whose blocks have the whole depth.
     """
     asked = BlockDrafter(drafter, candidates=candidates).with_depth(depth)
-    depth, candidates = asked.depth, asked.candidates
+    depth = asked.depth
+    candidates = asked.candidates or default_candidates(drafter.head, drafter.backbone.fc.weight)
     if max_slots < 1:
         raise InputError(f"max_slots is {max_slots}; expected 1 or more.")
     answers = continuations.answers

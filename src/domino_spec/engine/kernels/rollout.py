@@ -22,13 +22,13 @@ CANDIDATES = 32
 """Where a head is given each draft's best candidates without being told how many."""
 
 
-def default_candidates(head: Head | None, hidden: Tensor) -> int | None:
-    """How many candidates pay for states [rows, depth, hidden]; None for all tokens.
+def default_candidates(head: Head | None, like: Tensor) -> int | None:
+    """How many candidates pay where such a tensor is; None for all tokens.
 
     On a GPU a draft over the whole vocabulary reads all of the head's output matrix, or takes a
     dozen launches.
     """
-    return CANDIDATES if isinstance(head, DominoHead) and usable(hidden) else None
+    return CANDIDATES if isinstance(head, DominoHead) and usable(like) else None
 
 
 def roll_out(
