@@ -46,6 +46,8 @@ Measured = dict[int, dict[str, dict[int, float]]]
 
 Under `_TREES` and `_BUDGETS` of whole cycles too, by the number of nodes, or by the budget."""
 
+_COSTS_OF = "2026-11-19"
+"""When code last changed what cycles cost by much: what was measured before is not read."""
 _GREEDY, _TREES, _BUDGETS = "greedy", "trees", "budgets"
 _WHOLE = (_GREEDY, _TREES, _BUDGETS)
 _BATCH_SIZES = (1, 4, 16, 64)
@@ -232,6 +234,7 @@ def _facts(engine: Engine) -> list[Any]:
     device = engine.target.device
     return [
         __version__,
+        _COSTS_OF,
         torch.__version__,
         torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         torch.get_num_threads() if device.type == "cpu" else 0,
