@@ -127,7 +127,7 @@ def _unbounded_plan(
 
 
 def _few_bits_plan(n: int, k: int, *, gated: bool, depth: int) -> Plan:
-    """A rule through what was fastest on an H200 for fp8 weights of Qwen3-8B's shape.
+    """A rule for all kinds through what was fastest on an H200 for fp8 of Qwen3-8B's shape.
 
     A byte takes a few instructions to become a number of a product, so the processors are nearly as
     busy as the memory: two or three programs each are wanted, and as few steps as may be.
@@ -136,6 +136,8 @@ def _few_bits_plan(n: int, k: int, *, gated: bool, depth: int) -> Plan:
     programs, split = -(-(n // 2 if gated else n) // columns), 1
     while programs * split < 256 and split < 4 and k // (2 * split) >= 8 * min(depth, 128):
         split *= 2
+    if k % (depth * split):  # steps past the end would be read for nothing
+        depth = min(depth, 128)
     return Plan(_TILE_ROWS[0], columns, depth, 3 if gated and depth == 256 else 5, split)
 
 
