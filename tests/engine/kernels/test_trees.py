@@ -75,6 +75,23 @@ def test_depths_without_a_place_in_the_tree_are_not_searched(device, scale, sear
     assert search.tree.depths.amax(dim=1).tolist() == [searched] * len(base)
 
 
+@torch.no_grad()
+def test_rows_whose_search_ends_at_different_depths_get_the_reference_trees(device):
+    drafter = Drafter("domino", 1, False, device)
+    given = drafter.inputs(device, depth=5)
+    base, columns = drafter.base_logits(None, given["hidden"]).topk(16, dim=-1)
+    base = base * torch.tensor([0.1, 3.0], device=device).view(2, 1, 1)
+    search = trees._Search(given["anchor_tokens"], base, columns, None, 7, None)
+    search.carry_states(drafter.head, drafter.embedding, given["hidden"])
+    assert search.ended[0] < search.ended[1]
+    expected = trees.grow_reference(
+        drafter.head, drafter.embedding, given["hidden"], given["anchor_tokens"], base, columns,
+        None, 7,
+    )  # fmt: skip
+    for name in NAMES:
+        assert torch.equal(getattr(search.tree, name), getattr(expected, name)), name
+
+
 SHAPES = {
     "bushy": [0, 0, 0, 1, 1, 2, 3, 3],
     "chain": [0, 0, 1, 2, 3, 4, 5, 6],

@@ -38,6 +38,8 @@ MAX_ROWS = 8
 MAX_CANDIDATES = 64
 TILE = 32
 """Rows of the weights that a program multiplies; half as many where they are wide."""
+LEAST_TILE = 16
+"""What tensor cores multiply at a time; wider states than leave room for it take PyTorch's path."""
 MAX_TILE_BYTES = 1 << 16
 """Of these rows, which a program holds while it waits for the states."""
 SLICE = 64
@@ -115,7 +117,7 @@ def _tile(head: DominoHead) -> int:
     """Rows of the head's weights that a program multiplies; 0 where too few of them fit."""
     weight = head.output_weight
     rows = MAX_TILE_BYTES // (triton.next_power_of_2(head.state_size) * weight.element_size())
-    return min(TILE, rows) if rows >= LANES else 0
+    return min(TILE, rows) if rows >= LEAST_TILE else 0
 
 
 class _Search:
