@@ -110,6 +110,7 @@ def _real_text(records: Path) -> str:
         {
             "drafter": lambda e: str(e[2].method),
             "sequences": lambda e: str(e[1].cell.batch_size),
+            "drafts": lambda e: "adaptive" if e[0].facts["settings"]["adaptive"] else "all",
             "T": lambda e: f"{e[1].cell.temperature:g}",
             "dtype": lambda e: str(e[0].facts["target"]["dtype"]),
             "acceptance length": lambda e: plain_interval(e[2].tokens_per_cycle),

@@ -116,10 +116,10 @@ def synthesise(
 
 
 def _before_a_text(decoder: DominoDecoder) -> list[int]:
-    """What every text begins after: the tokenizer's own prefix, else what parts documents."""
+    """What every text begins after: the tokenizer's own prefix, else BOS or an end token."""
     tokenizer: Any = decoder.tokenizer
-    parting = [tokenizer.bos_token_id, *sorted(decoder.eos_token_ids)]
-    return tokenizer("")["input_ids"] or [token for token in parting if token is not None][:1]
+    separators = [tokenizer.bos_token_id, *sorted(decoder.eos_token_ids)]
+    return tokenizer("")["input_ids"] or [token for token in separators if token is not None][:1]
 
 
 def _candidates(

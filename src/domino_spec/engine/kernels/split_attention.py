@@ -104,7 +104,7 @@ def launch(
     warps, stages = effort(
         head_dim, query.element_size(), gpu(query.device).shared_memory, block=block
     )
-    if paths is not None:  # its many short programs want room more than tiles on their way
+    if paths is not None:  # many short programs: fewer tiles on their way let more run at a time
         stages = min(stages, 2)
     shapes = {
         "KV_HEADS": kv_heads,
