@@ -54,7 +54,7 @@ def exactness(records: Path) -> str:
         "A GGUF file's own blocks on a CPU: products round what they read to 8 bits in blocks of "
         "32 numbers, as llama.cpp's do. Beside them the same values multiplied in float32; "
         "perplexity of the texts named, cut into pieces. K-quants have the file's very values.",
-        made_together(blocks),
+        made(blocks),
         table(_PERPLEXITY, blocks),
         "## Greedy decoding on a GPU",
         "SmolLM2-135M-Instruct, the same comparison. In bfloat16 a matrix product rounds "

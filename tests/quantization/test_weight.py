@@ -11,6 +11,7 @@ from domino_spec.errors import CheckpointError
 from domino_spec.quantization import KINDS, QuantizedWeight, reference
 from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.rows import KeyRanges, attend, rms_norm, silu
+from domino_spec.quantization.tiles import CHUNK, TILE
 
 SHAPES = [(1, 32), (3, 64), (4, 96), (7, 160), (50, 256)]  # odd rows and blocks: every tail
 
@@ -82,6 +83,27 @@ class TestBlocks:
             joined = QuantizedWeight.cat([weight[:at], weight[at:]])
             assert torch.equal(joined.tiles, weight.tiles)
             assert joined.shape == weight.shape
+
+    def test_many_rows_are_read_some_at_a_time(self, monkeypatch):
+        """A row comes with its tile: all at once they would be sixteen times what is chosen."""
+        weight = random_weight(700, 64, "Q8_0")
+        order = torch.randperm(700, generator=torch.Generator().manual_seed(0))[:555]
+        read, own = [], QuantizedWeight.unpack
+        monkeypatch.setattr(
+            QuantizedWeight, "unpack", lambda self, rows: read.append(len(rows)) or own(self, rows)
+        )
+        chosen = weight[order]
+        monkeypatch.undo()
+        assert torch.equal(chosen.dequantize(), weight.dequantize()[order])
+        assert sum(read) == 555
+        assert max(read) * TILE * 64 <= CHUNK
+
+    def test_many_rows_are_rounded_as_alone(self):
+        weight = random_x(300, CHUNK // 1024)
+        found = QuantizedWeight.quantize(weight, "Q8_0")
+        for row in (0, 15, 16, 299):
+            alone = QuantizedWeight.quantize(weight[row : row + 1], "Q8_0")
+            assert torch.equal(found.dequantize()[row], alone.dequantize()[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -34,6 +34,7 @@ from domino_spec.errors import CheckpointError, InputError
 from domino_spec.quantization import BLOCK, QuantizedWeight
 from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.drafts import DraftContext, DraftRollout
+from domino_spec.quantization.memory import give_back_freed
 from domino_spec.targets import Target
 
 DRAFT_SINKS = 0
@@ -114,6 +115,7 @@ class BlockDrafter(ModelDrafter):
         compiled = kernel()
         if compiled is None or self._dtype != torch.float32 or fc.shape[1] % BLOCK:
             return
+        give_back_freed()  # what joining left: blocks come on top of the floats
         try:
             self._layers = [weights.quantized() for weights in self._layers]
         except CheckpointError:

@@ -40,6 +40,7 @@ from domino_spec.engine.policy import (
     trees,
 )
 from domino_spec.errors import InputError
+from domino_spec.quantization.memory import give_back_freed
 
 Measured = dict[int, dict[str, dict[int, float]]]
 """Seconds by batch size, kind and depth: of whole cycles under `_GREEDY`, else what is added.
@@ -178,9 +179,11 @@ def measure_costs(engine: Engine, batches: Sequence[int]) -> tuple[Measured, boo
                 found[batch][_BUDGETS] = {b: found[batch][_GREEDY][b] for b in own[_BUDGETS]}
             continue
         whole, steady = _whole_cycles(bench, batch, {kind: own[kind] for kind in _WHOLE})
+        give_back_freed()  # what choosing takes does not fit into what cycles left
         found[batch] = whole | measure_extras(bench, batch, own[KINDS[0]])
         settled = settled and steady
         last = time.perf_counter() - start
+        give_back_freed()
     return found, settled
 
 

@@ -52,6 +52,7 @@ from domino_spec.engine.sizes import (
 from domino_spec.engine.slots import Slots
 from domino_spec.engine.verify_lengths import AcceptanceModel
 from domino_spec.errors import InputError, MismatchError
+from domino_spec.quantization.memory import give_back_freed
 from domino_spec.targets import Target
 
 GPU_CHUNK, CPU_CHUNK = 2048, 128
@@ -158,7 +159,9 @@ class Engine:
         sizes = {"slots": size.slots + 1, "capacity": size.capacity + self.margin}
         self.target = load_model(target, **sizes, pack=self.packs)
         self.target.cache.reserve(self.depth + 1)
+        give_back_freed()  # what joining and packing weights left, before a drafter's come on top
         self.drafter = None if drafter is None else drafter.bind(self.target, pack=self.packs)
+        give_back_freed()
         if self.drafter is not None:
             self.drafter.resize(**sizes)
         self.capacity = size.capacity

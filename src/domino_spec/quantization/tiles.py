@@ -7,6 +7,8 @@ next four ...; what 5 and 6 bits have over 4 comes last. Nothing is rounded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,18 +16,28 @@ from domino_spec.quantization.reference import BLOCK, FORMATS, Kind, Unpacked, p
 
 TILE = 16
 """Rows that lie together."""
-_CHUNK = 1 << 22
-"""Numbers of a weight that are put in order at a time."""
+CHUNK = 1 << 18
+"""Numbers of a weight that are put in order at a time: what that takes besides is a few MB."""
 
 
 def tiles_of(blocks: Tensor, kind: Kind) -> Tensor:
     """A file's blocks [rows, size blocks, bytes] as tiles [tiles, size blocks, bytes]."""
     rows, count, _ = blocks.shape
-    made = blocks.new_empty(-(-rows // TILE), count, tile_bytes(kind))
-    some = max(_CHUNK // (count * FORMATS[kind].size) // TILE, 1)
+    return tiles_in_parts(lambda some: unpack(blocks[some], kind), kind, rows=rows, count=count)
+
+
+def tiles_in_parts(
+    unpacked: Callable[[slice], Unpacked], kind: Kind, *, rows: int, count: int, read: int = 1
+) -> Tensor:
+    """Tiles of rows with `count` size blocks each, which are unpacked some at a time.
+
+    For a row `read` times its own numbers are in memory then.
+    """
+    made = torch.empty(-(-rows // TILE), count, tile_bytes(kind), dtype=torch.uint8)
+    some = max(CHUNK // (count * FORMATS[kind].size * read) // TILE, 1)
     for start in range(0, len(made), some):
-        part = blocks[start * TILE : (start + some) * TILE]
-        made[start : start + some] = tiled(unpack(part, kind), kind)
+        part = unpacked(slice(start * TILE, min((start + some) * TILE, rows)))
+        made[start : start + some] = tiled(part, kind)
     return made
 
 

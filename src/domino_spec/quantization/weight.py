@@ -12,7 +12,7 @@ from domino_spec.quantization import reference
 from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.reference import BLOCK, FORMATS, KINDS, ROUNDS, Kind, Unpacked
 from domino_spec.quantization.rows import gate_rows
-from domino_spec.quantization.tiles import TILE, tiled, tiles_of, untiled
+from domino_spec.quantization.tiles import CHUNK, TILE, tiled, tiles_in_parts, tiles_of, untiled
 
 
 class QuantizedWeight:
@@ -55,7 +55,10 @@ class QuantizedWeight:
             )
         if kind not in ROUNDS:
             raise CheckpointError(f"found {kind}, expected one of {', '.join(ROUNDS)} to round to")
-        return cls.from_blocks(reference.quantize(weight.detach(), kind), kind)
+        some = max(CHUNK // 4 // max(weight.shape[1], 1), 1)  # floats are four times as wide
+        parts = torch.split(weight.detach(), some)
+        blocks = torch.cat([reference.quantize(part, kind) for part in parts])
+        return cls.from_blocks(blocks, kind)
 
     def unpack(self, rows: Tensor | None = None) -> Unpacked:
         """In parts, of all rows or of some [...]."""
@@ -123,7 +126,12 @@ class QuantizedWeight:
                 tiles = self.tiles[start // TILE : -(-end // TILE)]
                 return QuantizedWeight(tiles, self.kind, end - start)
             rows = torch.arange(start, end, step)
-        return QuantizedWeight(tiled(self.unpack(rows), self.kind), self.kind, len(rows))
+        chosen = rows
+        tiles = tiles_in_parts(  # each row comes with its tile
+            lambda some: self.unpack(chosen[some]), self.kind,
+            rows=len(rows), count=self.tiles.shape[1], read=TILE,
+        )  # fmt: skip
+        return QuantizedWeight(tiles, self.kind, len(rows))
 
     @staticmethod
     def cat(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:

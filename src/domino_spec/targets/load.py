@@ -6,7 +6,6 @@ converted to a Transformers folder once, which then lies in the cache.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import shutil
@@ -15,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -38,6 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from domino_spec import __version__
 from domino_spec.cache import cache_folder
 from domino_spec.errors import Notice, TargetError
+from domino_spec.quantization.memory import give_back_freed
 from domino_spec.settings import Quantize
 from domino_spec.targets.gguf_metadata import gguf_metadata
 from domino_spec.targets.place import adapter_base, is_gguf, not_found, require_target
@@ -162,13 +162,15 @@ def load_target(
                 model = quantize_model(model, quantize, name)
     target = Target(model, name=str(source))
     probe_target(target)
-    return LoadedTarget(
+    loaded = LoadedTarget(
         target=target,
         tokenizer=load_tokenizer(source, **origin),
         source=str(source),
         revision=resolved_revision(source, revision),
         load_processor=partial(load_processor, source, **origin),
     )
+    give_back_freed()  # what putting weights in order and reading a vocabulary left
+    return loaded
 
 
 def _load_quantized(
@@ -462,8 +464,7 @@ def _convert_gguf(path: Path, folder: Path) -> None:
     model.save_pretrained(folder)
     _save_tokenizer(path, folder)
     del model
-    with suppress(AttributeError, OSError, TypeError):  # glibc keeps what was freed, until told
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_freed()
 
 
 @_gguf_read_once()
