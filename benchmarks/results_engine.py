@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.tables import Columns, Record, field, made, page, table
+from benchmarks.tables import NONE, Columns, Record, field, made, page, table
 from domino_spec.records import read_records
 
 
@@ -37,7 +38,93 @@ def engine(records: Path) -> str:
         *(_batches(record) for record in shapes if len(record["batches"]) > 1),
         stress(read_records(records / "engine-crowd.jsonl")),
         before_and_after(read_records(records / "redesign.jsonl")),
+        peaks(read_records(records / "memory.jsonl")),
+        draft_costs(read_records(records / "draft-costs.jsonl")),
     )
+
+
+def peaks(records: list[dict[str, Any]]) -> str:
+    """Peak memory of whole commands on a CPU."""
+    columns: Columns = {
+        "target": field("target"),
+        "file": field("file_bytes", ",.0f", " MB", scale=1e-6),
+        "drafts": lambda r: r["draft"] or NONE,
+        "not installed": lambda r: ", ".join(r["without"]) or NONE,
+        "peak": lambda r: f"{max(r['later']) / 1e6:,.0f} MB",
+        "first run": field("first", ",.0f", " MB", scale=1e-6),
+    }
+    return page(
+        "## Memory of quantised targets on a CPU",
+        "Peak resident memory of `domino generate FILE --quantize keep` (64 tokens), each in a "
+        "process of its own; MB are 10⁶ bytes. About 370 MB are Python, PyTorch and Transformers, "
+        "which imports `triton` where it is installed. The first run also converts the tokenizer "
+        "and compiles the kernels; runs with a drafter measure the costs of cycles until a quiet "
+        "machine has let them be kept, and that is in these figures.",
+        made(records),
+        table(columns, records),
+    )
+
+
+def draft_costs(records: list[dict[str, Any]]) -> str:
+    """What cycles cost by depth, what they commit, and so what drafts can gain at best."""
+    last = records[-1]
+    lengths = {int(depth): x for depth, x in last["acceptance_length"]["all"].items()}
+
+    def costs(what: str, depth: int) -> list[float]:
+        return [
+            record["costs"][f"{what} {depth}"]["seconds"] / record["costs"]["plain"]["seconds"]
+            for record in records
+        ]
+
+    def gains(what: str, depth: int) -> list[float]:
+        return [lengths.get(depth, 1.0) / cost for cost in costs(what, depth)]
+
+    def drafting(depth: int) -> list[float]:
+        pairs = zip(costs("cycle", depth), costs("free", depth), strict=True)
+        return [whole - free for whole, free in pairs]
+
+    best = max(lengths, key=lambda depth: sum(gains("cycle", depth)))
+    bound = max(lengths, key=lambda depth: sum(gains("free", depth)))
+    room = [lengths[best] / _WANTED - cost for cost in costs("free", best)]
+    columns: Columns = {
+        "drafts": str,
+        "acceptance length": lambda depth: f"{lengths.get(depth, 1.0):.2f}",
+        "target's forward": lambda depth: _each(costs("forward", depth)),
+        "cycle, free drafts": lambda depth: _each(costs("free", depth)),
+        "cycle": lambda depth: _each(costs("cycle", depth)),
+        "speedup": lambda depth: _each(gains("cycle", depth), "×"),
+        "with free drafts": lambda depth: _each(gains("free", depth), "×"),
+    }
+    reach = "can" if min(room) > 0 else "cannot"
+    plain = last["costs"]["plain"]["seconds"]
+    parts = last["parts"][str(best)].items()
+    return page(
+        "## What drafts can gain on a quantised target",
+        f"{last['target']} in its own blocks with {last['drafter']}, one sequence behind "
+        f"{last['context']} tokens, two runs; times in plain steps, the least of "
+        f"{last['rounds']} rounds in turns. *Free drafts* take no time and are never right. "
+        f"Acceptance lengths at T = 0 of {sum(last['used'].values())} answers of "
+        f"{', '.join(last['used'])}, up to {last['new_tokens']} tokens each, loops left out. "
+        "Speedups are of cycles alone: a prompt's prefill and the host's work between cycles come "
+        "on top, so those of the [head-to-head](head-to-head.md) (1.19 times) are lower.",
+        made(records),
+        table(columns, [0, *sorted(lengths)]),
+        f"With {best} drafts, the best depth, drafting takes {_each(drafting(best))} of a plain "
+        f"step; a drafter that costs nothing and is accepted as often would give "
+        f"{_each(gains('free', bound), '×')} with {bound}. Cheaper drafting alone {reach} reach "
+        f"{_WANTED}× in cycles: with {best} drafts it may take {_each(room)} of a plain step.",
+        f"Parts of a cycle with {best} drafts, each timed alone in the second run, in plain steps: "
+        + ", ".join(f"{name} {seconds / plain:.2f}" for name, seconds in parts)
+        + ".",
+    )
+
+
+def _each(values: Iterable[float], unit: str = "") -> str:
+    return " / ".join(f"{value:.2f}{unit}" for value in values)
+
+
+_WANTED = 1.4
+"""Speedup over the engine's own plain decoding that was asked for."""
 
 
 def before_and_after(records: list[dict[str, Any]]) -> str:

@@ -13,7 +13,9 @@ import transformers as tf
 import yaml
 from benchmarks import (
     adapt,
+    draft_costs,
     engine_crowd,
+    memory,
     refit_output,
     sweep,
     sweep_sets,
@@ -259,3 +261,19 @@ def test_a_stress_test_that_differs_is_reported(stress, monkeypatch):
     with pytest.raises(SystemExit, match="1 stress tests differ"):
         engine_crowd.main()
     assert read_records(out)[0]["differing_crowds"] == 1
+
+
+def test_the_peak_of_a_command_is_that_of_its_own_process(tmp_path):
+    assert 10e6 < memory.peak_bytes(["--version"], cache=tmp_path) < 200e6
+    with pytest.raises(RuntimeError, match="typer"):
+        memory.peak_bytes(["--version"], without=["typer"], cache=tmp_path)
+
+
+def test_costs_are_timed_for_every_depth_and_drafts_without_cost(tiny):
+    target = load_target(tiny, device="cpu").target
+    drafter = open_drafter(DraftModel.untrained(drafter_config()), target)
+    found = draft_costs.costs(target, drafter, [0, 1, 2], context=8, rounds=2)
+    kinds = [f"{kind} {depth}" for depth in (0, 1, 2) for kind in ("forward", "free", "cycle")]
+    assert list(found["costs"]) == ["plain", *kinds]
+    assert all(cost["seconds"] > 0 for cost in found["costs"].values())
+    assert {"draft backbone", "verify"} <= set(found["parts"][2])
