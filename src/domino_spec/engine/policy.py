@@ -181,8 +181,6 @@ class Acceptance:
     trees_gained: list[float] = field(init=False)
     """What these accepted beyond a chain. It hardly depends on the text, as acceptance itself does:
     so it holds while chains are run."""
-    trees_hoped: list[float] = field(init=False)
-    """What is hoped of trees so large counts as so many cycles; it fades as they are seen."""
     cycles: int = field(init=False, default=0)
     """How many were recorded."""
 
@@ -192,7 +190,6 @@ class Acceptance:
         self._overall = _PRIOR_CHANCE
         self.trees_seen, self.trees_gained = [0.0] * self.nodes, [0.0] * self.nodes
         self.trees_tried = [0] * self.nodes
-        self.trees_hoped = [_PRIOR_WEIGHT] * self.nodes
 
     def record(self, accepted: int, depth: int) -> None:
         """One sequence's cycle: `accepted` of `depth` drafts."""
@@ -219,7 +216,6 @@ class Acceptance:
             self.trees_seen[place] = self.trees_seen[place] * _FORGETTING_SLOW + 1.0
             self.trees_gained[place] *= _FORGETTING_SLOW
             self.trees_gained[place] += accepted - chain
-            self.trees_hoped[place] *= _FORGETTING
         self._record_chain(agree, min(agree + 1, len(best)))
 
     def _record_chain(self, accepted: int, depth: int) -> None:
@@ -247,11 +243,12 @@ class Acceptance:
     def tree_tokens(self, nodes: int) -> float:
         """Expected tokens of a cycle that verifies such a tree."""
         hoped = _HOPED_GAIN * self.tokens(min(nodes, self.depth))
-        seen, faith = self.trees_seen[nodes - 1], self.trees_hoped[nodes - 1]
-        if not seen:
+        seen, tried = self.trees_seen[nodes - 1], self.trees_tried[nodes - 1]
+        if not tried:
             return hoped
-        gained = self.trees_gained[nodes - 1] / seen
-        gained += _UNCERTAINTY / math.sqrt(self.trees_tried[nodes - 1])
+        # What is hoped counts as so many cycles, fewer with each that was tried.
+        faith = _PRIOR_WEIGHT * _FORGETTING**tried
+        gained = self.trees_gained[nodes - 1] / seen + _UNCERTAINTY / math.sqrt(tried)
         found = self.tokens(self.depth) + gained
         return (faith * hoped + seen * found) / (faith + seen)
 
