@@ -1,5 +1,6 @@
 """Work on the side stream has scratch memory of its own."""
 
+import weakref
 from contextlib import contextmanager
 from itertools import count
 
@@ -69,3 +70,14 @@ def test_scratch_is_shared_within_a_stream_and_not_between_them(said, monkeypatc
     with pytest.raises(ZeroDivisionError), apart(7):
         raise ZeroDivisionError
     assert scratch(device, **asked) is outside
+
+
+def test_what_the_second_stream_reads_is_kept_until_it_was_waited_for(said):
+    stream, read = SideStream(torch.device("cuda:0")), torch.zeros(1)
+    kept = weakref.ref(read)
+    with stream.work(read):
+        pass
+    del read
+    assert kept() is not None, "else its memory is the first stream's to write to"
+    stream.join()
+    assert kept() is None

@@ -142,3 +142,11 @@ def test_parts_of_several_forms_are_each_read_by_the_kernel(monkeypatch, device)
     monkeypatch.setattr(packing, "product", None)
     found = linear(**fed({**given, "weight": Parts([plain, weight])}))
     assert error(found, exact({**given, "weight": whole}, False)).max() < 2e-5
+
+
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (2560, 9728), (1536, 8960), (576, 1536)])
+@pytest.mark.parametrize("group", [None, 128, 32])
+def test_a_step_lies_within_a_group_and_long_ones_are_whole(n, k, group):
+    cut = few_rows.plan(n, k, gated=False, dtype=torch.bfloat16, group=group or k)
+    assert (group or k) % cut.depth == 0
+    assert cut.depth <= 128 or k % (cut.depth * cut.split) == 0
