@@ -15,6 +15,8 @@ from domino_spec.engine.engine import Engine
 from domino_spec.targets import Target
 from tests.support.runs import make_sequences, run
 
+Device = torch.device | None
+
 Blocks = set[tuple[int, ...]]
 """Where each block stood (tokens before its anchor), its anchor and its drafts."""
 
@@ -96,16 +98,20 @@ def finish(engine: Engine) -> list:
     return outputs
 
 
-def make_engine(target: Target, drafter=None, *, candidates=None, **options) -> Engine:
+def make_engine(
+    target: Target, drafter=None, *, candidates=None, device: Device = None, **options
+) -> Engine:
     """An engine on copies, since it joins weights; a drafter may be given as its model."""
     if drafter is not None:
-        drafter = opened(copy.deepcopy(drafter), candidates=candidates)
-    return Engine(own(target), drafter, **{"slots": 8, "capacity": 192, **options})
+        drafter = copy.deepcopy(drafter)
+        drafter = opened(drafter if device is None else drafter.to(device), candidates=candidates)
+    return Engine(own(target, device), drafter, **{"slots": 8, "capacity": 192, **options})
 
 
-def own(target: Target) -> Target:
-    """A copy of a target with what its probe found."""
-    fresh = Target(copy.deepcopy(target.model), name=target.name)
+def own(target: Target, device: Device = None) -> Target:
+    """A copy of a target with what its probe found, on another device where one is named."""
+    model = copy.deepcopy(target.model)
+    fresh = Target(model if device is None else model.to(device), name=target.name)
     fresh.embedding_scale = target.embedding_scale
     fresh.logit_scale, fresh.logit_softcap = target.logit_scale, target.logit_softcap
     return fresh
@@ -122,7 +128,7 @@ def draft(engine: Engine, drafts_of: Callable[[int, int], list[int]]) -> None:
             done = 0 if sequence is None else start + 1 - len(sequence.prompt)
             drafts = [] if sequence is None else drafts_of(sequence.index, done)[:depth]
             found.append(drafts + [0] * (depth - len(drafts)))
-        return torch.tensor(found)
+        return torch.tensor(found, device=engine.target.device)
 
     engine.drafter.propose = propose
 

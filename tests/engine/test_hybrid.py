@@ -78,7 +78,11 @@ def adversarial(engine, answers):
     ("qwen3_next", False), pytest.param("qwen3_5_text", True, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_adversarial_drafts_of_sequences_that_come_and_go(family, sampled):
-    """More sequences than slots, prompts in chunks; sampled ones by the noise of their seed."""
+    """More sequences than slots, prompts in chunks; sampled ones by the noise of their seed.
+
+    On a GPU where there is one, against what the CPU writes.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target, prompts = make_target(family), random_prompts([9, 1, 70, 4])
     params = SamplingParams(max_new_tokens=NEW)
     if sampled:
@@ -87,7 +91,7 @@ def test_adversarial_drafts_of_sequences_that_come_and_go(family, sampled):
     else:
         answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
     assert all(len(set(text)) > 8 for text in answers), "an error must be able to show"
-    engine = make_engine(target, random_drafter(), slots=3, chunk=50)
+    engine = make_engine(target, random_drafter(), device=device, slots=3, chunk=50)
     adversarial(engine, answers)
     sequences = make_requests(prompts, params=[params] * 4, seeds=[params.seed] * 4)
     for sequence in sequences:  # the others are in the midst of theirs

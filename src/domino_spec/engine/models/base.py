@@ -348,6 +348,8 @@ def rotary_table(
 ) -> Rotary:
     """Cosine and sine of every position, of a kind of layers where kinds differ."""
     positions = torch.arange(capacity, device=device).unsqueeze(0)
+    if hasattr(rotary, "mrope_section"):  # one of text, one of rows, one of columns
+        positions = positions.expand(3, 1, capacity)
     like = torch.zeros(1, 1, 1, dtype=torch.float32, device=device)
     cos, sin = rotary(like, positions, *([] if kind is None else [kind]))
     return cos[0].float().contiguous(), sin[0].float().contiguous()
