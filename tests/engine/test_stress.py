@@ -38,19 +38,27 @@ def stress(kind, drafter, seed, **options):
     assert 0 < len(drafting) < len(test.sequences)
 
 
+PAGED = {"page": 8, "tokens": 192}
+"""Pages for one long sequence, or some short ones: others wait, or sit out."""
+
+
+@pytest.mark.parametrize("paged", [pytest.param({}, marks=pytest.mark.slow), PAGED])
 @pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_drafts_that_are_mostly_right(seed):
-    stress(None, random_drafter(), seed, ahead=seed % 2 == 0)
+def test_drafts_that_are_mostly_right(seed, paged):
+    stress(None, random_drafter(), seed, ahead=seed % 2 == 0, **paged)
 
 
-@pytest.mark.parametrize(("kind", "ahead"), [
-    ("domino", False), ("eagle3", True), ("lookup", False),
+@pytest.mark.parametrize(("kind", "ahead", "paged"), [
+    ("domino", False, {}), ("eagle3", True, PAGED), ("lookup", False, PAGED),
     *(pytest.param(*each, marks=pytest.mark.slow)
-      for each in (("domino", True), ("markov", True), ("medusa", False))),
+      for each in (
+          ("domino", True, PAGED), ("markov", True, PAGED), ("medusa", False, PAGED),
+          ("eagle3", True, {}), ("lookup", False, {}), ("medusa", False, {}),
+      )),
 ])  # fmt: skip
-def test_every_kind_of_drafter(kind, ahead):
+def test_every_kind_of_drafter(kind, ahead, paged):
     drafter = drafter_for(kind, table_for(kind, SIZE))
-    stress(kind, drafter, KINDS.index(kind) + 6 * ahead + 1, ahead=ahead)
+    stress(kind, drafter, KINDS.index(kind) + 6 * ahead + 1, ahead=ahead, **paged)
 
 
 def test_caches_that_grow_with_the_requests():

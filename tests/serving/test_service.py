@@ -285,10 +285,10 @@ def test_what_anybody_may_know():
 GB = 10**9
 
 
-def size(free, *, context=8192, token_bytes=100_000, on_gpu=True, **settings):
+def size(free, *, context=8192, token_bytes=100_000, on_gpu=True, paged=False, **settings):
     return cache_size(
         ServerConfig(model="m", **settings),
-        on_gpu=on_gpu, context=context, token_bytes=token_bytes, free=free,
+        on_gpu=on_gpu, context=context, token_bytes=token_bytes, free=free, paged=paged,
     )  # fmt: skip
 
 
@@ -304,6 +304,22 @@ def test_less_memory_gives_fewer_slots_then_shorter_ones():
     tighter = size(2 * GB)
     assert tighter.capacity < 8192
     assert tighter.slots >= 4
+
+
+def test_pages_are_for_all_slots_together():
+    assert size(1000 * GB, paged=True) == Size(MOST_DRAFTING, 8192)
+    tight = size(10 * GB, paged=True)
+    assert tight == Size(MOST_DRAFTING - 22, 8192, 60_000)
+    few = size(2 * GB, paged=True)
+    assert (few.capacity, few.tokens) == (8192, 12_000)
+    assert 40 < few.slots < 50
+    assert size(GB, paged=True).capacity == 4096
+    assert size(GB, paged=True, slots=3) == Size(3, 4096, 6_000)
+    with pytest.raises(InputError, match="3 slots, one of which holds 8192 .*0.8 GB.*; 0.6 GB"):
+        cache_size(
+            ServerConfig(model="m", slots=3, context=8192),
+            on_gpu=True, context=8192, token_bytes=100_000, free=GB, paged=True,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("free", [1, 2, 5, 20, 100])

@@ -68,6 +68,8 @@ class Drafter(ABC):
     """Positions from the anchor on that drafting writes to, besides those of its drafts."""
     depth: int
     """Drafts in a cycle."""
+    reads_next: bool = False
+    """Whether what it keeps of a token is made from the one after it too."""
     can_branch: bool = False
     """Whether it can draft trees."""
     has_logits: bool = False
@@ -158,10 +160,13 @@ class Drafter(ABC):
     def _bind(self, model: Any, *, pack: bool) -> None:
         """Take over the weights, in the model's place and type, and make empty caches."""
 
-    def resize(self, *, slots: int, capacity: int) -> None:
-        """Empty slots, as many and as long as these; the old ones' memory is given back first."""
+    def resize(self, *, slots: int, capacity: int, pages: Any = None) -> None:
+        """Empty slots, as many and as long as these; the old ones' memory is given back first.
+
+        `pages` say where a slot's tokens lie, if they are not one stretch.
+        """
         for cache in self.caches:
-            cache.resize(slots=slots, capacity=capacity)
+            cache.resize(slots=slots, capacity=capacity, pages=pages)
 
     def free(self) -> None:
         """No slots at all: their memory is given back."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from domino_spec.checkpoints.provenance import Provenance
 from domino_spec.decoding.drafter import Drafter
 from domino_spec.drafter import DraftModule
+from domino_spec.engine.cache import PageTable
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, normed
 from domino_spec.engine.kernels.packing import Weight, look_up, packed, page_out
@@ -118,8 +119,8 @@ class ModelDrafter(Drafter):
         self._rotary_module: nn.Module | None = None
         return own.eval()
 
-    def resize(self, *, slots: int, capacity: int) -> None:
-        super().resize(slots=slots, capacity=capacity)
+    def resize(self, *, slots: int, capacity: int, pages: PageTable | None = None) -> None:
+        super().resize(slots=slots, capacity=capacity, pages=pages)
         if self._rotary_module is not None:
             self._rotary = rotary_table(self._rotary_module, capacity, self.device)
 

@@ -184,7 +184,7 @@ class BlockDrafter(ModelDrafter):
     def _store(self, captured: Tensor, metadata: AttentionMetadata) -> None:
         captured = captured.to(self.device, self._dtype)
         if self._context is not None:
-            caches, rotary = self.cache.layers, self._rotary
+            caches, rotary = self.cache.layers[:2], self._rotary
             places = metadata.per_token(caches[0].shape[3], len(rotary[0])).places
             self._context.store(captured, caches, rotary, places)
             return
@@ -216,7 +216,7 @@ class BlockDrafter(ModelDrafter):
         causal = [kind == SLIDING_ATTENTION and config.causal_window for kind in config.layer_types]
         if self._stack is not None:
             rows = run_stack(
-                self._stack, states, self.cache.layers, self._rotary, metadata, self._shape,
+                self._stack, states, self.cache.layers[:2], self._rotary, metadata, self._shape,
                 causal=causal, outputs={},
             )  # fmt: skip
             hidden = apply_norm(rows, self._norm, self._shape)

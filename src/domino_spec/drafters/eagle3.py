@@ -30,6 +30,7 @@ class Eagle3Drafter(ModelDrafter):
     """
 
     config: Eagle3Config
+    reads_next = True
 
     def _bind(self, model: Target | InferenceModel, *, pack: bool) -> None:
         module: Eagle3 = self._place(model, pack=pack)

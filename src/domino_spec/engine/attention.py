@@ -16,6 +16,7 @@ from torch import Tensor
 
 from domino_spec.drafter.masks import Window
 from domino_spec.drafter.tree import ancestor_mask
+from domino_spec.engine.cache import LayerCache, pages_of
 from domino_spec.engine.kernels import runtime
 from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
 from domino_spec.engine.kernels.pointwise import torch_rms_norm
@@ -72,6 +73,17 @@ class AttentionMetadata:
     forward, [sequences]; what follows it is padding. None where `commit` says what stays."""
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
     _alone: dict[tuple[int, int], PerTokenMetadata] = field(default_factory=dict, compare=False)
+    _pages: dict[bool, Tensor] = field(default_factory=dict, compare=False)
+
+    def pages(self, table: Tensor | None, *, ragged: bool = False) -> Tensor:
+        """Where each sequence's tokens lie, [sequences, pages]; looked up once for all layers.
+
+        With `ragged` those of the sequences that the ones here are tokens of.
+        """
+        if ragged not in self._pages:
+            own = self.ragged.slots if ragged and self.ragged is not None else self.slots
+            self._pages[ragged] = pages_of(own, table)
+        return self._pages[ragged]
 
     @cached_property
     def kept(self) -> Tensor | None:
@@ -98,7 +110,7 @@ class AttentionMetadata:
 
 def run_attention(
     qkv: Tensor,  # [sequences * count, (heads + 2 * kv heads) * head_dim]
-    cache: tuple[Tensor, Tensor],
+    cache: LayerCache,
     rotary: tuple[Tensor, Tensor],
     metadata: AttentionMetadata,
     shape: Shape,
@@ -110,14 +122,14 @@ def run_attention(
     window: Window | None = None,
 ) -> Tensor:
     """Keys and values stored, then attention over cache and new tokens: [tokens, width]."""
-    batch, keys, values = len(metadata.slots), *cache
+    batch, (keys, values, table) = len(metadata.slots), cache
     if shape.batch_invariant:
         assert sinks is None, "no such target is loaded with quantised weights"
         return _attend_per_token(
             qkv, cache, rotary, metadata, shape, norms=(q_norm, k_norm), causal=causal,
             window=window,
         )  # fmt: skip
-    if _attends_over_views(qkv, shape):
+    if table is None and _attends_over_views(qkv, shape):
         host = metadata.on_host(rotary, qkv.dtype)
         heads = qkv.view(batch, metadata.count, -1, shape.head_dim)
         both, value = torch.split(heads, [shape.heads + shape.kv_heads, shape.kv_heads], dim=2)
@@ -128,26 +140,28 @@ def run_attention(
             key = torch_rms_norm(key, k_norm, shape.eps)
             both = torch.cat((query, key), dim=2)
         query, key = torch.split(host.rotated(both), [shape.heads, shape.kv_heads], dim=2)
-        host.write(cache, key, value)
+        host.write((keys, values), key, value)
         return host.attend(
             query, keys, values, causal=causal, window=window, scale=shape.scale, sinks=sinks
         ).flatten(0, 1)
+    pages = metadata.pages(table)
     query = rotate_and_store(
-        qkv.view(batch, metadata.count, -1), *rotary, keys, values, metadata.slots,
-        metadata.starts, heads=shape.heads, q_norm=q_norm, k_norm=k_norm, eps=shape.eps,
+        qkv.view(batch, metadata.count, -1), *rotary, keys, values, pages, metadata.starts,
+        heads=shape.heads, q_norm=q_norm, k_norm=k_norm, eps=shape.eps,
         positions=metadata.positions,
     )  # fmt: skip
+    ragged_pages = None if metadata.ragged is None else metadata.pages(table, ragged=True)
     return attend(
-        query, keys, values, metadata.slots, metadata.starts,
+        query, keys, values, pages, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
         positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
-        ragged=metadata.ragged, sinks=sinks,
+        ragged=metadata.ragged, ragged_pages=ragged_pages, sinks=sinks,
     ).flatten(0, 1)  # fmt: skip
 
 
 def _attend_per_token(
     qkv: Tensor,  # [sequences * count, (heads + 2 * kv heads) * head_dim]
-    cache: tuple[Tensor, Tensor],
+    cache: LayerCache,
     rotary: tuple[Tensor, Tensor],
     metadata: AttentionMetadata,
     shape: Shape,
@@ -161,33 +175,35 @@ def _attend_per_token(
     So its bits do not depend on what else a forward computes. Quantised weights need that: they
     round what they read, and one bit may move a number to the next level.
     """
-    tokens = metadata.per_token(cache[0].shape[2], len(rotary[0]))
+    keys, values, table = cache
+    assert table is None, "on a CPU a slot is one stretch"
+    tokens = metadata.per_token(keys.shape[2], len(rotary[0]))
     compiled = kernel()
     if compiled is not None:
-        query = compiled.rotate(qkv, cache, rotary, norms, shape.eps, tokens.places)
+        query = compiled.rotate(qkv, (keys, values), rotary, norms, shape.eps, tokens.places)
     else:
         query = rotate_and_store(
-            qkv.view(len(metadata.slots), metadata.count, -1), *rotary, *cache, metadata.slots,
-            metadata.starts, heads=shape.heads, q_norm=norms[0], k_norm=norms[1], eps=shape.eps,
-            positions=metadata.positions,
+            qkv.view(len(metadata.slots), metadata.count, -1), *rotary, keys, values,
+            metadata.pages(None), metadata.starts, heads=shape.heads, q_norm=norms[0],
+            k_norm=norms[1], eps=shape.eps, positions=metadata.positions,
         ).flatten(0, 1)  # fmt: skip
-    return attend_rows(query, *cache, tokens.seen(causal, window), shape.scale)
+    return attend_rows(query, keys, values, tokens.seen(causal, window), shape.scale)
 
 
 def store_context(
     kv: Tensor,  # [sequences * count, layers * 2 * kv heads * head_dim]: each layer's keys, values
     k_norm: Tensor | None,  # [layers, head_dim]
-    cache: tuple[Tensor, Tensor],  # of all layers
+    cache: LayerCache,  # of all layers
     rotary: tuple[Tensor, Tensor],
     metadata: AttentionMetadata,
     shape: Shape,
 ) -> None:
     """Keys and values alone into all layers' caches: what a drafter's context is made of."""
-    keys, values = cache
+    keys, values, table = cache
     layers = len(keys)
     whole = kv.view(len(metadata.slots), metadata.count, layers, -1)
-    if not _attends_over_views(kv, shape):
-        place = (*rotary, keys, values, metadata.slots, metadata.starts)
+    if table is not None or not _attends_over_views(kv, shape):
+        place = (*rotary, keys, values, metadata.pages(table), metadata.starts)
         store(whole, *place, k_norm=k_norm, eps=shape.eps, positions=metadata.positions)
         return
     heads = whole.view(*whole.shape[:3], -1, shape.head_dim)

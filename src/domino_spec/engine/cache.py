@@ -1,10 +1,16 @@
-"""Keys and values in slots: never moved while a sequence runs."""
+"""Keys and values in slots: never moved while a sequence runs.
+
+On a CPU, whose system gives memory to what is written alone, a slot is one stretch of the cache. On
+a GPU it is a row of a table of pages: memory follows use, and sequences share what begins alike.
+"""
 
 from __future__ import annotations
 
 import math
 import mmap
 import sys
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,11 +32,73 @@ def lazy_zeros(shape: tuple[int, ...], *, like: Tensor) -> Tensor:
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)
 
 
-class SlotCache:
-    """For each layer keys and values [slots, kv heads, capacity, head_dim].
+PAGE = 64
+"""Tokens of a page on a GPU: what attention's kernels read at once."""
 
-    A sequence lives in a slot and owns its first `lengths[slot]` places. A forward writes after
-    them; `commit` says how many of those are kept.
+
+class PageTable:
+    """Which page of the caches holds which tokens of each slot, on the device.
+
+    All caches of an engine have the same pages. Page 0 is nobody's: what is written where a slot
+    has no page goes there.
+    """
+
+    def __init__(
+        self, *, slots: int, capacity: int, pages: int, page: int, device: torch.device
+    ) -> None:
+        self.page = page
+        """Tokens of a page."""
+        self.count = pages
+        """Pages of each cache, nobody's among them."""
+        self.width = -(-capacity // page)
+        self._host = torch.zeros(slots, self.width, dtype=torch.int32)
+        self._changed: set[int] = set()
+        self.table = self._host.to(device, copy=True)
+
+    def clear(self, slot: int) -> None:
+        """A slot without pages."""
+        self._host[slot].zero_()
+        self._changed.add(slot)
+
+    def put(self, slot: int, first: int, pages: Iterable[int]) -> None:
+        """A slot's pages from one place on."""
+        found = torch.tensor(list(pages), dtype=torch.int32)
+        self._host[slot, first : first + len(found)] = found
+        self._changed.add(slot)
+
+    def send(self) -> None:
+        """Let the device know, after what it was given to do and before what follows."""
+        if not self._changed:
+            return
+        slots = torch.tensor(sorted(self._changed))
+        self._changed.clear()
+        rows = self._host[slots]
+        if self.table.is_cuda:
+            slots, rows = slots.pin_memory(), rows.pin_memory()
+        device = self.table.device
+        self.table.index_copy_(
+            0, slots.to(device, non_blocking=True), rows.to(device, non_blocking=True)
+        )
+
+
+class LayerCache(NamedTuple):
+    """Keys and values of a layer, or of several with one more dimension before the others."""
+
+    keys: Tensor  # [pages, kv heads, tokens a page, head_dim]
+    values: Tensor
+    table: Tensor | None  # [slots, pages a slot]; None: each slot is a page
+
+
+def pages_of(slots: Tensor, table: Tensor | None) -> Tensor:
+    """Where slots' tokens lie, [n, pages a slot]."""
+    return slots.unsqueeze(1) if table is None else table.index_select(0, slots)
+
+
+class SlotCache:
+    """For each layer keys and values [pages, kv heads, tokens a page, head_dim].
+
+    A sequence lives in a slot, one page or a row of a table, and owns its first `lengths[slot]`
+    places. A forward writes after them; `commit` says how many of those are kept.
     """
 
     def __init__(
@@ -48,11 +116,12 @@ class SlotCache:
         self._states = torch.empty(0, dtype=dtype, device=device)
         self.resize(slots=slots, capacity=capacity)
 
-    def resize(self, *, slots: int, capacity: int) -> None:
+    def resize(self, *, slots: int, capacity: int, pages: PageTable | None = None) -> None:
         """Empty slots, as many and as long as these; the old ones' memory is given back first."""
-        self.capacity = capacity
+        self.slots, self.capacity, self._pages = slots, capacity, pages
         self.free()
-        shape = (self._layers, 2, slots, self._kv_heads, capacity, self._head_dim)
+        count, page = (slots, capacity) if pages is None else (pages.count, pages.page)
+        shape = (self._layers, 2, count, self._kv_heads, page, self._head_dim)
         # Zeros, not garbage: a masked NaN would still poison a product.
         self._states = lazy_zeros(shape, like=self._states)
 
@@ -64,7 +133,8 @@ class SlotCache:
         """Room for what a block of so many tokens leaves until `commit`: here none is needed."""
 
     def copy(self, source: int, goal: int, count: int) -> None:
-        """The first tokens of one slot into another, in all layers."""
+        """The first tokens of one slot into another, in all layers; slots of pages share them."""
+        assert self._pages is None
         self._states[:, :, goal, :, :count] = self._states[:, :, source, :, :count]
 
     def commit(self, slots: Tensor, accepted: Tensor) -> None:
@@ -79,16 +149,20 @@ class SlotCache:
 
         `path` [n, places] counts from each start on, the anchor first; what is not accepted stays.
         """
-        compact(self._states, slots, starts, path)
+        compact(self._states, pages_of(slots, self._table), starts, path)
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+    def layer(self, index: int) -> LayerCache:
         """One layer's keys and values."""
-        return self._states[index, 0], self._states[index, 1]
+        return LayerCache(self._states[index, 0], self._states[index, 1], self._table)
 
     @property
-    def layers(self) -> tuple[Tensor, Tensor]:
-        """All layers' keys and values, [layers, slots, kv heads, capacity, head_dim]."""
-        return self._states[:, 0], self._states[:, 1]
+    def layers(self) -> LayerCache:
+        """All layers' keys and values, [layers, pages, kv heads, tokens a page, head_dim]."""
+        return LayerCache(self._states[:, 0], self._states[:, 1], self._table)
+
+    @property
+    def _table(self) -> Tensor | None:
+        return None if self._pages is None else self._pages.table
 
     @property
     def nbytes(self) -> int:
@@ -107,34 +181,43 @@ class SlotCache:
 
 
 class SlotStates:
-    """Numbers kept for every token in slots, [slots, capacity, ...]."""
+    """Numbers kept for every token in slots, [pages, tokens a page, ...]."""
 
     def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
         self.capacity = 0
         self._shape = shape
+        self._pages: PageTable | None = None
         self._states = torch.empty(0, dtype=dtype, device=device)
 
-    def resize(self, *, slots: int, capacity: int) -> None:
+    def resize(self, *, slots: int, capacity: int, pages: PageTable | None = None) -> None:
         """Empty slots; the old ones' memory is given back first."""
-        self.capacity = capacity
+        self.capacity, self._pages = capacity, pages
         self.free()
-        self._states = lazy_zeros((slots, capacity, *self._shape), like=self._states)
+        count, page = (slots, capacity) if pages is None else (pages.count, pages.page)
+        self._states = lazy_zeros((count, page, *self._shape), like=self._states)
 
     def free(self) -> None:
         """No slots at all: their memory is given back."""
         self._states = self._states.new_empty(0)
 
     def copy(self, source: int, goal: int, count: int) -> None:
-        """The first tokens of one slot into another."""
+        """The first tokens of one slot into another; slots of pages share them."""
+        assert self._pages is None
         self._states[goal, :count] = self._states[source, :count]
 
     def write(self, states: Tensor, slots: Tensor, starts: Tensor) -> None:
         """Of new tokens [batch, count, ...], from each start on."""
-        self._states[slots.unsqueeze(1), self.places(starts, states.shape[1])] = states
+        self._states[self._where(slots, self.places(starts, states.shape[1]))] = states
 
     def read(self, slots: Tensor, places: Tensor) -> Tensor:
         """Of some places [batch, n] of each slot [batch]: [batch, n, ...]."""
-        return self._states[slots.unsqueeze(1), places]
+        return self._states[self._where(slots, places)]
+
+    def _where(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        if self._pages is None:
+            return slots.unsqueeze(1), places
+        page, pages = self._pages.page, pages_of(slots, self._pages.table)
+        return pages.gather(1, places // page).long(), places % page
 
     def places(self, starts: Tensor, count: int) -> Tensor:
         """So many places from each start on, [batch, count].
@@ -146,7 +229,9 @@ class SlotStates:
 
     def of(self, slots: Tensor) -> Tensor:
         """All places of some slots, [batch, capacity, ...]."""
-        return self._states[slots]
+        if self._pages is None:
+            return self._states[slots]
+        return self._states[pages_of(slots, self._pages.table)].flatten(1, 2)[:, : self.capacity]
 
     @property
     def nbytes(self) -> int:

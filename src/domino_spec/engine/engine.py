@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ from domino_spec.decoding.branches import VerifiedTree
 from domino_spec.decoding.processors import no_token_left
 from domino_spec.decoding.sequence import ABORTED, SequenceOutput
 from domino_spec.decoding.stopping import at_length, end_rules
-from domino_spec.engine.block_manager import BlockManager
+from domino_spec.engine.block_manager import BlockManager, PageManager
+from domino_spec.engine.cache import PAGE, PageTable
 from domino_spec.engine.constrained import DraftMasks
 from domino_spec.engine.hooks import HookedWalk
 from domino_spec.engine.kernels.lengths import MILLION
@@ -40,11 +42,12 @@ from domino_spec.engine.policy import (
     trees,
 )
 from domino_spec.engine.sampling import unsupported_reason
-from domino_spec.engine.scheduler import Chunk, Scheduler
+from domino_spec.engine.scheduler import Chunk, Manager, Scheduler
 from domino_spec.engine.scores import ScoreTable, read_prompt_scores
 from domino_spec.engine.sizes import (
     Size,
     fitting_size,
+    keeps_pages,
     most_sequences,
     no_room_reason,
     packs_by_default,
@@ -91,6 +94,8 @@ class Engine:
         *,
         slots: int | None = None,
         capacity: int | None = None,
+        tokens: int | None = None,
+        page: int | None = None,
         depth: int | None = None,
         tree: int | None = None,
         adaptive: bool = False,
@@ -105,11 +110,13 @@ class Engine:
         """`slots` sequences of up to `capacity` tokens each, prompt and output, run at a time.
 
         Both follow from the requests and the free memory where they are None: the caches then grow,
-        between two sequences, to what is asked for. `depth` is drafts a cycle, by default the
-        drafter's own; `tree` is drafts of a tree instead, which is up to `depth` deep. `adaptive`
-        lets each cycle choose fewer, in a chain or a tree, by costs that are measured once (anew if
-        `remeasure`) and corrected by what cycles take; with `lengths` a batch may verify more
-        drafts of one sequence than of another.
+        between two sequences, to what is asked for. On a GPU caches are in pages of `page` tokens,
+        which sequences get as they grow; `tokens` are what all pages hold together, by default all
+        that slots could. `depth` is drafts a cycle, by default the drafter's own; `tree` is drafts
+        of a tree instead, which is up to `depth` deep. `adaptive` lets each cycle choose fewer, in
+        a chain or a tree, by costs that are measured once (anew if `remeasure`) and corrected by
+        what cycles take; with `lengths` a batch may verify more drafts of one sequence than of
+        another.
         `graphs` captures work in CUDA graphs; `ahead` starts the next cycle before the last one's
         report is read. Both are on where there is a GPU. `pack` keeps a copy of the weights in the
         order in which a CPU multiplies fastest. `reuse` remembers what lies in the caches: a prompt
@@ -125,6 +132,7 @@ class Engine:
             tree=tree,
             graphs=graphs,
             chunk=chunk,
+            tokens=tokens,
         )
         if reuse and (reason := target.reuse_refusal) is not None:
             raise InputError(f"prompts are to be reused: {reason} Leave `reuse` out.")
@@ -155,16 +163,19 @@ class Engine:
         self._source = target
         self._drafts = drafter
         self._fixed = (slots, capacity)
-        size = Size(slots or 0, capacity or 0) if slots and capacity else Size(0, 1)
-        sizes = {"slots": size.slots + 1, "capacity": size.capacity + self.margin}
-        self.target = load_model(target, **sizes, pack=self.packs)
+        size = Size(slots, capacity, tokens) if slots and capacity else Size(0, 1)
+        self.page = page or (PAGE if keeps_pages(target) else None)
+        """Tokens of a page of the caches; None where a slot is one stretch."""
+        sizes = self._sizes(size)
+        self.target = load_model(target, slots=0, capacity=1, pack=self.packs)
+        self.target.resize(**sizes)
         self.target.cache.reserve(self.depth + 1)
         give_back_freed()  # what joining and packing weights left, before a drafter's come on top
         self.drafter = None if drafter is None else drafter.bind(self.target, pack=self.packs)
         give_back_freed()
         if self.drafter is not None:
             self.drafter.resize(**sizes)
-        self.capacity = size.capacity
+        self.size = size
         self.ahead = on_gpu if ahead is None else ahead
         self.policy: DepthPolicy | None = None
         """Chooses the drafts of each cycle; None always takes `depth` and `nodes`."""
@@ -179,17 +190,39 @@ class Engine:
         """When the last report came, if a cycle alone has run since."""
         self._collected: list[SequenceOutput] = []
         """Outputs of a step that has not ended."""
-        self._make_slots(size.slots)
+        self._make_slots(size.slots, sizes["pages"])
         if self._adaptive and size.slots:
             self.adapt()
 
-    def _make_slots(self, slots: int, scheduler: Scheduler | None = None) -> None:
+    def _sizes(self, size: Size) -> dict[str, Any]:
+        """Of the caches: one slot more, for those that only fill up a batch."""
+        slots, capacity, pages = size.slots + 1, size.capacity + self.margin, None
+        if self.page is not None:
+            most = -(-capacity // self.page)
+            count = size.slots * most
+            if size.tokens is not None:
+                count = min(count, max(most, -(-size.tokens // self.page)))
+            pages = PageTable(
+                slots=slots, capacity=capacity, pages=count + 1, page=self.page,
+                device=self._source.device,
+            )  # fmt: skip
+        return {"slots": slots, "capacity": capacity, "pages": pages}
+
+    def _make_slots(
+        self, slots: int, pages: PageTable | None, scheduler: Scheduler | None = None
+    ) -> None:
         """Everything that belongs to slots; `scheduler` is the one whose queue goes on."""
+        self._pages = pages
         self.slots = Slots(slots, self.target.lm_head.shape[0], self.target.device)
         self.runner = ModelRunner(
             self.target, self.drafter, self.slots, graphs=self._graphs, chances=self._chances
         )
-        blocks = BlockManager(slots, reuse=self._reuse)
+        blocks: Manager = BlockManager(slots, reuse=self._reuse)
+        if pages is not None:
+            reads_next = self.drafter is not None and self.drafter.reads_next
+            blocks = PageManager(
+                slots, pages, margin=self.margin, reuse=self._reuse, reads_next=reads_next
+            )
         self.scheduler = scheduler or Scheduler(blocks, drafts=self.drafts_for)
         self.scheduler.blocks = blocks
         self._launches: deque[list[Launch]] = deque()
@@ -336,9 +369,9 @@ class Engine:
                 output.sequence.listener(output)
 
     @property
-    def size(self) -> Size:
-        """Of its caches."""
-        return Size(self.slots.count, self.capacity)
+    def capacity(self) -> int:
+        """Tokens that a sequence may have, prompt and output."""
+        return self.size.capacity
 
     @property
     def cache_bytes(self) -> int:
@@ -384,6 +417,8 @@ class Engine:
             self._adapt_if_idle()
             self._admit()
             plan = self.scheduler.schedule(budget=self._chunk, alone=max(_ALONE, self._chunk))
+            if self._pages is not None:
+                self._pages.send()
             started = time.perf_counter()
             first = self._start_prefill(plan.prefill)
             self._prefill_seconds = time.perf_counter() - started
@@ -683,7 +718,7 @@ class Engine:
             return []
         size = fitting_size(self, self._source, self._drafts, waiting, self._fixed)
         if size is not None and size != self.size:
-            self.resize(slots=size.slots, capacity=size.capacity)
+            self.resize(slots=size.slots, capacity=size.capacity, tokens=size.tokens)
         failed = []
         if self.capacity < longest or not self.slots.count:
             reasons = {sequence: self.no_room_reason([sequence]) for sequence in waiting}
@@ -711,14 +746,15 @@ class Engine:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def resize(self, *, slots: int, capacity: int) -> None:
+    def resize(self, *, slots: int, capacity: int, tokens: int | None = None) -> None:
         """Other caches while nothing runs: weights stay, graphs are captured anew."""
         if self.running:
             raise InputError(f"{self.running} sequences are running; wait for them to end.")
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)  # a cycle that was not waited for may run
         self._drop_slots()  # all of them, before anything is taken
-        sizes = {"slots": slots + 1, "capacity": capacity + self.margin}
+        size = Size(slots, capacity, tokens)
+        sizes = self._sizes(size)
         try:
             self.target.resize(**sizes)
             if self.drafter is not None:
@@ -726,11 +762,12 @@ class Engine:
         except BaseException:
             self._drop_slots()
             raise
-        self._make_slots(slots, self.scheduler)
-        self.capacity = capacity
+        self._make_slots(slots, sizes["pages"], self.scheduler)
+        self.size = size
 
     def _drop_slots(self) -> None:
-        self._make_slots(0, self.scheduler)
+        self.size = Size(0, self.size.capacity)
+        self._make_slots(0, None, self.scheduler)
         self.target.cache.free()
         if self.drafter is not None:
             self.drafter.free()
@@ -746,8 +783,8 @@ class Engine:
                 sequence.error = error
                 sequence.slot, sequence.queued = None, False
             self.scheduler.running.clear()
-            slots = self.slots.count
-            self.resize(slots=slots, capacity=self.capacity)
+            size = self.size
+            self.resize(slots=size.slots, capacity=size.capacity, tokens=size.tokens)
             outputs, self._collected = self._collected, []
             return outputs + _failed(lost)
 
@@ -788,11 +825,18 @@ def check_settings(
     tree: int | None = None,
     graphs: bool | None,
     chunk: int | None,
+    tokens: int | None = None,
 ) -> None:
     """Refuse an engine that could not run as it is asked to."""
-    for name, value in (("slots", slots), ("capacity", capacity), ("chunk", chunk)):
+    sizes = {"slots": slots, "capacity": capacity, "chunk": chunk, "tokens": tokens}
+    for name, value in sizes.items():
         if value is not None and value < 1:
             raise InputError(f"{name} is {value}; expected 1 or more.")
+    if tokens is not None and (capacity is None or tokens < capacity):
+        raise InputError(
+            f"all pages together hold {tokens} tokens, and one slot {capacity}; expected a "
+            "capacity, and no fewer tokens than that."
+        )
     if graphs and device.type != "cuda":
         raise InputError(f"graphs are CUDA's and the target is on {device}; leave graphs out.")
     if drafter is None or not drafter.drafts:

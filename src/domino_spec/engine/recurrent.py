@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from domino_spec.engine.cache import SlotCache, lazy_zeros
+from domino_spec.engine.cache import LayerCache, PageTable, SlotCache, lazy_zeros
 from domino_spec.errors import TargetError
 
 _CHUNK = 64
@@ -230,11 +230,11 @@ class HybridCache(SlotCache):
     def reserve(self, block: int) -> None:
         """Room for the record of so many tokens a slot; slots are empty afterwards."""
         self._block = block
-        self.resize(slots=self._states.shape[2], capacity=self.capacity)
+        self.resize(slots=self.slots, capacity=self.capacity, pages=self._pages)
 
-    def resize(self, *, slots: int, capacity: int) -> None:
+    def resize(self, *, slots: int, capacity: int, pages: PageTable | None = None) -> None:
         """Empty slots; the old ones' memory is given back first."""
-        super().resize(slots=slots, capacity=capacity)
+        super().resize(slots=slots, capacity=capacity, pages=pages)
         self._recurrent = {
             index: RecurrentSlots(self._shape, slots=slots, block=self._block, like=self._states)
             for index in self._linear
@@ -245,7 +245,7 @@ class HybridCache(SlotCache):
         super().free()
         self._recurrent = {}
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+    def layer(self, index: int) -> LayerCache:
         """One layer's keys and values."""
         return super().layer(self._places[index])
 

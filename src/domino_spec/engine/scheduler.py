@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from domino_spec.decoding import Sequence
-from domino_spec.engine.block_manager import Allocation, BlockManager
+from domino_spec.engine.block_manager import Allocation, BlockManager, PageManager
 
 T = TypeVar("T")
+Manager = BlockManager | PageManager
 
 
 @dataclass
@@ -121,13 +122,13 @@ class Schedule:
 
     prefill: list[Chunk] = field(default_factory=list)
     decode: list[Sequence] = field(default_factory=list)
-    """Those whose prompt ends in this step are among them."""
+    """Those whose prompt ends in this step are among them; not those that must sit out."""
 
 
 class Scheduler:
     """Orders every caller's sequences: fair between clients, first come first served in each."""
 
-    def __init__(self, blocks: BlockManager, *, drafts: Callable[[Sequence], bool]) -> None:
+    def __init__(self, blocks: Manager, *, drafts: Callable[[Sequence], bool]) -> None:
         """`drafts` says whether drafts are made for a sequence."""
         self.blocks = blocks
         self.waiting: FairQueue[Sequence] = FairQueue()
@@ -182,4 +183,5 @@ class Scheduler:
             found.prefill.append(chunk)
             if chunk.last:
                 found.decode.append(sequence)
+        found.decode[:] = self.blocks.extend(found.decode)
         return found

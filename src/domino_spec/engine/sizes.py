@@ -12,8 +12,11 @@ from torch import nn
 
 from domino_spec.decoding import Drafter
 from domino_spec.decoding import Sequence as Decoded
+from domino_spec.engine.kernels.attention import kernels_take
+from domino_spec.engine.kernels.runtime import triton_available
 from domino_spec.engine.models.base import read_shape
 from domino_spec.engine.recurrent import read_delta_shape
+from domino_spec.quantization import QuantizedWeight
 from domino_spec.targets import Target
 from domino_spec.targets.support import linear_layers
 
@@ -25,6 +28,8 @@ MOST_DRAFTING = 256
 MOST_PLAIN = {"cuda": 1024, "cpu": 64}
 """Sequences without drafts at a time: more gain nothing once the device is busy."""
 _FIRST_CAPACITY = 1024
+LEAST_TOKENS = 256
+"""A slot for which there are fewer in all pages is no use."""
 _SHARE = 0.5
 """Of the free memory, what slots may take for comfort; activations and the caller want the rest."""
 _LAST_SHARE = 0.9
@@ -37,6 +42,13 @@ class Size:
 
     slots: int
     capacity: int
+    tokens: int | None = None
+    """What all slots together hold, where that is less than each one's capacity: in pages."""
+
+    @property
+    def together(self) -> int:
+        """Tokens that all slots hold at a time."""
+        return self.slots * self.capacity if self.tokens is None else self.tokens
 
 
 def wanted_size(sequences: Sequence[Decoded], target: Target, *, drafts: bool) -> Size:
@@ -73,7 +85,7 @@ def fitting_size(
     present = engine.size if engine.size.slots else None
     needed = max(sequence.max_length for sequence in waiting)
     taken = {"per_token": token_bytes(target, drafter), "per_slot": slot_bytes(target, drafter)}
-    return fitting(wanted, present, needed, **taken, free=free)
+    return fitting(wanted, present, needed, **taken, free=free, paged=engine.page is not None)
 
 
 def no_room_reason(
@@ -98,32 +110,51 @@ def packs_by_default(target: Target, drafter: Drafter | None) -> bool:
 
 
 def fitting(
-    wanted: Size, present: Size | None, needed: int, *, per_token: int, free: int, per_slot: int = 0
+    wanted: Size,
+    present: Size | None,
+    needed: int,
+    *,
+    per_token: int,
+    free: int,
+    per_slot: int = 0,
+    paged: bool = False,
 ) -> Size | None:
     """The first of ever smaller sizes that the free bytes hold, at so many a token and a slot.
 
-    None if not even one slot of `needed` tokens fits.
+    `paged` slots may together hold less than each could. None if not even one slot of `needed`
+    tokens fits.
     """
-    for size in _ever_smaller(wanted, present):
+    for size in _ever_smaller(wanted, present, paged=paged):
         if _bytes(size, per_token, per_slot) <= _SHARE * free:
             return size
     last = Size(1, needed)
     return last if _bytes(last, per_token, per_slot) <= _LAST_SHARE * free else None
 
 
-def _ever_smaller(wanted: Size, present: Size | None) -> Iterator[Size]:
+def _ever_smaller(wanted: Size, present: Size | None, *, paged: bool) -> Iterator[Size]:
     if present is not None:
         slots = max(wanted.slots, present.slots)
         yield Size(slots, max(wanted.capacity, present.capacity))
-    slots = wanted.slots
+    slots, capacity = wanted.slots, wanted.capacity
     while slots >= 1:
-        yield Size(slots, wanted.capacity)
+        yield Size(slots, capacity)
+        tokens = slots * capacity // 2
+        while paged and tokens >= max(capacity, slots * LEAST_TOKENS):
+            yield Size(slots, capacity, tokens)
+            tokens //= 2
         slots //= 2
 
 
 def _bytes(size: Size, per_token: int, per_slot: int) -> int:
     # One slot is for what fills up a batch.
-    return (size.slots + 1) * (size.capacity * per_token + per_slot)
+    return (size.together + size.capacity) * per_token + (size.slots + 1) * per_slot
+
+
+def keeps_pages(target: Target) -> bool:
+    """Whether an engine's caches are in pages: on a GPU, where attention's kernels read these."""
+    on_gpu = target.device.type == "cuda" and triton_available()
+    rounds = isinstance(target.lm_head.weight, QuantizedWeight)
+    return on_gpu and not rounds and kernels_take(read_shape(target.config).head_dim)
 
 
 def token_bytes(target: Target, drafter: Drafter | None) -> int:

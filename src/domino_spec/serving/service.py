@@ -16,7 +16,15 @@ from domino_spec.decoding import SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.params import TOKEN_FIELDS
 from domino_spec.engine.reference import FallbackEngine, ReferenceEngine
-from domino_spec.engine.sizes import MOST_DRAFTING, Size, free_bytes, slot_bytes, token_bytes
+from domino_spec.engine.sizes import (
+    LEAST_TOKENS,
+    MOST_DRAFTING,
+    Size,
+    free_bytes,
+    keeps_pages,
+    slot_bytes,
+    token_bytes,
+)
 from domino_spec.errors import InputError, TargetError
 from domino_spec.serving.async_engine import AsyncEngine, OutputStream, StepEngine
 from domino_spec.serving.config import ServerConfig
@@ -69,10 +77,13 @@ def cache_size(
     token_bytes: int,
     slot_bytes: int = 0,
     free: int | None,
+    paged: bool = False,
 ) -> Size:
     """Slots that the free bytes hold: fewer of them first, then shorter ones.
 
-    What the configuration names is kept, or refused where it cannot be had.
+    `paged` slots take no memory before it is used: there are as many as have some tokens each, and
+    they are shorter only where the memory does not hold a single long one. What the configuration
+    names is kept, or refused where it cannot be had.
     """
     wanted = check_context(config, context)
     longest = _DEFAULT_CONTEXT if on_gpu else _CPU_DEFAULT_CONTEXT
@@ -81,6 +92,11 @@ def cache_size(
     if free is None:
         return Size(most, capacity)
     room = int(_MEMORY_SHARE * free)
+
+    if paged:
+        return _paged_size(
+            config, Size(most, capacity), room, token_bytes=token_bytes, slot_bytes=slot_bytes
+        )
 
     def taken(slots: int, capacity: int) -> int:
         return (slots + 1) * (capacity * token_bytes + slot_bytes)
@@ -99,6 +115,27 @@ def cache_size(
             "shorter context."
         )
     return Size(slots, capacity)
+
+
+def _paged_size(
+    config: ServerConfig, wanted: Size, room: int, *, token_bytes: int, slot_bytes: int
+) -> Size:
+    slots, capacity = wanted.slots, wanted.capacity
+
+    def held() -> int:
+        return (room - (slots + 1) * slot_bytes) // token_bytes
+
+    while config.slots is None and slots > 1 and held() < slots * LEAST_TOKENS:
+        slots -= 1
+    while config.context is None and held() < capacity and capacity > _MIN_CONTEXT:
+        capacity = max(capacity // 2, _MIN_CONTEXT)
+    if held() < capacity:
+        raise InputError(
+            f"{slots} slots, one of which holds {capacity} tokens, take "
+            f"{((slots + 1) * slot_bytes + capacity * token_bytes) / 1e9:.1f} GB of memory; "
+            f"{room / 1e9:.1f} GB are there for them. Ask for fewer slots or a shorter context."
+        )
+    return Size(slots, capacity, held() if held() < slots * capacity else None)
 
 
 def sequence_limits(config: ServerConfig, capacity: int) -> Limits:
@@ -153,13 +190,17 @@ class Service:
             token_bytes=token_bytes(target, decoder.drafter),
             slot_bytes=slot_bytes(target, decoder.drafter),
             free=free_bytes(target.device),
+            paged=keeps_pages(target),
         )
         if decoder.adapts:
             log("measuring what cycles cost on this machine (once; it is kept)")
         if target.reuse_refusal is not None:
             log(f"every prompt is computed from its beginning: {target.reuse_refusal}")
         engine = decoder.make_engine(
-            slots=size.slots, capacity=size.capacity, reuse=target.reuse_refusal is None
+            slots=size.slots,
+            capacity=size.capacity,
+            tokens=size.tokens,
+            reuse=target.reuse_refusal is None,
         )
         # Requests without drafts too: they are what a speedup is measured against.
         kinds: list[tuple[int | None, bool]] = [(None, True), (None, False)]
@@ -171,7 +212,8 @@ class Service:
                 params = SamplingParams(temperature=temperature, seed=seed, logprobs=scores)
                 count = min(size.slots, _CAPTURE_SIZE) if scores is None else 1
                 engine.capture(count, params, speculate=drafts)
-        log(f"{size.slots} slots of {size.capacity} tokens")
+        together = "" if size.tokens is None else f", {size.tokens:,} in all of them together"
+        log(f"{size.slots} slots of {size.capacity} tokens{together}")
         if target.image_unsupported_reason is None:
             log("prompts with images: one request at a time, through Transformers")
             return FallbackEngine(engine, reference), size.capacity

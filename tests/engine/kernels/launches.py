@@ -10,6 +10,7 @@ from domino_spec.drafter.heads import (
 )
 from domino_spec.drafter.masks import Window
 from domino_spec.drafter.tree import DraftTree
+from domino_spec.engine.cache import PAGE
 from domino_spec.engine.kernels import (
     commit,
     compact,
@@ -48,14 +49,15 @@ def _attention(
     rotated: int | None = None,
     sinks: bool = False,
 ) -> None:
-    cache = _meta(4, kv_heads, CAPACITY, head_dim, dtype=dtype)
+    cache = _meta(4, kv_heads, PAGE, head_dim, dtype=dtype)
+    pages = _meta(1, CAPACITY // PAGE, dtype=torch.int32)
     ids = _meta(1, dtype=torch.long)
     table = _meta(CAPACITY, rotated or head_dim, dtype=torch.float32)
     norm = _meta(head_dim, dtype=dtype)
     qkv = _meta(1, n, (heads + 2 * kv_heads) * head_dim, dtype=dtype)
-    query = rotate._launch(qkv, table, table, cache, cache, ids, ids, heads, norm, norm, 1e-6)
+    query = rotate._launch(qkv, table, table, cache, cache, pages, ids, heads, norm, norm, 1e-6)
     split_attention.launch(
-        query, cache, cache, ids, ids, causal=True, window=window, scale=head_dim**-0.5,
+        query, cache, cache, pages, ids, causal=True, window=window, scale=head_dim**-0.5,
         positions=_meta(1, n, dtype=torch.long) if tree else None,
         paths=_meta(1, n, n, dtype=torch.long) if tree else None,
         sinks=_meta(heads, dtype=dtype) if sinks else None,
@@ -74,9 +76,10 @@ def block() -> None:
 
 def ragged() -> None:
     """Blocks of up to 8 tokens, 96 in all, of 32 sequences of SmolLM2; and how long each is."""
-    cache, whole = _meta(33, 3, CAPACITY, 64), _meta(32, dtype=torch.long)
+    cache, whole = _meta(999, 3, PAGE, 64), _meta(32, dtype=torch.long)
+    pages = _meta(32, CAPACITY // PAGE, dtype=torch.int32)
     split_attention.launch(
-        _meta(96, 1, 9, 64), cache, cache, whole, whole, causal=True, window=None, scale=0.125,
+        _meta(96, 1, 9, 64), cache, cache, pages, whole, causal=True, window=None, scale=0.125,
         offsets=_meta(33, dtype=torch.long), count=8,
     )  # fmt: skip
     lengths.usable = lambda _: True
@@ -225,7 +228,8 @@ def tree() -> None:
     ids = _meta(1, dtype=torch.long)
     commit.usable = compact.usable = lambda _: True
     commit.commit_tree(nodes, DraftTree(nodes, nodes, nodes, nodes, nodes), ids, ids, ids, 15)
-    compact.compact(_meta(36, 2, 4, 8, CAPACITY, 128), ids, ids, nodes)
+    pages = _meta(1, CAPACITY // PAGE, dtype=torch.int32)
+    compact.compact(_meta(36, 2, 4, 8, PAGE, 128), pages, ids, nodes)
 
 
 def tree_drawn() -> None:

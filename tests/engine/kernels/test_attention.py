@@ -1,7 +1,5 @@
 """Attention over slot caches equals attention over each row's own keys and values."""
 
-from functools import partial
-
 import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
@@ -12,7 +10,7 @@ from domino_spec.engine import attention as host_attention
 from domino_spec.engine.attention import AttentionMetadata, HostMetadata, Ragged, Spans
 from domino_spec.engine.kernels import attention, rotate, split_attention
 from domino_spec.quantization import reference
-from tests.engine.kernels import test_rotate
+from tests.engine.kernels import paged, test_rotate
 
 CAPACITY = 48
 SLOTS = [3, 0, 2]
@@ -87,11 +85,26 @@ def per_token(query, keys, values, metadata, *, causal, window, scale):
     )
 
 
+def in_pages(way, size=None, **options):
+    """A way over caches in pages of so many tokens, out of order; or of one page a slot."""
+
+    def attend(query, keys, values, slots, starts, *others, **rule):
+        count = 1 if size is None else keys.shape[2] // size
+        table = paged.table_of(len(keys), count).to(keys.device)
+        pages = table[slots]
+        if "ragged" in rule:
+            rule["ragged_pages"] = table[rule["ragged"].slots]
+        caches = (paged.cut(states, table) for states in (keys, values))
+        return way(query, *caches, pages, starts, *others, **options, **rule)
+
+    return attend
+
+
 WAYS = {
-    "kernel": attention.attend,
-    "four": partial(split_attention.launch, block=16, splits=4),
-    "two": partial(split_attention.launch, block=16, splits=2),
-    "one": partial(split_attention.launch, block=16, splits=1),
+    "kernel": in_pages(attention.attend),
+    "four": in_pages(split_attention.launch, 16, block=16, splits=4),
+    "two": in_pages(split_attention.launch, 16, block=16, splits=2),
+    "one": in_pages(split_attention.launch, block=16, splits=1),
     "rows": lambda query, keys, values, slots, starts, positions=None, ancestors=None, **rule: (
         Spans(slots, starts, query.shape[1], positions, ancestors).attend(
             query, keys, values, **rule
@@ -101,7 +114,7 @@ WAYS = {
         query, keys, values, AttentionMetadata(slots, starts, query.shape[1]), **rule
     ),
     "batch": lambda *given, causal, window, scale, positions=None, ancestors=None, sinks=None: (
-        attention.batch_reference(
+        in_pages(attention.batch_reference, 8)(
             *given,
             causal,
             window,
@@ -114,7 +127,7 @@ WAYS = {
     ),
 }
 RAGGED = {
-    "kernel": attention.attend,
+    "kernel": in_pages(attention.attend),
     "four": WAYS["four"],
     "rows": lambda query, keys, values, slots, starts, *, ragged, **rule: HostMetadata(
         AttentionMetadata(slots, starts, 1, ragged=ragged),
@@ -137,7 +150,8 @@ def test_a_larger_cache_changes_no_bit(device):
     )
     rule = {"causal": True, "window": None, "scale": 32**-0.5}
     first, second = (
-        split_attention.launch(query, *caches, slots, starts, **rule) for caches in (small, large)
+        split_attention.launch(query, *caches, slots.unsqueeze(1), starts, **rule)
+        for caches in (small, large)
     )
     assert torch.equal(first, second)
 
@@ -376,7 +390,7 @@ def test_the_windows_are_the_drafters(device, causal, window):
         scale=0.2,
         enable_gqa=True,
     )
-    mixed = attention.attend(query, keys, values, slots, starts, **rule)
+    mixed = attention.attend(query, keys, values, slots.unsqueeze(1), starts, **rule)
     torch.testing.assert_close(mixed, expected.transpose(1, 2).flatten(2), rtol=1e-5, atol=1e-5)
 
 
@@ -397,7 +411,7 @@ def test_qwen3s_attention(monkeypatch, device, how):
     weights = [part.weight for part in (module.q_proj, module.k_proj, module.v_proj)]
     qkv = states @ torch.cat(weights).T
     caches = [torch.zeros(2, 2, 20, config.head_dim, device=device) for _ in range(2)]
-    slots, outputs = torch.tensor([1], device=device), []
+    pages, outputs = torch.tensor([[1]], device=device), []
     for start, end in ((0, prompt), (prompt, prompt + n)):
         starts = torch.tensor([start], device=device)
         query = rotate.rotate_and_store(
@@ -405,14 +419,14 @@ def test_qwen3s_attention(monkeypatch, device, how):
             cos[0],
             sin[0],
             *caches,
-            slots,
+            pages,
             starts,
             heads=config.num_attention_heads,
             q_norm=module.q_norm.weight,
             k_norm=module.k_norm.weight,
             eps=config.rms_norm_eps,
         )
-        mixed = attention.attend(query, *caches, slots, starts, causal=True, scale=module.scaling)
+        mixed = attention.attend(query, *caches, pages, starts, causal=True, scale=module.scaling)
         outputs.append(module.o_proj(mixed))
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-4, atol=1e-5)
 
@@ -420,7 +434,7 @@ def test_qwen3s_attention(monkeypatch, device, how):
 def test_a_prompt_in_empty_slots_needs_no_mask(device):
     given = inputs(9, torch.float32, device, starts=[0, 0])
     rule = {"causal": True, "window": None, "scale": 0.2}
-    mixed = attention.batch_reference(*given, True, None, 0.2, longest=9)
+    mixed = in_pages(attention.batch_reference, 16)(*given, True, None, 0.2, longest=9)
     torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
 
 

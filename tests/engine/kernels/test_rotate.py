@@ -10,6 +10,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from domino_spec.engine.kernels import rotate
+from tests.engine.kernels import paged
 
 HEADS, KV_HEADS, HEAD_DIM, CAPACITY = 4, 2, 32, 24
 SLOTS, STARTS = [2, 0, 3], [5, 0, 22]  # out of order; the last row runs over the capacity
@@ -43,6 +44,15 @@ def inputs(n: int, dtype: torch.dtype, device: torch.device, *, queries: bool = 
         "q_norm": norm[0].to(device, dtype),
         "k_norm": norm[1].to(device, dtype),
     }
+
+
+def in_pages(way, given, count, **rule):
+    """What a way gives over slots of so many pages, which lie in another order."""
+    given, table = dict(given), paged.table_of(4, count).to(given["keys"].device)
+    caches = {name: paged.cut(given.pop(name), table) for name in ("keys", "values")}
+    pages = table[given.pop("slots")]
+    found = way(**given, **caches, pages=pages, **rule)
+    return found, *(paged.join(states, table) for states in caches.values())
 
 
 def by_hand(qkv, cos, sin, keys, values, slots, starts, q_norm, k_norm, heads):
@@ -88,18 +98,19 @@ CLOSE = {
     ],
     ids=str,
 )
-@pytest.mark.parametrize("how", ["kernel", "reference"])
-def test_matches_transformers_row_by_row(monkeypatch, device, dtype, n, normed, how):
+@pytest.mark.parametrize(("how", "pages"), [("kernel", 1), ("kernel", 6), ("reference", 6)])
+def test_matches_transformers_row_by_row(monkeypatch, device, dtype, n, normed, how, pages):
     if how == "reference":
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     given = inputs(n, dtype, device)
     if not normed:
         given["q_norm"] = given["k_norm"] = None
     expected = {**given, "keys": given["keys"].clone(), "values": given["values"].clone()}
-    query = rotate.rotate_and_store(**given, heads=HEADS, eps=1e-6)
+    rule = {"heads": HEADS, "eps": 1e-6}
+    query, keys, values = in_pages(rotate.rotate_and_store, given, pages, **rule)
     torch.testing.assert_close(query, by_hand(**expected, heads=HEADS), **CLOSE[dtype])
-    torch.testing.assert_close(given["keys"], expected["keys"], **CLOSE[dtype])
-    torch.testing.assert_close(given["values"], expected["values"], rtol=0.0, atol=0.0)
+    torch.testing.assert_close(keys, expected["keys"], **CLOSE[dtype])
+    torch.testing.assert_close(values, expected["values"], rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("how", ["kernel", "reference"])
@@ -116,10 +127,12 @@ def test_positions_turn_a_token_and_its_place_stays(monkeypatch, device, how):
             two[name] = two[name].clone()
             two[name][start : start + 5] = one[name][start + steps]
         positions = (start + steps).unsqueeze(0)
-        query = rotate.rotate_and_store(**one, heads=HEADS, eps=1e-6, positions=positions)
-        assert torch.equal(query, rotate.rotate_and_store(**two, heads=HEADS, eps=1e-6))
-    assert torch.equal(given["keys"], other["keys"])
-    assert torch.equal(given["values"], other["values"])
+        rule = {"heads": HEADS, "eps": 1e-6}
+        found = in_pages(rotate.rotate_and_store, one, 3, **rule, positions=positions)
+        for mine, expected in zip(
+            found, in_pages(rotate.rotate_and_store, two, 3, **rule), strict=True
+        ):
+            assert torch.equal(mine, expected)
 
 
 @pytest.mark.parametrize("how", ["kernel", "reference"])
@@ -137,10 +150,10 @@ def test_keys_and_values_alone(monkeypatch, device, how):
     for layer in layers:
         by_hand(**{**layer, "q_norm": None}, heads=0)
     shared = {name: layers[0][name] for name in ("cos", "sin", "slots", "starts")}
-    rotate.store(kv, **shared, **stacked, eps=1e-6)
+    _, keys, values = in_pages(rotate.store, {"kv": kv, **shared, **stacked}, 4, eps=1e-6)
     for index, layer in enumerate(layers):
-        torch.testing.assert_close(stacked["keys"][index], layer["keys"])
-        torch.testing.assert_close(stacked["values"][index], layer["values"])
+        torch.testing.assert_close(keys[index], layer["keys"])
+        torch.testing.assert_close(values[index], layer["values"])
 
 
 @pytest.mark.parametrize("how", ["kernel", "reference"])
@@ -150,10 +163,10 @@ def test_a_full_row_is_left_alone(monkeypatch, device, how, start):
         monkeypatch.setenv("DOMINO_KERNELS", "off")
     given = inputs(2, torch.float32, device)
     given["starts"] = torch.full((3,), start, device=device)
-    before = given["keys"].clone(), given["values"].clone()
-    assert rotate.rotate_and_store(**given, heads=HEADS, eps=1e-6).isfinite().all()
-    assert torch.equal(given["keys"], before[0])
-    assert torch.equal(given["values"], before[1])
+    query, keys, values = in_pages(rotate.rotate_and_store, given, 2, heads=HEADS, eps=1e-6)
+    assert query.isfinite().all()
+    assert torch.equal(given["keys"], keys)
+    assert torch.equal(given["values"], values)
 
 
 def qwen3_attention() -> Qwen3Attention:

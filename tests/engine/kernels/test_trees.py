@@ -11,6 +11,7 @@ from domino_spec.engine.kernels.commit import commit_tree, commit_tree_reference
 from domino_spec.engine.kernels.compact import compact, compact_reference
 from domino_spec.engine.kernels.gumbel import Noise
 from domino_spec.engine.model_runner import Plan
+from tests.engine.kernels import paged
 from tests.engine.kernels.test_rollout import Drafter
 from tests.engine.runs import finish, make_requests, own
 from tests.support.families import plain_greedy
@@ -143,15 +144,19 @@ def test_walks_through_trees(device, shape, told):
     assert lengths[2] == 30 + 1 + report[0, 0]
 
 
-def test_accepted_drafts_are_moved_to_the_front(device):
+@pytest.mark.parametrize("count", [1, 6])
+def test_accepted_drafts_are_moved_to_the_front(device, count):
+    """Within slots of one page and of several."""
     shape = (2, 2, 3, 2, 24, 8)
     states = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape).to(device)
-    slots, starts = torch.tensor([2, 0], device=device), torch.tensor([5, 0], device=device)
+    table = paged.table_of(3, count).to(device)
+    pages, starts = table[[2, 0]], torch.tensor([5, 0], device=device)
     path = torch.tensor([[0, 2, 5, 3], [0, 1, 4, 7]], device=device)
-    before, one, other = states.clone(), states.clone(), states.clone()
-    compact(one, slots, starts, path)
-    compact_reference(other, slots, starts, path)
+    before, one, other = states, paged.cut(states, table), paged.cut(states, table)
+    compact(one, pages, starts, path)
+    compact_reference(other, pages, starts, path)
     assert torch.equal(one, other)
+    one = paged.join(one, table)
     for row, (slot, start) in enumerate(((2, 5), (0, 0))):
         for goal, source in enumerate(path[row].tolist()):
             found = one[:, :, slot, :, start + goal]

@@ -124,6 +124,7 @@ def _engine(shape: str, candidates: int | None) -> Any:
     from domino_spec.drafter import DominoHeadConfig, DraftModel
     from domino_spec.drafters import BlockDrafter
     from domino_spec.engine import models, shapes
+    from domino_spec.engine.cache import PAGE
     from domino_spec.engine.engine import Engine
     from domino_spec.targets import Target
 
@@ -144,7 +145,7 @@ def _engine(shape: str, candidates: int | None) -> Any:
         drafter = DraftModel(draft_config).to(torch.bfloat16).eval()
     return Engine(
         Target(model.eval(), name=shape), BlockDrafter(drafter, candidates=candidates),
-        slots=max(BATCHES), capacity=4096, graphs=False, pack=False,
+        slots=max(BATCHES), capacity=4096, page=PAGE, graphs=False, pack=False,
     )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
-"""Attention of new tokens over slot caches, whose rows have lengths of their own.
+"""Attention of new tokens over paged caches, whose rows have lengths of their own.
 
-A cache is [slots, kv heads, capacity, head_dim]; row r of a batch lives in slot slots[r] and had
-starts[r] tokens there before the new ones. A few tokens a row go to `split_attention`, prompts to
-PyTorch's own attention, for which what lies in a cache after a row's end must be finite: it weighs
-nothing, but it is read. On CPUs, where lengths can be looked at, `engine.attention` attends over
-views of the slots.
+A cache is [pages, kv heads, tokens a page, head_dim]; row r of a batch lies in the pages pages[r]
+and had starts[r] tokens there before the new ones. A slot may be one page. A few tokens a row go to
+`split_attention`, prompts to PyTorch's own attention, for which what lies in a cache after a row's
+end must be finite: it weighs nothing, but it is read. On CPUs, where lengths can be looked at and a
+slot is one page, `engine.attention` attends over views of the slots.
 
 A new token's place in the cache is starts + index. Its position is the same, or what `positions`
 says (never more than its place); of the other new tokens it sees those up to itself, or those that
@@ -38,9 +38,9 @@ def kernels_take(head_dim: int) -> bool:
 
 def attend(
     query: Tensor,  # [rows, n, heads, head_dim]
-    keys: Tensor,  # [slots, kv heads, capacity, head_dim], the new tokens' already in it
+    keys: Tensor,  # [pages, kv heads, tokens a page, head_dim], the new tokens' already in it
     values: Tensor,
-    slots: Tensor,  # [rows] int64
+    pages: Tensor,  # [rows, pages a row]
     starts: Tensor,  # [rows] int64: tokens before the new ones
     *,
     causal: bool,
@@ -51,6 +51,7 @@ def attend(
     ancestors: Tensor | None = None,  # [rows, n] int64: bit j says that it sees new token j
     paths: Tensor | None = None,  # [rows, n, n] int64: the same tokens, one a position
     ragged: Ragged | None = None,
+    ragged_pages: Tensor | None = None,  # [sequences, pages a row]: those of `ragged`
     sinks: Tensor | None = None,  # [heads]
 ) -> Tensor:
     """[rows, n, heads * head_dim].
@@ -64,19 +65,21 @@ def attend(
     """
     if ragged is not None and usable(query) and ragged.count <= MAX_TOKENS:
         assert causal
+        assert ragged_pages is not None
         return launch(
-            query, keys, values, ragged.slots, ragged.starts, causal=True, window=window,
+            query, keys, values, ragged_pages, ragged.starts, causal=True, window=window,
             scale=scale, offsets=ragged.offsets, count=ragged.count, sinks=sinks,
         )  # fmt: skip
     if usable(query) and query.shape[1] <= MAX_TOKENS:
         return launch(
-            query, keys, values, slots, starts,
+            query, keys, values, pages, starts,
             causal=causal, window=window, scale=scale, positions=positions, paths=paths,
             sinks=sinks,
         )  # fmt: skip
     return batch_reference(
-        query, keys, values, slots, starts, causal, window, scale, longest or keys.shape[2],
-        positions, None if ancestors is None else ancestor_mask(ancestors), sinks,
+        query, keys, values, pages, starts, causal, window, scale,
+        longest or pages.shape[1] * keys.shape[2], positions,
+        None if ancestors is None else ancestor_mask(ancestors), sinks,
     )  # fmt: skip
 
 
@@ -84,7 +87,7 @@ def batch_reference(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    pages: Tensor,
     starts: Tensor,
     causal: bool,
     window: Window | None,
@@ -96,8 +99,8 @@ def batch_reference(
 ) -> Tensor:
     """All rows at once and without asking the device for a length. For prompts on GPUs."""
     n = query.shape[1]
-    end = min(longest, keys.shape[2])
-    own = (keys[:, :, :end].index_select(0, slots), values[:, :, :end].index_select(0, slots))
+    end = min(longest, pages.shape[1] * keys.shape[2])
+    own = (gathered(keys, pages, end), gathered(values, pages, end))
     if positions is not None or mask is not None:
         seen = visible_to(starts, n, end, causal, window, positions, mask)
         return mix(query, *own, seen.unsqueeze(1), scale, empty=False, sinks=sinks).flatten(2)
@@ -108,6 +111,16 @@ def batch_reference(
     seen = visible(positions, places, causal, window)
     seen = seen & (places < (starts + n).view(-1, 1, 1))  # [rows, n, end]
     return mix(query, *own, seen.unsqueeze(1), scale, empty=False, sinks=sinks).flatten(2)
+
+
+def gathered(states: Tensor, pages: Tensor, end: int) -> Tensor:
+    """Each row's first places [rows, kv heads, end, head_dim], out of its pages."""
+    _, heads, page, head_dim = states.shape
+    rows, count = len(pages), -(-end // page)
+    if pages.shape[1] == 1:
+        return states[:, :, :end].index_select(0, pages[:, 0])
+    found = states.transpose(0, 1).index_select(1, pages[:, :count].flatten())
+    return found.view(heads, rows, count * page, head_dim).transpose(0, 1)[:, :, :end]
 
 
 def visible(positions: Tensor, places: Tensor, causal: bool, window: Window | None) -> Tensor:

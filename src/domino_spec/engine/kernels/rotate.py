@@ -1,8 +1,8 @@
 """From one projection to what attention needs: norms, rotary positions, keys and values stored.
 
-A cache is [slots, kv heads, capacity, head_dim]. Row r of a batch lives in slot slots[r] and has
-starts[r] tokens there; its new tokens take the places after them. Slots and starts stay on the
-device, so that a captured graph serves any rows. A place past the capacity is never written. A
+A cache is [pages, kv heads, tokens a page, head_dim]. Row r of a batch lies in the pages pages[r]
+and has starts[r] tokens there; its new tokens take the places after them. Pages and starts stay on
+the device, so that a captured graph serves any rows. A place past the last page is never written. A
 token is rotated by its place, or by a position that is given for it. Angles may be those of the
 first part of a head alone: what comes after it stays.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from domino_spec.engine.kernels.overlap import overlap
+from domino_spec.engine.kernels.paging import paging
 from domino_spec.engine.kernels.runtime import triton_available, usable
 
 
@@ -20,9 +21,9 @@ def rotate_and_store(
     qkv: Tensor,  # [rows, n, (heads + 2 * kv heads) * head_dim]: query, key, value heads
     cos: Tensor,  # [positions, rotated part of head_dim] float32
     sin: Tensor,
-    keys: Tensor,  # [slots, kv heads, capacity, head_dim]
+    keys: Tensor,  # [pages, kv heads, tokens a page, head_dim]
     values: Tensor,
-    slots: Tensor,  # [rows] int64
+    pages: Tensor,  # [rows, pages a row]
     starts: Tensor,  # [rows] int64
     *,
     heads: int,
@@ -33,16 +34,16 @@ def rotate_and_store(
 ) -> Tensor:
     """The rotated query [rows, n, heads, head_dim]; rotated keys and values go to the caches."""
     apply = _launch if usable(qkv) else rotate_reference
-    return apply(qkv, cos, sin, keys, values, slots, starts, heads, q_norm, k_norm, eps, positions)
+    return apply(qkv, cos, sin, keys, values, pages, starts, heads, q_norm, k_norm, eps, positions)
 
 
 def store(
     kv: Tensor,  # [rows, n, layers, 2 * kv heads * head_dim]: key heads, value heads
     cos: Tensor,
     sin: Tensor,
-    keys: Tensor,  # [layers, slots, kv heads, capacity, head_dim]
+    keys: Tensor,  # [layers, pages, kv heads, tokens a page, head_dim]
     values: Tensor,
-    slots: Tensor,
+    pages: Tensor,
     starts: Tensor,
     *,
     k_norm: Tensor | None = None,  # [layers, head_dim]
@@ -51,13 +52,13 @@ def store(
 ) -> None:
     """Keys and values alone, of several layers at once: what a drafter's context is made of."""
     if usable(kv):
-        place = (cos, sin, keys, values, slots, starts)
+        place = (cos, sin, keys, values, pages, starts)
         _launch(kv.flatten(2), *place, 0, None, k_norm, eps, positions)
         return
     for layer in range(len(keys)):
         norm = None if k_norm is None else k_norm[layer]
         part = kv[:, :, layer].contiguous()
-        place = (cos, sin, keys[layer], values[layer], slots, starts)
+        place = (cos, sin, keys[layer], values[layer], pages, starts)
         rotate_reference(part, *place, 0, None, norm, eps, positions)
 
 
@@ -67,7 +68,7 @@ def rotate_reference(
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    pages: Tensor,
     starts: Tensor,
     heads: int,
     q_norm: Tensor | None,
@@ -77,7 +78,8 @@ def rotate_reference(
 ) -> Tensor:
     """The same in plain PyTorch, as Qwen3 of Transformers rounds it."""
     rows, n, _ = qkv.shape
-    kv_heads, capacity, head_dim = keys.shape[1:]
+    kv_heads, page, head_dim = keys.shape[1:]
+    capacity = pages.shape[1] * page
     steps = torch.arange(n, device=qkv.device)
     places = starts.unsqueeze(1) + steps if positions is None else positions  # [rows, n]
     places = places.clamp(max=cos.shape[0] - 1)
@@ -89,11 +91,8 @@ def rotate_reference(
     # A token past the capacity stands in for the last one that fits: both write the same there.
     room = (capacity - 1 - starts).unsqueeze(1)  # [rows, 1]; negative where nothing fits
     source = torch.minimum(steps, room.clamp(min=0))  # [rows, n]
-    where = (
-        slots.unsqueeze(1),
-        slice(None),
-        (starts.unsqueeze(1) + source).clamp(max=capacity - 1),
-    )
+    spots = (starts.unsqueeze(1) + source).clamp(max=capacity - 1)
+    where = (pages.gather(1, spots // page).long(), slice(None), spots % page)
     fits = (room >= 0).view(rows, 1, 1, 1)
     row = torch.arange(rows, device=qkv.device).unsqueeze(1)
     for cache, new in ((keys, key), (values, parts[2])):
@@ -122,7 +121,7 @@ def _launch(
     sin: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    pages: Tensor,
     starts: Tensor,
     heads: int,
     q_norm: Tensor | None,
@@ -133,13 +132,14 @@ def _launch(
     rows, n, width = qkv.shape
     if keys.dim() == 4:
         keys, values = keys.unsqueeze(0), values.unsqueeze(0)
-    layers, _, kv_heads, capacity, head_dim = keys.shape
+    layers, _, kv_heads, page, head_dim = keys.shape
     assert width == layers * (heads + 2 * kv_heads) * head_dim
     assert layers == 1 or not heads
     assert not heads or (q_norm is None) == (k_norm is None)
     assert keys.stride() == values.stride()
     assert keys.stride()[3:] == (head_dim, 1)
     assert qkv.is_contiguous()
+    assert pages.is_contiguous()
     assert cos.is_contiguous()
     assert sin.is_contiguous()
     assert positions is None or positions.is_contiguous()
@@ -153,11 +153,12 @@ def _launch(
         query,
         keys,
         values,
-        slots,
+        pages,
         starts,
         positions,
         n,
-        capacity,
+        pages.shape[1] * page,
+        pages.shape[1],
         cos.shape[0],
         keys.stride(0),
         keys.stride(1),
@@ -172,6 +173,7 @@ def _launch(
         HALF_PADDED=triton.next_power_of_2(head_dim // 2),
         num_warps=1,
         **overlap(qkv),
+        **paging(pages, keys),
     )
     return query
 
@@ -181,13 +183,14 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
+    from domino_spec.engine.kernels.paging import page_of
 
     @triton.jit
     def _times(left, right, DTYPE: tl.constexpr):
         # One rounding a product, as PyTorch's: a fused multiply-add would skip it.
         return (left.to(tl.float32) * right.to(tl.float32)).to(DTYPE).to(tl.float32)
 
-    @triton.jit(do_not_specialize=["n", "capacity", "table_size"])
+    @triton.jit(do_not_specialize=["n", "capacity", "row_pages", "table_size"])
     def _rotate(
         qkv,
         cos,
@@ -197,14 +200,15 @@ if triton_available():
         query,
         keys,
         values,
-        slots,
+        pages,  # [rows, row_pages]
         starts,
         positions,  # [rows, n], or None: places
         n,
         capacity,
+        row_pages,
         table_size,
         layer_stride,
-        slot_stride,
+        page_stride,
         head_stride,
         width,
         eps,
@@ -215,6 +219,7 @@ if triton_available():
         HALF: tl.constexpr,
         HALF_PADDED: tl.constexpr,
         OVERLAP: tl.constexpr,
+        PAGE: tl.constexpr,
     ):
         """One program for one head of one token: pairs of its numbers, [HALF] of them.
 
@@ -266,8 +271,9 @@ if triton_available():
             tl.store(target + one, first, mask=inside)
             tl.store(target + other, second, mask=inside)
         else:
-            place = tl.load(slots + row) * slot_stride + layer.to(tl.int64) * layer_stride
-            place += spot * 2 * HALF
+            page, spot_there = page_of(pages + row * row_pages, spot, spot < capacity, PAGE)
+            place = page * page_stride + layer.to(tl.int64) * layer_stride
+            place += spot_there * 2 * HALF
             inside = inside & (spot < capacity)
             if head < HEADS + KV_HEADS:
                 target = keys + place + (head - HEADS) * head_stride

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from domino_spec.drafter.masks import Window
 from domino_spec.engine.kernels.overlap import overlap
+from domino_spec.engine.kernels.paging import paging
 from domino_spec.engine.kernels.runtime import gpu, triton_available
 
 PROGRAMS = 132
@@ -53,7 +54,7 @@ def launch(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
-    slots: Tensor,
+    pages: Tensor,
     starts: Tensor,
     *,
     causal: bool,
@@ -76,12 +77,15 @@ def launch(
     if offsets is not None:
         assert causal
         assert paths is None
-        rows, n = len(slots), count
-    kv_heads, capacity = keys.shape[1:3]
+        rows, n = len(pages), count
+    kv_heads, page = keys.shape[1:3]
+    capacity = pages.shape[1] * page
     group = heads // kv_heads
     assert query.is_contiguous()
     assert keys.stride() == values.stride()
     assert keys.stride()[2:] == (head_dim, 1)
+    assert pages.is_contiguous()
+    assert pages.shape[1] == 1 or page % block == 0, "a tile of keys lies in one page"
     assert (positions is None) == (paths is None), "a tree's nodes have positions"
     assert positions is None or positions.is_contiguous()
     assert paths is None or paths.is_contiguous()
@@ -115,6 +119,7 @@ def launch(
         "SINK_TOKENS": sink_tokens > 0,
         **overlap(query),
     }
+    cut = paging(pages, keys)
     # Those of the last stretches, which short contexts leave idle, come last: they would take room.
     tiles, turns = triton.cdiv(n * group, TILE), splits
     if paths is not None:
@@ -124,7 +129,7 @@ def launch(
         query,
         keys,
         values,
-        slots,
+        pages,
         starts,
         positions,
         paths,
@@ -135,6 +140,7 @@ def launch(
         highest,
         totals,
         *shared,
+        pages.shape[1],
         keys.stride(0),
         keys.stride(1),
         scale,
@@ -143,6 +149,7 @@ def launch(
         num_warps=warps,
         num_stages=stages,
         **shapes,
+        **cut,
     )
     if splits > 1:
         joined = max(1, JOINED_AT_ONCE // (splits * head_dim))
@@ -170,6 +177,7 @@ if triton_available():
     import triton.language as tl
 
     from domino_spec.engine.kernels.overlap import let_next_come, wait_for_last
+    from domino_spec.engine.kernels.paging import page_of
 
     @triton.jit
     def _stretches(
@@ -230,8 +238,9 @@ if triton_available():
     ):
         """Queries over keys and values at some places: (highest score, sum of weights, mix)."""
         lane = tl.arange(0, HEAD_DIM)
+        # Lanes before places: what is the same for each tile is added to the rest but once.
         key = tl.load(
-            keys + places[None, :] * HEAD_DIM + lane[:, None], mask=inside[None, :], other=0.0
+            keys + lane[:, None] + places[None, :] * HEAD_DIM, mask=inside[None, :], other=0.0
         )
         # In powers of two: log2(e) is part of the scale.
         score = tl.dot(asked, key, input_precision="ieee") * (scale * 1.4426950408889634)
@@ -242,7 +251,7 @@ if triton_available():
         fade = tl.exp2(top - base)
         total = total * fade + tl.sum(weight, axis=1)
         value = tl.load(
-            values + places[:, None] * HEAD_DIM + lane[None, :], mask=inside[:, None], other=0.0
+            values + lane[None, :] + places[:, None] * HEAD_DIM, mask=inside[:, None], other=0.0
         )
         mix = mix * fade[:, None]
         mix = tl.dot(weight.to(value.dtype), value, mix, input_precision="ieee")
@@ -258,14 +267,14 @@ if triton_available():
 
     # What a batch's size or a depth decides is asked for at run time: these numbers place a
     # program, once, and each value compiled in would be another kernel to compile.
-    _PLACING = ["n", "capacity", "log_splits"]
+    _PLACING = ["n", "capacity", "log_splits", "row_pages"]
 
     @triton.jit(do_not_specialize=_PLACING)
     def _attend(
         query,
         keys,
         values,
-        slots,
+        pages,  # [rows, row_pages]
         starts,
         positions,  # [rows, n], or None
         paths,  # [rows, n, n], or None
@@ -280,7 +289,8 @@ if triton_available():
         window,
         sink_tokens,
         log_splits,
-        slot_stride,
+        row_pages,
+        page_stride,
         head_stride,
         scale,
         QUERIES: tl.constexpr,
@@ -292,6 +302,7 @@ if triton_available():
         WINDOWED: tl.constexpr,
         SINK_TOKENS: tl.constexpr,
         OVERLAP: tl.constexpr,
+        PAGE: tl.constexpr,
     ):
         """One program for one split of one tile of queries of one kv head of one row."""
         wait_for_last(OVERLAP)
@@ -354,10 +365,11 @@ if triton_available():
         asked = tl.load(
             query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
         )
-        offset = tl.load(slots + row) * slot_stride + head * head_stride
-        keys += offset
-        values += offset
+        keys += head * head_stride
+        values += head * head_stride
+        pages += row * row_pages
 
+        step = tl.arange(0, BLOCK)
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mix = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
@@ -365,25 +377,33 @@ if triton_available():
             for at in range(first_sink, last_sink, BLOCK):
                 spot = at + tl.arange(0, BLOCK)
                 seen = (spot[None, :] >= sink_low[:, None]) & (spot[None, :] < sink_high[:, None])
+                page, in_page = page_of(pages, at, at < capacity, PAGE)
+                found = page * page_stride
                 top, total, mix = _over_tile(
-                    asked, keys, values, spot, spot < last_sink, seen, scale, top, total, mix,
-                    HEAD_DIM,
+                    asked, keys + found, values + found, in_page + step, spot < last_sink, seen,
+                    scale, top, total, mix, HEAD_DIM,
                 )  # fmt: skip
         alike = furthest  # up to where all nodes look at the same keys
         if paths is not None:
             alike = tl.minimum(furthest, border)
+        page, in_page = page_of(pages, lowest, lowest < capacity, PAGE)
         for at in range(lowest, alike, BLOCK):
-            spot = at + tl.arange(0, BLOCK)
             # A query's own stretch ends where it stops to see. What lies outside adds zeros.
-            seen = (spot[None, :] >= low[:, None]) & (spot[None, :] < high[:, None])
+            seen = (step[None, :] >= (low - at)[:, None]) & (step[None, :] < (high - at)[:, None])
             if WINDOWED:
-                near = tl.abs(position[:, None] - spot[None, :]) < window
+                near = tl.abs((position - at)[:, None] - step[None, :]) < window
                 if SINK_TOKENS:
-                    near = near | (spot[None, :] < sink_tokens)
+                    near = near | (step[None, :] < sink_tokens - at)
                 seen = seen & near
+            found = page * page_stride
             top, total, mix = _over_tile(
-                asked, keys, values, spot, spot < furthest, seen, scale, top, total, mix, HEAD_DIM
-            )
+                asked, keys + found, values + found, in_page + step, step < furthest - at, seen,
+                scale, top, total, mix, HEAD_DIM,
+            )  # fmt: skip
+            if PAGE > 0:  # found while this tile is worked on
+                page, in_page = page_of(pages, at + BLOCK, at + BLOCK < alike, PAGE)
+            else:
+                in_page += BLOCK
         if paths is not None:
             for at in range(tl.maximum(lowest, border), furthest, BLOCK):
                 spot = at + tl.arange(0, BLOCK)
@@ -393,10 +413,12 @@ if triton_available():
                 new = (spot >= start) & (spot < furthest)
                 node = tl.load(paths + (row * n + token) * n + spot - start, mask=new, other=0)
                 places = tl.where(new, start + node.to(tl.int32), spot)
+                there = (spot < furthest) & (places < capacity)
+                own, spots = page_of(pages, places, there, PAGE)
+                spots += own * (page_stride // HEAD_DIM)
                 top, total, mix = _over_tile(
-                    asked, keys, values, places, (spot < furthest) & (places < capacity), seen,
-                    scale, top, total, mix, HEAD_DIM,
-                )  # fmt: skip
+                    asked, keys, values, spots, there, seen, scale, top, total, mix, HEAD_DIM
+                )
 
         let_next_come(OVERLAP)
         alone = live & (used == 1) & takes

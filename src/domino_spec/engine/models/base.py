@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from domino_spec.drafter.masks import Window
 from domino_spec.engine.attention import AttentionMetadata
-from domino_spec.engine.cache import SlotCache
+from domino_spec.engine.cache import PageTable, SlotCache
 from domino_spec.engine.kernels.attention import kernels_take
 from domino_spec.engine.kernels.linear import Normed, linear, normed
 from domino_spec.engine.kernels.packing import Matrix, Table, Weight, packed, page_out
@@ -279,9 +279,9 @@ class InferenceModel(ABC):
 
     # What all do alike --------------------------------------------------------------------------
 
-    def resize(self, *, slots: int, capacity: int) -> None:
+    def resize(self, *, slots: int, capacity: int, pages: PageTable | None = None) -> None:
         """Empty slots of another size."""
-        self.cache.resize(slots=slots, capacity=capacity)
+        self.cache.resize(slots=slots, capacity=capacity, pages=pages)
         self.rotary = self.rotary_tables(capacity)
 
     def forward(

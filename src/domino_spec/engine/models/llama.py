@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from domino_spec.drafter.masks import Window
 from domino_spec.engine.attention import AttentionMetadata, run_attention
+from domino_spec.engine.cache import LayerCache
 from domino_spec.engine.kernels.linear import Normed, embedded, linear, linear_then_norm
 from domino_spec.engine.kernels.pointwise import SILU
 from domino_spec.engine.models.base import InferenceModel, Shape
@@ -22,7 +23,7 @@ from domino_spec.quantization.stack import Stack
 def run_layer(
     states: Normed,  # [tokens, hidden], by the layer's own norm
     weights: LayerWeights,
-    cache: tuple[Tensor, Tensor],
+    cache: LayerCache,
     rotary: tuple[Tensor, Tensor],
     metadata: AttentionMetadata,
     shape: Shape,
@@ -111,7 +112,7 @@ class LlamaModel(InferenceModel):
             return super().run_layers(states, metadata, outputs)
         inner = {layer: rows for layer, rows in outputs.items() if layer < len(self.layers)}
         rows = run_stack(
-            stack, states, self.cache.layers, self.rotary[0], metadata, self.shape,
+            stack, states, self.cache.layers[:2], self.rotary[0], metadata, self.shape,
             causal=[True] * len(self.layers), outputs=inner,
         )  # fmt: skip
         return Normed(rows, self.norm, self.shape.eps)
