@@ -63,8 +63,10 @@ def test_a_sequence_gets_pages_as_it_grows():
         own.output.append(7)
     assert counts == [4, 4, 4, 5, 5, 5, 5, 6]
     assert 0 not in held(blocks, own), "page 0 is nobody's"
+    assert blocks.usage == 6 / 20
     blocks.release(own, drafts=True)
     assert blocks._spare == 20
+    assert blocks.usage == 0
 
 
 def test_whole_pages_of_a_common_beginning_are_shared():

@@ -29,6 +29,10 @@ class FakeEngine:
     def running(self):
         return len(self.sequences)
 
+    @property
+    def cache_usage(self):
+        return len(self.sequences) / max(1, self.max_sequences)
+
     def add_request(self, sequence):
         self.queue.put(sequence, client=sequence.client, cost=sequence.max_length)
         return sequence
@@ -110,7 +114,8 @@ class Counts:
         self.firsts = self.drafts = 0
         self.gauges = []
 
-    def set_queue(self, *, waiting, running, slots):
+    def set_queue(self, *, waiting, running, slots, cache_usage):
+        assert cache_usage == running / max(1, slots)
         self.gauges.append((waiting, running, slots))
 
     def observe_output(self, output, *, now):

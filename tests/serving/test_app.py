@@ -43,7 +43,7 @@ def test_what_the_engine_tells_is_counted(client):
     metrics = client.metrics
     sequence = Sequence([1], SamplingParams())
     sequence.arrived = sequence.last_output = 10.0
-    metrics.set_queue(waiting=3, running=2, slots=4)
+    metrics.set_queue(waiting=3, running=2, slots=4, cache_usage=0.25)
     metrics.observe_output(SequenceOutput(sequence, (1,), 0, 0, None), now=10.25)
     first = SequenceOutput(sequence, (1, 2, 3), 2, 1, None, drafts=4)
     metrics.observe_output(first, now=10.03)
@@ -53,6 +53,7 @@ def test_what_the_engine_tells_is_counted(client):
     assert found["domino_answers_waiting"] == 3
     assert found["domino_answers_running"] == 2
     assert found["domino_slots"] == 4
+    assert found["domino_cache_usage"] == 0.25
     assert found['domino_tokens_total{kind="accepted"}'] == 2
     assert found['domino_tokens_total{kind="own"}'] == 3
     assert found["domino_cycles_total"] == 2

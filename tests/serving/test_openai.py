@@ -246,6 +246,7 @@ def test_metrics_of_a_real_run(server, client):
     assert own + accepted == firsts + float(numbers["domino_tokens_per_cycle_sum"])
     assert float(numbers['domino_drafts_offered_total{position="0"}']) > 0
     assert float(numbers["domino_slots"]) == 4
+    assert float(numbers["domino_cache_usage"]) == 0
 
 
 def test_blocks_of_a_real_run(server, alone):

@@ -69,6 +69,11 @@ class BlockManager:
         sequence.cached = sequence.computed = found.reused
         return found
 
+    @property
+    def usage(self) -> float:
+        """The share of the slots that sequences have."""
+        return (self.count - len(self.free)) / max(1, self.count)
+
     def extend(self, sequences: list[Sequence]) -> list[Sequence]:
         """Those that have room for their next cycle: all, since a slot is as long as allowed."""
         return sequences
@@ -262,6 +267,12 @@ class PageManager:
             first = slot * width
             self.table.put(slot, 0, (1 + (first + place) % count for place in range(width)))
         self.table.send()
+
+    @property
+    def usage(self) -> float:
+        """The share of the pages that sequences hold."""
+        pages = self.table.count - 1
+        return (pages - self._spare) / max(1, pages)
 
     @property
     def _spare(self) -> int:

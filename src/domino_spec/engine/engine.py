@@ -390,6 +390,11 @@ class Engine:
         return self.slots.count
 
     @property
+    def cache_usage(self) -> float:
+        """The share of the caches that sequences hold."""
+        return self.scheduler.blocks.usage
+
+    @property
     def waiting(self) -> int:
         """Sequences without a slot yet."""
         return len(self.scheduler.waiting)

@@ -33,6 +33,11 @@ class ReferenceEngine:
         return int(self._current is not None)
 
     @property
+    def cache_usage(self) -> float:
+        """All while a sequence decodes: its caches are made for it."""
+        return float(self.running)
+
+    @property
     def waiting(self) -> int:
         """Sequences that have not begun."""
         return len(self._queue)
@@ -99,6 +104,11 @@ class FallbackEngine:
     def running(self) -> int:
         """Sequences in slots, and the one in the reference loop."""
         return self._engine.running + self._reference.running
+
+    @property
+    def cache_usage(self) -> float:
+        """The share of the engine's caches that sequences hold."""
+        return self._engine.cache_usage
 
     @property
     def waiting(self) -> int:

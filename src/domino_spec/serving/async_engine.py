@@ -45,6 +45,10 @@ class StepEngine(Protocol):
     def max_sequences(self) -> int:
         """Sequences that can run at a time."""
 
+    @property
+    def cache_usage(self) -> float:
+        """The share of the caches that sequences hold."""
+
     def add_request(self, sequence: Decoded, /) -> Decoded:
         """Queue a sequence."""
 
@@ -445,8 +449,9 @@ class AsyncEngine:
     def _update_gauges(self) -> None:
         self.slots = self.engine.max_sequences
         _record(
-            self._metrics.set_queue, waiting=self.waiting, running=self.running, slots=self.slots
-        )
+            self._metrics.set_queue, waiting=self.waiting, running=self.running, slots=self.slots,
+            cache_usage=self.engine.cache_usage,
+        )  # fmt: skip
 
 
 def _record(observe: Callable[..., None], *values: Any, **named: Any) -> None:

@@ -58,6 +58,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._waiting = self._running = self._slots = 0
+        self._cache_usage = 0.0
         self._accepted_tokens = self._own_tokens = 0
         self._cycles: Tally[int] = Tally()
         """Cycles by how many drafts they verified."""
@@ -89,9 +90,10 @@ class Metrics:
             registry=self._registry,
         )
 
-    def set_queue(self, *, waiting: int, running: int, slots: int) -> None:
+    def set_queue(self, *, waiting: int, running: int, slots: int, cache_usage: float) -> None:
         """How full the engine is."""
         self._waiting, self._running, self._slots = waiting, running, slots
+        self._cache_usage = cache_usage
 
     def observe_output(self, output: SequenceOutput, *, now: float) -> None:
         """The tokens of one step and sequence; cycle 0 is the prefill's."""
@@ -125,6 +127,7 @@ class Metrics:
             "domino_answers_waiting": ("Sequences that wait for a slot", self._waiting),
             "domino_answers_running": ("Sequences in slots", self._running),
             "domino_slots": ("Sequences that can run at a time", self._slots),
+            "domino_cache_usage": ("Share of the caches that sequences hold", self._cache_usage),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)
