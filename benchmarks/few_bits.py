@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from domino_spec.engine.kernels import few_rows
+from domino_spec.engine.kernels import few_rows, runtime
 from domino_spec.engine.kernels.few_rows import Plan, plan
 from domino_spec.engine.measure import bandwidth, seconds_of
 from domino_spec.quantization import SCALED_KINDS, ScaledWeight
@@ -54,7 +54,7 @@ def main() -> None:
         one = weight_of(kind, n, k, device)
         weights = [one, *(weight_of(kind, n, k, device) for _ in range(_CACHES // one.nbytes))]
         for rows in given.rows:
-            for cut in plans(name, one, rows, sweep=given.sweep):
+            for cut in plans(name, one, rows, device, sweep=given.sweep):
                 seconds = timed(weights, rows, cut, gated=name == "gate_up")
                 if seconds is None:
                     continue  # more shared memory than there is
@@ -79,12 +79,15 @@ def weight_of(kind: str, n: int, k: int, device: torch.device) -> Form:
     return ScaledWeight("fp8", plain.to(torch.float8_e4m3fn), scales, group=128, row_block=128)
 
 
-def plans(name: str, weight: Form, rows: int, *, sweep: bool) -> Iterator[Plan]:
+def plans(
+    name: str, weight: Form, rows: int, device: torch.device, *, sweep: bool
+) -> Iterator[Plan]:
     """The engine's plan, and others around it."""
-    group = weight.group if isinstance(weight, ScaledWeight) else None
+    scaled = weight if isinstance(weight, ScaledWeight) else None
+    group = None if scaled is None else scaled.group
     own = plan(
         weight.shape[0], weight.shape[1], gated=name == "gate_up", dtype=torch.bfloat16,
-        rows=rows, group=group,
+        rows=rows, scaled=scaled, on=runtime.gpu(device),
     )  # fmt: skip
     yield own
     if not sweep:

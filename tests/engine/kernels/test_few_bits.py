@@ -1,5 +1,7 @@
 """Products with weights of few bits: our kernel for few rows, and dequantised for many."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,6 +10,7 @@ from domino_spec.engine.kernels import few_rows, packing
 from domino_spec.engine.kernels.dequantize import dequantized
 from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Parts
+from domino_spec.engine.kernels.runtime import Gpu, absent
 from domino_spec.quantization import ScaledWeight
 from domino_spec.quantization.scaled import pack_int4, paired
 from tests.engine.kernels.launches import scaled as scaled_on_meta
@@ -47,6 +50,10 @@ CASES = [  # form, rows, N, K, gated, extras
     ("fp8", (2, 24, 672, True), ("norm", "bias")),
     ("blocks", (6, 300, 200, False), ("norm",)),
     ("blocks", (20, 256, 300, True), ("norm",)),
+    # On the left of the product: a tile of eight rows, two of eight, and programs that share K.
+    ("int8", (3, 2112, 96, True), ("norm",)),
+    ("fp8", (13, 4160, 96, True), ("norm",)),
+    ("fp8", (7, 2080, 1200, False), ("bias", "residual")),
 ]
 
 
@@ -90,10 +97,10 @@ def test_many_rows_read_a_dequantised_weight(form, device):
 
 
 def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(device):
-    for form in ("int4", "blocks"):
-        drawn = tensors((9, 96, 256, False), torch.bfloat16, device)
+    for form, width in (("int4", 96), ("blocks", 96), ("fp8", 2112)):
+        drawn = tensors((9, width, 256, False), torch.bfloat16, device)
         weight = scaled(drawn["weight"].float(), form)
-        norm = torch.ones(96, device=device, dtype=torch.bfloat16)
+        norm = torch.ones(width, device=device, dtype=torch.bfloat16)
         together = linear_then_norm(drawn["x"], weight, norm, EPS)
         for row in (0, 8):
             alone = linear_then_norm(drawn["x"][row : row + 1], weight, norm, EPS)
@@ -113,6 +120,8 @@ def test_more_forms_compile_for_the_h200():
         ),
         (down, "residual then", half, 16): make("int4", *down, group=32, pairs=half),
         (qkv, "norm bias", brain, 16): make("int8", *qkv),
+        (gate_up, "norm gated", brain, 1): make("int8", *gate_up),
+        (down, "residual then", half, 8): make("fp8", *down),
     }
     cases = [
         compile_case(*shape, extras, dtype, rows=rows, scaled=weight)
@@ -147,6 +156,23 @@ def test_parts_of_several_forms_are_each_read_by_the_kernel(monkeypatch, device)
 @pytest.mark.parametrize(("n", "k"), [(6144, 4096), (2560, 9728), (1536, 8960), (576, 1536)])
 @pytest.mark.parametrize("group", [None, 128, 32])
 def test_a_step_lies_within_a_group_and_long_ones_are_whole(n, k, group):
-    cut = few_rows.plan(n, k, gated=False, dtype=torch.bfloat16, group=group or k)
+    weight = scaled_on_meta("int8", n, k, group=group)
+    cut = few_rows.plan(n, k, gated=False, dtype=torch.bfloat16, scaled=weight)
     assert (group or k) % cut.depth == 0
     assert cut.depth <= 128 or k % (cut.depth * cut.split) == 0
+
+
+def test_the_weight_is_on_the_left_where_that_was_measured_to_be_faster():
+    rows = {"gated": False, "dtype": torch.bfloat16}
+    eight, older = scaled_on_meta("fp8", 4096, 4096), Gpu((8, 9), absent.shared_memory)
+    found = [few_rows.plan(4096, 4096, **rows, rows=m, scaled=eight) for m in (1, 8, 9, 16)]
+    assert [(cut.rows, cut.swapped) for cut in found] == [(8, True)] * 2 + [(16, True)] * 2
+    assert len({replace(cut, rows=16) for cut in found}) == 1, "a row's bits are the same in all"
+    others = [
+        few_rows.plan(4096, 4096, **rows, scaled=eight, on=older),
+        few_rows.plan(4096, 4096, **rows, scaled=eight, rows=17),
+        few_rows.plan(4096, 4096, **rows, scaled=scaled_on_meta("int4", 4096, 4096)),
+        few_rows.plan(4096, 4096, **rows, scaled=scaled_on_meta("fp8", 4096, 4096, group=128)),
+        few_rows.plan(4096, 4096, **rows),
+    ]
+    assert not any(cut.swapped for cut in others)

@@ -397,8 +397,7 @@ def compile_case(
     scaled: ScaledWeight | None = None,
 ) -> Case:
     flags = {name: name in extras for name in ("bias", "residual", "gated", "then")}
-    group = None if scaled is None else scaled.group
-    cut = plan(n, k, gated=flags["gated"], dtype=dtype, rows=rows, group=group)
+    cut = plan(n, k, gated=flags["gated"], dtype=dtype, rows=rows, scaled=scaled)
     types = {
         **dict.fromkeys(TENSORS, POINTERS[dtype]),
         "scales": "*fp32" if scaled is None or scaled.pairs is None else "*i32",

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from domino_spec.engine.kernels.overlap import overlap
 from domino_spec.engine.kernels.pointwise import SILU, shrink
-from domino_spec.engine.kernels.runtime import absent, gpu, triton_available
+from domino_spec.engine.kernels.runtime import Gpu, absent, gpu, triton_available
 from domino_spec.engine.kernels.scratch import scratch
 from domino_spec.quantization.scaled import FEW, ScaledWeight
 
@@ -74,6 +74,7 @@ class Plan:
     depth: int  # of K, a step of the pipeline
     stages: int  # steps on their way at a time
     split: int  # programs that share K
+    swapped: bool = False  # the weight is the left side of the product, x the right one
 
 
 def plan(
@@ -83,8 +84,8 @@ def plan(
     gated: bool,
     dtype: torch.dtype,
     rows: int = 1,
-    group: int | None = None,  # columns a scale of a weight of few bits
-    shared_memory: int = absent.shared_memory,
+    scaled: ScaledWeight | None = None,  # the weight, where it is one of few bits
+    on: Gpu = absent,
 ) -> Plan:
     """A rule through what was fastest on an H200 (132 processors, bfloat16).
 
@@ -93,16 +94,24 @@ def plan(
     Narrow ones share K among up to four programs, about two a processor. Weights of few bits:
     `_few_bits_plan`. Where a program may take less shared memory, fewer steps are on their way.
     """
-    made = _unbounded_plan(n, k, gated=gated, dtype=dtype, rows=rows, group=group)
+    made = _unbounded_plan(n, k, gated=gated, dtype=dtype, rows=rows, scaled=scaled, on=on)
     tiles = made.rows + made.columns * (2 if gated else 1)
-    fitting = shared_memory // (tiles * made.depth * dtype.itemsize)
+    fitting = on.shared_memory // (tiles * made.depth * dtype.itemsize)
     return replace(made, stages=min(made.stages, 1 + fitting))
 
 
 def _unbounded_plan(
-    n: int, k: int, *, gated: bool, dtype: torch.dtype, rows: int, group: int | None
+    n: int,
+    k: int,
+    *,
+    gated: bool,
+    dtype: torch.dtype,
+    rows: int,
+    scaled: ScaledWeight | None,
+    on: Gpu,
 ) -> Plan:
     wide = n >= 6144
+    group = None if scaled is None else scaled.group
     owned = 64 if wide or (n >= 4096 and k >= 8192) else 32 if n >= 2048 else 16
     depth = 128
     if dtype == torch.float32:  # no tensor cores: smaller tiles, for the registers' sake
@@ -113,7 +122,10 @@ def _unbounded_plan(
     if group is not None and group < k:
         depth = min(depth, group & -group)  # a step lies within a group
     if few_bits:
-        return _few_bits_plan(n, k, gated=gated, depth=depth)
+        assert scaled is not None
+        eight = scaled.kind != "int4" and scaled.pairs is None and scaled.group >= k
+        swapped = eight and n >= 2048 and on.capability[0] == 9
+        return _few_bits_plan(n, k, gated=gated, depth=depth, rows=rows, swapped=swapped)
     columns = max(16, owned // 2) if gated else owned
     programs = -(-(n // 2 if gated else n) // columns)
     split = 1
@@ -126,19 +138,23 @@ def _unbounded_plan(
     return Plan(tile_rows(rows), columns, depth, stages, split)
 
 
-def _few_bits_plan(n: int, k: int, *, gated: bool, depth: int) -> Plan:
+def _few_bits_plan(n: int, k: int, *, gated: bool, depth: int, rows: int, swapped: bool) -> Plan:
     """A rule for all kinds through what was fastest on an H200 for fp8 of Qwen3-8B's shape.
 
     A byte takes a few instructions to become a number of a product, so the processors are nearly as
-    busy as the memory: two or three programs each are wanted, and as few steps as may be.
+    busy as the memory: two or three programs each are wanted, and as few steps as may be. On the
+    left of the product the weight's 64 rows are read once by four warps, on the right by each.
     """
-    columns = 32 if gated or n >= 6144 else 64 if n >= 2048 else 16
+    columns = 32 if gated else 64 if swapped else 32 if n >= 6144 else 64 if n >= 2048 else 16
     programs, split = -(-(n // 2 if gated else n) // columns), 1
     while programs * split < 256 and split < 4 and k // (2 * split) >= 8 * min(depth, 128):
         split *= 2
     if k % (depth * split):  # steps past the end would be read for nothing
         depth = min(depth, 128)
-    return Plan(_TILE_ROWS[0], columns, depth, 3 if gated and depth == 256 else 5, split)
+    stages = 3 if gated and depth == 256 else 4 if swapped and n >= 6144 else 5
+    # Rows of both heights have the same bits: they are the same products, eight rows each.
+    height = 8 if swapped and rows <= 8 else _TILE_ROWS[0]
+    return Plan(height, columns, depth, stages, split, swapped=swapped)
 
 
 def launch(
@@ -167,8 +183,8 @@ def launch(
         gated=gated,
         dtype=x.dtype,
         rows=m,
-        group=None if scaled is None else scaled.group,
-        shared_memory=gpu(x.device).shared_memory,
+        scaled=scaled,
+        on=gpu(x.device),
     )
     tiles = -(-width // cut.columns)
     slabs = -(-m // cut.rows)
@@ -253,6 +269,7 @@ def constants(
         "DEPTH": cut.depth,
         "STAGES": cut.stages,
         "SPLIT": cut.split,
+        "SWAPPED": cut.swapped,
         "K": k,
         "SOURCES": sources,
         "SOURCES_PADDED": 1 << max(sources - 1, 0).bit_length(),
@@ -417,6 +434,7 @@ if triton_available():
         DEPTH: tl.constexpr,
         STAGES: tl.constexpr,
         SPLIT: tl.constexpr,
+        SWAPPED: tl.constexpr,
         K: tl.constexpr,
         SOURCES: tl.constexpr,
         SOURCES_PADDED: tl.constexpr,
@@ -481,14 +499,45 @@ if triton_available():
                 squares + source * squares_stride + row[None, :], mask=source < SOURCES, other=0.0
             )
         # Tall tiles may be several, which read the same of the weight.
-        POLICY: tl.constexpr = "evict_first" if ROWS == 16 else ""
+        POLICY: tl.constexpr = "evict_first" if ROWS <= 16 else ""
+        if SWAPPED:  # gate and up take turns in one tile of the weight, as tall as it may be
+            BOTH: tl.constexpr = 2 * COLUMNS if GATED else COLUMNS
+            turn = tl.arange(0, BOTH)
+            if GATED:
+                own_row = tl.minimum(tile * COLUMNS + turn // 2, width - 1) + turn % 2 * width
+            else:
+                own_row = tl.minimum(tile * COLUMNS + turn, width - 1)
+            both_rows = _rows_of(
+                weight, own_row.to(tl.int64)[:, None], weight_stride, group_stride, GROUP
+            )
+            # Of more than eight rows Triton would take Hopper's larger products, which want what is
+            # on their left in an order that costs more to read than they spare.
+            HALF: tl.constexpr = 8 if ROWS == 16 else ROWS
+            half_row = slab * ROWS + tl.arange(0, HALF)[:, None]
+            both = tl.zeros((BOTH, HALF), dtype=tl.float32)
+            both_later = tl.zeros((BOTH, HALF), dtype=tl.float32)
         for step in tl.range(0, STEPS, num_stages=STAGES):
             at = ((share * STEPS + step) * STEP + depth)[None, :]
             fed_at = (share * STEPS + step) * DEPTH + fed_depth
             fed = tl.load(
                 x_rows + fed_at, mask=live & (fed_at < K), other=0.0, eviction_policy="evict_last"
             )
-            if BITS == 16:
+            if SWAPPED:
+                streamed = _slab(both_rows, at, K, EVEN, POLICY)
+                numbers = _number(streamed, fed.dtype)
+                half_fed = tl.load(
+                    x + half_row * x_stride + fed_at, mask=(half_row < m) & (fed_at < K), other=0.0,
+                    eviction_policy="evict_last",
+                )  # fmt: skip
+                both = tl.dot(numbers, half_fed.T, both, input_precision="ieee")
+                if HALF < ROWS:
+                    later = half_row + HALF
+                    half_fed = tl.load(
+                        x + later * x_stride + fed_at, mask=(later < m) & (fed_at < K), other=0.0,
+                        eviction_policy="evict_last",
+                    )  # fmt: skip
+                    both_later = tl.dot(numbers, half_fed.T, both_later, input_precision="ieee")
+            elif BITS == 16:
                 streamed = _slab(first_rows, at, K, EVEN, POLICY)
                 first = tl.dot(fed, streamed.T, first, input_precision="ieee")
                 if GATED:
@@ -515,6 +564,13 @@ if triton_available():
                         K_STEP, EVEN, POLICY, BITS, GROUPS, SCALE_ROWS, PAIRS,
                     )  # fmt: skip
         let_next_come(OVERLAP)
+        if SWAPPED and HALF < ROWS:
+            both = tl.join(both, both_later).permute(0, 2, 1).reshape(BOTH, ROWS)
+        if SWAPPED and GATED:
+            gates, ups = both.reshape(COLUMNS, 2, ROWS).permute(0, 2, 1).split()
+            first, second = gates.T, ups.T
+        elif SWAPPED:
+            first = both.T
 
         if SPLIT > 1:
             SUMS: tl.constexpr = ROWS * COLUMNS
