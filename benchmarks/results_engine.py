@@ -37,9 +37,28 @@ def engine(records: Path) -> str:
         *_tree_cycles([record for record in shapes if "tree" in record]),
         *(_batches(record) for record in shapes if len(record["batches"]) > 1),
         stress(read_records(records / "engine-crowd.jsonl")),
+        pages(read_records(records / "paged-caches.jsonl")),
         before_and_after(read_records(records / "redesign.jsonl")),
         peaks(read_records(records / "memory.jsonl")),
         draft_costs(read_records(records / "draft-costs.jsonl")),
+    )
+
+
+def pages(records: list[dict[str, Any]]) -> str:
+    """What finding keys by pages costs."""
+    columns: Columns = {
+        "shape": field("shape"),
+        "sequences": field("rows"),
+        "tokens each": field("context", ","),
+        "plain step": field("ratio.plain", ".3f"),
+        "cycle": field("ratio.cycle", ".3f"),
+    }
+    return page(
+        "## Pages of the caches",
+        f"Caches in pages of {records[0]['page']} tokens against one stretch a sequence: the time "
+        "of a step with pages over that without, bfloat16, medians in turns.",
+        made(records),
+        table(columns, records),
     )
 
 

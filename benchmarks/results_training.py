@@ -47,6 +47,7 @@ def training(records: Path) -> str:
         _release(records),
         time_to_acceptance(records),
         recipe(records),
+        other_families(read_records(records / "trained.jsonl")),
         adapted(records / "adapt.jsonl"),
         _steps(read_records(records / "trials.jsonl")),
         _profile(read_records(records / "training-speed.jsonl")),
@@ -410,6 +411,44 @@ def _recipe_of(target: str, runs: list[Record]) -> str:
     return page(
         f"### {target}",
         _FOUND.get(target, ""),
+        made(runs),
+        table(columns, runs),
+    )
+
+
+def other_families(runs: list[Record]) -> str:
+    """Drafters for models of families that nothing was tuned on, from no data at all."""
+
+    def stage(index: int) -> Callable[[Record], str]:
+        return lambda run: f"{run['stages'][index]['seconds']} s"
+
+    def reached(temperature: str) -> Callable[[Record], str]:
+        def cell(run: Record) -> str:
+            found = run["held_out"][temperature]
+            return f"{found['tokens_per_cycle']:.2f} ({found['used']})"
+
+        return cell
+
+    columns: Columns = {
+        "target": field("target"),
+        "prompts": stage(0),
+        "answers": stage(1),
+        "kept": lambda run: f"{run['stages'][1]['kept']:,}",
+        "training, all of it": stage(2),
+        "steps": field("steps", ","),
+        "parameters": field("parameters", ".1f", "M", scale=1e-6),
+        "held out, T = 0": reached("0.0"),
+        "T = 0.7": reached("0.7"),
+    }
+    return page(
+        "## Drafters for other families",
+        "By the README's three commands, from nothing but the target and with all defaults but the "
+        "seconds of training; seconds of whole commands, with loading, compiling and evaluating. "
+        "In brackets, how many held-out conversations count: loops do not. A base model as small "
+        "as Gemma 3 270M loops in most of its greedy answers, and what it writes before that is "
+        "easily foretold, so its figure at T = 0 flatters; that at T = 0.7 is what to expect "
+        "([speedups](head-to-head.md)).",
+        "\n".join(f"- `{each['command']}`" for run in runs for each in run["stages"]),
         made(runs),
         table(columns, runs),
     )
