@@ -21,7 +21,6 @@ from tests.support.drafters import Adversarial
 from tests.support.families import (
     HYBRIDS,
     VOCAB,
-    drafter_config,
     make_target,
     plain_greedy,
     random_drafter,
@@ -92,9 +91,7 @@ def test_adversarial_drafts_of_sequences_that_come_and_go(family, sampled):
     else:
         answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
     assert all(len(set(text)) > 8 for text in answers), "an error must be able to show"
-    engine = make_engine(
-        target, random_drafter(drafter_config(head_dim=16)), device=device, slots=3, chunk=50
-    )
+    engine = make_engine(target, random_drafter(), device=device, slots=3, chunk=50)
     adversarial(engine, answers)
     sequences = make_requests(prompts, params=[params] * 4, seeds=[params.seed] * 4)
     for sequence in sequences:  # the others are in the midst of theirs

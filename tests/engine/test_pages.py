@@ -11,7 +11,7 @@ from domino_spec.engine.block_manager import PageManager
 from domino_spec.engine.cache import PageTable
 from domino_spec.errors import InputError
 from tests.engine.runs import finish, make_engine, make_requests, run_reference
-from tests.support.families import drafter_config, make_target, random_drafter, random_prompts
+from tests.support.families import make_target, random_drafter, random_prompts
 
 PAGE, MARGIN = 4, 3
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -214,7 +214,7 @@ def test_sequences_that_sit_out_get_their_text_all_the_same(monkeypatch):
     new, page, tokens = (150, 64, 320) if DEVICE.type == "cuda" else (60, 16, 200)
     params = SamplingParams(max_new_tokens=new)
     expected = run_reference(target, None, prompts, max_new_tokens=new)[0]
-    drafter = random_drafter(drafter_config(head_dim=16))
+    drafter = random_drafter()
     engine = make_engine(
         target, drafter, slots=4, capacity=40 + new, page=page, tokens=tokens, ahead=True,
         device=DEVICE,
@@ -233,7 +233,7 @@ def test_sequences_that_sit_out_get_their_text_all_the_same(monkeypatch):
 
 
 def test_memory_follows_the_tokens_that_are_asked_for():
-    target, drafter = make_target("llama"), random_drafter(drafter_config(head_dim=16))
+    target, drafter = make_target("llama"), random_drafter()
     sizes = {"slots": 8, "capacity": 256, "page": 64, "device": DEVICE}
     whole = make_engine(target, drafter, **sizes)
     small = make_engine(target, drafter, **sizes, tokens=512)

@@ -17,14 +17,16 @@ from domino_spec.drafter import (
 from domino_spec.targets import Target, probe_target
 
 VOCAB, HIDDEN, LAYERS, MASK, CONTEXT = 97, 32, 3, 96, 256
+HEADS = 2 if torch.cuda.is_available() else 4
+HEAD_DIM = HIDDEN // HEADS  # a GPU's kernels take heads of 16 or wider
 
 _COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": HIDDEN,
     "intermediate_size": 64,
     "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS // 2,
     "max_position_embeddings": CONTEXT,
     "pad_token_id": 0,
     "bos_token_id": 1,
@@ -33,10 +35,10 @@ _COMMON = {
 _NO_MLP = {name: value for name, value in _COMMON.items() if name != "intermediate_size"}
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 # Gemma's scaled embeddings, tied to its lm_head, would repeat the last token for ever.
-_GEMMA = {**_COMMON, "head_dim": 8, "tie_word_embeddings": False}
+_GEMMA = {**_COMMON, "head_dim": HEAD_DIM, "tie_word_embeddings": False}
 # Value heads that share keys, and layers that sum up before and after one that attends.
 _HYBRID = {
-    "head_dim": 8,
+    "head_dim": HEAD_DIM,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
@@ -48,7 +50,7 @@ _LONGROPE = {
     "original_max_position_embeddings": CONTEXT // 2,
     "rope_parameters": {
         "rope_type": "longrope", "rope_theta": 100.0, "partial_rotary_factor": 0.5,
-        "short_factor": [1.0, 1.5], "long_factor": [3.0, 5.0],
+        "short_factor": [1.0, 1.5] * (HEAD_DIM // 8), "long_factor": [3.0, 5.0] * (HEAD_DIM // 8),
     },
 }  # fmt: skip
 _MIXED = [*["sliding_attention"] * (LAYERS - 1), "full_attention"]
@@ -57,7 +59,7 @@ WINDOW = 6  # shorter than every test's sequence, so that sliding layers do slid
 CONFIGS = {
     "llama": lambda: tf.LlamaConfig(**_COMMON),
     "qwen2": lambda: tf.Qwen2Config(**_COMMON),
-    "qwen3": lambda: tf.Qwen3Config(**_COMMON, head_dim=8),
+    "qwen3": lambda: tf.Qwen3Config(**_COMMON, head_dim=HEAD_DIM),
     "mistral": lambda: tf.MistralConfig(**_COMMON, sliding_window=WINDOW),
     "gemma2": lambda: tf.Gemma2Config(
         **_GEMMA, sliding_window=WINDOW, query_pre_attn_scalar=8
@@ -88,10 +90,10 @@ CONFIGS = {
     "smollm3": lambda: tf.SmolLM3Config(**_COMMON, no_rope_layer_interval=2),
     "cohere": lambda: tf.CohereConfig(**_COMMON),
     "qwen3_moe": lambda: tf.Qwen3MoeConfig(
-        **_COMMON, head_dim=8, **_MOE, norm_topk_prob=True, mlp_only_layers=[1]
+        **_COMMON, head_dim=HEAD_DIM, **_MOE, norm_topk_prob=True, mlp_only_layers=[1]
     ),
     "gpt_oss": lambda: tf.GptOssConfig(
-        **_COMMON, head_dim=8, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=1.0,
+        **_COMMON, head_dim=HEAD_DIM, num_local_experts=4, num_experts_per_tok=2, swiglu_limit=1.0,
         sliding_window=WINDOW,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
     ),
@@ -149,7 +151,7 @@ def drafter_config(
         "num_layers": 2,
         "num_heads": 4,
         "num_kv_heads": 2,
-        "head_dim": 8,
+        "head_dim": HEAD_DIM,
         "vocab_size": VOCAB,
         "num_target_layers": LAYERS,
         "target_layer_ids": (0, 2),
