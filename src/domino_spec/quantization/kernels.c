@@ -260,10 +260,22 @@ ALWAYS float total(f16v v) { /* always the same tree */
 }
 
 ALWAYS f4v totals(const f16v *v) { /* four, by that tree */
+#ifdef DOMINO_AVX512
+    __m512 half[2], four; /* halves of two, quarters of all */
+    for (int i = 0; i < 2; i++) {
+        __m512 one = (__m512)v[2 * i], other = (__m512)v[2 * i + 1];
+        half[i] = _mm512_shuffle_f32x4(one, other, 0x44) + _mm512_shuffle_f32x4(one, other, 0xee);
+    }
+    four = _mm512_shuffle_f32x4(half[0], half[1], 0x88) + _mm512_shuffle_f32x4(half[0], half[1], 0xdd);
+    four += _mm512_permute_ps(four, 0x4e);
+    four += _mm512_permute_ps(four, 0xb1);
+    return (f4v)_mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, four));
+#else
     f4v a = quarters(v[0]), b = quarters(v[1]), c = quarters(v[2]), d = quarters(v[3]);
     f4v first = SHUFFLE(a, b, 0, 4, 1, 5) + SHUFFLE(a, b, 2, 6, 3, 7);
     f4v second = SHUFFLE(c, d, 0, 4, 1, 5) + SHUFFLE(c, d, 2, 6, 3, 7);
     return SHUFFLE(first, second, 0, 1, 4, 5) + SHUFFLE(first, second, 2, 3, 6, 7);
+#endif
 }
 
 /* Rows by their root mean square, times the weight. */
@@ -739,14 +751,16 @@ ALWAYS void mix(int queries, int parts, size_t width, const attention *job, cons
             mixed[g][p] = zero;
             memcpy(&mixed[g][p], out + (size_t)g * size + 16 * p, width * sizeof(float));
         }
-    for (size_t j = from; j < to; j++) {
+    for (size_t j = from; j < to;) {
+        size_t end = j >= seen->before ? j + 1 : to < seen->before ? to : seen->before;
         const float *value = values + seen_place(seen, j) * size;
-        for (int p = 0; p < parts; p++) {
-            f16v own = zero;
-            memcpy(&own, value + 16 * p, width * sizeof(float));
-            for (int g = 0; g < queries; g++)
-                mixed[g][p] = multiply_add(zero + scores[(size_t)g * job->longest + j], own, mixed[g][p]);
-        }
+        for (; j < end; j++, value += size) /* places that follow each other */
+            for (int p = 0; p < parts; p++) {
+                f16v own = zero;
+                memcpy(&own, value + 16 * p, width * sizeof(float));
+                for (int g = 0; g < queries; g++)
+                    mixed[g][p] = multiply_add(zero + scores[(size_t)g * job->longest + j], own, mixed[g][p]);
+            }
     }
     for (int g = 0; g < queries; g++)
         for (int p = 0; p < parts; p++)
@@ -765,25 +779,34 @@ ALWAYS void mix_all(int queries, const attention *job, const view *seen, size_t 
     }
 }
 
-/* A query's scores of some places that it sees, four keys at a time; their room ends behind the last four. */
-static void score(const attention *job, const view *seen, size_t from, size_t to, const float *query,
-                  const float *keys, float *out) {
+/* Scores of some places that `queries` queries see, four keys at a time; their room ends behind the last four. */
+ALWAYS void score(int queries, const attention *job, const view *seen, size_t from, size_t to,
+                  const float *query, const float *keys, float *out) {
     const size_t size = job->size;
     for (size_t j = from; j < to; j += 4) {
         const float *key[4];
-        f16v sums[4] = {{0}, {0}, {0}, {0}};
-        f4v rest = {0}, done;
+        f16v sums[QUERIES][4];
+        f4v rest[QUERIES], done;
         size_t i = 0;
         for (size_t k = 0; k < 4; k++) /* behind the last one any will do */
             key[k] = keys + seen_place(seen, j + k < to ? j + k : j) * size;
-        for (; i + 16 <= size; i += 16) {
-            f16v part = LOAD(f16v, query + i);
-            for (int k = 0; k < 4; k++) sums[k] = multiply_add(part, LOAD(f16v, key[k] + i), sums[k]);
+        for (int g = 0; g < queries; g++) {
+            rest[g] = (f4v){0};
+            for (int k = 0; k < 4; k++) sums[g][k] = (f16v){0};
         }
+        for (; i + 16 <= size; i += 16)
+            for (int k = 0; k < 4; k++) {
+                f16v own = LOAD(f16v, key[k] + i);
+                for (int g = 0; g < queries; g++)
+                    sums[g][k] = multiply_add(LOAD(f16v, query + (size_t)g * size + i), own, sums[g][k]);
+            }
         for (; i < size; i++)
-            for (int k = 0; k < 4; k++) rest[k] += query[i] * key[k][i];
-        done = (totals(sums) + rest) * job->scale;
-        memcpy(out + j, &done, sizeof done);
+            for (int g = 0; g < queries; g++)
+                for (int k = 0; k < 4; k++) rest[g][k] += query[(size_t)g * size + i] * key[k][i];
+        for (int g = 0; g < queries; g++) {
+            done = (totals(sums[g]) + rest[g]) * job->scale;
+            memcpy(out + (size_t)g * job->longest + j, &done, sizeof done);
+        }
     }
 }
 
@@ -822,9 +845,17 @@ static void attend_group(const attention *job, size_t first, size_t tokens, size
     for (size_t from = 0; from < most; from += step)
         EACH_TOKEN {
             size_t base = (size_t)seen[t].span[0] * job->slot_stride + kv * job->head_stride;
-            const float *query = job->query + ((first + t) * job->heads + kv * group) * size;
-            for (size_t g = 0; g < group; g++)
-                score(job, seen + t, from, to, query + g * size, job->keys + base, scores + (t * group + g) * job->longest);
+            const float *queries = job->query + ((first + t) * job->heads + kv * group) * size;
+            for (size_t g = 0; g < group; g += QUERIES) {
+                const float *query = queries + g * size, *key = job->keys + base;
+                float *row = scores + (t * group + g) * job->longest;
+                switch (group - g) {
+                case 1: score(1, job, seen + t, from, to, query, key, row); break;
+                case 2: score(2, job, seen + t, from, to, query, key, row); break;
+                case 3: score(3, job, seen + t, from, to, query, key, row); break;
+                default: score(QUERIES, job, seen + t, from, to, query, key, row);
+                }
+            }
         }
     float sums[tokens * group];
     for (size_t row = 0; row < tokens * group; row++)
