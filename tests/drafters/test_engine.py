@@ -274,4 +274,4 @@ def _free_slot(drafter):
         return [drafter.cache.of(torch.tensor([2]))]
     keys, *parts = drafter.caches
     held = [part.of(torch.tensor([2])) for part in parts]
-    return [*(states[:, 2].clone() for states in keys.layers), *held]
+    return [*(states[:, 2].clone() for states in keys.layers[:2]), *held]
