@@ -343,19 +343,28 @@ class Spans:
 
 
 class PerTokenMetadata:
-    """Where new tokens go and what they see, for a model that computes each alone."""
+    """Where new tokens go and what they see, for a model that computes each alone.
+
+    By Python's numbers: a step has few tokens, and each operation of PyTorch's takes as long as ten
+    of them.
+    """
 
     def __init__(self, metadata: AttentionMetadata, capacity: int, table: int) -> None:
-        count, self._capacity = metadata.count, capacity
-        steps = torch.arange(count)
-        places = metadata.starts.unsqueeze(1) + steps
-        positions = places if metadata.positions is None else metadata.positions
-        slots = metadata.slots.unsqueeze(1).expand_as(places)
-        self.places = torch.stack((slots, places, positions.clamp(max=table - 1)), dim=-1).flatten(
-            0, 1
+        self._count, self._capacity = metadata.count, capacity
+        self._slots, self._starts = metadata.slots.tolist(), metadata.starts.tolist()
+        own = None if metadata.positions is None else metadata.positions.tolist()
+        self.places = torch.tensor(
+            [
+                (
+                    slot,
+                    start + step,
+                    min(start + step if own is None else own[row][step], table - 1),
+                )
+                for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True))
+                for step in range(metadata.count)
+            ]
         )  # [tokens, 3]
         self._mask = None if metadata.ancestors is None else ancestor_mask(metadata.ancestors)
-        self._starts, self._count = metadata.starts.tolist(), count
         self._seen: dict[tuple[bool, Window | None], KeyRanges] = {}
 
     def seen(self, causal: bool, window: Window | None) -> KeyRanges:
@@ -369,9 +378,10 @@ class PerTokenMetadata:
 
     def _find(self, causal: bool, window: Window | None) -> KeyRanges:
         spans, extras = [], []
-        for token, (slot, place, _) in enumerate(self.places.tolist()):
+        for token in range(len(self.places)):
             row, step = divmod(token, self._count)
-            start, branch, sinks = self._starts[row], [], range(0)
+            slot, start, branch, sinks = self._slots[row], self._starts[row], [], range(0)
+            place = start + step
             if self._mask is None:
                 reach = place + 1 if causal else start + self._count
                 if not causal and window is not None:

@@ -138,9 +138,13 @@ class Stack:
             shape.heads = width // keys.shape[4]
             for place, layer in enumerate(self._layers):
                 layer.keys, layer.values = keys[place].data_ptr(), values[place].data_ptr()
-        for place, (layer, own) in enumerate(zip(self._layers, seen, strict=True)):
-            layer.spans, layer.extras = own.spans.data_ptr(), own.extras.data_ptr()
-            layer.captured = captured[place].data_ptr() if place in captured else None
+        last = None
+        for layer, own in zip(self._layers, seen, strict=True):
+            if own is not last:  # most layers see the same
+                last, spans, extras = own, own.spans.data_ptr(), own.extras.data_ptr()
+            layer.spans, layer.extras, layer.captured = spans, extras, None
+        for place, rows in captured.items():
+            self._layers[place].captured = rows.data_ptr()
         shape.cos, shape.sin = rotary[0].data_ptr(), rotary[1].data_ptr()
         shape.places, shape.x, shape.tokens = places.data_ptr(), x.data_ptr(), len(x)
         shape.captured_stride = next((rows.stride(0) for rows in captured.values()), 0)

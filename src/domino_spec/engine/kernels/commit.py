@@ -62,14 +62,13 @@ def commit_reference(
     """What `commit` does."""
     accepted = told
     if accepted is None:
-        accepted = (chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)
+        accepted = (chosen[:, :-1] == block[:, 1:]).cumprod(dim=1).sum(dim=1)
         accepted = accepted if reach is None else accepted.minimum(reach)
-    lengths[slots] += accepted + 1
-    anchors[slots] = chosen.gather(1, accepted.unsqueeze(1)).squeeze(1)
+    counted = accepted.unsqueeze(1)
+    lengths.index_add_(0, slots, accepted + 1)
+    anchors.index_copy_(0, slots, chosen.gather(1, counted).squeeze(1))
     lengths[-1:].zero_()
-    report = chosen.new_empty(chosen.shape[0], chosen.shape[1] + 1)
-    report[:, 0], report[:, 1:] = accepted, chosen
-    return report, accepted
+    return torch.cat((counted, chosen), dim=1), accepted
 
 
 def commit_tree(
