@@ -369,3 +369,53 @@ def test_a_busy_while_is_forgotten(slowed):
     lived(policy, {depth: slowed * seconds for depth, seconds in true.items()}, 20, accepted=6)
     lived(policy, true, 3000, accepted=6)
     assert lived(policy, true, 100, accepted=6).count(7) > 80
+
+
+CHEAP = {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.5, 5: 1.7, 7: 1.9}
+CONFIDENT = Batch(1, confident=True)
+
+
+def test_one_sequence_verifies_drafts_as_long_as_each_pays():
+    """A row that costs a tenth of a step is worth a draft that is right once in so many."""
+    policy = taught(DepthPolicy(Costs({1: CHEAP}), 7), accepted=3, depth=7)
+    chosen = policy.choose(CONFIDENT)
+    assert (chosen.depth, chosen.nodes, chosen.budget) == (7, 0, 0)
+    pace = policy.tokens(3, CONFIDENT) / CHEAP[3]
+    assert 0.3 * 0.1 * pace < chosen.threshold < 0.1 * pace
+    dearer = {depth: 1.0 + 3 * (seconds - 1.0) for depth, seconds in CHEAP.items()}
+    other = taught(DepthPolicy(Costs({1: dearer}), 7), accepted=3, depth=7)
+    assert other.choose(CONFIDENT).threshold > 1.5 * chosen.threshold
+    assert policy.choose(Batch(1)).threshold == 0, "not where chances are not known"
+
+
+def test_chances_that_promise_too_much_are_asked_for_more():
+    modest, boastful = (taught(DepthPolicy(Costs({1: CHEAP}), 7), 3, depth=7) for _ in range(2))
+    for _ in range(200):
+        modest.record(3, 3, [0.9, 0.8, 0.7, 0.1], sampled=False)
+        boastful.record(1, 3, [0.9, 0.8, 0.7, 0.1], sampled=False)
+    assert modest.acceptance.reliability == pytest.approx(3 / 2.4, rel=0.05)
+    assert boastful.acceptance.reliability == pytest.approx(1 / 2.4, rel=0.05)
+    for policy in (modest, boastful):
+        policy.acceptance.offered[:] = policy.acceptance.accepted[:] = [1000.0] * 7
+    thresholds = [policy.choose(CONFIDENT).threshold for policy in (modest, boastful)]
+    assert thresholds[1] == pytest.approx(3 * thresholds[0], rel=0.1)
+
+
+def test_drafts_that_were_left_count_as_often_accepted_as_they_were_likely():
+    """Else those verified, the likelier ones, would speak for all of them."""
+    acceptance = Acceptance(7)
+    for index in range(400):
+        if index % 2:
+            acceptance.record(2, 2, [0.95, 0.9])
+        else:
+            acceptance.record(1, 1, [0.95, 0.1])
+    assert acceptance.accepted[1] / acceptance.offered[1] == pytest.approx(0.56, abs=0.05)
+
+
+def test_no_draft_at_all_may_be_verified():
+    """And none that was made: then nothing is known of the first."""
+    acceptance = Acceptance(3)
+    acceptance.record(0, 0, [0.05])
+    assert acceptance.offered[0] == 1.0
+    assert 0 < acceptance.accepted[0] < 0.1
+    assert acceptance.cycles == 1

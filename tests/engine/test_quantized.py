@@ -12,13 +12,21 @@ from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Packed, Parts
 from domino_spec.engine.models import load_model
 from domino_spec.engine.models.base import Shape
+from domino_spec.engine.policy import Costs, DepthPolicy, Drafts
 from domino_spec.engine.sampling import Draws
+from domino_spec.engine.verify_lengths import AcceptanceModel
 from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.drafts import DraftContext
 from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets import Target, load_target
 from tests.engine.runs import make_engine, own, run_engine, run_reference
-from tests.support.families import drafter_config, make_model, random_drafter, random_prompts
+from tests.support.families import (
+    drafter_config,
+    make_model,
+    make_target,
+    random_drafter,
+    random_prompts,
+)
 from tests.support.ggufs import write_gguf
 
 NEW = 12
@@ -72,6 +80,51 @@ def test_the_engine_says_what_the_reference_loop_says(targets, family, batch):
     undrafted = make_engine(target)
     assert run_engine(undrafted, prompts, max_new_tokens=NEW)[0] == plain
     assert run_engine(undrafted, prompts, max_new_tokens=NEW, **SAMPLED)[0] == sampled
+
+
+class Confident(DepthPolicy):
+    """Always such a threshold, where one may be had."""
+
+    def __init__(self, depth: int, threshold: float) -> None:
+        super().__init__(Costs({1: {0: 1.0, depth: 1.1}}), depth)
+        self.threshold, self.heard = threshold, []
+
+    def choose(self, batch):
+        self._last = batch
+        return Drafts(self._depth, threshold=self.threshold if batch.confident else 0.0)
+
+    def record(self, accepted, depth, reached=(), *, sampled):
+        assert accepted <= depth <= len(reached) or not reached
+        self.heard.append((accepted, depth, reached))
+        super().record(accepted, depth, reached, sampled=sampled)
+
+
+ONE_BY_ONE = {"greedy": {}, "sampled": SAMPLED, "penalised": {"repetition_penalty": 1.3}}
+
+
+@pytest.mark.parametrize("family", ["llama", "float32"])
+@pytest.mark.parametrize("kind", ONE_BY_ONE)
+def test_one_sequence_verifies_its_likely_drafts_alone(targets, family, kind):
+    """Whatever the threshold: with the compiled rollout, which ends early, and without."""
+    target = make_target("llama") if family == "float32" else targets[family]
+    params = {"max_new_tokens": 2 * NEW, **ONE_BY_ONE[kind]}
+    head = DominoHeadConfig(gru_hidden_dim=32, emb_dim=32, pure_draft_prefix_len=1)
+    drafter = drafter_for(target, head=head)  # heads of whole blocks are compiled
+    depths = {}
+    for threshold in (0.0, 1e-4, 0.1, 1.1):
+        engine = make_engine(target, drafter)
+        engine.policy = policy = Confident(engine.depth, threshold)
+        engine._chances = AcceptanceModel(engine.depth, engine.target.device)
+        engine._make_slots(8, None)
+        found = [run_engine(engine, [prompt], **params)[0] for prompt in PROMPTS[:3]]
+        plain = [run_engine(make_engine(target), [p], **params)[0] for p in PROMPTS[:3]]
+        assert found == plain, threshold
+        if threshold:
+            for _, depth, reached in policy.heard:
+                assert all(chance >= threshold for chance in reached[:depth])
+                assert all(chance < threshold for chance in reached[depth:])
+        depths[threshold] = sum(depth for _, depth, _ in policy.heard) / len(policy.heard)
+    assert depths[0.0] == engine.depth > depths[1e-4] > depths[0.1] > depths[1.1] == 0
 
 
 @pytest.mark.usefixtures("packing_small_weights")

@@ -70,7 +70,10 @@ class Kernel:
         self._forward = library.domino_forward
         self._forward.argtypes = (pointer, pointer, *threads, pointer)
         self._draft = library.domino_draft
-        self._draft.argtypes = (pointer, pointer, size, size, pointer, pointer, *threads, pointer)
+        self._draft.argtypes = (
+            pointer, pointer, size, size, pointer, pointer, pointer, ctypes.c_float, *threads,
+            pointer,
+        )  # fmt: skip
         self._store = library.domino_store
         self._store.argtypes = (
             pointer, pointer, size, pointer, pointer, pointer, pointer, pointer, size, size,
@@ -199,18 +202,22 @@ class Kernel:
         hidden: Tensor,  # [batch, depth, hidden]
         anchors: Tensor,  # [batch]
         drafts: Tensor,  # [batch, depth]: what is written
+        chances: Tensor | None = None,  # [batch, depth], float32: written too
+        threshold: float = 0.0,
         *,
         blocks: int,
-    ) -> None:
-        """All drafts of a rollout, as `DraftRollout` says; `blocks` are those of its lm_head."""
+    ) -> int:
+        """A rollout, as `DraftRollout` says; `blocks` are those of its lm_head. Drafts made."""
         batch, depth, _ = hidden.shape
         threads = max(min(threads_here(), batch * depth * blocks // _GRAIN), 1)
-        failed = self._draft(
-            head, hidden.data_ptr(), batch, depth, anchors.data_ptr(), drafts.data_ptr(), threads,
-            self._parallel, self._team_size,
+        made: int = self._draft(
+            head, hidden.data_ptr(), batch, depth, anchors.data_ptr(), drafts.data_ptr(),
+            None if chances is None else chances.data_ptr(), threshold, threads, self._parallel,
+            self._team_size,
         )  # fmt: skip
-        if failed:
+        if made < 0:
             raise MemoryError(f"no memory for {depth} drafts of {batch} sequences: ask for fewer")
+        return made
 
     def store(
         self,
