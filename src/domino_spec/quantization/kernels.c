@@ -152,8 +152,9 @@ ALWAYS iv dot(int wide, iv sums, bv w, const int8_t *x) {
     return add_pairs(sums, (sv)_mm256_maddubs_epi16(_mm256_abs_epi8(signed_), _mm256_sign_epi8(s, signed_)));
 #endif
 #elif defined(DOMINO_AVX512)
-    (void)wide;
-    return (iv)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, _mm512_set1_epi32(LOAD(int32_t, x)));
+    (void)wide; /* compilers would load the four of x into a register of their own first */
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums) : "v"(w), "m"(*(const int8_t(*)[4])x));
+    return sums;
 #elif defined(DOMINO_AVX2)
     __m256i u = (__m256i)w, s = _mm256_set1_epi32(LOAD(int32_t, x));
     if (wide) {

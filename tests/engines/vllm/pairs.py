@@ -39,7 +39,7 @@ def save_bigram_target(folder: Path, *, lively: bool = False) -> Path:
         torch.manual_seed(0)  # the same model in every process
         model = transformers.LlamaForCausalLM(config)
     if lively:
-        _enliven(model)
+        enliven(model)
         model.save_pretrained(folder)
         return folder
     with torch.no_grad():
@@ -53,7 +53,8 @@ def save_bigram_target(folder: Path, *, lively: bool = False) -> Path:
     return folder
 
 
-def _enliven(model: torch.nn.Module) -> None:
+def enliven(model: torch.nn.Module) -> None:
+    """Matrices of a scale at which all that came before a token changes what follows it."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -112,8 +112,8 @@ def save_reduced_export(target: str, folder: Path) -> tuple[Path, DraftModel]:
     ), drafter
 
 
-def assert_drafts_are_ours(target: str, folder: Path, drafter: DraftModel, **job: Any) -> None:
-    """Block by block, with a target whose answer is not simple."""
+def assert_drafts_are_ours(target: str, folder: Path, drafter: DraftModel, **job: Any) -> list[int]:
+    """Block by block, with a target whose answer is not simple; gives prompt and answer."""
     prompt = [9, 4, 17, 30, 2]
     result = run_job(
         target=target, speculative=speculative(folder), prompts=[prompt], record=True, **job
@@ -126,3 +126,4 @@ def assert_drafts_are_ours(target: str, folder: Path, drafter: DraftModel, **job
     for block in result["blocks"]:
         assert block in ours, "vLLM drafted what we never would"
         ours.remove(block)
+    return tokens
