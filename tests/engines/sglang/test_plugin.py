@@ -50,6 +50,29 @@ def test_the_name_is_sglangs_own_model(registry: Any) -> None:
     assert registry.resolve_model_cls(["DFlashDraftModel"])[0] is DFlashDraftModel
 
 
+TARGETS = {
+    "LlamaForCausalLM": True,
+    "MistralForCausalLM": True,
+    "Phi3ForCausalLM": True,
+    "Qwen3ForCausalLM": True,
+    "Qwen3MoeForCausalLM": True,
+    "Qwen3NextForCausalLM": True,
+    "GptOssForCausalLM": True,
+    "Qwen2ForCausalLM": False,
+    "Olmo2ForCausalLM": False,
+    "GraniteForCausalLM": False,
+    "Gemma3ForCausalLM": False,
+}
+"""Whether SGLang hands a family's hidden states to a drafter, as docs/serving.md says."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_targets_whose_hidden_states_are_captured(registry: Any, name: str) -> None:
+    found, _ = registry.resolve_model_cls([name])
+    assert found.__name__ == name
+    assert hasattr(found, "set_dflash_layers_to_capture") is TARGETS[name]
+
+
 def test_a_registry_that_is_already_there_is_told_too(registry: Any) -> None:
     found = registry.models.pop("DominoDraftModel")
     plugin.register()

@@ -59,7 +59,7 @@ def enliven(model: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
+                parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
 
 
 def table_answer(prompt: list[int], length: int) -> list[int]:
