@@ -125,7 +125,7 @@ def draft_costs(records: list[dict[str, Any]]) -> str:
         f"Acceptance lengths at T = 0 of {sum(last['used'].values())} answers of "
         f"{', '.join(last['used'])}, up to {last['new_tokens']} tokens each, loops left out. "
         "Speedups are of cycles alone: a prompt's prefill and the host's work between cycles come "
-        "on top, so those of the [head-to-head](head-to-head.md) (1.19 times) are lower.",
+        "on top, so those of the [head-to-head](head-to-head.md) are lower.",
         made(records),
         table(columns, [0, *sorted(lengths)]),
         f"With {best} drafts, the best depth, drafting takes {_each(drafting(best))} of a plain "
