@@ -9,6 +9,7 @@ SGLANG := .venv-sglang
 ENGINES := tests/engines
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+unexport PYTHONDONTWRITEBYTECODE # tests start many processes: what one compiles serves the others
 
 .PHONY: demo test engines test-engines test-slow mutations browser lint format results clean
 
@@ -16,7 +17,7 @@ demo: $(VENV)/.demo
 	$(BIN)/domino demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder # two cores: some tests wait
 
 # What the tests of the report and the chat page look through; without it they are skipped.
 # Debian's, where one may install.

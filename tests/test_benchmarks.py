@@ -12,7 +12,6 @@ import torch
 import transformers as tf
 import yaml
 from benchmarks import (
-    adapt,
     draft_costs,
     engine_crowd,
     memory,
@@ -132,6 +131,8 @@ def test_gradients_of_losses_that_were_tried(idea):
 
 @pytest.mark.slow
 def test_a_fine_tune_is_made_compared_adapted_to_and_measured(tmp_path, monkeypatch):
+    from benchmarks import adapt  # and peft, which takes seconds
+
     base = save_target(tmp_path / "base", tokenizer=make_tokenizer())
     model = tf.AutoModelForCausalLM.from_pretrained(base)
     with torch.no_grad():  # its answers never hold the mask token
@@ -191,6 +192,8 @@ def test_docstrings_become_conversations(tmp_path):
         code = f'class A:\n  def f(self, n=1):\n    """{said}"""\ndef g():\n  """Too short."""\n'
         (tmp_path / name).write_text(code)
     asked = "What is `f(self, n=1)` of Python's module `things`?"
+    from benchmarks import adapt
+
     assert list(adapt.docstrings(tmp_path)) == [(asked, said)]
 
 
