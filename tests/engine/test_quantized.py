@@ -14,7 +14,7 @@ from domino_spec.engine.models import load_model
 from domino_spec.engine.models.base import Shape
 from domino_spec.engine.policy import Costs, DepthPolicy, Drafts
 from domino_spec.engine.sampling import Draws
-from domino_spec.engine.verify_lengths import AcceptanceModel
+from domino_spec.engine.verify_lengths import AcceptanceModel, likely_drafts
 from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.drafts import DraftContext
 from domino_spec.quantization.modules import quantized_weights
@@ -125,6 +125,29 @@ def test_one_sequence_verifies_its_likely_drafts_alone(targets, family, kind):
                 assert all(chance < threshold for chance in reached[depth:])
         depths[threshold] = sum(depth for _, depth, _ in policy.heard) / len(policy.heard)
     assert depths[0.0] == engine.depth > depths[1e-4] > depths[0.1] > depths[1.1] == 0
+
+
+def test_a_cycle_that_verified_none_is_no_plain_step():
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    engine._chances = AcceptanceModel(engine.depth, engine.target.device)
+    engine._make_slots(1, None)
+    engine.policy = policy = Confident(engine.depth, 1.1)
+    seen = []
+    policy.observe = lambda _batch, drafts, _seconds: seen.append(drafts)
+    run_engine(engine, PROMPTS[:1], max_new_tokens=NEW)
+    assert len(policy.heard) == NEW - 1
+    assert seen == []
+    policy.threshold = 1e-4
+    run_engine(engine, PROMPTS[:1], max_new_tokens=NEW)
+    assert seen
+    assert all(0 < drafts.depth <= engine.depth for drafts in seen)
+
+
+def test_chances_that_are_no_numbers_are_none():
+    chances = [torch.tensor([[0.9, 0.8]]), torch.tensor([[torch.nan, 0.9]])]
+    reached, count = likely_drafts(chances, 0.5)
+    assert reached.tolist() == [pytest.approx([0.9, 0.72, 0.0, 0.0])]
+    assert count == 2
 
 
 @pytest.mark.usefixtures("packing_small_weights")

@@ -468,9 +468,10 @@ class Engine:
         if before is None or self._reported is None or self.policy is None or len(launches) != 1:
             return
         plan, batch, verified = launches[0].plan, launches[0].batch, launches[0].verified
-        if batch is not None:
-            drafts = Drafts(plan.depth, plan.nodes, plan.budget)
-            drafts = drafts if verified is None else Drafts(verified)
+        drafts = Drafts(plan.depth, plan.nodes, plan.budget)
+        if verified is not None:
+            drafts = Drafts(verified)
+        if batch is not None and verified != 0:  # which is no plain step: it drafted in vain
             self.policy.observe(batch, drafts, self._reported - before)
 
     def _admit(self) -> None:

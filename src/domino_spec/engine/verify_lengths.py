@@ -87,10 +87,10 @@ class AcceptanceModel:
 def likely_drafts(chances: Sequence[Tensor], threshold: float) -> tuple[Tensor, int]:
     """How likely each of one sequence's drafts is reached and right; how many pass the threshold.
 
-    `chances` are of the drafts one lot after the other, [1, n] each.
+    `chances` are of the drafts one lot after the other, [1, n] each; no number is no chance.
     """
     whole = chances[0] if len(chances) == 1 else torch.cat(list(chances), dim=1)
-    reached = whole.cumprod(dim=1)
+    reached = whole.nan_to_num(0.0).cumprod(dim=1)
     return reached, int((reached >= threshold).sum())
 
 
