@@ -329,10 +329,10 @@ def tried(records: Path) -> str:
     changes = read_records(records / "engine-tried.jsonl")
     return page(
         "# What was tried for the engine",
-        f"Changes for {changes[0]['shape']}'s shape, one sequence: time relative to the same code "
-        "without the change. Above 1 is slower. *In turns*: the median of three rounds or more, "
-        "alternating in one process. Code that was not kept is gone; where a change was tried "
-        "again, the code around it had changed.",
+        f"Changes for {changes[0]['shape']}'s shape or that named, one sequence: time relative to "
+        "the same code without the change. Above 1 is slower. *In turns*: the median of three "
+        "rounds or more, alternating in one process. Code that was not kept is gone; where a "
+        "change was tried again, the code around it had changed.",
         made(changes),
         changes_table(changes),
         "## Tilings",
