@@ -44,8 +44,8 @@ _COMMON_SHARE, _OWN_SHARE = 0.1, 0.1
 _KEPT = 0.996
 """Of what is known of one kind of cycle alone, after each cycle."""
 _EXPLORED_EVERY, _REFRESHED_EVERY = 16, 512
-_ALONE = 0.6
-"""Of what verifying one more draft costs, what that one must bring alone: others may follow it."""
+_OF_ITS_COST = 0.6
+"""The share of what verifying one more draft costs that it must bring alone: others may follow."""
 _LEAST_LIKELY = 0.02
 """A draft that is less likely to be reached and right is never verified."""
 _PAUSE = 10.0
@@ -420,7 +420,7 @@ class DepthPolicy:
         place = around.index(best)
         low, high = around[max(place - 1, 1)], around[min(place + 1, len(around) - 1)]
         more = (costs[high] - costs[low]) / max(high - low, 1)
-        lost = _ALONE * more * self.tokens(best, batch) / costs[best]
+        lost = _OF_ITS_COST * more * self.tokens(best, batch) / costs[best]
         own = self.drawn if batch.drawn else self.acceptance
         return min(max(lost / own.reliability, _LEAST_LIKELY), 1.0)
 
