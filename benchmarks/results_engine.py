@@ -120,7 +120,7 @@ def draft_costs(records: list[dict[str, Any]]) -> str:
     return page(
         "## What drafts can gain on a quantised target",
         f"{last['target']} in its own blocks with {last['drafter']}, one sequence behind "
-        f"{last['context']} tokens, two runs; times in plain steps, the least of "
+        f"{last['context']} tokens; times in plain steps, the least of "
         f"{last['rounds']} rounds in turns. *Free drafts* take no time and are never right. "
         f"Acceptance lengths at T = 0 of {sum(last['used'].values())} answers of "
         f"{', '.join(last['used'])}, up to {last['new_tokens']} tokens each, loops left out. "
@@ -132,7 +132,7 @@ def draft_costs(records: list[dict[str, Any]]) -> str:
         f"step; a drafter that costs nothing and is accepted as often would give "
         f"{_each(gains('free', bound), '×')} with {bound}. Cheaper drafting alone {reach} reach "
         f"{_WANTED}× in cycles: with {best} drafts it may take {_each(room)} of a plain step.",
-        f"Parts of a cycle with {best} drafts, each timed alone in the second run, in plain steps: "
+        f"Parts of a cycle with {best} drafts, each timed alone, in plain steps: "
         + ", ".join(f"{name} {seconds / plain:.2f}" for name, seconds in parts)
         + ".",
     )
