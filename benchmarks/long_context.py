@@ -4,10 +4,9 @@
         --questions gsm8k.jsonl humaneval.jsonl --window 256 --out records/long-context.jsonl
 
 The text is the Python language reference that comes with Python, no paragraph twice. It is
-an earlier turn of the conversation. The engine decodes each question greedily without drafts and
-with the drafter as its files say; every `--window` is then simulated over the same answer and the
-draft cache that decoding has left, so that all windows see the same numbers. The speedup is that
-of decoding, without the prefill.
+an earlier turn of the conversation. The engine decodes each question greedily, without drafts and
+with the drafter as its files say, then again with every `--window`; 0 is all of the context, even
+for layers that have a window of their own. The speedup is that of decoding, without the prefill.
 """
 
 from __future__ import annotations
@@ -21,19 +20,21 @@ from typing import Any
 
 import torch
 
+from domino_spec.api.prompts import end_tokens
+from domino_spec.checkpoints import load_drafter
 from domino_spec.data import is_loop
 from domino_spec.decoding import AcceptanceStats, SamplingParams, Sequence
-from domino_spec.drafter.masks import Window
 from domino_spec.drafters import BlockDrafter, open_drafter
 from domino_spec.engine.engine import Engine
 from domino_spec.evaluation.runs import make_sequence
-from domino_spec.evaluation.simulate import count_right, walk
 from domino_spec.records import append_record, environment
-from domino_spec.targets import Target, default_device, load_target
+from domino_spec.targets import LoadedTarget, default_device, load_target
+from domino_spec.training.start import with_windows
 
 SHORTEST = 32
 """Tokens of an answer; shorter ones say little and are left out."""
-DECODED = "decoded"
+OWN = "own"
+"""The window that the drafter's files say."""
 
 
 def main() -> None:
@@ -50,56 +51,33 @@ def main() -> None:
         for line in path.read_text("utf-8").splitlines()[: args.limit]
     ]
     text = unrelated(tokenizer, max(args.context))
-    drafter = open_drafter(args.draft, loaded)
-    assert isinstance(drafter, BlockDrafter)
-    windows = {DECODED: None} | {setting: window_of(setting) for setting in args.window}
-    own = drafter.config.sliding_window
     room = max(args.context) + args.question_tokens + args.max_new_tokens
-    capacity = room + drafter.depth + drafter.lookahead
-    engine = Engine(loaded.target, drafter, slots=1, capacity=capacity, reuse=True)
-    for context in args.context:
-        rows = []
-        for index, (name, question) in enumerate(questions):
-            asked = prompt(tokenizer, text[:context], question)
-            params = SamplingParams(max_new_tokens=args.max_new_tokens)
-
-            def made(drafts: bool) -> Sequence:
-                eos = [tokenizer.eos_token_id]
-                made = make_sequence(index, asked, params, eos=eos)  # noqa: B023
-                made.speculate = drafts
-                return made
-
-            if not rows:  # graphs are captured, kernels compiled
-                for drafts in (False, True):
-                    decode(engine, made(drafts))
-            plain, took_plain = decode(engine, made(False))
-            sequence, took = decode(engine, made(True))
-            answer = sequence.output
-            outcome = "short" if len(answer) < SHORTEST else "used"
-            outcome = "loop" if is_loop(answer) else outcome
-            counts = {DECODED: sequence.stats}
-            for setting in args.window if outcome == "used" else ():
-                counts[setting] = simulated(
-                    engine.drafter, loaded.target, asked, answer, windows[setting], args
-                )
-            speed = (took_plain, took, plain.output == answer)
-            rows.append((name, len(asked), outcome, counts, speed))
-        for setting, window in windows.items():
+    for setting in (OWN, *args.window):
+        drafter = opened(args.draft, loaded, setting)
+        capacity = room + drafter.depth + drafter.lookahead
+        engine = Engine(loaded.target, drafter, slots=1, capacity=capacity, reuse=True)
+        for context in args.context:
+            prompts = [
+                (name, prompt(tokenizer, text[:context], question)) for name, question in questions
+            ]
             record = {
                 "target": Path(args.target).name,
                 "quantize": args.quantize,
                 "drafter": drafter.name,
-                "way": DECODED if setting == DECODED else "simulated",
-                "window": window,
-                "sliding_window": own,
+                "way": "decoded",
+                "window": drafter.window,
+                "sliding_window": drafter.config.sliding_window,
                 "depth": drafter.depth,
                 "context": context,
                 "max_new_tokens": args.max_new_tokens,
-                **counted(rows, setting, timed=setting == DECODED),
+                **answered(
+                    engine, prompts, args.max_new_tokens, end_tokens(loaded.target, tokenizer)
+                ),
             }
-            shown = ("way", "window", "context", "tokens_per_cycle", "speedup", "used", "loops")
+            shown = ("window", "sliding_window", "context", "tokens_per_cycle", "speedup", "used")
             print(json.dumps({name: record.get(name) for name in shown}), flush=True)
             append_record(args.out, {**record, "environment": environment()})
+        del engine
 
 
 def options() -> argparse.Namespace:
@@ -110,7 +88,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--draft", required=True)
     parser.add_argument("--questions", nargs="+", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=4, help="questions of each file")
-    parser.add_argument("--window", nargs="*", default=[], help="0 for all, or SIZE:SINKS")
+    parser.add_argument("--window", nargs="*", default=[], help="0 for all, or SIZE[:SINKS]")
     parser.add_argument("--context", nargs="+", type=int, default=[0, 1000, 2000, 4000, 7000])
     parser.add_argument("--question-tokens", type=int, default=800, help="the longest question")
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -119,82 +97,68 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def window_of(setting: str) -> Window | None:
-    """The window that a word of the command line says."""
-    size, _, sinks = setting.partition(":")
-    return Window(int(size), int(sinks or 0)) if int(size) else None
+def opened(source: str, loaded: LoadedTarget, setting: str) -> BlockDrafter:
+    """The drafter with the window that a word of the command line says."""
+    if setting == OWN:
+        drafter = open_drafter(source, loaded)
+    elif setting == "0":
+        place: dict[str, Any] = {"dtype": loaded.target.dtype, "device": loaded.target.device}
+        model = with_windows(load_drafter(source, **place).drafter, None)
+        drafter = open_drafter(model.to(**place), loaded)
+        drafter.name = source
+    else:
+        size, _, sinks = setting.partition(":")
+        window: dict[str, Any] = {"draft_window": int(size), "draft_sinks": int(sinks or 0)}
+        drafter = open_drafter(source, loaded, **window)
+    assert isinstance(drafter, BlockDrafter)
+    return drafter
 
 
-def decode(engine: Engine, sequence: Sequence) -> tuple[Sequence, float]:
-    """Decode alone; with the seconds from the first token to the last."""
-    engine.add_request(sequence)
-    while not sequence.output and engine.busy:
-        engine.step()
-    began = time.perf_counter()
-    while engine.busy:
-        engine.step()
-    return sequence, time.perf_counter() - began
+def answered(
+    engine: Engine, prompts: list[tuple[str, list[int]]], new_tokens: int, eos: set[int]
+) -> dict[str, Any]:
+    """What decoding these prompts counted, and each one's own numbers; loops are left out."""
 
+    def decode(index: int, *, drafts: bool) -> tuple[Sequence, float]:
+        """Alone; with the seconds from the first token to the last."""
+        params = SamplingParams(max_new_tokens=new_tokens)
+        sequence = make_sequence(index, prompts[index][1], params, eos=eos)
+        sequence.speculate = drafts
+        engine.add_request(sequence)
+        while not sequence.output and engine.busy:
+            engine.step()
+        began = time.perf_counter()
+        while engine.busy:
+            engine.step()
+        return sequence, time.perf_counter() - began
 
-@torch.no_grad()
-def simulated(
-    drafter: Any,
-    target: Target,
-    asked: list[int],
-    answer: list[int],
-    window: Window | None,
-    args: argparse.Namespace,
-) -> AcceptanceStats:
-    """What decoding this answer with this window counts, over what is in the draft cache."""
-    model, depth, anchors = drafter.model, drafter.depth, len(answer) - 1
-    length = len(asked) + anchors
-    keys, values = (states[:, :1, :, :length] for states in drafter.cache.layers)
-    here: dict[str, Any] = {"device": keys.device}
-    tokens = torch.tensor([answer[:anchors]], **here)  # [1, anchors]
-    model.backbone.draft_window = window
-    hidden = model.draft_hidden(
-        target,
-        anchor_tokens=tokens,
-        anchors=len(asked) + torch.arange(anchors, **here).unsqueeze(0),
-        context=list(zip(keys, values, strict=True)),
-        context_positions=torch.arange(length, **here).unsqueeze(0),
-    )
-    model.backbone.draft_window = None
-    truth = torch.tensor([*answer, *[-1] * depth], **here).unfold(0, depth, 1)[1 : anchors + 1]
-    right = count_right(
-        model, target, hidden=hidden[0, :, :depth], anchor_tokens=tokens[0], truth=truth,
-        candidates=None,
-    )  # fmt: skip
-    (stats,) = walk([right.tolist()], depth=depth, max_new_tokens=args.max_new_tokens, batches=None)
-    return stats
-
-
-def counted(rows: list[tuple[Any, ...]], setting: str, *, timed: bool) -> dict[str, Any]:
-    """The sums over the answers that count, and each question's own numbers."""
-    kept = [row for row in rows if row[2] == "used"]
-    used = [(name, length, counts[setting]) for name, length, _, counts, _ in kept]
-    outcomes = [outcome for _, _, outcome, *_ in rows]
-    total = AcceptanceStats.sum(stats for *_, stats in used)
-    speeds = list(zip(*(speed for *_, speed in kept), strict=True)) if timed and kept else []
-    times = {}
-    if speeds:
-        plain, drafts, same = speeds
-        times = {
-            "speedup": sum(plain) / sum(drafts),
-            "same_text": sum(same),
-            "seconds": {"plain": plain, "drafts": drafts},
-        }
+    for drafts in (False, True):  # graphs are captured, kernels compiled
+        decode(0, drafts=drafts)
+    outcomes, used = [], []
+    for index, (name, asked) in enumerate(prompts):
+        plain, took_plain = decode(index, drafts=False)
+        sequence, took = decode(index, drafts=True)
+        outcome = "short" if len(sequence.output) < SHORTEST else "used"
+        outcomes.append("loop" if is_loop(sequence.output) else outcome)
+        if outcomes[-1] == "used":
+            same = plain.output == sequence.output
+            used.append((name, len(asked), sequence.stats, took_plain, took, same))
+    if not used:
+        return {"used": 0, "loops": outcomes.count("loop"), "short": outcomes.count("short")}
+    names, lengths, stats, plains, drafted, equal = zip(*used, strict=True)
     return {
-        "tokens_per_cycle": total.tokens_per_cycle,
-        **times,
+        "tokens_per_cycle": AcceptanceStats.sum(stats).tokens_per_cycle,
+        "speedup": sum(plains) / sum(drafted),
+        "same_text": sum(equal),
+        "seconds": {"plain": plains, "drafts": drafted},
         "used": len(used),
         "loops": outcomes.count("loop"),
         "short": outcomes.count("short"),
         "per_prompt": {
-            "set": [name for name, *_ in used],
-            "tokens": [length for _, length, _ in used],
-            "committed": [stats.committed for *_, stats in used],
-            "cycles": [stats.cycles for *_, stats in used],
+            "set": names,
+            "tokens": lengths,
+            "committed": [each.committed for each in stats],
+            "cycles": [each.cycles for each in stats],
         },
     }
 
