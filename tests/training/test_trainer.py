@@ -300,6 +300,15 @@ def test_a_warm_start_keeps_its_window_unless_told_otherwise(learnt, tmp_path, c
         assert_same(weights_of(warm), weights_of(run))
 
 
+def test_a_warm_start_may_draft_blocks_of_another_size(learnt, tmp_path, corpus, loaded):
+    run, *_, folder = learnt
+    warm = ready(tmp_path / "warm", corpus, loaded, init=str(folder), block_size=4, **QUICK)
+    assert (run.drafter.config.block_size, warm.drafter.config.block_size) == (6, 4)
+    assert_same(weights_of(warm), weights_of(run))
+    _, shorter = train(warm)
+    assert load_drafter(shorter).drafter.config.block_size == 4
+
+
 def test_a_packed_drafter_decodes_as_it_was_trained(tmp_path, corpus, loaded):
     run = ready(tmp_path / "run", corpus, loaded, pack=6, **{**QUICK, "steps": 4})
     _, folder = train(run)
@@ -328,7 +337,6 @@ def test_a_warm_start_from_a_reduced_vocabulary_keeps_its_tokens(tmp_path, corpu
         ({"layers": 2}, "num_layers 1 against 2"),
         ({"shift_label": False}, "shift_label True against False"),
         ({"variant": "dflash"}, "head"),
-        ({"block_size": 4}, "block_size 6 against 4"),
     ],
 )
 def test_a_warm_start_from_another_drafter_is_refused(

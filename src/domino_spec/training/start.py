@@ -300,6 +300,8 @@ def start_drafter(
             own = drafter.config.sliding_window or 0
             if config.sliding_window not in (None, own):
                 drafter = with_windows(drafter, config.sliding_window)
+            if drafter.config.block_size != config.block_size:  # no weight depends on it
+                drafter = _altered(drafter, block_size=config.block_size)
             config = config.replace(sliding_window=drafter.config.sliding_window or 0)
     else:
         tokens = _draft_tokens(config, target, training)
@@ -339,10 +341,11 @@ def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> Dra
         config.init, dtype=torch.float32, num_target_layers=layers, any_kind=True
     ).drafter
     stated, wanted = drafter.config.to_dict(), shape.to_dict()
+    own = _ITS_OWN | ({"block_size"} if isinstance(drafter, DraftModel) else set())
     different = [
         f"{name} {stated[name]!r} against {wanted.get(name)!r}"
         for name in stated
-        if name not in _ITS_OWN and stated[name] != wanted.get(name)
+        if name not in own and stated[name] != wanted.get(name)
     ]
     if different:
         raise TrainingError(
@@ -355,8 +358,12 @@ def _warm_start(config: TrainConfig, shape: DrafterConfig | ModuleConfig) -> Dra
 def with_windows(drafter: DraftModel, size: int | None) -> DraftModel:
     """The same weights in layers that read so much of their context."""
     windows: dict[str, Any] = {"layer_types": (), "sliding_window": None}
-    windows |= _windows(drafter.config.num_layers, size)
-    changed = DraftModel(replace(drafter.config, **windows), drafter.draft_tokens)
+    return _altered(drafter, **windows | _windows(drafter.config.num_layers, size))
+
+
+def _altered(drafter: DraftModel, **changes: Any) -> DraftModel:
+    """The same weights under another configuration that has places for all of them."""
+    changed = DraftModel(replace(drafter.config, **changes), drafter.draft_tokens)
     changed.load_state_dict(drafter.state_dict())
     return changed
 
