@@ -154,7 +154,9 @@ class TrainConfig(BaseModel):
         unset="not packed",
     )
     init: Text | None = _drafter(
-        None, "a drafter to start from: the same shape, no optimiser state", unset="random weights"
+        None,
+        "a drafter to start from: the same shape but for `block_size`, no optimiser state",
+        unset="random weights",
     )
 
     messages_field: Text | None = _data(
