@@ -118,7 +118,10 @@ def own(target: Target, device: Device = None) -> Target:
 
 
 def draft(engine: Engine, drafts_of: Callable[[int, int], list[int]]) -> None:
-    """Let the engine draft what `drafts_of` gives for a sequence's index and tokens so far."""
+    """Let the engine draft what `drafts_of` gives for a sequence's index and tokens so far.
+
+    It looks at the scheduler, which no graph could: make the engine without.
+    """
 
     def propose(_anchors, *, slots, starts, depth, sampler):
         running = {sequence.slot: sequence for sequence in engine.scheduler.running}

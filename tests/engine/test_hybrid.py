@@ -91,7 +91,8 @@ def test_adversarial_drafts_of_sequences_that_come_and_go(family, sampled):
     else:
         answers = [plain_greedy(target.model, prompt, NEW) for prompt in prompts]
     assert all(len(set(text)) > 8 for text in answers), "an error must be able to show"
-    engine = make_engine(target, random_drafter(), device=device, slots=3, chunk=50)
+    room = {"slots": 3, "chunk": 50}
+    engine = make_engine(target, random_drafter(), device=device, graphs=False, **room)
     adversarial(engine, answers)
     sequences = make_requests(prompts, params=[params] * 4, seeds=[params.seed] * 4)
     for sequence in sequences:  # the others are in the midst of theirs
@@ -101,6 +102,13 @@ def test_adversarial_drafts_of_sequences_that_come_and_go(family, sampled):
     assert [sequence.output for sequence in sequences] == answers
     accepted = sum(sum(sequence.stats.accepted) for sequence in sequences)
     assert NEW < accepted < sum(sum(sequence.stats.offered) for sequence in sequences)
+    if device.type == "cuda":  # the drafter's own drafts, in captured cycles
+        captured = make_engine(target, random_drafter(), device=device, **room)
+        drafted = make_requests(prompts, params=[params] * 4, seeds=[params.seed] * 4)
+        for sequence in drafted:
+            captured.add_request(sequence)
+        finish(captured)
+        assert [sequence.output for sequence in drafted] == answers
 
 
 def stress(family, seed, turns, *, graphs=False):

@@ -30,8 +30,8 @@ class Drafter:
         }
         self.head = build_head(configs[kind], **sizes).to(device) if kind in configs else None
         if self.head is not None:
-            for parameter in self.head.parameters():
-                torch.nn.init.normal_(parameter, std=0.4)
+            for parameter in self.head.parameters():  # the same numbers on every device
+                parameter.data = torch.randn(parameter.shape).to(device) * 0.4
         self.draft_tokens = torch.randperm(VOCABULARY)[:REDUCED].to(device) if reduced else None
         self.embedding = torch.randn(VOCABULARY, HIDDEN).to(device)
         self.lm_head = torch.randn(output, HIDDEN).to(device)
