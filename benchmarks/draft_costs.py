@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--quantize", default="keep")
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
-    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 7])
+    parser.add_argument("--depths", type=int, nargs="+", help="unset: all that there are")
     parser.add_argument("--limit", type=int, default=20, help="Prompts a set.")
     parser.add_argument("-n", "--tokens", type=int, default=96)
     parser.add_argument("--batch", type=int, default=4, help="Answers made together.")
@@ -161,6 +161,7 @@ def main() -> None:
     args = parser.parse_args()
     loaded = load_target(str(args.target), quantize=args.quantize, device="cpu")
     drafter = open_drafter(args.draft, loaded)
+    args.depths = args.depths or range(1, (drafter.max_depth or drafter.default_depth) + 1)
     found: dict[str, Any] = {
         "target": args.target.name, "quantize": args.quantize, "drafter": drafter.name,
         "context": args.context, "rounds": args.rounds, "new_tokens": args.tokens,

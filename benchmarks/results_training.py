@@ -103,9 +103,10 @@ _RATE = field("tokens_per_cycle", ".2f")
 
 
 _ACCEPTANCE_REMARKS = {
-    "e8ed220": "Of commit e8ed220 main6 and cpu8 are the present drafters, before their window of "
-    "768 tokens was set, which such short conversations do not fill; cpu-a/drafter is cpu8's run "
-    "with conversations apart (concatenate: 0); the other two were the released ones then.",
+    "e8ed220": "Of commit e8ed220 main6 is the present drafter and cpu8 the CPU drafter until "
+    "851e768, before their window of 768 tokens was set, which such short conversations do not "
+    "fill; cpu-a/drafter is cpu8's run with conversations apart (concatenate: 0); the other two "
+    "were the released ones then.",
     "151b5f2f3e96": "Both drafters of commits 151b5f2f3e96 and 1ccc1d69aa2b, and the main one of "
     "de50c7613bf3, are those of 2026-11-15; the main one of 03565b9108b3 and 4ee82c9dc938 is that "
     "of the morning of 2026-11-18, that of 93dfc37 the next, trained on more answers.",
