@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forecast import fit_text, with_table
-from benchmarks.results_decoding import ENGINE_TEXT, head_to_head, serving, vllm, vllm_speedups
+from benchmarks.results_decoding import (
+    ENGINE_TEXT,
+    head_to_head,
+    server_runs,
+    serving,
+    vllm,
+    vllm_speedups,
+)
 from benchmarks.results_engine import engine, rollout, tried, weights_name
 from benchmarks.results_exactness import audited, exactness, gpu_dtype, gpu_records
 from benchmarks.results_training import SETS, ablations, by_run, change, equal_seconds, training
@@ -16,7 +23,6 @@ from benchmarks.tables import NONE, Record, field, measured, page, table
 from benchmarks.time_to_acceptance import PICTURE, draw
 from domino_spec.bench.summary import RunSummary, read_runs
 from domino_spec.bench.tables import KINDS, plain_interval, times
-from domino_spec.load.summary import read_runs as read_loads
 from domino_spec.records import read_records
 from domino_spec.training.forecast import FIT_FILE
 
@@ -139,7 +145,7 @@ def _server(records: Path) -> str:
         },
         [
             (run, cell, cell.comparison)
-            for run in read_loads(records / "serving.jsonl.gz")
+            for run in server_runs(records)
             for cell in run.cells
             if cell.comparison is not None
         ],

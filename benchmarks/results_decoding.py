@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -286,9 +287,15 @@ def _trained(records: list[dict[str, Any]]) -> str:
     )
 
 
+@cache
+def server_runs(records: Path) -> list[LoadSummary]:
+    """Read and summarised once, which takes seconds."""
+    return read_loads(records / "serving.jsonl.gz")
+
+
 def serving(records: Path) -> str:
     """All runs of `domino bench serve` on record."""
-    runs = read_loads(records / "serving.jsonl.gz")
+    runs = server_runs(records)
     return page(
         "# The server under load",
         "`domino bench serve` from another process ([how](../bench.md#load-on-a-server)). "
