@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
@@ -424,10 +425,16 @@ def _gguf_read_once() -> Iterator[None]:
     makes the table of tensor names anew for every module."""
     import gguf
 
+    class Reader(gguf.GGUFReader):  # type: ignore[misc] # it has no types
+        """Reads a plain array: each look at a memory map makes another, which takes far longer."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
     with _converting:
         kept = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
-        for name, make in kept.items():
-            setattr(gguf, name, cache(make))
+        gguf.GGUFReader = cache(Reader)
+        gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)
         try:
             yield
         finally:
