@@ -1,6 +1,7 @@
 """The kernel is compiled once for a machine; where it cannot be, PyTorch gives the same."""
 
 import multiprocessing
+import threading
 import warnings
 
 import pytest
@@ -83,6 +84,26 @@ def test_two_processes_at_once_leave_one_library(fresh):
     before = made[0].stat().st_mtime_ns
     assert kernel() is not None
     assert made[0].stat().st_mtime_ns == before  # found, not made again
+
+
+def test_what_is_compiled_ahead_is_not_compiled_again(fresh, monkeypatch):
+    run, ran = compiled._run, []
+    monkeypatch.setattr(compiled, "_run", lambda command: ran.append(command) or run(command))
+    compiled.compile_ahead()
+    assert kernel() is not None
+    assert sum(str(compiled._SOURCE) in command for command in ran) == 1
+
+
+def test_a_failure_ahead_is_said_where_the_kernel_is_wanted(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled.compile_ahead()
+        for thread in threading.enumerate():
+            if thread.name == "compile":
+                thread.join()
+    with pytest.warns(KernelNotice, match="no-such-compiler"):
+        assert kernel() is None
 
 
 def test_vectors_and_plain_c_give_the_same(fresh, monkeypatch):

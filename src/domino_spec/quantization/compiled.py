@@ -11,7 +11,9 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 import warnings
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
@@ -30,6 +32,8 @@ SWITCH = "DOMINO_KERNELS"
 """`off`: PyTorch's operations instead. Read at first use."""
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
+_FAILURES = (OSError, AttributeError, RuntimeError, ValueError, SubprocessError)
+_compiling = threading.Lock()
 _GRAIN = 8192
 """Blocks times rows of x that are worth a further thread."""
 
@@ -276,7 +280,7 @@ def kernel() -> Kernel | None:
     try:
         found = _load()
         _check(found)
-    except (OSError, AttributeError, RuntimeError, ValueError, SubprocessError) as error:
+    except _FAILURES as error:
         warnings.warn(
             f"quantised weights are multiplied by PyTorch's operations, which is slower: {error}",
             KernelNotice,
@@ -286,7 +290,23 @@ def kernel() -> Kernel | None:
     return found
 
 
+def compile_ahead() -> None:
+    """Begin on another thread, while a target's files are read; `kernel` waits for the rest."""
+    if os.environ.get(SWITCH) != "off":
+        threading.Thread(target=_compile_quietly, name="compile", daemon=True).start()
+
+
+def _compile_quietly() -> None:
+    with suppress(*_FAILURES):  # `kernel` meets it too, and says so
+        _load()
+
+
 def _load() -> Kernel:
+    with _compiling:
+        return _loaded()
+
+
+def _loaded() -> Kernel:
     command = [*_compiler(), *_FLAGS, _native()]
     facts = (_SOURCE.read_text(encoding="utf-8"), command, _version(command[0]), _cpu())
     digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]

@@ -38,6 +38,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from domino_spec import __version__
 from domino_spec.cache import cache_folder
 from domino_spec.errors import Notice, TargetError
+from domino_spec.quantization.compiled import compile_ahead
 from domino_spec.quantization.memory import give_back_freed
 from domino_spec.settings import Quantize
 from domino_spec.targets.gguf_metadata import gguf_metadata
@@ -130,6 +131,8 @@ def load_target(
         quantize, source, device=device, dtype=dtype, device_map=device_map,
         attn_implementation=attn_implementation, is_gguf=is_gguf(source), is_adapter=is_adapter,
     )  # fmt: skip
+    if quantize is not None and device.type == "cpu":
+        compile_ahead()
     config = load_config(source, **origin)
     check_config(config, str(source))
     scheme = None
