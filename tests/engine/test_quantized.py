@@ -111,20 +111,20 @@ def test_one_sequence_verifies_its_likely_drafts_alone(targets, family, kind):
     head = DominoHeadConfig(gru_hidden_dim=32, emb_dim=32, pure_draft_prefix_len=1)
     drafter = drafter_for(target, head=head)  # heads of whole blocks are compiled
     depths = {}
-    for threshold in (0.0, 1e-4, 0.1, 1.1):
+    plain = [run_engine(make_engine(target), [p], **params)[0] for p in PROMPTS[:2]]
+    for threshold in (0.0, 0.05, 1.1):
         engine = make_engine(target, drafter)
         engine.policy = policy = Confident(engine.depth, threshold)
         engine._chances = AcceptanceModel(engine.depth, engine.target.device)
         engine._make_slots(8, None)
-        found = [run_engine(engine, [prompt], **params)[0] for prompt in PROMPTS[:3]]
-        plain = [run_engine(make_engine(target), [p], **params)[0] for p in PROMPTS[:3]]
+        found = [run_engine(engine, [prompt], **params)[0] for prompt in PROMPTS[:2]]
         assert found == plain, threshold
         if threshold:
             for _, depth, reached in policy.heard:
                 assert all(chance >= threshold for chance in reached[:depth])
                 assert all(chance < threshold for chance in reached[depth:])
         depths[threshold] = sum(depth for _, depth, _ in policy.heard) / len(policy.heard)
-    assert depths[0.0] == engine.depth > depths[1e-4] > depths[0.1] > depths[1.1] == 0
+    assert depths[0.0] == engine.depth > depths[0.05] > depths[1.1] == 0
 
 
 def test_a_cycle_that_verified_none_is_no_plain_step():

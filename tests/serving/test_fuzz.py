@@ -9,7 +9,7 @@ from tests.serving.fake import MODEL, FakeService
 from tests.serving.scripted import TEMPLATE
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_description_is_true(examples):
     import schemathesis  # for seconds, and needed here alone
     from hypothesis import HealthCheck, Phase, given, settings

@@ -265,7 +265,9 @@ def test_a_mask_of_64_tokens_fits_its_bits():
     assert torch.equal(ancestor_mask(packed(mask)), mask)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [
+    pytest.param(way, marks=[pytest.mark.slow] * (way == "two")) for way in WAYS
+])  # fmt: skip
 @pytest.mark.parametrize(
     ("causal", "window", "n", "starts"),
     [  # empty, at and around the edge of a block of 16, and up to the capacity

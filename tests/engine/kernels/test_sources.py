@@ -12,7 +12,7 @@ from tests.support.families import plain_greedy
 from tests.support.pair import bigram_target, successor
 
 SIZE = 64  # heads of 16, which is as narrow as the kernels take
-DRAFTS, NEW = 2, 5
+DRAFTS, NEW = 2, 4
 PROMPTS = [[4, 9, 4]]
 TABLE = successor(SIZE)
 SOURCES = {
