@@ -364,6 +364,9 @@ ALWAYS size_t block_bytes(int kind) { /* of 32 numbers of a tile's rows, without
     return ROWS * (size_t)(FORMATS[kind].factors + BLOCK * FORMATS[kind].bits / 8);
 }
 
+/* Unrolled, or sums would lie in memory instead of registers. */
+#define EACH_ROW _Pragma("GCC unroll 8") for (int i = 0; i < count; i++)
+
 /* What one block of LANES rows of weights adds to the sums of `count` rows of x. `scale` and `minimum` are
  * the size block's; `from` is where the block begins, `lane` the first of the rows. */
 ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, fv scale, fv minimum,
@@ -383,12 +386,13 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
         scale *= __builtin_convertvector(factor[0], fv);
         minimum = -(minimum * __builtin_convertvector(factor[1], fv));
     }
-    for (int i = 0; i < count; i++) acc[0][i] = acc[1][i] = (iv){0};
+    EACH_ROW acc[0][i] = acc[1][i] = (iv){0};
     from += 4 * lane;
     if (wide) {
+#pragma GCC unroll 8
         for (int c = 0; c < CHUNKS; c++) {
             bv w = LOAD(bv, from + c * CHUNK);
-            for (int i = 0; i < count; i++) acc[c & 1][i] = dot(wide, acc[c & 1][i], w, x[i].numbers + 4 * c);
+            EACH_ROW acc[c & 1][i] = dot(wide, acc[c & 1][i], w, x[i].numbers + 4 * c);
         }
     } else {
         const uint8_t *high = from + 4 * CHUNK;
@@ -397,7 +401,7 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
         if (bits == 6) top[0] = LOAD(bv, high), top[1] = LOAD(bv, high + CHUNK);
 #ifdef DOMINO_PAIRS
         sv pairs[2][TILE]; /* of 4 bits a block's sums fit in, of 5 bits a half's, of 6 bits those of two chunks */
-        for (int i = 0; i < count; i++) pairs[0][i] = pairs[1][i] = (sv){0};
+        EACH_ROW pairs[0][i] = pairs[1][i] = (sv){0};
 #endif
 #pragma GCC unroll 4
         for (int c = 0; c < 4; c++) { /* low halves: the first numbers of x; high halves: the others */
@@ -405,7 +409,7 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
             for (int h = 0; h < 2; h++) {
                 if (bits == 5) w[h] |= (fifth >> (c + 4 * h) & 1) << 4;
                 if (bits == 6) w[h] |= (top[h] >> (2 * c) & 3) << 4;
-                for (int i = 0; i < count; i++) {
+                EACH_ROW {
                     const int8_t *own = x[i].numbers + 4 * c + 16 * h;
 #ifdef DOMINO_PAIRS
                     sv *sum = &pairs[bits == 4 ? 0 : h][i];
@@ -418,12 +422,12 @@ ALWAYS void multiply_block(int kind, int count, const uint8_t *from, int lane, f
             }
         }
 #ifdef DOMINO_PAIRS
-        for (int i = 0; i < count; i++)
+        EACH_ROW
             for (int h = 0; h < (bits == 4 ? 1 : 2); h++) acc[h][i] = add_pairs(acc[h][i], pairs[h][i]);
 #endif
     }
     const int offset = wide ? SIGN_OFFSET : FORMATS[kind].offset;
-    for (int i = 0; i < count; i++) {
+    EACH_ROW {
         iv sum;
         if (split) /* each half has its factor; at most 2^24 in all, which a float holds */
             sum = factor[0] * (acc[0][i] - offset * x[i].first) +
@@ -447,7 +451,7 @@ ALWAYS void multiply(int kind, int count, const product *job, size_t tile, size_
         if (row >= job->rows) return; /* rows that fill the last tile up */
         size_t left = job->rows - row, size = (left < LANES ? left : LANES) * sizeof(float);
         fv sums[TILE];
-        for (int i = 0; i < count; i++) sums[i] = (fv){0};
+        EACH_ROW sums[i] = (fv){0};
         for (size_t b = 0; b < sized; b++, from += bytes) {
             for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + PREFETCH_BYTES + i);
             fv scale = halves(from + 2 * lane), minimum = {0};
@@ -458,7 +462,7 @@ ALWAYS void multiply(int kind, int count, const product *job, size_t tile, size_
         }
         fv part = {0};
         if (job->bias) memcpy(&part, job->bias + row, size);
-        for (int i = 0; i < count; i++) {
+        EACH_ROW {
             size_t place = (first + (size_t)i) * job->stride + row;
             fv done = job->bias ? sums[i] + part : sums[i], before;
             if (job->residual) {
