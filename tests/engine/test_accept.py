@@ -72,7 +72,9 @@ def test_tokens_and_drafts_are_the_reference_loops(rule, params, candidates):
 
 
 @pytest.mark.parametrize("rule", [pytest.param("rejection", marks=pytest.mark.slow), "block"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("dflash", "markov"))) for kind in KINDS
+])  # fmt: skip
 def test_every_kind_of_drafter_draws_its_drafts(rule, kind):
     target, prompts = target_of("llama"), FEW_TOKENS
     drafter = LookupDrafter(depth=3) if kind == "lookup" else drafter_of(model_of(kind))

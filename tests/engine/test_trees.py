@@ -60,7 +60,7 @@ def test_both_loops_verify_the_same_trees(kind):
 
 CHOICES = [
     pytest.param({"temperature": 0.8, "seed": 3}, marks=pytest.mark.slow),
-    {"temperature": 0.8, "accept": "match", "seed": 3},
+    pytest.param({"temperature": 0.8, "accept": "match", "seed": 3}, marks=pytest.mark.slow),
     {"temperature": 1.2, "top_p": 0.8, "top_k": 20, "seed": 4},
     {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
     {"presence_penalty": 0.9},

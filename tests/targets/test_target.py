@@ -182,7 +182,7 @@ def rope_model(rope_type, *, seed=0, **parameters):
     return randomise(model, 0.25, seed=seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("rope_type", "parameters"),
     [

@@ -46,7 +46,7 @@ def test_a_compiled_run_learns_the_same(traced, tmp_path, corpus, loaded):
     assert traced["chunk_gradients"] >= 3
 
 
-@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_compiled_baselines_learn_the_same(traced, tmp_path, corpus, loaded, kind):
     runs = [
         ready(tmp_path / mode, corpus, loaded, steps=2, variant=kind, compile=mode)
