@@ -32,6 +32,10 @@ TRAINED = "head_to_head_train.jsonl"
 """Drafters of every kind for SmolLM2, trained by a script that `benchmarks.sweep` replaced."""
 
 _HEAD_TO_HEAD_REMARKS = {
+    "851e76826c9c": (
+        "From commit 851e768 on smollm2-135m-instruct-cpu drafts blocks of 6; the one before, of "
+        "8, was its beginning."
+    ),
     "c394f4c04051": (
         "Gemma 3 270M (the base model, a GGUF of 4 bits, run in bfloat16) with a drafter trained "
         "from nothing but the target in six minutes, 120 s of them in steps "
