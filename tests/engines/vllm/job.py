@@ -40,6 +40,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     """What the job wants, in this process."""
     from vllm import LLM, SamplingParams
 
+    inspect_here()
     if "supported" in job:
         versions.SUPPORTED = tuple(map(tuple, job["supported"]))
     plain: dict[str, Any] = {
@@ -70,6 +71,13 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     ranks = engine.collective_rpc(_recorded) if job.get("record") else [[]]
     assert all(blocks == ranks[0] for blocks in ranks), "every rank drafts the same"
     return {"answers": answers, "blocks": ranks[0], **counts}
+
+
+def inspect_here() -> None:
+    """vLLM looks at each model's class in a new process, ten seconds each, to keep off CUDA."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda look: look()
 
 
 def keep(engine: Any) -> None:

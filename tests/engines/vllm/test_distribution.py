@@ -133,7 +133,8 @@ def test_texts_follow_the_target(revealing, method, without):
     assert far < 4
 
 
-@pytest.mark.parametrize("method", ["dspark", pytest.param("dflash", marks=pytest.mark.slow)])
+@pytest.mark.slow  # what the test above would find, at more than a minute
+@pytest.mark.parametrize("method", FORMS)
 def test_without_a_salt_they_do_not(revealing, method):
     far, _ = deviations_inside(
         revealing, method=method, samples=SEQUENCES, length=3, without=["vllm", "ours"]

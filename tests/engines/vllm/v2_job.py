@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from tests.engines.vllm import v2_on_cpu
-from tests.engines.vllm.job import CACHE_BYTES, IMPORTED, keep
+from tests.engines.vllm.job import CACHE_BYTES, IMPORTED, inspect_here, keep
 from tests.support.forks import serve
 
 COUNTS = {
@@ -24,6 +24,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     """What the job wants, in this process."""
     from vllm import LLM, SamplingParams
 
+    inspect_here()
     v2_on_cpu.use_plain_top_p()
     blocks = record_blocks()
     leave_out_salts(job.get("without", ()))
