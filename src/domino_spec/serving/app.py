@@ -205,7 +205,9 @@ async def _read_json(scope: Scope, receive: Receive) -> dict[str, Any]:
 
 
 def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorResponse, "description": _ERRORS[status]} for status in statuses}
+    # By reference: for a model FastAPI makes a validator for each status of each path.
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=ErrorResponse.__name__)}}}
+    return {status: {"content": content, "description": _ERRORS[status]} for status in statuses}
 
 
 def completion_routes(service: Service, handler: CompletionHandler) -> list[JsonRoute]:
@@ -404,10 +406,11 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
             operation["responses"].pop("422", None)
             if config.api_keys and not is_open(path):
                 operation["security"] = [{"key": []}]
+    for kind in (*_CHUNKS.values(), ErrorResponse):
+        described = kind.model_json_schema(ref_template=_REF)
+        schemas.update(described.pop("$defs"))
+        schemas[kind.__name__] = described
     for path, kind in _CHUNKS.items():
-        chunk = kind.model_json_schema(ref_template=_REF)
-        schemas.update(chunk.pop("$defs"))
-        schemas[kind.__name__] = chunk
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
         schema_of = _named_event_schema if kind is ResponseEvent else _event_schema
         content["text/event-stream"] = {"itemSchema": schema_of(kind.__name__)}
