@@ -11,13 +11,17 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes: what one compiles serves the others
 
-.PHONY: demo test engines test-engines test-slow mutations browser lint format results clean
+.PHONY: demo test test-kernels engines test-engines test-slow mutations browser lint format results clean
 
 demo: $(VENV)/.demo
 	$(BIN)/domino demo
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder # two cores: some tests wait
+
+# Every kernel compiles for the GPUs from sm_80 to sm_120 and fits there; needs none of them.
+test-kernels: $(VENV)/.dev
+	$(BIN)/python -m pytest -m 'compiled and not slow' -n 2 --maxschedchunk 1 tests/engine/kernels
 
 # What the tests of the report and the chat page look through; without it they are skipped.
 # Debian's, where one may install.

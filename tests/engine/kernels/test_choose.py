@@ -256,11 +256,8 @@ def test_restrict_leaves_greedy_rows_alone_and_skips_what_is_off() -> None:
     assert torch.equal(same, logits)
 
 
-@pytest.mark.parametrize(("draws", "named"), [
-    pytest.param(False, False, marks=pytest.mark.slow),
-    pytest.param(True, False, marks=pytest.mark.slow),
-    (True, True),
-])  # fmt: skip
+@pytest.mark.compiled
+@pytest.mark.parametrize(("draws", "named"), [(False, False), (True, False), (True, True)])
 def test_compiles_for_the_h200(draws: bool, named: bool) -> None:
     types = {
         "logits": "*bf16",

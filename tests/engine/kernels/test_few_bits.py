@@ -109,7 +109,7 @@ def test_a_row_among_others_is_what_it_is_alone_to_the_last_bit(device):
             assert torch.equal(alone.weighted[0], together.weighted[row])
 
 
-@pytest.mark.slow
+@pytest.mark.compiled
 def test_more_forms_compile_for_the_h200():
     """Those of test_sm90 aside."""
     gate_up, down, qkv = (24576, 4096), (4096, 12288), (6144, 4096)

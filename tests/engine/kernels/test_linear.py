@@ -423,6 +423,7 @@ def compile_case(
     return Case(few_rows.__name__, "_few_rows", types, settings, aligned=NUMBERS)
 
 
+@pytest.mark.compiled
 def test_compiles_for_the_h200() -> None:
     cases = [
         compile_case(6144, 4096, "norm"),

@@ -144,9 +144,10 @@ def test_keys_order_as_scores_do() -> None:
     assert signs[0] == signs[1]
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("vocabulary", "logits", "keys"),
-    [(151_936, "*bf16", "*i32"), pytest.param(49_152, "*fp32", "*i64", marks=pytest.mark.slow)],
+    [(151_936, "*bf16", "*i32"), (49_152, "*fp32", "*i64")],
 )
 def test_compiles_for_the_h200(vocabulary: int, logits: str, keys: str) -> None:
     """With short keys and with long ones."""
