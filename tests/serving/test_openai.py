@@ -27,7 +27,7 @@ def server():
         yield found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def client(server):
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key=KEY, max_retries=0) as made:
         yield made

@@ -25,4 +25,8 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     installed = [name for name in ("triton", "transformers") if importlib.util.find_spec(name)]
+    if "triton" in installed:
+        from triton.runtime.cache import triton_key
+
+        triton_key()  # a second of reading, kept: else each fork that compiles reads anew
     serve(_work, imported=[*installed, "domino_spec.engine.engine"])
