@@ -4,6 +4,8 @@ import io
 
 import pytest
 import torch
+from PIL import Image
+from transformers.image_utils import load_image
 
 from domino_spec import DominoDecoder
 from domino_spec.api.images import read_images
@@ -25,6 +27,9 @@ from tests.support.vision import (
 )
 
 NEW = 16
+SIDEWAYS = Image.Exif()
+SIDEWAYS[0x0112] = 6
+"""Orientation: to be turned by 90 degrees, as phones write it."""
 CHATS = [
     question(picture(1)),
     question(picture(2), picture(3, (40, 24)), text="a domino falls"),
@@ -101,6 +106,28 @@ def test_files_and_bytes_are_read_as_pictures_are(parts, tmp_path):
     for image in (str(path), path, data.getvalue()):
         found = decoder.generate(question(image), max_new_tokens=NEW, ignore_eos=True)
         assert found.tokens == answers[0]
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_photos_are_turned_as_transformers_turns_them(tmp_path, form):
+    """Of orientation 6, from a file and from its bytes; a PIL image stays as it is, as there."""
+    path = tmp_path / "photo"
+    picture(1).save(path, form, exif=SIDEWAYS)
+    expected = load_image(str(path))
+    assert expected.size == (16, 24)
+    for source in (path, path.read_bytes()):
+        (found,) = read_images(question(source))
+        assert (found.size, found.tobytes()) == (expected.size, expected.tobytes())
+    with Image.open(path) as opened:
+        assert read_images(question(opened))[0].size == (24, 16)
+
+
+def test_a_file_whose_orientation_cannot_be_read_is_refused_by_name():
+    data = io.BytesIO()
+    picture(1).save(data, "WEBP", exif=SIDEWAYS)
+    broken = data.getvalue().replace(b"MM\0*", b"MM\0?")
+    with pytest.raises(InputError, match="image 1 of the prompt cannot be decoded: not a TIFF"):
+        read_images(question(broken))
 
 
 REFUSED = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,8 @@ def read_images(
                     "smaller or fewer images."
                 )
             try:
-                found.append(image.convert("RGB"))
-            except (OSError, ValueError, SyntaxError) as error:
+                found.append(_decode(image, turn=image is not _source(part)))
+            except (OSError, ValueError, SyntaxError, TypeError, struct.error) as error:
                 raise InputError(
                     f"image {len(found) + 1} of the prompt cannot be decoded: {error}."
                 ) from error
@@ -127,6 +128,16 @@ def _open(source: Any) -> Any:
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or f"expected one of {', '.join(FORMATS)}"
         raise InputError(f"the image {name} cannot be read: {why}.") from error
+
+
+def _decode(image: Any, *, turn: bool) -> Image:
+    """In RGB; a file's is turned as its EXIF orientation says, as Transformers turns it."""
+    if turn:
+        from PIL import ImageOps
+
+        ImageOps.exif_transpose(image, in_place=True)
+    decoded: Image = image.convert("RGB")
+    return decoded
 
 
 def _render(
