@@ -8,7 +8,8 @@ from PIL import Image
 from transformers.image_utils import load_image
 
 from domino_spec import DominoDecoder
-from domino_spec.api.images import read_images
+from domino_spec.api import images
+from domino_spec.api.images import encode_image_chat, read_images
 from domino_spec.decoding import RunStats, SamplingParams, decode
 from domino_spec.errors import InputError, TargetError
 from domino_spec.targets import Target, load_target, probe_target
@@ -27,6 +28,8 @@ from tests.support.vision import (
 )
 
 NEW = 16
+GEMMA, QWEN = (make_processor(each, make_tokenizer(each)) for each in ("gemma3", "qwen3_vl"))
+IMAGE = {GEMMA: "<image>", QWEN: "<|image_pad|>"}
 SIDEWAYS = Image.Exif()
 SIDEWAYS[0x0112] = 6
 """Orientation: to be turned by 90 degrees, as phones write it."""
@@ -116,10 +119,10 @@ def test_photos_are_turned_as_transformers_turns_them(tmp_path, form):
     expected = load_image(str(path))
     assert expected.size == (16, 24)
     for source in (path, path.read_bytes()):
-        (found,) = read_images(question(source))
+        (found,) = read_images(question(source), GEMMA)
         assert (found.size, found.tobytes()) == (expected.size, expected.tobytes())
     with Image.open(path) as opened:
-        assert read_images(question(opened))[0].size == (24, 16)
+        assert read_images(question(opened), GEMMA)[0].size == (24, 16)
 
 
 def test_a_file_whose_orientation_cannot_be_read_is_refused_by_name():
@@ -127,7 +130,7 @@ def test_a_file_whose_orientation_cannot_be_read_is_refused_by_name():
     picture(1).save(data, "WEBP", exif=SIDEWAYS)
     broken = data.getvalue().replace(b"MM\0*", b"MM\0?")
     with pytest.raises(InputError, match="image 1 of the prompt cannot be decoded: not a TIFF"):
-        read_images(question(broken))
+        read_images(question(broken), GEMMA)
 
 
 REFUSED = [
@@ -143,21 +146,47 @@ REFUSED = [
 @pytest.mark.parametrize(("part", "words"), REFUSED)
 def test_what_is_no_image_is_refused_by_name(part, words):
     with pytest.raises(InputError, match=words):
-        read_images([{"role": "user", "content": [part]}])
+        read_images([{"role": "user", "content": [part]}], GEMMA)
 
 
 def test_pixels_are_counted_before_they_are_decoded():
-    chat = question(picture(1, (10, 10)), picture(2, (10, 11)))
-    assert len(read_images(chat, max_pixels=210)) == 2
-    with pytest.raises(InputError, match="image 2 of the prompt has 10 × 11 pixels, 210 with"):
-        read_images(chat, max_pixels=209)
+    """An image that the processor enlarges counts as what it becomes: 256 pixels, or 64."""
+    large = question(picture(1, (20, 20)), picture(2, (20, 21)))
+    assert len(read_images(large, GEMMA, max_pixels=820)) == 2
+    with pytest.raises(InputError, match="image 2 of the prompt has 20 × 21 pixels, 820 with"):
+        read_images(large, GEMMA, max_pixels=819)
+    small = question(*[picture(1, (2, 2))] * 4)
+    for processor, least in ((GEMMA, 256), (QWEN, 64)):
+        assert len(read_images(small, processor, max_pixels=4 * least)) == 4
+        words = f"image 4 .* 2 × 2 pixels, of which .* makes {least}, {4 * least} with those"
+        with pytest.raises(InputError, match=words):
+            read_images(small, processor, max_pixels=4 * least - 1)
+
+
+@pytest.mark.parametrize(("processor", "tokens"), [(GEMMA, 4), (QWEN, 6)])
+def test_tokens_are_counted_before_images_are_decoded(monkeypatch, processor, tokens):
+    """As many as the processor then makes of them; of thousands of images few are looked at."""
+    chat = question(*[picture(1)] * 3)
+    ids, _ = encode_image_chat(chat, processor, processor.tokenizer, {}, max_tokens=3 * tokens)
+    assert ids.count(processor.tokenizer.convert_tokens_to_ids(IMAGE[processor])) == 3 * tokens
+    decoded = []
+    monkeypatch.setattr(images, "_decode", lambda image, turn: decoded.append(image))
+    words = f"image 3 of the prompt has {tokens} tokens .*, {3 * tokens} with those before it; "
+    with pytest.raises(InputError, match=f"{words}expected {3 * tokens - 1} at most"):
+        read_images(question(*[picture(1)] * 9999), processor, max_tokens=3 * tokens - 1)
+    assert len(decoded) == 2
+
+
+def test_an_image_that_the_processor_does_not_take_is_refused_by_name():
+    with pytest.raises(InputError, match="image 1 of the prompt has 201 × 1 pixels.* aspect ratio"):
+        read_images(question(picture(1, (201, 1))), QWEN)
 
 
 def test_a_truncated_file_is_refused_by_name():
     data = io.BytesIO()
     picture(1, (64, 64)).save(data, "PNG")
     with pytest.raises(InputError, match="image 1 of the prompt cannot be decoded"):
-        read_images(question(data.getvalue()[:2000]))
+        read_images(question(data.getvalue()[:2000]), GEMMA)
 
 
 def test_a_target_of_text_refuses_images_by_name():

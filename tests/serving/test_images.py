@@ -117,6 +117,19 @@ def test_what_is_refused_by_name(server, kind):
     assert error["param"].endswith(param)
 
 
+def test_many_tiny_images_are_refused_before_they_are_processed(server, decoder):
+    """A body of a few bytes an image, of which the processor would make 256 pixels and 4 tokens."""
+    url = data_url(picture(1, (1, 1)))
+    error = ask(server, *[url] * 200).json()["error"]
+    assert "image 4 of the prompt has 1 × 1 pixels" in error["message"]
+    assert "makes 256, 1024 with those before it; expected 900 at most" in error["message"]
+    with live(decoder, slots=1, page=False, max_prompt_tokens=50) as found:
+        error = ask(found, *[url] * 200).json()["error"]
+    assert "image 13 of the prompt has 4 tokens" in error["message"]
+    assert "52 with those before it; expected 50 at most" in error["message"]
+    assert error["code"] == "context_length_exceeded"
+
+
 def test_images_are_a_users_alone(server):
     reply = ask(server, data_url(picture()), role="system")
     assert reply.status_code == 400

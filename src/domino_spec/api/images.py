@@ -22,6 +22,10 @@ _SOURCES = ("image", "path")
 _PART = "image"
 
 
+class ImageTokensError(InputError):
+    """A prompt whose images alone have more tokens than there is room for."""
+
+
 def holds_images(prompt: Any) -> bool:
     """Whether a prompt is a chat in which some part is an image."""
     if isinstance(prompt, (str, Tensor)) or not isinstance(prompt, Sequence):
@@ -36,13 +40,14 @@ def encode_image_chat(
     options: Mapping[str, Any],
     *,
     max_pixels: int | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[list[int], dict[str, Any]]:
     """Token ids of a chat, and what else the target's prefill takes.
 
     A part `{"type": "image", "image": ...}` holds a PIL image, a file's path or its bytes.
-    `max_pixels` are those of all images together.
+    `max_pixels` and `max_tokens` are those of all images together.
     """
-    images = read_images(messages, max_pixels=max_pixels)
+    images = read_images(messages, processor, max_pixels=max_pixels, max_tokens=max_tokens)
     text = _render(messages, processor, tokenizer, options)
     try:
         found = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
@@ -58,27 +63,58 @@ def encode_image_chat(
 
 
 def read_images(
-    messages: Sequence[Mapping[str, Any]], *, max_pixels: int | None = None
+    messages: Sequence[Mapping[str, Any]],
+    processor: Any,
+    *,
+    max_pixels: int | None = None,
+    max_tokens: int | None = None,
 ) -> list[Image]:
-    """All images of a chat in RGB, in order; none is decoded that would be over the limit."""
-    found, pixels = list[Any](), 0
+    """All images of a chat in RGB, in order; none is decoded that would be over a limit.
+
+    A file of a few bytes may hold many pixels, and a few pixels become many in the processor.
+    """
+    found, pixels, tokens = list[Any](), 0, 0
+    least = _least_pixels(processor)
     for message in messages:
         for part in filter(_is_image, _parts(message)):
             image = _open(_source(part))
-            pixels += image.width * image.height
+            own = image.width * image.height
+            which = f"image {len(found) + 1} of the prompt"
+            size = f"{image.width} × {image.height} pixels"
+            if own < least:
+                size += f", of which the target's processor makes {least}"
+            pixels += max(own, least)
             if max_pixels is not None and pixels > max_pixels:
                 raise InputError(
-                    f"image {len(found) + 1} of the prompt has {image.width} × {image.height} "
-                    f"pixels, {pixels} with those before it; expected {max_pixels} at most. Send "
-                    "smaller or fewer images."
+                    f"{which} has {size}, {pixels} with those before it; expected {max_pixels} at "
+                    "most. Send smaller or fewer images."
+                )
+            try:
+                counted = processor._get_num_multimodal_tokens([(image.height, image.width)])
+            except ValueError as error:
+                raise InputError(
+                    f"{which} has {size}, which the target's processor does not take: {error}."
+                ) from error
+            (count,) = counted.num_image_tokens
+            tokens += count
+            if max_tokens is not None and tokens > max_tokens:
+                raise ImageTokensError(
+                    f"{which} has {count} tokens ({size}), {tokens} with those before it; expected "
+                    f"{max_tokens} at most, text included. Send smaller or fewer images."
                 )
             try:
                 found.append(_decode(image, turn=image is not _source(part)))
             except (OSError, ValueError, SyntaxError, TypeError, struct.error) as error:
-                raise InputError(
-                    f"image {len(found) + 1} of the prompt cannot be decoded: {error}."
-                ) from error
+                raise InputError(f"{which} cannot be decoded: {error}.") from error
     return found
+
+
+def _least_pixels(processor: Any) -> int:
+    """Of any image, once the processor has resized it: Gemma's are of one size."""
+    size = dict(processor.image_processor.size)
+    if size.get("height") and size.get("width"):
+        return int(size["height"] * size["width"])
+    return int(size.get("shortest_edge") or 0)  # by Qwen's name an area
 
 
 def _parts(message: Any) -> Sequence[Any]:
