@@ -1,6 +1,7 @@
 """Chats with images: the target's own answer, token for token; and what is refused by name."""
 
 import io
+import re
 
 import pytest
 import torch
@@ -180,6 +181,24 @@ def test_tokens_are_counted_before_images_are_decoded(monkeypatch, processor, to
 def test_an_image_that_the_processor_does_not_take_is_refused_by_name():
     with pytest.raises(InputError, match="image 1 of the prompt has 201 × 1 pixels.* aspect ratio"):
         read_images(question(picture(1, (201, 1))), QWEN)
+
+
+def test_an_image_over_pillows_own_limit_says_so(monkeypatch):
+    data = io.BytesIO()
+    picture(1).save(data, "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InputError, match=r"Image size \(384 pixels\) exceeds limit of 200 pixels"):
+        read_images(question(data.getvalue()), GEMMA)
+
+
+@pytest.mark.parametrize(
+    ("processor", "token"),
+    [(QWEN, "<|image_pad|>"), (QWEN, "<|video_pad|>"), (GEMMA, "<boi>"), (GEMMA, "<image>")],
+)
+def test_a_text_that_names_the_processors_tokens_is_refused(processor, token):
+    chat = question(picture(1), text=f"a {token} b")
+    with pytest.raises(InputError, match=rf"the chat with 1 images has '{re.escape(token)}' "):
+        encode_image_chat(chat, processor, processor.tokenizer, {})
 
 
 def test_a_truncated_file_is_refused_by_name():

@@ -49,6 +49,7 @@ def encode_image_chat(
     """
     images = read_images(messages, processor, max_pixels=max_pixels, max_tokens=max_tokens)
     text = _render(messages, processor, tokenizer, options)
+    _check_marks(text, processor, len(images))
     try:
         found = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -163,6 +164,8 @@ def _open(source: Any) -> Any:
         return Image.open(file, formats=FORMATS)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or f"expected one of {', '.join(FORMATS)}"
+        if isinstance(error, Image.DecompressionBombError):
+            why = f"{str(error).rstrip('.')}; give a smaller one"
         raise InputError(f"the image {name} cannot be read: {why}.") from error
 
 
@@ -189,6 +192,21 @@ def _render(
     bare = [_without_images(message) for message in messages]
     given = options if template is None else {"chat_template": template, **options}
     return render_chat(bare, require_tokenizer(tokenizer), given)
+
+
+def _check_marks(text: str, processor: Any, images: int) -> None:
+    """Refuse a text that names the processor's own tokens: it would look for their images."""
+    owners = ((processor.tokenizer, "image_token"), (processor, "video_token"))
+    expected = {getattr(owner, name, None): 0 for owner, name in owners}
+    expected[processor.image_token] = images
+    for token, count in expected.items():
+        found = text.count(token) if token else count
+        if found != count:
+            raise InputError(
+                f"the chat with {images} images has {token!r} {found} times; expected {count}: the "
+                "chat template alone writes such tokens, one for each image. Leave it out of the "
+                "text."
+            )
 
 
 def _without_images(message: Mapping[str, Any]) -> dict[str, Any]:
