@@ -9,8 +9,10 @@ from PIL import Image
 from transformers.image_utils import load_image
 
 from domino_spec import DominoDecoder
+from domino_spec.api import decoder as decoder_module
 from domino_spec.api import images
 from domino_spec.api.images import encode_image_chat, read_images
+from domino_spec.api.notices import ReferenceLoopNotice
 from domino_spec.decoding import RunStats, SamplingParams, decode
 from domino_spec.errors import InputError, TargetError
 from domino_spec.targets import Target, load_target, probe_target
@@ -81,7 +83,7 @@ def test_another_models_prompt_in_between_changes_nothing(parts):
     assert tokens == parts[3][1]
 
 
-def test_images_take_the_reference_loop_and_text_the_engine(recwarn):
+def test_images_take_the_reference_loop(recwarn):
     family = "gemma3"
     tokenizer = make_tokenizer(family)
     options = {"processor": make_processor(family, tokenizer)}
@@ -90,15 +92,50 @@ def test_images_take_the_reference_loop_and_text_the_engine(recwarn):
     found = decoder.generate(CHATS[0], max_new_tokens=3)
     assert found.run.engine == "reference"
     assert "its prompt holds images" in found.run.engine_reason
-    assert decoder.generate(CHATS[2], max_new_tokens=3).run.engine == "fast"
     fast = DominoDecoder(model, None, tokenizer, engine="fast", **options)
     with pytest.raises(InputError, match="its prompt holds images"):
-        fast.generate(CHATS[0], max_new_tokens=3)
+        fast.generate([CHATS[2], CHATS[0]], max_new_tokens=3)
     (sequence,) = decoder._sequences(
         [CHATS[0]], [SamplingParams(max_new_tokens=3)], RunStats(), speculate=False
     )
     with pytest.raises(InputError, match="its prompt holds images"):
         decoder.engine.add_request(sequence)
+
+
+def test_text_is_the_engines_for_gemma_alone(parts):
+    loop = "fast" if parts[0].name == "gemma3" else "reference"
+    assert decoder_of(parts).generate(CHATS[2], max_new_tokens=1).run.engine == loop
+
+
+def test_of_a_batch_the_images_alone_take_the_reference_loop(monkeypatch, recwarn):
+    """Each answer, greedy or of a seed, is the reference loop's, and in its place."""
+    tokenizer = make_tokenizer("gemma3")
+    model, processor = make_vision_model("gemma3"), make_processor("gemma3", tokenizer)
+    chats, seeded = [CHATS[2], CHATS[0], CHATS[2]], SamplingParams(temperature=1.0, seed=5)
+    params = [SamplingParams(), seeded, seeded]
+    batches, decode = [], decoder_module.decode
+
+    def recording(target, drafter, batch, stats):
+        batches.append([each.index for each in batch])
+        return decode(target, drafter, batch, stats)
+
+    monkeypatch.setattr(decoder_module, "decode", recording)
+    found, expected = (
+        decoder.generate(chats, params, max_new_tokens=6)
+        for decoder in (
+            DominoDecoder(model, "lookup", tokenizer, processor=processor, engine=engine)
+            for engine in ("auto", "reference")
+        )
+    )
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert batches == [[1], [0, 2], [1]]
+    run = found[0].run
+    assert run.engine == "both"
+    assert run.engine_reason == "as for 1 of 3 requests, its prompt holds images"
+    assert run.whole_seconds > 0 < run.verify_seconds
+    told = [str(each.message) for each in recwarn if each.category is ReferenceLoopNotice]
+    assert len(told) == 1
+    assert "as for the request, its prompt holds images" in told[0]
 
 
 def test_files_and_bytes_are_read_as_pictures_are(parts, tmp_path):
