@@ -11,6 +11,7 @@ from transformers.image_utils import load_image
 from domino_spec import DominoDecoder
 from domino_spec.api import decoder as decoder_module
 from domino_spec.api import images
+from domino_spec.api.custom_generate import DominoGenerate
 from domino_spec.api.images import encode_image_chat, read_images
 from domino_spec.api.notices import ReferenceLoopNotice
 from domino_spec.decoding import RunStats, SamplingParams, decode
@@ -243,6 +244,25 @@ def test_a_truncated_file_is_refused_by_name():
     picture(1, (64, 64)).save(data, "PNG")
     with pytest.raises(InputError, match="image 1 of the prompt cannot be decoded"):
         read_images(question(data.getvalue()[:2000]), GEMMA)
+
+
+def test_generate_takes_text_of_a_vision_language_target_and_names_images(parts):
+    """Transformers gives such a target positions and types of every prompt, with images or not."""
+    target, tokenizer, processor, _ = parts
+    model, method = target.model, DominoGenerate("lookup", depth=3)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    processed = processor(text=["the quick fox the quick"], return_tensors="pt")
+    padded = tokenizer(
+        ["the quick fox", "fox"], return_tensors="pt", padding=True, padding_side="left"
+    )
+    for inputs in (processed, padded):
+        expected = model.generate(**inputs, **options)
+        assert torch.equal(model.generate(**inputs, **options, custom_generate=method), expected)
+    inputs = processor.apply_chat_template(
+        question(picture(1)), tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    with pytest.raises(InputError, match=r"the prompt holds images \(found .*Use DominoDecoder"):
+        model.generate(**inputs, **options, custom_generate=method)
 
 
 def test_a_target_of_text_refuses_images_by_name():
