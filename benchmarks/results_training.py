@@ -443,8 +443,9 @@ def other_families(runs: list[Record]) -> str:
     }
     return page(
         "## Drafters for other families",
-        "By the README's three commands, from nothing but the target and with all defaults but the "
-        "seconds of training; seconds of whole commands, with loading, compiling and evaluating. "
+        "By `domino data synth`, `domino data answer` and `domino train`, from nothing but the "
+        "target, with the options below and defaults for the rest; seconds of whole commands, with "
+        "loading, compiling and evaluating. "
         "In brackets, how many held-out conversations count: loops do not. A base model as small "
         "as Gemma 3 270M loops in most of its greedy answers, and what it writes before that is "
         "easily foretold, so its figure at T = 0 flatters; that at T = 0.7 is what to expect "

@@ -1,12 +1,19 @@
 """Chats with images: the target's own answer, token for token; and what is refused by name."""
 
 import io
+import re
 
 import pytest
 import torch
+from PIL import Image
+from transformers.image_utils import load_image
 
 from domino_spec import DominoDecoder
-from domino_spec.api.images import read_images
+from domino_spec.api import decoder as decoder_module
+from domino_spec.api import images
+from domino_spec.api.custom_generate import DominoGenerate
+from domino_spec.api.images import encode_image_chat, read_images
+from domino_spec.api.notices import ReferenceLoopNotice
 from domino_spec.decoding import RunStats, SamplingParams, decode
 from domino_spec.errors import InputError, TargetError
 from domino_spec.targets import Target, load_target, probe_target
@@ -25,6 +32,11 @@ from tests.support.vision import (
 )
 
 NEW = 16
+GEMMA, QWEN = (make_processor(each, make_tokenizer(each)) for each in ("gemma3", "qwen3_vl"))
+IMAGE = {GEMMA: "<image>", QWEN: "<|image_pad|>"}
+SIDEWAYS = Image.Exif()
+SIDEWAYS[0x0112] = 6
+"""Orientation: to be turned by 90 degrees, as phones write it."""
 CHATS = [
     question(picture(1)),
     question(picture(2), picture(3, (40, 24)), text="a domino falls"),
@@ -72,7 +84,7 @@ def test_another_models_prompt_in_between_changes_nothing(parts):
     assert tokens == parts[3][1]
 
 
-def test_images_take_the_reference_loop_and_text_the_engine(recwarn):
+def test_images_take_the_reference_loop(recwarn):
     family = "gemma3"
     tokenizer = make_tokenizer(family)
     options = {"processor": make_processor(family, tokenizer)}
@@ -81,15 +93,50 @@ def test_images_take_the_reference_loop_and_text_the_engine(recwarn):
     found = decoder.generate(CHATS[0], max_new_tokens=3)
     assert found.run.engine == "reference"
     assert "its prompt holds images" in found.run.engine_reason
-    assert decoder.generate(CHATS[2], max_new_tokens=3).run.engine == "fast"
     fast = DominoDecoder(model, None, tokenizer, engine="fast", **options)
     with pytest.raises(InputError, match="its prompt holds images"):
-        fast.generate(CHATS[0], max_new_tokens=3)
+        fast.generate([CHATS[2], CHATS[0]], max_new_tokens=3)
     (sequence,) = decoder._sequences(
         [CHATS[0]], [SamplingParams(max_new_tokens=3)], RunStats(), speculate=False
     )
     with pytest.raises(InputError, match="its prompt holds images"):
         decoder.engine.add_request(sequence)
+
+
+def test_text_is_the_engines_for_gemma_alone(parts):
+    loop = "fast" if parts[0].name == "gemma3" else "reference"
+    assert decoder_of(parts).generate(CHATS[2], max_new_tokens=1).run.engine == loop
+
+
+def test_of_a_batch_the_images_alone_take_the_reference_loop(monkeypatch, recwarn):
+    """Each answer, greedy or of a seed, is the reference loop's, and in its place."""
+    tokenizer = make_tokenizer("gemma3")
+    model, processor = make_vision_model("gemma3"), make_processor("gemma3", tokenizer)
+    chats, seeded = [CHATS[2], CHATS[0], CHATS[2]], SamplingParams(temperature=1.0, seed=5)
+    params = [SamplingParams(), seeded, seeded]
+    batches, decode = [], decoder_module.decode
+
+    def recording(target, drafter, batch, stats):
+        batches.append([each.index for each in batch])
+        return decode(target, drafter, batch, stats)
+
+    monkeypatch.setattr(decoder_module, "decode", recording)
+    found, expected = (
+        decoder.generate(chats, params, max_new_tokens=6)
+        for decoder in (
+            DominoDecoder(model, "lookup", tokenizer, processor=processor, engine=engine)
+            for engine in ("auto", "reference")
+        )
+    )
+    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    assert batches == [[1], [0, 2], [1]]
+    run = found[0].run
+    assert run.engine == "both"
+    assert run.engine_reason == "as for 1 of 3 requests, its prompt holds images"
+    assert run.whole_seconds > 0 < run.verify_seconds
+    told = [str(each.message) for each in recwarn if each.category is ReferenceLoopNotice]
+    assert len(told) == 1
+    assert "as for the request, its prompt holds images" in told[0]
 
 
 def test_files_and_bytes_are_read_as_pictures_are(parts, tmp_path):
@@ -101,6 +148,28 @@ def test_files_and_bytes_are_read_as_pictures_are(parts, tmp_path):
     for image in (str(path), path, data.getvalue()):
         found = decoder.generate(question(image), max_new_tokens=NEW, ignore_eos=True)
         assert found.tokens == answers[0]
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_photos_are_turned_as_transformers_turns_them(tmp_path, form):
+    """Of orientation 6, from a file and from its bytes; a PIL image stays as it is, as there."""
+    path = tmp_path / "photo"
+    picture(1).save(path, form, exif=SIDEWAYS)
+    expected = load_image(str(path))
+    assert expected.size == (16, 24)
+    for source in (path, path.read_bytes()):
+        (found,) = read_images(question(source), GEMMA)
+        assert (found.size, found.tobytes()) == (expected.size, expected.tobytes())
+    with Image.open(path) as opened:
+        assert read_images(question(opened), GEMMA)[0].size == (24, 16)
+
+
+def test_a_file_whose_orientation_cannot_be_read_is_refused_by_name():
+    data = io.BytesIO()
+    picture(1).save(data, "WEBP", exif=SIDEWAYS)
+    broken = data.getvalue().replace(b"MM\0*", b"MM\0?")
+    with pytest.raises(InputError, match="image 1 of the prompt cannot be decoded: not a TIFF"):
+        read_images(question(broken), GEMMA)
 
 
 REFUSED = [
@@ -116,21 +185,84 @@ REFUSED = [
 @pytest.mark.parametrize(("part", "words"), REFUSED)
 def test_what_is_no_image_is_refused_by_name(part, words):
     with pytest.raises(InputError, match=words):
-        read_images([{"role": "user", "content": [part]}])
+        read_images([{"role": "user", "content": [part]}], GEMMA)
 
 
 def test_pixels_are_counted_before_they_are_decoded():
-    chat = question(picture(1, (10, 10)), picture(2, (10, 11)))
-    assert len(read_images(chat, max_pixels=210)) == 2
-    with pytest.raises(InputError, match="image 2 of the prompt has 10 × 11 pixels, 210 with"):
-        read_images(chat, max_pixels=209)
+    """An image that the processor enlarges counts as what it becomes: 256 pixels, or 64."""
+    large = question(picture(1, (20, 20)), picture(2, (20, 21)))
+    assert len(read_images(large, GEMMA, max_pixels=820)) == 2
+    with pytest.raises(InputError, match="image 2 of the prompt has 20 × 21 pixels, 820 with"):
+        read_images(large, GEMMA, max_pixels=819)
+    small = question(*[picture(1, (2, 2))] * 4)
+    for processor, least in ((GEMMA, 256), (QWEN, 64)):
+        assert len(read_images(small, processor, max_pixels=4 * least)) == 4
+        words = f"image 4 .* 2 × 2 pixels, of which .* makes {least}, {4 * least} with those"
+        with pytest.raises(InputError, match=words):
+            read_images(small, processor, max_pixels=4 * least - 1)
+
+
+@pytest.mark.parametrize(("processor", "tokens"), [(GEMMA, 4), (QWEN, 6)])
+def test_tokens_are_counted_before_images_are_decoded(monkeypatch, processor, tokens):
+    """As many as the processor then makes of them; of thousands of images few are looked at."""
+    chat = question(*[picture(1)] * 3)
+    ids, _ = encode_image_chat(chat, processor, processor.tokenizer, {}, max_tokens=3 * tokens)
+    assert ids.count(processor.tokenizer.convert_tokens_to_ids(IMAGE[processor])) == 3 * tokens
+    decoded = []
+    monkeypatch.setattr(images, "_decode", lambda image, turn: decoded.append(image))
+    words = f"image 3 of the prompt has {tokens} tokens .*, {3 * tokens} with those before it; "
+    with pytest.raises(InputError, match=f"{words}expected {3 * tokens - 1} at most"):
+        read_images(question(*[picture(1)] * 9999), processor, max_tokens=3 * tokens - 1)
+    assert len(decoded) == 2
+
+
+def test_an_image_that_the_processor_does_not_take_is_refused_by_name():
+    with pytest.raises(InputError, match="image 1 of the prompt has 201 × 1 pixels.* aspect ratio"):
+        read_images(question(picture(1, (201, 1))), QWEN)
+
+
+def test_an_image_over_pillows_own_limit_says_so(monkeypatch):
+    data = io.BytesIO()
+    picture(1).save(data, "PNG")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(InputError, match=r"Image size \(384 pixels\) exceeds limit of 200 pixels"):
+        read_images(question(data.getvalue()), GEMMA)
+
+
+@pytest.mark.parametrize(
+    ("processor", "token"),
+    [(QWEN, "<|image_pad|>"), (QWEN, "<|video_pad|>"), (GEMMA, "<boi>"), (GEMMA, "<image>")],
+)
+def test_a_text_that_names_the_processors_tokens_is_refused(processor, token):
+    chat = question(picture(1), text=f"a {token} b")
+    with pytest.raises(InputError, match=rf"the chat with 1 images has '{re.escape(token)}' "):
+        encode_image_chat(chat, processor, processor.tokenizer, {})
 
 
 def test_a_truncated_file_is_refused_by_name():
     data = io.BytesIO()
     picture(1, (64, 64)).save(data, "PNG")
     with pytest.raises(InputError, match="image 1 of the prompt cannot be decoded"):
-        read_images(question(data.getvalue()[:2000]))
+        read_images(question(data.getvalue()[:2000]), GEMMA)
+
+
+def test_generate_takes_text_of_a_vision_language_target_and_names_images(parts):
+    """Transformers gives such a target positions and types of every prompt, with images or not."""
+    target, tokenizer, processor, _ = parts
+    model, method = target.model, DominoGenerate("lookup", depth=3)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    processed = processor(text=["the quick fox the quick"], return_tensors="pt")
+    padded = tokenizer(
+        ["the quick fox", "fox"], return_tensors="pt", padding=True, padding_side="left"
+    )
+    for inputs in (processed, padded):
+        expected = model.generate(**inputs, **options)
+        assert torch.equal(model.generate(**inputs, **options, custom_generate=method), expected)
+    inputs = processor.apply_chat_template(
+        question(picture(1)), tokenize=True, return_dict=True, return_tensors="pt"
+    )
+    with pytest.raises(InputError, match=r"the prompt holds images \(found .*Use DominoDecoder"):
+        model.generate(**inputs, **options, custom_generate=method)
 
 
 def test_a_target_of_text_refuses_images_by_name():

@@ -5,6 +5,7 @@ import io
 
 import httpx
 import pytest
+from PIL import Image
 
 from domino_spec import DominoDecoder
 from tests.serving.live import live
@@ -34,9 +35,9 @@ def server(decoder):
         yield found
 
 
-def data_url(image, form="PNG") -> str:
+def data_url(image, form="PNG", **options) -> str:
     file = io.BytesIO()
-    image.save(file, form)
+    image.save(file, form, **options)
     return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
@@ -59,6 +60,17 @@ def test_the_answer_is_the_decoders(server, decoder):
         reply = ask(server, *map(data_url, images[:count]), "a fox").json()
         assert reply["choices"][0]["message"]["content"] == expected.text
         assert reply["usage"]["prompt_tokens"] == len(expected.prompt_tokens)
+
+
+def test_a_photo_is_turned_as_its_orientation_says(server):
+    """The same pixels, upright, give the same log-probabilities; sideways they give others."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    upright = picture(1).transpose(Image.Transpose.ROTATE_270)
+    urls = data_url(picture(1), exif=exif), data_url(upright), data_url(picture(1))
+    replies = [ask(server, url, logprobs=True, max_tokens=1).json()["choices"][0] for url in urls]
+    turned, expected, sideways = (reply["logprobs"]["content"] for reply in replies)
+    assert turned == expected != sideways
 
 
 def test_the_same_text_after_another_image_reuses_nothing(server):
@@ -103,6 +115,19 @@ def test_what_is_refused_by_name(server, kind):
     error = reply.json()["error"]
     assert words in error["message"]
     assert error["param"].endswith(param)
+
+
+def test_many_tiny_images_are_refused_before_they_are_processed(server, decoder):
+    """A body of a few bytes an image, of which the processor would make 256 pixels and 4 tokens."""
+    url = data_url(picture(1, (1, 1)))
+    error = ask(server, *[url] * 200).json()["error"]
+    assert "image 4 of the prompt has 1 × 1 pixels" in error["message"]
+    assert "makes 256, 1024 with those before it; expected 900 at most" in error["message"]
+    with live(decoder, slots=1, page=False, max_prompt_tokens=50) as found:
+        error = ask(found, *[url] * 200).json()["error"]
+    assert "image 13 of the prompt has 4 tokens" in error["message"]
+    assert "52 with those before it; expected 50 at most" in error["message"]
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_images_are_a_users_alone(server):

@@ -24,6 +24,7 @@ from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.processors import criteria_for_sequence, for_sequence, split_warpers
 from domino_spec.decoding.stopping import at_criteria
 from domino_spec.errors import InputError
+from domino_spec.targets.support import image_unsupported_reason
 
 RECIPE = str(Path(__file__).parent / "recipe")
 """A folder for `custom_generate=`, with `trust_remote_code=True` and `draft=...`."""
@@ -31,6 +32,11 @@ RECIPE = str(Path(__file__).parent / "recipe")
 _IGNORED = frozenset(
     {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
 )
+_IMAGES = frozenset({
+    "mm_encoder_outputs", "pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw",
+    "token_type_ids", "mm_token_type_ids",
+})  # fmt: skip
+"""What a vision-language target is given; without pictures it is empty, or zeros."""
 
 
 class DominoGenerate:
@@ -79,6 +85,8 @@ class DominoGenerate:
         # Transformers does not hand its streamer to a callable; the caller's frame has it.
         streamer = streamer if streamer is not None else _callers_streamer()
         count = input_ids.shape[0]
+        if image_unsupported_reason(model) is None:
+            model_kwargs = _text_alone(model_kwargs)
         _refuse(generation_config, model_kwargs, synced_gpus, count=count)
         if streamer is not None and count > 1:
             raise InputError(
@@ -159,6 +167,23 @@ def _callers_streamer() -> Any | None:
     return frame.f_locals.get("streamer") if frame.f_code.co_name == "generate" else None
 
 
+def _text_alone(model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Without what a vision-language target's text has too and needs not; images are refused."""
+    given = {name: value for name, value in model_kwargs.items() if name in _IMAGES}
+    images = sorted(
+        name
+        for name, value in given.items()
+        if value is not None and (bool(value.any()) if isinstance(value, Tensor) else value)
+    )
+    if images:
+        raise InputError(
+            f"the prompt holds images (found {', '.join(images)}), with which this method does not "
+            "prefill a vision-language target. Use DominoDecoder(model, draft, tokenizer, "
+            'processor=processor).generate(messages), with parts {"type": "image", "image": ...}.'
+        )
+    return {name: value for name, value in model_kwargs.items() if name not in given}
+
+
 def _refuse(
     config: GenerationConfig, model_kwargs: dict[str, Any], synced_gpus: bool, *, count: int
 ) -> None:
@@ -202,15 +227,20 @@ def _refuse(
 
 
 def _usual_positions(positions: Tensor | None, mask: Tensor | None) -> bool:
-    """Whether positions count the prompt's tokens from 0, as `generate` makes them itself."""
-    if positions is None or positions.dim() != 2:
-        return positions is None
+    """Whether positions count the prompt's tokens from 0, as `generate` makes them itself.
+
+    Those of M-RoPE are [axes, batch, tokens], and alike for text.
+    """
+    if positions is None:
+        return True
+    if positions.dim() not in (2, 3):
+        return False
     if mask is None:
-        usual = torch.arange(positions.shape[1], device=positions.device)
+        usual = torch.arange(positions.shape[-1], device=positions.device)
         return bool((positions == usual).all())
     mask = mask.to(positions.device).bool()
     usual = mask.long().cumsum(-1) - 1
-    return bool((positions == usual)[mask].all())
+    return bool((positions == usual)[..., mask].all())
 
 
 def _sequences(

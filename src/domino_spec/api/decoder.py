@@ -332,23 +332,24 @@ class DominoDecoder:
         *,
         more: Callable[[], Decoded | None] | None = None,
     ) -> Generator[SequenceOutput, None, None]:
-        """Decode sequences on the engine, or where it cannot run them in the reference loop.
+        """Decode sequences on the engine, and after them in the reference loop what it cannot run.
 
         Decides now, decodes as the result is iterated. `more` gives the engine further sequences
         while it runs, as for `Engine.stream`; errors of memory are then the caller's.
         """
         stats = RunStats() if stats is None else stats
-        reason = self._unsupported(sequences) if sequences else self.unsupported_reason()
-        if reason is not None:
-            if more is not None:
-                raise InputError(
-                    f"sequences can be added to the engine alone, which cannot run this: {reason}. "
-                    "Give all of them at once."
-                )
-            stats.engine_reason = reason
-            return self._in_loop(sequences, stats)
-        stats.engine = "fast"
-        return self._on_engine(sequences, stats, more)
+        on_engine, in_loop, reason = self._place(sequences)
+        if reason is not None and more is not None:
+            raise InputError(
+                f"sequences can be added to the engine alone, which cannot run this: {reason}. "
+                "Give all of them at once."
+            )
+        stats.engine_reason = reason
+        if reason is None:
+            stats.engine = "fast"
+        elif on_engine:
+            stats.engine = "both"
+        return self._run(on_engine, in_loop, stats, more)
 
     @property
     def engine(self) -> Engine:
@@ -386,23 +387,35 @@ class DominoDecoder:
         places = ((w.data_ptr(), 0 if w.is_inference() else w._version) for w in weights)
         return tuple(hooked_modules(self.target.model)), tuple(places)
 
-    def _unsupported(self, sequences: Sequence[Decoded]) -> str | None:
-        """Why the engine does not run this; said once, or raised where the engine is wanted."""
+    def _place(
+        self, sequences: Sequence[Decoded]
+    ) -> tuple[Sequence[Decoded], Sequence[Decoded], str | None]:
+        """The sequences of the engine, those of the reference loop, and why there are such.
+
+        That is said once, or raised where the engine is wanted.
+        """
         if self.choice == "reference":
-            return "engine='reference' was asked for"
+            return (), sequences, "engine='reference' was asked for"
         if any(sequence.sampler is not None for sequence in sequences):
-            reason = "the scores of every token are kept"
+            kept = "the scores of every token are kept"
             if self.choice == "fast":
-                self._refuse(reason)
-            return reason
-        reasons = (unsupported_request(sequence) for sequence in sequences)
-        asked = next((f"as for the request, {reason}" for reason in reasons if reason), None)
-        found = self.unsupported_reason() or asked or self._no_room_reason(sequences)
+                self._refuse(kept)
+            return (), sequences, kept
+        asked = {each: reason for each in sequences if (reason := unsupported_request(each))}
+        rest = [each for each in sequences if each not in asked]
+        found = self.unsupported_reason() or (self._no_room_reason(rest) if rest else None)
+        if found is not None:
+            rest = []
+        elif asked:
+            found = f"as for the request, {next(iter(asked.values()))}"
         if self.choice == "fast":
             self._refuse(found)
-        elif found is not None:
+        elif found is not None and sequences:
             self._tell(found)
-        return found
+        if rest and asked:
+            share = f"{len(asked)} of {len(sequences)} requests"
+            return rest, list(asked), f"as for {share}, {next(iter(asked.values()))}"
+        return rest, sequences if found else (), found
 
     def _no_room_reason(self, sequences: Sequence[Decoded]) -> str | None:
         try:
@@ -424,11 +437,28 @@ class DominoDecoder:
             self._told.add(reason)
             tell_reference(reason)
 
+    def _run(
+        self,
+        on_engine: Sequence[Decoded],
+        in_loop: Sequence[Decoded],
+        stats: RunStats,
+        more: Callable[[], Decoded | None] | None,
+    ) -> Generator[SequenceOutput, None, None]:
+        try:
+            if on_engine or more is not None:
+                yield from self._on_engine(on_engine, stats, more)
+            if in_loop:
+                if on_engine:
+                    stats.engine = "both"
+                yield from self._in_loop(in_loop, stats)
+        finally:
+            self._watch.end(stats)
+
     def _on_engine(
         self,
         sequences: Sequence[Decoded],
         stats: RunStats,
-        more: Callable[[], Decoded | None] | None = None,
+        more: Callable[[], Decoded | None] | None,
     ) -> Generator[SequenceOutput, None, None]:
         engine = self.engine
         speculates = self._drafting is not None and (
@@ -447,8 +477,6 @@ class DominoDecoder:
             if self.choice == "fast" or began:
                 raise
             failed = True
-        finally:
-            self._watch.end(stats)
         if failed:  # outside the except: an error holds what was made before it
             del engine
             self._engine = None
@@ -465,15 +493,12 @@ class DominoDecoder:
         text = [sequence for sequence in sequences if not sequence.multimodal_inputs]
         batches = [text] if text else []
         batches += [[sequence] for sequence in sequences if sequence.multimodal_inputs]
-        try:
-            for batch in batches:
-                speculate = any(sequence.speculate for sequence in batch)
-                drafter = self._drafting if speculate else None
-                for output in decode(self.target, drafter, batch, stats):
-                    yield output
-                    self._watch.look(stats, None)
-        finally:
-            self._watch.end(stats)
+        for batch in batches:
+            speculate = any(sequence.speculate for sequence in batch)
+            drafter = self._drafting if speculate else None
+            for output in decode(self.target, drafter, batch, stats):
+                yield output
+                self._watch.look(stats, None)
 
     def _sequences(
         self,

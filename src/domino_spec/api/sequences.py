@@ -46,6 +46,7 @@ def make_sequences(
                 processor(),
                 tokenizer,
                 chat_options,
+                max_tokens=target.context_length,
             )
         else:
             tokens = encode_prompt(prompt, tokenizer, chat_options)

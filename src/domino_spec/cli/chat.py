@@ -150,7 +150,13 @@ class Conversation:
         prompt: Any = messages
         if self._images:  # encoded once more below: only so the length is known
             decoder.target.check_images()
-            ids, _ = encode_image_chat(messages, decoder.processor, decoder.tokenizer, options)
+            ids, _ = encode_image_chat(
+                messages,
+                decoder.processor,
+                decoder.tokenizer,
+                options,
+                max_tokens=decoder.target.context_length,
+            )
         else:
             prompt = ids = encode_prompt(messages, decoder.tokenizer, options)
         writer = TokenWriter(self._voice.out, coloured=self._speculate)

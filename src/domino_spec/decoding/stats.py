@@ -119,9 +119,9 @@ class RunStats:
     whole_seconds: float = 0.0
     """Cycles of the engine."""
     engine: Loop = "reference"
-    """Which loop ran; `both` is for sums."""
+    """Which loop ran; `both` where each had a part of it."""
     engine_reason: str | None = None
-    """Why it was not the engine, where it could have been expected."""
+    """Why it was not the engine alone, where it could have been expected."""
 
     @property
     def cycle_seconds(self) -> float:

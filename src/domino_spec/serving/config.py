@@ -78,7 +78,8 @@ class ServerConfig(Settings):
     max_image_bytes: _Count = 3 * 1024 * 1024
     """Of one image's file, before base64 makes it a third longer."""
     max_image_pixels: _Count = 16 * 1024 * 1024
-    """Of all images of a request together; a small file may hold many."""
+    """Of all images of a request together, as sent or, if that is more, as the target's processor
+    resizes them at least; a small file may hold many."""
     drain_seconds: Annotated[float, Ge(0)] = 30.0
     """How long requests may go on after the server was told to stop."""
 

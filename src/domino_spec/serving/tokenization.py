@@ -19,7 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from domino_spec.api.images import encode_image_chat
+from domino_spec.api.images import ImageTokensError, encode_image_chat
 from domino_spec.api.prompts import encode_texts, render_chat, require_tokenizer
 from domino_spec.engine.scheduler import FairQueue
 from domino_spec.errors import InputError
@@ -124,9 +124,17 @@ class PromptEncoder:
         def encode() -> tuple[list[int], dict[str, Any]]:
             self._chats.refuse_special(messages, template_kwargs)
             opened = [_with_files(message, max_bytes) for message in messages]
-            return encode_image_chat(
-                opened, processor(), self._tokenizer, template_kwargs, max_pixels=max_pixels
-            )
+            try:
+                return encode_image_chat(
+                    opened,
+                    processor(),
+                    self._tokenizer,
+                    template_kwargs,
+                    max_pixels=max_pixels,
+                    max_tokens=self._max_tokens,
+                )
+            except ImageTokensError as error:
+                raise ContextLengthError(str(error)) from error
 
         size = _size_of([*messages, template_kwargs]) + len(messages) * _MESSAGE
         return await self._encode_long(size, encode, client)
