@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.masks import BlockLayout, Window, dense_mask
@@ -322,6 +323,26 @@ def test_neighbouring_slots_attend_in_one_call(
     mixed = WAYS["rows"](*given, **rule)
     assert len(called) == calls
     torch.testing.assert_close(mixed, by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 300, (100, 4)])
+def test_a_prompts_mask_is_not_copied_for_every_query_head(monkeypatch, window):
+    n, start = 160, 400
+    given = inputs(n, torch.float32, "cpu", starts=[start], group=6, capacity=start + n)
+    rule = {"causal": True, "window": made(window), "scale": 0.2}
+    folded = WAYS["rows"](*given, **rule)
+    mix, read = F.scaled_dot_product_attention, []
+
+    def watched(*given, attn_mask, **rule):
+        read.append(attn_mask.untyped_storage().nbytes())
+        return mix(*given, attn_mask=attn_mask, **rule)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(attention, "_FOLDED", 2 * n * (start + n))
+    found = WAYS["rows"](*given, **rule)
+    assert max(read) <= 4 * attention._FOLDED
+    assert len(read) > 1
+    assert torch.equal(found, folded)
 
 
 @pytest.mark.parametrize(("way", "dtype"), [
