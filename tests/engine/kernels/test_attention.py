@@ -257,6 +257,23 @@ def test_a_node_gets_what_its_branch_gives_as_a_chain_to_the_last_bit(device, wa
         assert torch.equal(found[:, node], alone[:, -1])
 
 
+@pytest.mark.parametrize(("way", "window"), [("kernel", None), ("four", (9, 3))])
+def test_heads_whose_width_is_no_power_of_two(device, way, window):
+    """Phi-3-mini's are 96 wide; what lies after a head is the next place's."""
+    given = inputs(2, torch.float32, device, starts=[33, 2], head_dim=96)
+    rule = {"causal": True, "window": made(window), "scale": 0.2}
+    mixed = WAYS[way](*given, **rule)
+    torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+    if window is None:
+        starts = torch.tensor([33, 2])
+        query = inputs(len(TREE), torch.float32, device, starts=[33, 2], head_dim=96)[0]
+        nodes, positions = tree(starts)
+        rule |= {"positions": positions.to(device)}
+        found = WAYS[way](query, *given[1:], **rule, paths=nodes.paths.to(device))
+        expected = by_hand(query, *given[1:], **rule, mask=ancestor_mask(nodes.ancestors))
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
 def packed(mask):
     return (mask.long() << torch.arange(mask.shape[-1])).sum(dim=-1)
 

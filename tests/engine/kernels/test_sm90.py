@@ -57,6 +57,7 @@ def test_attention_of_other_shapes():
         "windowed",
         "widest",
         "narrow",
+        "uneven",
         "wide",
         "partly_rotated",
         "sinks",
@@ -103,7 +104,8 @@ def test_rollout_over_the_vocabulary_is_two(found, shapes):
 OTHERS = [arch for arch in sm90.ROOM if arch != 90]
 ALL = (
     "plain", "windowed_sinks", "ragged", "mixture", "norms", "product", *CANDIDATES, *VOCABULARY,
-    *TREES, "block", "branched", "windowed", "widest", "narrow", "wide", "partly_rotated", "sinks",
+    *TREES, "block", "branched", "windowed", "widest", "narrow", "uneven", "wide",
+    "partly_rotated", "sinks",
 )  # fmt: skip
 
 
