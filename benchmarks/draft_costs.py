@@ -72,7 +72,7 @@ def costs(
     for turn in range(1 + rounds):
         for name, call in calls.items():
             for bench in benches:
-                bench.reset()
+                bench.reset(1)
             start = time.perf_counter()
             call()
             if turn:  # the first round prepares the others

@@ -5,8 +5,8 @@
 
 The text is the Python language reference that comes with Python, no paragraph twice. It is
 an earlier turn of the conversation. The engine decodes each question greedily, without drafts and
-with the drafter as its files say, then again with every `--window`; 0 is all of the context, even
-for layers that have a window of their own. The speedup is that of decoding, without the prefill.
+with the drafter as its files say, then again with every `--window` in place of its layers' own; 0
+is all of the context. The speedup is that of decoding, without the prefill.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from domino_spec.api.prompts import end_tokens
-from domino_spec.checkpoints import load_drafter
 from domino_spec.data import is_loop
 from domino_spec.decoding import AcceptanceStats, SamplingParams, Sequence
 from domino_spec.drafters import BlockDrafter, open_drafter
@@ -29,7 +28,6 @@ from domino_spec.engine.engine import Engine
 from domino_spec.evaluation.runs import make_sequence
 from domino_spec.records import append_record, environment
 from domino_spec.targets import LoadedTarget, default_device, load_target
-from domino_spec.training.start import with_windows
 
 SHORTEST = 32
 """Tokens of an answer; shorter ones say little and are left out."""
@@ -101,15 +99,10 @@ def opened(source: str, loaded: LoadedTarget, setting: str) -> BlockDrafter:
     """The drafter with the window that a word of the command line says."""
     if setting == OWN:
         drafter = open_drafter(source, loaded)
-    elif setting == "0":
-        place: dict[str, Any] = {"dtype": loaded.target.dtype, "device": loaded.target.device}
-        model = with_windows(load_drafter(source, **place).drafter, None)
-        drafter = open_drafter(model.to(**place), loaded)
-        drafter.name = source
     else:
         size, _, sinks = setting.partition(":")
-        window: dict[str, Any] = {"draft_window": int(size), "draft_sinks": int(sinks or 0)}
-        drafter = open_drafter(source, loaded, **window)
+        number = int(sinks) if sinks else None
+        drafter = open_drafter(source, loaded, draft_window=int(size), draft_sinks=number)
     assert isinstance(drafter, BlockDrafter)
     return drafter
 

@@ -64,6 +64,8 @@ def _long_context(found: list[dict[str, Any]]) -> str:
             own = record.get("sliding_window")
             return f"{own} newest tokens, its own window" if own else "all context"
         size, sinks = record["window"]
+        if not size:
+            return "all context"
         return f"{size} newest tokens" + (f", {sinks} sinks" if sinks else "")
 
     columns: Columns = {

@@ -52,7 +52,7 @@ Candidates = Annotated[int | None, setting(
     group="Drafter")]  # fmt: skip
 DraftWindow = Annotated[int | None, setting(
     None, "a block drafter reads this many of the newest tokens, and --draft-sinks; 0: all",
-    unset="all",
+    unset="its own configuration",
     group="Drafter")]  # fmt: skip
 DraftSinks = Annotated[int | None, setting(
     None, "first tokens that a drafter with a window reads too", unset="none",

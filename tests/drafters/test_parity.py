@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from domino_spec.decoding.drafter import SequenceSampler
-from domino_spec.drafter.masks import Window
+from domino_spec.drafter.masks import ALL_CONTEXT, Window
 from domino_spec.drafters import BlockDrafter, block, drafter_of
 from domino_spec.engine.models.base import draft_shape
 from tests.support.baselines import random_baseline
@@ -114,11 +114,12 @@ def test_block_drafters(case, family):
         assert (base - final).abs().max() > 0.1, "the head does nothing: the test is blind"
 
 
+@pytest.mark.parametrize("window", [Window(8, 3), ALL_CONTEXT], ids=["sinks", "all"])
 @pytest.mark.parametrize("case", ["shift", "sliding", "sliding causal"])
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_a_window_with_sink_tokens(case, batch_invariant, monkeypatch):
+def test_a_window_replaces_those_of_the_layers(case, batch_invariant, window, monkeypatch):
     """What `simulate` sets on the backbone is what a drafter with a window reads."""
-    target, window = make_target("qwen3"), Window(8, 3)
+    target = make_target("qwen3")
     config = drafter_config(**CASES[case])
     model, tokens = random_drafter(config), text(config.output_vocab_size)
     captured = target.forward(
@@ -126,6 +127,8 @@ def test_a_window_with_sink_tokens(case, batch_invariant, monkeypatch):
     ).captured
     given = {"captured": captured, "tokens": tokens, "anchors": ANCHORS}
     with torch.no_grad():
+        own = model(target, **given)[1]
+        monkeypatch.setattr(model.backbone, "draft_window", ALL_CONTEXT)
         whole = model(target, **given)[1]
         monkeypatch.setattr(model.backbone, "draft_window", window)
         expected = model(target, **given)[1]
@@ -137,10 +140,10 @@ def test_a_window_with_sink_tokens(case, batch_invariant, monkeypatch):
     found = proposed_logits(drafter, target, tokens, captured, config.max_depth)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     changed = (whole - expected).abs().amax(dim=(2, 3)) > 1e-3  # [rows, anchors]
-    if case == "sliding causal":
-        assert not changed.any(), "its windows are shorter"
-    else:
-        assert torch.equal(changed, ANCHORS + config.block_size > 8 + 3)
+    assert torch.equal(changed, (ANCHORS + config.block_size > 8 + 3) & (window != ALL_CONTEXT))
+    assert torch.equal(own, whole) == (case == "shift")
+    reopened = drafter_of(model, **drafter.context_settings)
+    assert reopened.window == window
 
 
 @pytest.mark.parametrize("reduced", [None, 41])

@@ -222,6 +222,6 @@ def test_a_pattern_of_any_length_keeps_its_shares(length):
 # Heads that the kernels cannot take ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("head_dim", "fine"), [(128, True), (64, True), (80, False), (8, False)])
+@pytest.mark.parametrize(("head_dim", "fine"), [(128, True), (96, True), (72, False), (8, False)])
 def test_which_heads_the_kernels_take(head_dim, fine):
     assert kernels_take(head_dim) is fine

@@ -1,14 +1,16 @@
 """What the measurements are made of."""
 
+import itertools
 from contextlib import contextmanager
 
 import pytest
 import torch
+import transformers as tf
 
 from domino_spec.bench.engine_report import measure_engine
 from domino_spec.bench.settings import EngineSettings
 from domino_spec.drafters import BlockDrafter
-from domino_spec.engine import measure, model_runner
+from domino_spec.engine import measure, mixture, model_runner
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.measure import (
     Bench,
@@ -18,7 +20,7 @@ from domino_spec.engine.measure import (
     geometric,
     seconds_of,
 )
-from domino_spec.engine.model_runner import Plan
+from domino_spec.engine.model_runner import Plan, PromptChunk
 from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.shapes import (
     SHAPES,
@@ -28,6 +30,10 @@ from domino_spec.engine.shapes import (
     target_config,
 )
 from domino_spec.errors import InputError
+from domino_spec.targets import Target
+from tests.engine.runs import make_engine
+from tests.support.families import CONFIGS, random_prompts, randomise
+from tests.support.families import random_drafter as tiny_drafter
 
 CPU = torch.device("cpu")
 
@@ -76,7 +82,7 @@ def test_stages_name_every_part_and_their_bytes_add_up(bench):
 
 def test_forced_acceptance_commits_what_it_is_told(bench):
     engine = bench.engine
-    bench.reset()
+    bench.reset(2)
     engine.runner.force([3, 0, 15])
     slots, plan = torch.tensor([0, 1]), Plan(15, forced=True)
     counts = [engine.runner.run_cycle(slots, plan)[:, 0].tolist() for _ in range(4)]
@@ -86,6 +92,32 @@ def test_forced_acceptance_commits_what_it_is_told(bench):
     assert engine.runner.run_cycle(slots, Plan(1, forced=True))[:, 0].tolist() == [1, 1]
     with pytest.raises(InputError, match="the pattern has 0 cycles"):
         engine.runner.force([])
+
+
+def test_a_cycle_reads_as_many_experts_as_random_prompts_do(monkeypatch):
+    """Costs of a mixture are those of the experts that its sequences are routed to."""
+    config = CONFIGS["qwen3_moe"]()
+    config.num_experts, config.num_experts_per_tok = 64, 4
+    model = randomise(tf.AutoModelForCausalLM.from_config(config).float().eval(), 0.25)
+    engine = make_engine(Target(model), tiny_drafter(), slots=16)
+    read, route = [], mixture.route
+    monkeypatch.setattr(
+        mixture, "route",
+        lambda chosen, *rest: read.append(len(chosen.unique())) or route(chosen, *rest),
+    )  # fmt: skip
+    bench, runner = Bench(engine, context=64), engine.runner
+    found = {}
+    for batch, depth in itertools.product((1, 4, 16), (0, 7)):
+        bench.reset(batch)
+        read.clear()
+        runner.run_cycle(torch.arange(batch), Plan(depth))
+        cycle, prompts = sum(read), random_prompts([depth + 1] * batch)
+        read.clear()
+        runner.prefill([PromptChunk(i, 0, own) for i, own in enumerate(prompts)], drafts=False)
+        found[batch, depth] = cycle
+        assert cycle > 0.75 * sum(read), (batch, depth)
+    assert found[1, 0] < found[4, 0] < found[16, 0]
+    assert found[1, 7] < found[4, 7] < found[16, 7]
 
 
 def test_paced_counts_tokens_a_second(bench):

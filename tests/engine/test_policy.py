@@ -11,6 +11,8 @@ from domino_spec.engine.policy import (
     DepthPolicy,
     Drafts,
     best_path,
+    budgeted,
+    budgets,
     depths,
     trees,
 )
@@ -372,6 +374,48 @@ def test_a_busy_while_is_forgotten(slowed):
 
 
 CHEAP = {0: 1.0, 1: 1.3, 2: 1.4, 3: 1.5, 5: 1.7, 7: 1.9}
+OVERHEAD = {0: 1.0, 1: 2.5, 2: 3.2, 3: 3.6, 5: 4.0, 7: 4.5}  # only deep drafts could pay
+SLOW = {d: 1.3 + 0.5 * d if d else 1.0 for d in depths(7)}
+
+
+@pytest.mark.parametrize(("cycles", "batch"), [
+    (OVERHEAD, ONE), (SLOW, Batch(4, ragged=True)), (CHEAP, BRANCHED)
+], ids=["overhead", "budgets", "trees"])  # fmt: skip
+def test_drafts_that_are_never_accepted_cost_two_percent_at_most(cycles, batch):
+    """Of 5,000 tokens, the first trials among them; and they are found once they pay."""
+    taken = {Drafts(depth): seconds for depth, seconds in cycles.items()}
+    costs = Costs(
+        {batch.size: cycles},
+        trees={batch.size: {n: 1.05 * cycles[n] for n in (3, 7)}},
+        budgets={batch.size: {b: 0.1 + cycles[b] for b in budgets(7)}},
+    )
+    taken |= {Drafts(n, n): seconds for n, seconds in costs.trees[batch.size].items()}
+    taken |= {budgeted(b, 7): seconds for b, seconds in costs.budgets[batch.size].items()}
+    policy = DepthPolicy(costs, 7, 7)
+
+    def spent(accepted: int) -> float:
+        drafts = policy.choose(batch)
+        policy.observe(batch, drafts, taken[drafts])
+        count = min(accepted, drafts.depth)
+        if drafts.nodes:
+            parents = list(range(-1, drafts.nodes))
+            policy.record_tree(range(1, count + 1), [0, *parents[1:]], sampled=False)
+        elif drafts.budget:
+            policy.record_lengths(batch, [0.5] * drafts.depth, drafts.budget, count)
+        elif drafts.depth:
+            for _ in range(batch.size):
+                policy.record(count, drafts.depth, sampled=False)
+        return taken[drafts]
+
+    first = sum(spent(0) for _ in range(2500))
+    second = sum(spent(0) for _ in range(2500))
+    assert first + second < 1.02 * 5000
+    assert second < 1.0175 * 2500
+    for _ in range(1000):
+        spent(7)
+    assert sum(spent(7) for _ in range(100)) > 1.1 * 100, "it drafts"
+
+
 CONFIDENT = Batch(1, confident=True)
 
 

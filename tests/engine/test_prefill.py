@@ -8,8 +8,9 @@ from domino_spec.drafter.masks import Window
 from domino_spec.engine import engine as engine_module
 from domino_spec.engine import model_runner
 from domino_spec.engine.attention import Spans
+from domino_spec.engine.kernels import attention
 from domino_spec.engine.kernels.attention import batch_reference
-from domino_spec.engine.model_runner import ModelRunner
+from domino_spec.engine.model_runner import ModelRunner, PromptChunk
 from tests.engine.replays import Replays
 from tests.engine.runs import finish, make_engine, make_requests, run_engine, run_reference, watch
 from tests.support.families import make_target, random_drafter, random_prompts
@@ -323,6 +324,18 @@ def test_a_bound_beyond_what_the_slot_holds_changes_nothing(window, start):
         given = (query, keys, values, slots.unsqueeze(1), starts)
         found = batch_reference(*given, *options.values(), bound)
         assert torch.allclose(found, wanted, atol=1e-5)
+
+
+def test_what_a_prompt_sees_is_found_once_for_all_layers(monkeypatch):
+    engine = make_engine(make_target("llama"), slots=1, page=16)
+    engine.forget()  # the slot has pages
+    found, plain = [], attention.visible
+    monkeypatch.setattr(
+        attention, "visible", lambda *given: found.append(given) or plain(*given)
+    )  # fmt: skip
+    for start, tokens in ((0, PROMPTS[5]), (70, PROMPTS[6])):
+        engine.runner.prefill([PromptChunk(0, start, tokens)], drafts=False)
+    assert len(found) == 1, "the first chunk sees by causality alone"
 
 
 def test_prompts_without_drafts_leave_the_drafters_cache_alone():

@@ -73,14 +73,14 @@ def test_prompts_are_computed_in_chunks_concurrently_with_decoding():
     first = make_sequence(ASK)
     scheduler.add(first)
     scheduler.admit(100)
-    compute(scheduler.schedule(budget=8, alone=100))
+    compute(scheduler.schedule(budget=8, alone=100, pairs=10_000))
     second, third = make_sequence(SYSTEM), make_sequence(OTHER)
     scheduler.add(second)
     scheduler.add(third)
     scheduler.admit(100)
     chunks = []
     while any(sequence.status is Status.PREFILL for sequence in scheduler.running):
-        schedule = scheduler.schedule(budget=8, alone=100)
+        schedule = scheduler.schedule(budget=8, alone=100, pairs=10_000)
         assert schedule.decode[0] is first
         assert sum(chunk.count for chunk in schedule.prefill) <= 8
         chunks += [(chunk.sequence, chunk.start, chunk.count) for chunk in schedule.prefill]
@@ -98,11 +98,36 @@ def test_where_nothing_decodes_several_prompts_are_computed_at_once():
     for sequence in sequences:
         scheduler.add(sequence)
     scheduler.admit(100)
-    schedule = scheduler.schedule(budget=4, alone=50)
+    schedule = scheduler.schedule(budget=4, alone=50, pairs=10_000)
     assert [(chunk.sequence, chunk.count) for chunk in schedule.prefill] == list(
         zip(sequences, (30, 6, 7, 7), strict=True)
     )
     assert schedule.decode == sequences[:3]  # they go on to decode in the same step
+
+
+def test_chunks_are_shorter_the_more_their_tokens_see():
+    """Attention's mask has a number for each pair of a prompt's token and one that it may see."""
+    scheduler = make_scheduler(2)
+    sequences = [make_sequence(SYSTEM), make_sequence(OTHER)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.admit(100)
+    chunks = []
+    while any(sequence.status is Status.PREFILL for sequence in scheduler.running):
+        schedule = scheduler.schedule(budget=4, alone=50, pairs=150)
+        counts, ends = zip(*[(c.count, c.start + c.count) for c in schedule.prefill], strict=True)
+        assert sum(counts) * max(ends) <= 150
+        chunks += [(c.sequence, c.count) for c in schedule.prefill]
+        compute(schedule)
+    assert chunks == [(sequences[0], n) for n in (12, 7, 6, 5)] + [(sequences[1], 4)] + [
+        (sequences[1], 3)
+    ]
+    long = make_sequence(SYSTEM * 4)
+    scheduler = make_scheduler(1)
+    scheduler.add(long)
+    scheduler.admit(200)
+    long.computed = 110
+    assert [c.count for c in scheduler.schedule(budget=4, alone=50, pairs=99).prefill] == [1]
 
 
 def test_removing_frees_the_slot_wherever_the_sequence_is():

@@ -77,7 +77,8 @@ class DominoDecoder:
         number of drafts a cycle, `tree` that of a tree up to `depth` deep; by default the engine
         chooses chains or trees by cost, up to the drafter's own depth, and `tree=0` leaves it
         chains. `candidates` limits a head to each draft's best base candidates. A block drafter
-        reads the newest `draft_window` tokens of its context and the first `draft_sinks`; 0 is all.
+        reads the newest `draft_window` tokens of its context and the first `draft_sinks`; 0 is all,
+        None what its configuration says.
         `remeasure` does not read the costs that were kept. `chat_options` go to the chat template.
         `engine` is `fast`, `reference` or `auto`, which takes the engine where it can; on a CPU it
         keeps a packed copy of the weights unless `pack` is False. `processor` is

@@ -17,6 +17,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig, Eagle3Config
 from domino_spec.drafter.masks import (
+    ALL_CONTEXT,
     BlockLayout,
     Mask,
     Window,
@@ -128,7 +129,7 @@ class Backbone(nn.Module):
         self.rotary = RotaryPositions(config)
         # How the mask is given to attention: training on CUDA asks for FlexAttention's form.
         self.attention: Literal["dense", "flex"] = "dense"
-        # Which context is read past the training length, as decoding asks for it.
+        # What is read in place of the layers' own windows, as decoding asks for it.
         self.draft_window: Window | None = None
 
     def context(self, captured: Tensor, positions: Tensor) -> list[KeyValue]:
@@ -207,15 +208,13 @@ class RotaryPositions(Qwen3RotaryEmbedding):  # type: ignore[misc]
 def layer_window(
     config: DrafterConfig, kind: str, draft_window: Window | None = None
 ) -> Window | None:
-    """What a layer of this kind sees of its context; None for all of it.
-
-    A sliding layer's own window may become shorter, never longer: it has not learnt to read sinks.
-    """
+    """What a layer of this kind sees of its context, None for all: `draft_window` or its own."""
+    if draft_window is not None:
+        return None if draft_window == ALL_CONTEXT else draft_window
     if kind != SLIDING_ATTENTION:
-        return draft_window
+        return None
     assert config.sliding_window is not None
-    sizes = (config.sliding_window, *([] if draft_window is None else [draft_window.size]))
-    return Window(min(sizes))
+    return Window(config.sliding_window)
 
 
 @torch.no_grad()

@@ -33,6 +33,9 @@ class Window(NamedTuple):
         return near | (position < self.sink_tokens) if self.sink_tokens else near
 
 
+ALL_CONTEXT = Window(0)
+"""Asked for in place of a drafter's own windows: no layer has any."""
+
 FLEX_BLOCK = 128
 """FlexAttention skips tiles of this many queries and keys."""
 
@@ -98,8 +101,8 @@ def visibility(layout: BlockLayout, *, window: Window | None = None, causal: boo
             slot = (key - context) % block_size
             distance = query % block_size - slot
             own_block = own_block & window.sees(distance, anchor + slot)
-            if causal:
-                own_block = own_block & (distance >= 0)
+        if causal:
+            own_block = own_block & (key - context <= query)
         return before | own_block
 
     return rule

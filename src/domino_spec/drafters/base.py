@@ -95,9 +95,7 @@ class ModelDrafter(Drafter):
         """Heads that the kernels do not take."""
         size = getattr(self.config, "head_dim", None)
         if device.type == "cuda" and size is not None and not kernels_take(size):
-            return (
-                f"the drafter's heads are {size} wide; the kernels want a power of two, 16 or more"
-            )
+            return f"the drafter's heads are {size} wide; the kernels want a multiple of 16"
         return None
 
     def _place(self, model: Target | InferenceModel, *, pack: bool) -> Any:

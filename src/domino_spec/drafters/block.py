@@ -14,7 +14,7 @@ from domino_spec.drafter import DraftModel
 from domino_spec.drafter.backbone import layer_window
 from domino_spec.drafter.config import SLIDING_ATTENTION, DrafterConfig
 from domino_spec.drafter.heads import DominoHead, Head
-from domino_spec.drafter.masks import Window
+from domino_spec.drafter.masks import ALL_CONTEXT, Window
 from domino_spec.drafter.rollout import roll
 from domino_spec.drafter.tree import DraftTree, grow, tree_nodes
 from domino_spec.drafters.base import ModelDrafter, WeightVocabulary
@@ -162,9 +162,11 @@ class BlockDrafter(ModelDrafter):
 
     @property
     def context_settings(self) -> dict[str, int]:
-        """Its window as the settings that make it, where it has one."""
+        """What was asked for in place of its layers' own windows, as the settings that ask."""
         if self.window is None:
             return {}
+        if self.window == ALL_CONTEXT:
+            return {"draft_window": 0}
         return {"draft_window": self.window.size, "draft_sinks": self.window.sink_tokens}
 
     def update_cache(
@@ -408,17 +410,20 @@ def check_candidates(candidates: Any) -> int | None:
 
 
 def check_window(draft_window: Any, draft_sinks: Any, *, block_size: int) -> Window | None:
-    """The context that a drafter reads, None for all: so many newest tokens, and sink tokens."""
+    """What a drafter reads in place of its layers' own windows: newest tokens, and sink tokens.
+
+    None leaves it its own.
+    """
     sinks = DRAFT_SINKS if draft_sinks is None else draft_sinks
     if sinks < 0:
         raise InputError(f"draft_sinks is {sinks}; expected 0 or more.")
     if not draft_window:
         if draft_sinks is not None:
             raise InputError(
-                f"draft_sinks is {sinks} without a window, where all of the context is read; set "
-                "draft_window too, or leave draft_sinks out."
+                f"draft_sinks is {sinks} and draft_window is {draft_window}; sinks come with a "
+                "window of 1 or more: set one, or leave draft_sinks out."
             )
-        return None
+        return None if draft_window is None else ALL_CONTEXT
     if draft_window < block_size:
         raise InputError(
             f"draft_window is {draft_window}; expected {block_size} or more, since a block of "

@@ -18,7 +18,15 @@ from domino_spec.drafter.masks import Window
 from domino_spec.drafter.tree import ancestor_mask
 from domino_spec.engine.cache import LayerCache, pages_of
 from domino_spec.engine.kernels import runtime
-from domino_spec.engine.kernels.attention import attend, kernels_take, mix, visible, visible_to
+from domino_spec.engine.kernels.attention import (
+    Masks,
+    added,
+    attend,
+    kernels_take,
+    mix,
+    visible,
+    visible_to,
+)
 from domino_spec.engine.kernels.pointwise import torch_rms_norm
 from domino_spec.engine.kernels.rotate import rotate_and_store, store
 from domino_spec.engine.kernels.runtime import on_host
@@ -74,6 +82,8 @@ class AttentionMetadata:
     _host: dict[int, HostMetadata] = field(default_factory=dict, compare=False)
     _alone: dict[tuple[int, int], PerTokenMetadata] = field(default_factory=dict, compare=False)
     _pages: dict[bool, Tensor] = field(default_factory=dict, compare=False)
+    masks: Masks = field(default_factory=dict, compare=False)
+    """What prompts' attention reads; made once for all layers."""
 
     def pages(self, table: Tensor | None, *, ragged: bool = False) -> Tensor:
         """Where each sequence's tokens lie, [sequences, pages]; looked up once for all layers.
@@ -155,7 +165,7 @@ def run_attention(
         query, keys, values, pages, metadata.starts,
         causal=causal, window=window, scale=shape.scale, longest=metadata.longest,
         positions=metadata.positions, ancestors=metadata.ancestors, paths=metadata.paths,
-        ragged=metadata.ragged, ragged_pages=ragged_pages, sinks=sinks,
+        ragged=metadata.ragged, ragged_pages=ragged_pages, sinks=sinks, masks=metadata.masks,
     ).flatten(0, 1)  # fmt: skip
 
 
@@ -331,15 +341,12 @@ class Spans:
                 if window.sink_tokens >= first:
                     first = 0
                 sinks = slice(min(window.sink_tokens, first))
-            steps = torch.arange(self.count, device=starts.device)
             places = torch.arange(end, device=starts.device)
             places = torch.cat((places[sinks], places[first:]))
-            seen = visible(starts.unsqueeze(1) + steps, places, causal, window)
-            seen &= (places < (starts + self.count).unsqueeze(1)).unsqueeze(1)
+            seen = visible(starts, self.count, places, causal, window)
         else:
             seen = visible_to(starts, self.count, end, causal, window, positions, mask)
-        added = query.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-        return Group(rows, slots, slice(first, end), sinks, added.unsqueeze(1))
+        return Group(rows, slots, slice(first, end), sinks, added(seen, query.dtype))
 
 
 class PerTokenMetadata:

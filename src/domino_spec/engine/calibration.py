@@ -47,7 +47,7 @@ Measured = dict[int, dict[str, dict[int, float]]]
 
 Under `_TREES` and `_BUDGETS` of whole cycles too, by the number of nodes, or by the budget."""
 
-_COSTS_OF = "2026-11-19"
+_COSTS_OF = "2026-11-19.2"
 """When code last changed what cycles cost by much: what was measured before is not read."""
 _GREEDY, _TREES, _BUDGETS = "greedy", "trees", "budgets"
 _WHOLE = (_GREEDY, _TREES, _BUDGETS)
@@ -223,7 +223,7 @@ def _whole_cycles(
             most=_MOST_ROUNDS,
             fewest=_FEWEST_ROUNDS,
             enough=_ENOUGH_SECONDS,
-            before=bench.reset,
+            before=partial(bench.reset, batch),
         )
     found: dict[str, dict[int, float]] = {}
     for (kind, count), least in spent.items():
@@ -334,7 +334,7 @@ def _parts(
     engine, runner = bench.engine, bench.engine.runner
     target, drafter = engine.target, engine.drafter
     assert drafter is not None
-    bench.reset()
+    bench.reset(batch)
     metadata = bench.metadata(batch, depth + 1)
     anchors = engine.slots.anchors[metadata.slots].clone()
     block = anchors.unsqueeze(1).repeat(1, depth + 1)

@@ -67,6 +67,9 @@ With the anchor they are as many rows as keep every bit of plain decoding on a G
 """
 _ALONE = 8192
 """Prompt tokens computed in a step where nothing decodes."""
+_GPU_PAIRS, _CPU_PAIRS = 1 << 26, 1 << 24
+"""A step's prompt tokens times what each may see, at most: attention's mask holds so many numbers.
+"""
 
 
 @dataclass
@@ -184,6 +187,7 @@ class Engine:
         self._graphs = on_gpu if graphs is None else graphs
         self._reuse = reuse
         self._chunk = chunk or (GPU_CHUNK if on_gpu else CPU_CHUNK)
+        self._pairs = _GPU_PAIRS if on_gpu else _CPU_PAIRS
         self.lock = RLock()
         """One thread at a time; but a forgotten stream may be closed in the midst of a step."""
         self._prefill_seconds = 0.0
@@ -423,7 +427,9 @@ class Engine:
             failed = self._grow()
             self._adapt_if_idle()
             self._admit()
-            plan = self.scheduler.schedule(budget=self._chunk, alone=max(_ALONE, self._chunk))
+            plan = self.scheduler.schedule(
+                budget=self._chunk, alone=max(_ALONE, self._chunk), pairs=self._pairs
+            )
             if self._pages is not None:
                 self._pages.send()
             started = time.perf_counter()

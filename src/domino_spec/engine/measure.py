@@ -16,7 +16,7 @@ from domino_spec.decoding.drafter import DraftPart
 from domino_spec.engine.attention import AttentionMetadata
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.kernels.runtime import on_device
-from domino_spec.engine.model_runner import Plan
+from domino_spec.engine.model_runner import Plan, PromptChunk
 from domino_spec.engine.sampling import Draws
 from domino_spec.engine.weights import nbytes
 from domino_spec.errors import InputError
@@ -24,6 +24,9 @@ from domino_spec.errors import InputError
 K = TypeVar("K")
 _NEARLY = 1.25
 """Rounds that differ by less met the same machine."""
+_PROMPT = 8
+"""Tokens of a pretended context that are computed: as many as a deep cycle verifies."""
+_SEED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +127,11 @@ def _clocked(call: Callable[[], Any]) -> float:
 
 
 class Bench:
-    """An engine whose first slots pretend to hold `context` tokens."""
+    """An engine whose first slots pretend to hold `context` tokens.
+
+    The last few of them, and the anchors, are random tokens, others in each slot. Which experts a
+    cycle reads, and so what it costs, follows from what its sequences hold.
+    """
 
     def __init__(self, engine: Engine, *, context: int) -> None:
         if engine.running:
@@ -135,17 +142,37 @@ class Bench:
         self.engine = engine
         self.context = context
         self.device = engine.target.device
+        generator = torch.Generator().manual_seed(_SEED)
+        shape = (engine.slots.count, min(_PROMPT, context) + 1)
+        self._tokens = torch.randint(engine.target.vocab_size, shape, generator=generator)
+        self._computed: set[tuple[int, bool]] = set()
+        """Batch sizes whose prompts lie in the caches, and whether in the drafter's too."""
 
     def metadata(self, batch: int, count: int) -> AttentionMetadata:
         """The first slots, with `count` new tokens each."""
         slots = torch.arange(batch, device=self.device)
         return AttentionMetadata(slots, self.engine.slots.lengths[slots].clone(), count)
 
-    def reset(self) -> None:
-        """Every slot holds `context` tokens again, and none that was ever read."""
+    def reset(self, batch: int, *, drafts: bool = True) -> None:
+        """The first slots hold `context` tokens again, of which nothing is reused later.
+
+        The drafter has read them too where there are `drafts`.
+        """
+        slots = self.engine.slots
         self.engine.forget()
-        self.engine.slots.lengths.fill_(self.context)
-        self.engine.slots.anchors.fill_(1)
+        slots.lengths.fill_(self.context)
+        slots.anchors[: slots.count] = self._tokens[:, -1].to(self.device)
+        if (batch, drafts) not in self._computed:
+            prompts = self._tokens[:batch, :-1].tolist()
+            start = self.context - len(prompts[0])
+            parts = [PromptChunk(slot, start, prompt) for slot, prompt in enumerate(prompts)]
+            self.engine.runner.prefill(parts, drafts=drafts)
+            self._computed.add((batch, drafts))
+
+    def _block(self, metadata: AttentionMetadata, depth: int) -> Tensor:
+        """Anchors and so many drafts, [batch, depth + 1]."""
+        draft = self.engine.runner.draft
+        return draft(metadata.slots, metadata.starts, Draws(), Plan(depth)).block
 
     def plain_seconds(self, batch: int) -> float:
         """A step of plain decoding, as an engine without a drafter takes it."""
@@ -153,7 +180,7 @@ class Bench:
 
     def cycle_seconds(self, batch: int, plan: Plan) -> float:
         """A whole cycle; without drafts the drafter still learns of the token."""
-        self.reset()
+        self.reset(batch, drafts=not plan.alone)
         slots = torch.arange(batch, device=self.device)
         return seconds_of(lambda: self.engine.runner.run_cycle(slots, plan), self.device)
 
@@ -161,11 +188,11 @@ class Bench:
         """The parts of a cycle, each timed alone."""
         target, drafter = self.engine.target, self.engine.drafter
         assert drafter is not None
-        self.reset()
+        self.reset(batch)
         metadata = self.metadata(batch, depth + 1)
-        anchors = torch.ones(batch, dtype=torch.long, device=self.device)
-        block = torch.ones(batch, depth + 1, dtype=torch.long, device=self.device)
-        with on_device(self.device):
+        with on_device(self.device), torch.no_grad():
+            block = self._block(metadata, depth)
+            anchors = block[:, 0].clone()
             states, captured = target.forward(block, metadata, drafter.capture_layers)
         place: dict[str, Any] = {"slots": metadata.slots, "starts": metadata.starts}
         head = nbytes([target.lm_head])
@@ -197,12 +224,11 @@ class Bench:
         """The parts of drafting a tree, each timed alone."""
         drafter = self.engine.drafter
         assert drafter is not None
-        self.reset()
+        self.reset(batch)
         metadata = self.metadata(batch, 1)
-        anchors = torch.ones(batch, dtype=torch.long, device=self.device)
         with on_device(self.device), torch.no_grad():
             parts = drafter.parts(
-                anchors,
+                self.engine.slots.anchors[metadata.slots],
                 slots=metadata.slots,
                 starts=metadata.starts,
                 depth=depth,
@@ -234,7 +260,7 @@ class Bench:
         slots, tokens = list(range(batch)), 0
         plan = Plan(depth, forced=True, alone=depth == 0)
         engine.runner.start_cycle(slots, plan)()  # captured
-        self.reset()
+        self.reset(batch, drafts=not plan.alone)
         launched = []
         start = time.perf_counter()
         for _ in range(cycles):

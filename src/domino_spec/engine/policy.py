@@ -32,6 +32,8 @@ _PRIOR_CHANCE = 0.8
 _PRIOR_WEIGHT = 4.0
 _TRIALS = 4
 _RETRY = 64
+"""Cycles after which another kind is tried again. In the time of so many plain ones a look at
+drafts that are never accepted takes no more than one in addition."""
 _DISABLED_AFTER = 48
 _HOPED_GAIN = 1.2
 """What a tree, or a budget, is hoped to commit, compared with a chain of as many drafts."""
@@ -332,6 +334,18 @@ class Disabled:
     """What it is likely to commit."""
 
 
+@dataclass
+class PlainRun:
+    """Plain cycles in a row of one kind, but for looks at what drafts would commit."""
+
+    cycles: int = 0
+    looked: int = 0
+    """The cycle of the last look, ..."""
+    depth: int = 0
+    tokens: float = math.inf
+    """... what it verified, and the tokens that were expected of it."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """The sequences for which a depth is chosen."""
@@ -366,7 +380,7 @@ class DepthPolicy:
         self._measured = costs
         self._live: dict[tuple[int, tuple[str, ...]], LiveCosts] = {}
         self._turns: dict[tuple[int, tuple[str, ...]], int] = {}
-        self._plain_in_a_row: dict[tuple[str, ...], int] = {}
+        self._plain: dict[tuple[str, ...], PlainRun] = {}
         self._chains_in_a_row: dict[tuple[str, ...], int] = {}
         self.promises: dict[tuple[str, ...], Promises] = {}
         """Of budgets, by what sequences ask for."""
@@ -404,7 +418,8 @@ class DepthPolicy:
         if found is None:
             found = Drafts(self._choose_depth(costs, batch))
         else:
-            self._last, self._plain_in_a_row[batch.kinds] = batch, 0
+            self._last = batch
+            self._plain.pop(batch.kinds, None)
         chosen = self._explored(costs, batch, found)
         if batch.confident and chosen.is_chain and chosen.depth and chosen == found:
             return Drafts(self._depth, threshold=self._threshold(costs, batch))
@@ -484,20 +499,40 @@ class DepthPolicy:
         best = self._best(costs, batch)
         self._last = batch
         if best:
-            self._plain_in_a_row[batch.kinds] = 0
+            self._plain.pop(batch.kinds, None)
             return best
         promising = {d: s for d, s in costs.items() if d and s < (d + 1) * costs[0]}
         if promising and self._trials(batch) < _TRIALS:
             return self._best(promising, batch)
-        plain = self._plain_in_a_row.get(batch.kinds, 0) + 1
-        self._plain_in_a_row[batch.kinds] = plain
-        if plain % _RETRY:
+        return self._look_again(costs, promising, batch)
+
+    def _look_again(
+        self, costs: Mapping[int, float], promising: Mapping[int, float], batch: Batch
+    ) -> int:
+        """A depth that is verified though plain cycles are best, now and then; else 0.
+
+        One that costs more than two plain cycles comes less often. After a look whose drafts were
+        accepted the next is soon.
+        """
+        plain = self._plain.setdefault(batch.kinds, PlainRun())
+        plain.cycles += 1
+        gained = self.tokens(plain.depth, batch) > plain.tokens
+        if plain.cycles - plain.looked < (_EXPLORED_EVERY if gained else _RETRY):
             return 0
         # What was measured may be wrong, until it was seen.
         seen = self._costs_of(batch.size, batch.kinds).seen
+        unseen = {}
         if any(seen.values()):
-            promising |= {d: s for d, s in costs.items() if d and seen[Drafts(d)] < _TRIALS}
-        return self._best(promising, batch) if promising else 0
+            unseen = {d: s for d, s in costs.items() if d and seen[Drafts(d)] < _TRIALS}
+        if not (promising or unseen):
+            return 0
+        depth = self._best({**promising, **unseen}, batch)
+        added = costs[depth] / costs[0] - 1  # in plain cycles
+        waited = plain.cycles - plain.looked
+        if waited < _RETRY * added and not gained and depth not in unseen:
+            return 0
+        plain.looked, plain.depth, plain.tokens = plain.cycles, depth, self.tokens(depth, batch)
+        return depth
 
     @property
     def disabled(self) -> Disabled | None:
@@ -505,7 +540,8 @@ class DepthPolicy:
         last = self._last
         costs = dict(self.costs(last.size, last.kinds))
         plain = costs.pop(0)
-        if self._plain_in_a_row.get(last.kinds, 0) < _DISABLED_AFTER or not costs:
+        plain_run = self._plain.get(last.kinds, PlainRun())
+        if plain_run.cycles < _DISABLED_AFTER or not costs:
             return None
         depth = self._best(costs, last)
         return Disabled(

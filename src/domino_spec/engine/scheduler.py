@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -163,10 +164,12 @@ class Scheduler:
             admitted.append((sequence, found))
         return admitted
 
-    def schedule(self, *, budget: int, alone: int) -> Schedule:
+    def schedule(self, *, budget: int, alone: int, pairs: int) -> Schedule:
         """Chunks of up to `budget` prompt tokens (`alone` where nothing decodes), and who decodes.
 
-        Running sequences wait for a step's chunks, so a long prompt is computed in several steps.
+        Their number times the longest sequence's length is at most `pairs`, but for a
+        step's first token. Running sequences wait for a step's chunks, so a long prompt is computed
+        in several steps.
         """
         found = Schedule()
         pending: list[Sequence] = []
@@ -174,14 +177,29 @@ class Scheduler:
             whole = sequence.computed >= len(sequence.prompt)
             (found.decode if whole else pending).append(sequence)
         left = budget if found.decode else max(alone, budget)
+        tokens = longest = 0
         for sequence in pending:
-            if left <= 0:
+            start, remaining = sequence.computed, len(sequence.prompt) - sequence.computed
+            fitting = most_fitting(start, tokens=tokens, longest=longest, pairs=pairs)
+            chunk = Chunk(sequence, start, min(remaining, left, max(fitting, not tokens)))
+            if chunk.count <= 0:
                 break
-            remaining = len(sequence.prompt) - sequence.computed
-            chunk = Chunk(sequence, sequence.computed, min(remaining, left))
             left -= chunk.count
+            tokens, longest = tokens + chunk.count, max(longest, start + chunk.count)
             found.prefill.append(chunk)
             if chunk.last:
                 found.decode.append(sequence)
         found.decode[:] = self.blocks.extend(found.decode)
         return found
+
+
+def most_fitting(start: int, *, tokens: int, longest: int, pairs: int) -> int:
+    """The largest chunk at such a start in a step that computes so many tokens already.
+
+    That is the largest c with (tokens + c) * max(longest, start + c) at most `pairs`.
+    """
+    within = pairs // max(longest, 1) - tokens
+    if start + within <= longest:
+        return within
+    # (tokens + c) * (start + c) = pairs
+    return (math.isqrt((start - tokens) ** 2 + 4 * pairs) - start - tokens) // 2

@@ -149,6 +149,11 @@ def narrow() -> None:
     _attention(17, heads=14, kv_heads=2, head_dim=64, window=None)
 
 
+def uneven() -> None:
+    """Heads whose width is no power of two, as Phi-3-mini's."""
+    _attention(8, heads=32, kv_heads=32, head_dim=96, window=Window(2048))
+
+
 def wide() -> None:
     """Heads twice as wide."""
     for n in (1, 16):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from domino_spec.drafter.masks import BlockLayout, Window, dense_mask
@@ -256,6 +257,23 @@ def test_a_node_gets_what_its_branch_gives_as_a_chain_to_the_last_bit(device, wa
         assert torch.equal(found[:, node], alone[:, -1])
 
 
+@pytest.mark.parametrize(("way", "window"), [("kernel", None), ("four", (9, 3))])
+def test_heads_whose_width_is_no_power_of_two(device, way, window):
+    """Phi-3-mini's are 96 wide; what lies after a head is the next place's."""
+    given = inputs(2, torch.float32, device, starts=[33, 2], head_dim=96)
+    rule = {"causal": True, "window": made(window), "scale": 0.2}
+    mixed = WAYS[way](*given, **rule)
+    torch.testing.assert_close(mixed.cpu(), by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+    if window is None:
+        starts = torch.tensor([33, 2])
+        query = inputs(len(TREE), torch.float32, device, starts=[33, 2], head_dim=96)[0]
+        nodes, positions = tree(starts)
+        rule |= {"positions": positions.to(device)}
+        found = WAYS[way](query, *given[1:], **rule, paths=nodes.paths.to(device))
+        expected = by_hand(query, *given[1:], **rule, mask=ancestor_mask(nodes.ancestors))
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+
+
 def packed(mask):
     return (mask.long() << torch.arange(mask.shape[-1])).sum(dim=-1)
 
@@ -322,6 +340,26 @@ def test_neighbouring_slots_attend_in_one_call(
     mixed = WAYS["rows"](*given, **rule)
     assert len(called) == calls
     torch.testing.assert_close(mixed, by_hand(*given, **rule), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 300, (100, 4)])
+def test_a_prompts_mask_is_not_copied_for_every_query_head(monkeypatch, window):
+    n, start = 160, 400
+    given = inputs(n, torch.float32, "cpu", starts=[start], group=6, capacity=start + n)
+    rule = {"causal": True, "window": made(window), "scale": 0.2}
+    folded = WAYS["rows"](*given, **rule)
+    mix, read = F.scaled_dot_product_attention, []
+
+    def watched(*given, attn_mask, **rule):
+        read.append(attn_mask.untyped_storage().nbytes())
+        return mix(*given, attn_mask=attn_mask, **rule)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(attention, "_FOLDED", 2 * n * (start + n))
+    found = WAYS["rows"](*given, **rule)
+    assert max(read) <= 4 * attention._FOLDED
+    assert len(read) > 1
+    assert torch.equal(found, folded)
 
 
 @pytest.mark.parametrize(("way", "dtype"), [

@@ -93,7 +93,7 @@ def assert_all_fit(arch, *shapes):
 @pytest.mark.parametrize("arch", sm90.ROOM)
 def test_attention_of_other_shapes(arch):
     assert_all_fit(
-        arch, "block", "windowed", "widest", "narrow", "wide", "wide_token",
+        arch, "block", "windowed", "widest", "narrow", "uneven", "wide", "wide_token",
         "partly_rotated", "sinks",
     )  # fmt: skip
 

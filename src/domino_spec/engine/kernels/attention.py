@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 64
 """More tokens a row are a prompt."""
+_FOLDED = 1 << 22
+"""Numbers of a prompt's mask that are repeated for the query heads of a kv head, at most."""
+Masks = dict[tuple[bool, Window | None, int], Tensor]
+"""What a forward's tokens see of so many places, 0 or -inf, by causality and window."""
 
 
 def kernels_take(head_dim: int) -> bool:
     """Whether attention's kernels can be compiled for heads so wide."""
-    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
+    return head_dim % 16 == 0
 
 
 def attend(
@@ -53,6 +57,7 @@ def attend(
     ragged: Ragged | None = None,
     ragged_pages: Tensor | None = None,  # [sequences, pages a row]: those of `ragged`
     sinks: Tensor | None = None,  # [heads]
+    masks: Masks | None = None,
 ) -> Tensor:
     """[rows, n, heads * head_dim].
 
@@ -61,7 +66,8 @@ def attend(
     `longest` is a bound on starts + n that the caller knows: where PyTorch attends over a batch, it
     need not look further; n itself says that all rows are empty. Rows that are `ragged` tokens
     share the reading of their sequence's keys. A sink of `sinks` is a score that a head's softmax
-    counts in addition to those of the keys: what it takes is mixed of nothing.
+    counts in addition to those of the keys: what it takes is mixed of nothing. `masks` keeps what
+    PyTorch's attention reads for the layers that follow.
     """
     if ragged is not None and usable(query) and ragged.count <= MAX_TOKENS:
         assert causal
@@ -79,7 +85,7 @@ def attend(
     return batch_reference(
         query, keys, values, pages, starts, causal, window, scale,
         longest or pages.shape[1] * keys.shape[2], positions,
-        None if ancestors is None else ancestor_mask(ancestors), sinks,
+        None if ancestors is None else ancestor_mask(ancestors), sinks, masks,
     )  # fmt: skip
 
 
@@ -96,21 +102,25 @@ def batch_reference(
     positions: Tensor | None = None,
     mask: Tensor | None = None,
     sinks: Tensor | None = None,
+    masks: Masks | None = None,
 ) -> Tensor:
     """All rows at once and without asking the device for a length. For prompts on GPUs."""
     n = query.shape[1]
     end = min(longest, pages.shape[1] * keys.shape[2])
     own = (gathered(keys, pages, end), gathered(values, pages, end))
-    if positions is not None or mask is not None:
-        seen = visible_to(starts, n, end, causal, window, positions, mask)
-        return mix(query, *own, seen.unsqueeze(1), scale, empty=False, sinks=sinks).flatten(2)
-    if causal and end == n and window is None:
+    given = positions is not None or mask is not None
+    if causal and end == n and window is None and not given:
         return mix(query, *own, None, scale, empty=True, sinks=sinks).flatten(2)
-    places = torch.arange(max(n, end), dtype=torch.int32, device=query.device)
-    positions, places = starts.int().unsqueeze(1) + places[:n], places[:end]  # [rows, n], [end]
-    seen = visible(positions, places, causal, window)
-    seen = seen & (places < (starts + n).view(-1, 1, 1))  # [rows, n, end]
-    return mix(query, *own, seen.unsqueeze(1), scale, empty=False, sinks=sinks).flatten(2)
+    masks = {} if masks is None else masks
+    if (causal, window, end) not in masks:
+        if given:
+            seen = visible_to(starts, n, end, causal, window, positions, mask)
+        else:
+            places = torch.arange(end, device=query.device)
+            seen = visible(starts, n, places, causal, window)
+        masks[causal, window, end] = added(seen, query.dtype)
+    seen = masks[causal, window, end]
+    return mix(query, *own, seen, scale, empty=False, sinks=sinks).flatten(2)
 
 
 def gathered(states: Tensor, pages: Tensor, end: int) -> Tensor:
@@ -123,11 +133,27 @@ def gathered(states: Tensor, pages: Tensor, end: int) -> Tensor:
     return found.view(heads, rows, count * page, head_dim).transpose(0, 1)[:, :, :end]
 
 
-def visible(positions: Tensor, places: Tensor, causal: bool, window: Window | None) -> Tensor:
-    """Which places of the cache tokens at these positions see, [..., n, places]."""
-    distance = positions.unsqueeze(-1) - places  # [..., n, places]
-    seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
+def visible(
+    starts: Tensor,  # [rows]
+    n: int,
+    places: Tensor,
+    causal: bool,
+    window: Window | None,
+) -> Tensor:
+    """Which places of the cache so many new tokens see, [rows, n, places]."""
+    steps = torch.arange(n, dtype=torch.int32, device=starts.device)
+    places, starts = places.int(), starts.int().unsqueeze(1)
+    distance = (starts + steps).unsqueeze(2) - places  # [rows, n, places]
+    seen = (places < starts + n).unsqueeze(1).expand_as(distance)
+    if causal:
+        seen = distance >= 0  # which none beyond the last token is
     return seen if window is None else seen & window.sees(distance, places)
+
+
+def added(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores for [rows, n, places] to be seen: [rows, 1, n, places]."""
+    zeros = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return zeros.masked_fill_(~seen, -torch.inf).unsqueeze(1)
 
 
 def visible_to(
@@ -162,7 +188,7 @@ def mix(
     query: Tensor,  # [rows, n, heads, head_dim]
     keys: Tensor,  # [rows, kv heads, positions, head_dim]
     values: Tensor,
-    seen: Tensor | None,  # [..., n, positions], bool or added to the scores
+    seen: Tensor | None,  # [rows or 1, 1, n, positions], added to the scores
     scale: float,
     *,
     empty: bool,
@@ -172,7 +198,8 @@ def mix(
     rows, n, heads, head_dim = query.shape
     if sinks is not None:
         if empty:
-            seen = torch.ones(n, n, dtype=torch.bool, device=query.device).tril()[None, None]
+            causal = torch.ones(1, n, n, dtype=torch.bool, device=query.device).tril()
+            seen = added(causal, query.dtype)
         mixed = mix(*_with_sinks(query, keys, values, seen, scale, sinks), scale, empty=False)
         return mixed[..., :head_dim]
     if empty:
@@ -180,23 +207,29 @@ def mix(
             query.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True
         )
         return mixed.transpose(1, 2)
-    # The query heads of a kv head become its queries: each key is read once for all of them.
+    # The query heads of a kv head become its queries: each key is read once for all of them. Where
+    # their copies of the mask would be large, for fewer: computing takes longer than reading then.
     folded = query.view(rows, n, keys.shape[1], -1, head_dim).permute(0, 2, 3, 1, 4)
-    group = folded.shape[2]
-    if seen is not None and n > 1:
-        seen = seen.unsqueeze(-3).expand(*seen.shape[:-2], group, *seen.shape[-2:]).flatten(-3, -2)
-    mixed = F.scaled_dot_product_attention(
-        folded.flatten(2, 3), keys, values, attn_mask=seen, scale=scale
-    )  # [rows, kv heads, group * n, head_dim]
-    mixed = mixed.view(rows, keys.shape[1], group, n, head_dim).permute(0, 3, 1, 2, 4)
-    return mixed.reshape(rows, n, heads, head_dim)
+    prompt = seen is not None and n > MAX_TOKENS
+    most = max(1, _FOLDED // seen.numel()) if seen is not None and prompt else heads
+    found = []
+    for part in folded.split(most, dim=2):
+        some, mask = part.shape[2], seen
+        if seen is not None and n > 1:
+            mask = seen.unsqueeze(2).expand(-1, -1, some, -1, -1).flatten(2, 3)
+        mixed = F.scaled_dot_product_attention(
+            part.flatten(2, 3), keys, values, attn_mask=mask, scale=scale
+        )  # [rows, kv heads, some * n, head_dim]
+        found.append(mixed.view(rows, keys.shape[1], some, n, head_dim))
+    whole = found[0] if len(found) == 1 else torch.cat(found, dim=2)
+    return whole.permute(0, 3, 1, 2, 4).reshape(rows, n, heads, head_dim)
 
 
 def _with_sinks(
     query: Tensor,  # [rows, n, heads, head_dim]
     keys: Tensor,  # [rows, kv heads, positions, head_dim]
     values: Tensor,
-    seen: Tensor | None,  # [..., n, positions]
+    seen: Tensor | None,  # [rows or 1, 1, n, positions]
     scale: float,
     sinks: Tensor,  # [heads]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -210,5 +243,5 @@ def _with_sinks(
     keys, values = F.pad(keys, (0, more, 0, 1)), F.pad(values, (0, more, 0, 1))
     keys[:, :, -1, -more] = 1.0
     if seen is not None:
-        seen = F.pad(seen, (0, 1), value=1.0 if seen.dtype == torch.bool else 0.0)
+        seen = F.pad(seen, (0, 1))
     return query, keys, values, seen

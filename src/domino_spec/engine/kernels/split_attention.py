@@ -80,7 +80,7 @@ def launch(
         rows, n = len(pages), count
     kv_heads, page = keys.shape[1:3]
     capacity = pages.shape[1] * page
-    group = heads // kv_heads
+    group, lanes = heads // kv_heads, triton.next_power_of_2(head_dim)
     assert query.is_contiguous()
     assert keys.stride() == values.stride()
     assert keys.stride()[2:] == (head_dim, 1)
@@ -106,7 +106,7 @@ def launch(
     assert paths is None or not sink_tokens, "a tree is the target's, whose windows have no sinks"
     shared = (n, capacity, size, sink_tokens, splits.bit_length() - 1)
     warps, stages = effort(
-        head_dim, query.element_size(), gpu(query.device).shared_memory, block=block
+        lanes, query.element_size(), gpu(query.device).shared_memory, block=block
     )
     if paths is not None:  # many short programs: fewer tiles on their way let more run at a time
         stages = min(stages, 2)
@@ -114,6 +114,7 @@ def launch(
         "KV_HEADS": kv_heads,
         "GROUP": group,
         "HEAD_DIM": head_dim,
+        "LANES": lanes,
         "BLOCK": block,
         "WINDOWED": window is not None,
         "SINK_TOKENS": sink_tokens > 0,
@@ -152,7 +153,7 @@ def launch(
         **cut,
     )
     if splits > 1:
-        joined = max(1, JOINED_AT_ONCE // (splits * head_dim))
+        joined = max(1, JOINED_AT_ONCE // (splits * lanes))
         _join[(triton.cdiv(n * group, joined), kv_heads, rows)](
             starts,
             positions,
@@ -233,14 +234,24 @@ if triton_available():
         return ((base + query // GROUP) * KV_HEADS + head) * GROUP + query % GROUP
 
     @triton.jit
+    def _within(mask, lane, HEAD_DIM: tl.constexpr, LANES: tl.constexpr):
+        """The mask without the lanes past a head whose width is no power of two."""
+        if LANES > HEAD_DIM:
+            mask = mask & (lane < HEAD_DIM)
+        return mask
+
+    @triton.jit
     def _over_tile(
-        asked, keys, values, places, inside, seen, scale, top, total, mix, HEAD_DIM: tl.constexpr
-    ):
+        asked, keys, values, places, inside, seen, scale, top, total, mix,
+        HEAD_DIM: tl.constexpr, LANES: tl.constexpr,
+    ):  # fmt: skip
         """Queries over keys and values at some places: (highest score, sum of weights, mix)."""
-        lane = tl.arange(0, HEAD_DIM)
+        lane = tl.arange(0, LANES)
         # Lanes before places: what is the same for each tile is added to the rest but once.
         key = tl.load(
-            keys + lane[:, None] + places[None, :] * HEAD_DIM, mask=inside[None, :], other=0.0
+            keys + lane[:, None] + places[None, :] * HEAD_DIM,
+            mask=_within(inside[None, :], lane[:, None], HEAD_DIM, LANES),
+            other=0.0,
         )
         # In powers of two: log2(e) is part of the scale.
         score = tl.dot(asked, key, input_precision="ieee") * (scale * 1.4426950408889634)
@@ -251,7 +262,9 @@ if triton_available():
         fade = tl.exp2(top - base)
         total = total * fade + tl.sum(weight, axis=1)
         value = tl.load(
-            values + lane[None, :] + places[:, None] * HEAD_DIM, mask=inside[:, None], other=0.0
+            values + lane[None, :] + places[:, None] * HEAD_DIM,
+            mask=_within(inside[:, None], lane[None, :], HEAD_DIM, LANES),
+            other=0.0,
         )
         mix = mix * fade[:, None]
         mix = tl.dot(weight.to(value.dtype), value, mix, input_precision="ieee")
@@ -298,6 +311,7 @@ if triton_available():
         KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         HEAD_DIM: tl.constexpr,
+        LANES: tl.constexpr,
         BLOCK: tl.constexpr,
         WINDOWED: tl.constexpr,
         SINK_TOKENS: tl.constexpr,
@@ -360,10 +374,12 @@ if triton_available():
             nothing = nothing & (last_sink <= first_sink)
         if nothing:
             return
-        lane = tl.arange(0, HEAD_DIM)
+        lane = tl.arange(0, LANES)
         place = _places(base, head, index, KV_HEADS, GROUP)
         asked = tl.load(
-            query + place[:, None] * HEAD_DIM + lane[None, :], mask=live[:, None], other=0.0
+            query + place[:, None] * HEAD_DIM + lane[None, :],
+            mask=_within(live[:, None], lane[None, :], HEAD_DIM, LANES),
+            other=0.0,
         )
         keys += head * head_stride
         values += head * head_stride
@@ -372,7 +388,7 @@ if triton_available():
         step = tl.arange(0, BLOCK)
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
-        mix = tl.zeros([QUERIES, HEAD_DIM], tl.float32)
+        mix = tl.zeros([QUERIES, LANES], tl.float32)
         if SINK_TOKENS:
             for at in range(first_sink, last_sink, BLOCK):
                 spot = at + tl.arange(0, BLOCK)
@@ -381,7 +397,7 @@ if triton_available():
                 found = page * page_stride
                 top, total, mix = _over_tile(
                     asked, keys + found, values + found, in_page + step, spot < last_sink, seen,
-                    scale, top, total, mix, HEAD_DIM,
+                    scale, top, total, mix, HEAD_DIM, LANES,
                 )  # fmt: skip
         alike = furthest  # up to where all nodes look at the same keys
         if paths is not None:
@@ -398,7 +414,7 @@ if triton_available():
             found = page * page_stride
             top, total, mix = _over_tile(
                 asked, keys + found, values + found, in_page + step, step < furthest - at, seen,
-                scale, top, total, mix, HEAD_DIM,
+                scale, top, total, mix, HEAD_DIM, LANES,
             )  # fmt: skip
             if PAGE > 0:  # found while this tile is worked on
                 page, in_page = page_of(pages, at + BLOCK, at + BLOCK < alike, PAGE)
@@ -417,8 +433,9 @@ if triton_available():
                 own, spots = page_of(pages, places, there, PAGE)
                 spots += own * (page_stride // HEAD_DIM)
                 top, total, mix = _over_tile(
-                    asked, keys, values, spots, there, seen, scale, top, total, mix, HEAD_DIM
-                )
+                    asked, keys, values, spots, there, seen, scale, top, total, mix,
+                    HEAD_DIM, LANES,
+                )  # fmt: skip
 
         let_next_come(OVERLAP)
         alone = live & (used == 1) & takes
@@ -430,11 +447,15 @@ if triton_available():
         tl.store(
             mixed + place[:, None] * HEAD_DIM + lane[None, :],
             whole.to(mixed.dtype.element_ty),
-            mask=alone[:, None],
+            mask=_within(alone[:, None], lane[None, :], HEAD_DIM, LANES),
         )
         shared = live & (used > 1) & takes
         own = (((row * KV_HEADS + head) << log_splits) + split) * count + index
-        tl.store(parts + own[:, None] * HEAD_DIM + lane[None, :], mix, mask=shared[:, None])
+        tl.store(
+            parts + own[:, None] * HEAD_DIM + lane[None, :],
+            mix,
+            mask=_within(shared[:, None], lane[None, :], HEAD_DIM, LANES),
+        )
         tl.store(highest + own, top, mask=shared)
         tl.store(totals + own, total, mask=shared)
 
@@ -459,6 +480,7 @@ if triton_available():
         KV_HEADS: tl.constexpr,
         GROUP: tl.constexpr,
         HEAD_DIM: tl.constexpr,
+        LANES: tl.constexpr,
         BLOCK: tl.constexpr,
         WINDOWED: tl.constexpr,
         SINK_TOKENS: tl.constexpr,
@@ -478,7 +500,7 @@ if triton_available():
             CAUSAL, GROUP, BLOCK, WINDOWED, SINK_TOKENS,
         )  # fmt: skip
         shared = (index < own_n * GROUP) & (used > 1)
-        lane = tl.arange(0, HEAD_DIM)
+        lane = tl.arange(0, LANES)
         split = tl.arange(0, SPLITS)
         there = (split[:, None] < used[None, :]) & shared[None, :]
         place = ((row * KV_HEADS + head) * SPLITS + split[:, None]) * count + index[None, :]
@@ -486,9 +508,9 @@ if triton_available():
         sums = tl.load(totals + place, mask=there, other=0.0)
         part = tl.load(
             parts + place[:, :, None] * HEAD_DIM + lane[None, None, :],
-            mask=there[:, :, None],
+            mask=_within(there[:, :, None], lane[None, None, :], HEAD_DIM, LANES),
             other=0.0,
-        )  # [SPLITS, TILE, HEAD_DIM]: all at once, for a loop would wait for each split
+        )  # [SPLITS, TILE, LANES]: all at once, for a loop would wait for each split
         top = tl.max(tops, axis=0)
         top = tl.where(top == float("-inf"), 0.0, top)
         weight = tl.exp2(tops - top[None, :])
@@ -502,6 +524,6 @@ if triton_available():
             mixed + _places(base, head, index, KV_HEADS, GROUP)[:, None] * HEAD_DIM
             + lane[None, :],
             mix.to(mixed.dtype.element_ty),
-            mask=shared[:, None],
+            mask=_within(shared[:, None], lane[None, :], HEAD_DIM, LANES),
         )  # fmt: skip
         let_next_come(OVERLAP)  # a product: no earlier (`overlap`)

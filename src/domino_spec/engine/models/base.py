@@ -184,7 +184,7 @@ class InferenceModel(ABC):
                 return f"its rotary positions ({kind}) change with the length"
         size = read_shape(config).head_dim
         if target.device.type == "cuda" and not kernels_take(size):
-            return f"its heads are {size} wide; the kernels want a power of two, 16 or more"
+            return f"its heads are {size} wide; the kernels want a multiple of 16"
         hooked = hooked_modules(target.model)
         if hooked:
             return f"its {hooked[0]} has a hook, which the engine would not call"
