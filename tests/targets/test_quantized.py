@@ -17,6 +17,7 @@ from domino_spec.quantization.modules import (
     quantized_weights,
 )
 from domino_spec.targets import load_target
+from domino_spec.targets.gguf_metadata import gguf_tensors
 from domino_spec.targets.load import ConversionNotice
 from domino_spec.targets.quantized import QuantizationNotice
 from tests.support.families import CONFIGS, make_model
@@ -142,3 +143,26 @@ def test_a_file_that_lacks_weights_is_refused(tmp_path):
     file = write_gguf(tmp_path / "tiny.gguf", leave_out="blk.1.ffn_up")
     with pytest.raises(TargetError, match=r"lacks 1 weights .*layers\.1\.mlp\.up_proj\.weight"):
         load_target(file, quantize="keep", device="cpu")
+
+
+_BROKEN = {
+    "cut off": r"has [\d,]+ bytes and output_norm\.weight lies at bytes .*download it again",
+    "of another type": r"blk\.1\.attn_v\.weight in type 99, which .* gguf package does not know",
+    "split": r"file 1 of 3 of a split GGUF; .*llama-gguf-split --merge.*-00001-of-00003\.gguf",
+}
+
+
+@pytest.mark.parametrize("quantize", ["keep", None])
+@pytest.mark.parametrize("broken", _BROKEN)
+def test_a_file_that_cannot_be_read_says_why(tmp_path, broken, quantize):
+    split = {"split.no": 0, "split.count": 3} if broken == "split" else None
+    file = write_gguf(tmp_path / "tiny.gguf", metadata=split)
+    held = bytearray(file.read_bytes())
+    if broken == "cut off":
+        held = held[: gguf_tensors(file)[1]["output_norm.weight"].start + 8]
+    elif broken == "of another type":
+        name = b"blk.1.attn_v.weight"
+        held[held.index(name) + len(name) + 4 + 2 * 8] = 99  # after the count and two dimensions
+    file.write_bytes(held)
+    with pytest.raises(TargetError, match=_BROKEN[broken]):
+        load_target(file, quantize=quantize, device="cpu")

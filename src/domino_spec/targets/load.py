@@ -41,7 +41,7 @@ from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization.compiled import compile_ahead
 from domino_spec.quantization.memory import give_back_freed
 from domino_spec.settings import Quantize
-from domino_spec.targets.gguf_metadata import gguf_metadata
+from domino_spec.targets.gguf_metadata import gguf_metadata, gguf_tensors
 from domino_spec.targets.place import adapter_base, is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.quantized import (
@@ -273,7 +273,16 @@ def load_config(
     Of a GGUF file all is converted on this occasion, unless its `weights` are not going to be.
     """
     place, common = _place(source, revision, trust_remote_code, base, weights)
+    if "gguf_file" in common:
+        return _read_gguf_config(Path(place) / common["gguf_file"])
     return _attempt(source, AutoConfig.from_pretrained, place, **common)
+
+
+def _read_gguf_config(path: Path) -> Any:
+    gguf_tensors(path)  # which names what Transformers' reader would fail at
+    config = _attempt(path, AutoConfig.from_pretrained, str(path.parent), gguf_file=path.name)
+    check_config(config, str(path))
+    return config
 
 
 def load_tokenizer(
@@ -452,8 +461,7 @@ def _convert_gguf(path: Path, folder: Path) -> None:
     Any other type is rounded from float32 there too, so that one folder serves them all.
     """
     place, options = str(path.parent), {"gguf_file": path.name}
-    config = _attempt(path, AutoConfig.from_pretrained, place, **options)
-    check_config(config, str(path))
+    config = _read_gguf_config(path)
     # Without it a machine with GGUF kernels would keep the weights packed.
     unpacking = getattr(transformers, "GgufConfig", None)
     if unpacking is not None:
@@ -480,9 +488,7 @@ def _convert_gguf(path: Path, folder: Path) -> None:
 @_gguf_read_once()
 def _convert_metadata(path: Path, folder: Path) -> None:
     """Write a GGUF file's configuration and tokenizer alone."""
-    config = _attempt(path, AutoConfig.from_pretrained, str(path.parent), gguf_file=path.name)
-    check_config(config, str(path))
-    config.save_pretrained(folder)
+    _read_gguf_config(path).save_pretrained(folder)
     _save_tokenizer(path, folder)
 
 
