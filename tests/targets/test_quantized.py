@@ -1,5 +1,7 @@
 """Quantised targets: a GGUF file's own blocks, or rounded ones, and what is refused."""
 
+import copy
+import math
 import warnings
 from collections import Counter
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
+from domino_spec.engine.models import unsupported_reason
 from domino_spec.errors import TargetError
 from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.compiled import kernel
@@ -21,7 +24,7 @@ from domino_spec.targets.gguf_metadata import gguf_tensors
 from domino_spec.targets.load import ConversionNotice
 from domino_spec.targets.quantized import QuantizationNotice
 from tests.support.families import CONFIGS, make_model
-from tests.support.ggufs import LAYERS, write_gguf
+from tests.support.ggufs import HEADS, HIDDEN, LAYERS, write_gguf
 from tests.support.tokens import small_tokenizer
 
 MIXED = {
@@ -166,3 +169,45 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path, broken, quantize):
     file.write_bytes(held)
     with pytest.raises(TargetError, match=_BROKEN[broken]):
         load_target(file, quantize=quantize, device="cpu")
+
+
+_ORIGINAL = 80
+_LINEAR = {"rope_type": "linear", "factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": _ORIGINAL}  # fmt: skip
+
+
+def _as_llama_cpp_stores(rope):
+    """Keys of llama.cpp, and for Llama 3 the factors that its converter computes."""
+    if rope["rope_type"] != "llama3":
+        stored = {"type": rope["rope_type"], "factor": rope["factor"]}
+        if "original_max_position_embeddings" in rope:
+            stored["original_context_length"] = rope["original_max_position_embeddings"]
+        return {"metadata": {f"llama.rope.scaling.{key}": stored[key] for key in stored}}
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    factors = []
+    for i in range(HIDDEN // HEADS // 2):
+        turns = _ORIGINAL / (2 * math.pi * 10000.0 ** (2 * i * HEADS / HIDDEN))
+        smooth = min(max((turns - low) / (high - low), 0), 1)
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    assert factors[0] < factors[1] < factors[2]
+    return {"factors": {"rope_freqs": factors}}
+
+
+@pytest.mark.parametrize("rope", [_LINEAR, _YARN, _LLAMA3], ids=lambda rope: rope["rope_type"])
+def test_rope_scaling_of_a_file_is_that_of_a_configuration(tmp_path, rope):
+    """Converted and in its own blocks; Transformers leaves it out."""
+    file = write_gguf(tmp_path / "tiny.gguf", **_as_llama_cpp_stores(rope))
+    kept = load_target(file, quantize="keep", device="cpu").target
+    target = load_target(file, device="cpu").target
+    config = copy.deepcopy(target.config)
+    config.rope_parameters = {"rope_theta": 10000.0, **rope}
+    expected = tf.AutoModelForCausalLM.from_config(config).eval()
+    expected.load_state_dict(target.model.state_dict())
+    tokens = torch.arange(3, 60).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(target.model(tokens).logits, expected(tokens).logits)
+    assert torch.equal(kept.model.model.rotary_emb.inv_freq, target.model.model.rotary_emb.inv_freq)
+    assert unsupported_reason(kept) is None
+    assert kept.static_rope_limit is None

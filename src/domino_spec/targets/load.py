@@ -41,6 +41,7 @@ from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization.compiled import compile_ahead
 from domino_spec.quantization.memory import give_back_freed
 from domino_spec.settings import Quantize
+from domino_spec.targets.gguf_config import complete_config
 from domino_spec.targets.gguf_metadata import gguf_metadata, gguf_tensors
 from domino_spec.targets.place import adapter_base, is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
@@ -279,8 +280,9 @@ def load_config(
 
 
 def _read_gguf_config(path: Path) -> Any:
-    gguf_tensors(path)  # which names what Transformers' reader would fail at
+    stored = gguf_tensors(path)  # which names what Transformers' reader would fail at
     config = _attempt(path, AutoConfig.from_pretrained, str(path.parent), gguf_file=path.name)
+    complete_config(config, path, *stored)
     check_config(config, str(path))
     return config
 
@@ -539,7 +541,7 @@ def _first_line(error: Exception) -> str:
 
 # GGUF conversions, kept ------------------------------------------------------------------
 
-_CONVERTER = 2  # raised when the same file is converted to something else
+_CONVERTER = 3  # raised when the same file is converted to something else
 _MANIFEST = "conversion.json"
 _SAMPLE = 1 << 20
 _ABANDONED_AFTER = 24 * 3600.0
