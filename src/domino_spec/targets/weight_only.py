@@ -9,6 +9,7 @@ type, also where the checkpoint would have them rounded too (FP8 with dynamic ac
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -389,15 +390,15 @@ def _read_fp8(tensors: _Tensors, path: str, scheme: Scheme) -> ScaledWeight:
         raise _static_activations(tensors.name)
     scales = tensors.get(f"{path}.{found[0]}").float()  # each multiplies its numbers
     rows, columns = values.shape
-    if scales.numel() in (1, rows):  # per tensor, or per channel
-        whole = scales.flatten().expand(rows).unsqueeze(0).contiguous()
-        return ScaledWeight("fp8", values, whole, group=columns)
-    if scheme.block is None:
-        raise CheckpointError(
-            f"found scales of {list(scales.shape)} for {rows} rows, expected one or one a row "
-            "where the configuration states no weight_block_size: check its config.json"
-        )
-    height, width = scheme.block
+    height, width = scheme.block or (1, columns)
+    if scales.shape != (math.ceil(rows / height), math.ceil(columns / width)):
+        if scales.numel() in (1, rows):  # per tensor, or per channel
+            height, width, scales = 1, columns, scales.reshape(-1, 1).expand(rows, 1)
+        elif scheme.block is None:
+            raise CheckpointError(
+                f"found scales of {list(scales.shape)} for {rows} rows, expected one or one a row "
+                "where the configuration states no weight_block_size: check its config.json"
+            )
     return ScaledWeight("fp8", values, scales.T.contiguous(), group=width, row_block=height)
 
 
