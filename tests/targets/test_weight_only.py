@@ -123,6 +123,13 @@ def test_what_is_not_read_is_refused_by_name(tmp_path, form, changes, words):
         load_target(tmp_path, device="cpu")
 
 
+def test_families_that_need_no_package_are_named_where_one_is_missing(tmp_path):
+    write_checkpoint(tmp_path, make_model("granite"), "awq")
+    words = r"is awq of a granite, .* package .*; expected llama, mistral, olmo2, qwen2, qwen3, "
+    with pytest.raises(TargetError, match=words):
+        load_target(tmp_path, device="cpu")
+
+
 def rewrite(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)

@@ -61,6 +61,7 @@ from domino_spec.targets.weight_only import (
     load_for_cpu,
     load_quantized,
     read_scheme,
+    refuse_unread_scheme,
     round_model,
 )
 
@@ -232,9 +233,14 @@ def _load_model(
     }
     place, common = _place(source, **origin)
     given = {key: value for key, value in options.items() if value is not None}
-    model, loading = _attempt(
-        source, _model_class(config).from_pretrained, place, **common, **given
-    )
+    try:
+        model, loading = _attempt(
+            source, _model_class(config).from_pretrained, place, **common, **given
+        )
+    except TargetError as error:
+        if isinstance(error.__cause__, ImportError):
+            refuse_unread_scheme(config, str(source), device, why=_first_line(error.__cause__))
+        raise
     _require_all_weights(source, loading)
     if not stays and device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
