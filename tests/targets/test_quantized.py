@@ -22,7 +22,8 @@ from domino_spec.quantization.modules import (
 from domino_spec.targets import load_target
 from domino_spec.targets.gguf_metadata import gguf_tensors
 from domino_spec.targets.load import ConversionNotice
-from domino_spec.targets.quantized import QuantizationNotice
+from domino_spec.targets.quantized import QuantizationNotice, multiplied_kinds
+from tests.support import vocabularies
 from tests.support.families import CONFIGS, make_model
 from tests.support.ggufs import HEADS, HIDDEN, LAYERS, write_gguf
 from tests.support.tokens import small_tokenizer
@@ -77,6 +78,20 @@ def test_kinds_that_are_not_multiplied_are_rounded_and_named(tmp_path):
     expected = load_target(file, device="cpu").target.model.model.layers[1].self_attn.v_proj.weight
     found = kept.model.layers[1].self_attn.v_proj.weight
     assert torch.equal(found.tiles, QuantizedWeight.quantize(expected, "Q8_0").tiles)
+
+
+def test_files_that_are_multiplied_as_they_are(tmp_path, monkeypatch):
+    def found(**options):
+        return multiplied_kinds(write_gguf(tmp_path / "tiny.gguf", **options))
+
+    assert found(factors={"rope_freqs": [1.0, 2.0]}, kinds=MIXED) == [
+        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+    ]  # fmt: skip
+    assert found(kinds={"attn_v": "F16"}) == []
+    assert found(factors={"blk.0.ffn_gate_inp": [1.0]}) == []  # experts, of a Mixtral
+    assert found(vocabulary=vocabularies.gemma3(images=False)) == []
+    monkeypatch.setenv("DOMINO_KERNELS", "off")
+    assert found() == []
 
 
 @pytest.mark.parametrize(("quantize", "kind"), [("int8", "Q8_0"), ("int4", "Q4_1")])

@@ -12,6 +12,7 @@ from domino_spec.targets.support import FULL_ATTENTION
 
 _FACTORS = "rope_freqs.weight"
 _LONG_FACTORS, _SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_FACTORS = (_FACTORS, _LONG_FACTORS, _SHORT_FACTORS)
 _READ = frozenset(
     {
         "type", "factor", "original_context_length", "attn_factor", "yarn_beta_fast",
@@ -53,7 +54,7 @@ def _set_rope(
     scaling = str(stated.get("type", "linear"))  # llama.cpp's default
     factors = {
         name: unpacked(read_rows(path, tensors[name]), tensors[name].kind).flatten().tolist()
-        for name in (_FACTORS, _LONG_FACTORS, _SHORT_FACTORS)
+        for name in ROPE_FACTORS
         if name in tensors
     }
     if set(factors.get(_FACTORS, ())) == {1.0}:

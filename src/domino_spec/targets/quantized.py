@@ -21,9 +21,11 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization import KINDS, Kind, QuantizedWeight
+from domino_spec.quantization.compiled import can_compile
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.quantization.reference import BLOCK, FORMATS
 from domino_spec.quantization.rows import KeyRanges, RMSNorm, SiLU, attend
+from domino_spec.targets.gguf_config import ROPE_FACTORS
 from domino_spec.targets.gguf_metadata import gguf_tensors, read_rows, unpacked
 from domino_spec.targets.support import EACH_TOKEN
 
@@ -175,6 +177,16 @@ AttentionMaskInterface.register(EACH_TOKEN, sdpa_mask)
 
 
 # A GGUF file's own blocks -----------------------------------------------------------------------
+
+
+def multiplied_kinds(path: Path) -> list[str]:
+    """The kinds of a GGUF file's matrices where compiled kernels multiply all as they are."""
+    metadata, tensors = gguf_tensors(path)
+    if metadata.get("general.architecture") not in _GGUF_FAMILIES or not can_compile():
+        return []
+    known = all(name in ROPE_FACTORS or _module_name(name.rpartition(".")[0]) for name in tensors)
+    kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) > 1}
+    return sorted(kinds) if known and kinds <= set(KINDS) else []
 
 
 def load_blocks(path: Path, config: Any) -> Any:
