@@ -49,7 +49,8 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    options = [] if args.draft is None else ["--draft", args.draft]
+    options = ["--dtype", "float32"]  # a GGUF file's too, as `from_pretrained` loads it
+    options += [] if args.draft is None else ["--draft", args.draft]
     with served(args.target, *options) as (address, server):
         idle = resident(server.pid)
         info = asyncio.run(ask(address, 12))

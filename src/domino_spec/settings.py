@@ -101,9 +101,11 @@ class TargetOptions(Settings):
     attn_implementation: str | None = _target(None, "attention of the target, such as sdpa")
     quantize: Quantize | None = _target(
         None,
-        "run weights in few bits: int8 and int4 round any target's, fp8 on CUDA too; keep runs a "
-        "GGUF file's own blocks on a CPU",
-        unset="weights are as they are (AWQ, GPTQ and FP8 checkpoints too); a GGUF file's unpacked",
+        "run weights in few bits: int8 and int4 round those of Llama, Mistral, OLMo 2, Qwen2 and "
+        "Qwen3, on CUDA of Granite too, and fp8 there; keep runs a GGUF file's own blocks on a CPU",
+        unset="weights are as they are (AWQ, GPTQ and FP8 checkpoints too); keep for a GGUF file "
+        "whose blocks a CPU multiplies all, without --dtype and but for `domino data`; else its "
+        "weights are unpacked",
     )
     trust_remote_code: bool = _target(False, "run modelling code that the target brings along")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,9 @@ def test_a_whole_run_on_a_file(tmp_path, monkeypatch):
     assert any("would tokenise 2 of 2 prompts otherwise" in line for line in said)
 
 
-def test_a_server_is_timed_by_its_own_clock(tmp_path):
+def test_a_server_is_timed_by_its_own_clock(tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for this machine's own addresses
+    monkeypatch.setattr(urllib.request, "_opener", None)  # which keeps the proxies of its first use
     with fake_llama.serving() as server:
         (found,) = found_for(f"llama.cpp={server.url}/")
         records = measured(found, tmp_path)

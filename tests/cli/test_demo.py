@@ -91,12 +91,10 @@ def test_too_many_prompts_or_too_few_rounds(domino, target, option, words):
         ((), "keep"),
         (("--dtype", "float32"), None),
         (("--quantize", "int8"), "int8"),
-        (("--target", "tiny.gguf"), None),
+        (("--target", "tiny.gguf"), "keep"),
     ],
 )
-def test_the_demos_own_file_keeps_its_blocks_on_a_cpu(
-    domino, monkeypatch, tmp_path, arguments, quantize
-):
+def test_a_gguf_file_keeps_its_blocks_on_a_cpu(domino, monkeypatch, tmp_path, arguments, quantize):
     monkeypatch.chdir(tmp_path)
     file = write_gguf(tmp_path / "tiny.gguf")
     given = {}

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from domino_spec import targets
+from domino_spec.bench import runner
+from domino_spec.errors import TargetError
 from tests.support.ggufs import write_gguf
 
 PROMPT = "what is the answer"
@@ -173,10 +176,52 @@ def test_thinking_is_told_to_the_template(domino, tmp_path):
     assert counts[0] == counts[1] < counts[2]
 
 
+_GENERATE = ("generate", "{file}", PROMPT)
+_FEW = ("--prompts", "chat", "--limit", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kinds", "quantize"),
+    [
+        (_GENERATE, {}, "keep"),
+        (("audit", "{file}", "--draft", "lookup"), {}, "keep"),
+        (("bench", "{file}", *_FEW), {}, "keep"),
+        (("doctor", "{file}", "--draft", "lookup"), {}, "keep"),
+        (("eval", "{file}", "--draft", "lookup", "--decode", *_FEW), {}, "keep"),
+        (("serve", "{file}", "--port", 0), {}, "keep"),
+        (("data", "answer", "{file}", "{prompts}", "--out", "{out}"), {}, None),
+        ((*_GENERATE, "--dtype", "float32"), {}, None),
+        ((*_GENERATE, "--attn-implementation", "sdpa"), {}, None),
+        ((*_GENERATE, "--quantize", "int8"), {}, "int8"),
+        (_GENERATE, {"ffn_down": "F16"}, None),
+    ],
+)
+def test_commands_that_decode_run_a_gguf_files_own_blocks_on_a_cpu(
+    domino, tmp_path, monkeypatch, arguments, kinds, quantize
+):
+    given = {}
+
+    def load_target(source, **options):
+        given.update(options)
+        raise TargetError("far enough")
+
+    monkeypatch.setattr(targets, "load_target", load_target)
+    monkeypatch.setattr(runner, "load_target", load_target)
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    file = write_gguf(tmp_path / "tiny.gguf", kinds=kinds)
+    (tmp_path / "prompts.jsonl").write_text('{"turns": ["what"]}\n')
+    names = {"file": file, "prompts": tmp_path / "prompts.jsonl", "out": tmp_path / "out"}
+    result = domino(*(str(argument).format(**names) for argument in arguments), "--device", "cpu")
+    assert "error: far enough" in result.stderr
+    assert given["quantize"] == quantize
+    said = "running the file's own blocks (Q8_0); --dtype float32 runs what they unpack to"
+    assert result.stderr.count(said) == (quantize == "keep")
+
+
 @pytest.mark.filterwarnings("always:converting")
 def test_a_gguf_target_says_once_that_it_is_converted(domino, tmp_path):
     file = write_gguf(tmp_path / "tiny.gguf")
-    arguments = ("generate", file, "the quick brown fox", "-n", 2)
+    arguments = ("generate", file, "the quick brown fox", "-n", 2, "--dtype", "float32")
     first = domino(*arguments, DOMINO_CACHE=str(tmp_path / "cache"))
     assert first.exit_code == 0, first.stderr
     told = [line for line in first.stderr.splitlines() if "convert" in line]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -23,15 +23,19 @@ def write_gguf(
     vocabulary: Vocabulary | None = None,
     architecture: str = "llama",
     kinds: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str | int | float] | None = None,
+    factors: Mapping[str, Sequence[float]] | None = None,
+    name: str = "tiny",
 ) -> Path:
     """A random model of 8-bit blocks; a Llama with a small byte-level tokenizer unless told.
 
-    `kinds` are those of matrices by the last part of their names, such as attn_v.
+    `kinds` are those of matrices by the last part of their names, such as attn_v; `metadata` are
+    further keys, `factors` tensors of numbers such as rope_freqs.
     """
     if vocabulary is not None:
         architecture = vocabulary.architecture
     writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_name("tiny")
+    writer.add_name(name)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(LAYERS)
@@ -40,6 +44,11 @@ def write_gguf(
     writer.add_head_count_kv(HEADS // 2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
+    for key, value in (metadata or {}).items():
+        add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+        add[type(value)](key, value)
+    for key, numbers in (factors or {}).items():
+        writer.add_tensor(f"{key}.weight", np.array(numbers, dtype=np.float32))
     if architecture == "gemma3":
         writer.add_key_length(HIDDEN // HEADS)
         writer.add_value_length(HIDDEN // HEADS)

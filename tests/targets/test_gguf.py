@@ -15,7 +15,9 @@ from domino_spec.api.prompts import encode_prompt
 from domino_spec.errors import TargetError
 from domino_spec.targets import load as conversions
 from domino_spec.targets import load_config, load_target, load_tokenizer
-from domino_spec.targets.gguf_metadata import gguf_metadata, gguf_shape
+from domino_spec.targets.gguf_config import complete_config
+from domino_spec.targets.gguf_metadata import gguf_metadata, gguf_shape, gguf_tensors
+from domino_spec.targets.support import static_rope_limit
 from tests.support import vocabularies
 from tests.support.ggufs import LAYERS, write_gguf
 
@@ -84,6 +86,54 @@ def test_the_same_model_as_transformers_reads(file, dtype):
     assert model.generation_config.to_dict() == own.generation_config.to_dict()
     assert loaded.source == str(file)
     assert loaded.target.name == str(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "reason"),
+    [
+        ("tiny", {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 4.0},
+         r"rotary positions .*llama\.rope\.scaling\.type longrope.*expected linear or yarn"),
+        ("tiny", {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+                  "llama.rope.scaling.yarn_log_multiplier": 0.5},
+         r"\(llama\.rope\.scaling\.yarn_log_multiplier 0\.5\); expected linear or yarn"),
+        ("tiny", {"llama.rope.scaling.attn_factor": 1.5},
+         r"\(llama\.rope\.scaling\.attn_factor 1\.5\); expected linear or yarn"),
+        ("tiny", {"llama.attention.sliding_window": 16},
+         r"sliding window of 16 tokens .*of llama cannot .*all 128 positions"),
+        ("tiny", {"llama.attention.sliding_window": 128}, None),
+        ("mistral", {"llama.attention.sliding_window": 16}, 16),
+        ("mistral", {}, None),
+    ],
+)  # fmt: skip
+def test_what_a_configuration_cannot_hold_is_refused_by_name(
+    tmp_path, monkeypatch, name, stored, reason
+):
+    """Mistral has a window, whose default in Transformers is that of its first version."""
+    monkeypatch.setenv("DOMINO_CACHE", str(tmp_path / "cache"))
+    file = write_gguf(tmp_path / "tiny.gguf", name=name, metadata=stored)
+    if isinstance(reason, str):
+        with pytest.raises(TargetError, match=reason):
+            load_config(file, weights=False)
+    else:
+        assert getattr(load_config(file, weights=False), "sliding_window", None) == reason
+
+
+def test_long_and_short_factors_are_longropes(tmp_path):
+    file = write_gguf(
+        tmp_path / "phi.gguf",
+        metadata={"llama.rope.scaling.original_context_length": 32,
+                  "llama.rope.scaling.attn_factor": 1.25},
+        factors={"rope_factors_short": [1.0, 2.0], "rope_factors_long": [3.0, 4.0]},
+    )  # fmt: skip
+    config = tf.Phi3Config(hidden_size=16, num_attention_heads=4, max_position_embeddings=128)
+    complete_config(config, file, *gguf_tensors(file))
+    config = tf.Phi3Config.from_dict(config.to_dict())
+    assert config.rope_parameters == {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 1.0,
+        "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0], "factor": 4.0,
+        "attention_factor": 1.25, "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    assert static_rope_limit(config) == 32
 
 
 def test_the_same_tokenizer_as_transformers_reads(file):

@@ -1,5 +1,7 @@
 """Quantised targets: a GGUF file's own blocks, or rounded ones, and what is refused."""
 
+import copy
+import math
 import warnings
 from collections import Counter
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
+from domino_spec.engine.models import unsupported_reason
 from domino_spec.errors import TargetError
 from domino_spec.quantization import QuantizedWeight
 from domino_spec.quantization.compiled import kernel
@@ -17,10 +20,12 @@ from domino_spec.quantization.modules import (
     quantized_weights,
 )
 from domino_spec.targets import load_target
+from domino_spec.targets.gguf_metadata import gguf_tensors
 from domino_spec.targets.load import ConversionNotice
-from domino_spec.targets.quantized import QuantizationNotice
+from domino_spec.targets.quantized import QuantizationNotice, multiplied_kinds
+from tests.support import vocabularies
 from tests.support.families import CONFIGS, make_model
-from tests.support.ggufs import LAYERS, write_gguf
+from tests.support.ggufs import HEADS, HIDDEN, LAYERS, write_gguf
 from tests.support.tokens import small_tokenizer
 
 MIXED = {
@@ -73,6 +78,20 @@ def test_kinds_that_are_not_multiplied_are_rounded_and_named(tmp_path):
     expected = load_target(file, device="cpu").target.model.model.layers[1].self_attn.v_proj.weight
     found = kept.model.layers[1].self_attn.v_proj.weight
     assert torch.equal(found.tiles, QuantizedWeight.quantize(expected, "Q8_0").tiles)
+
+
+def test_files_that_are_multiplied_as_they_are(tmp_path, monkeypatch):
+    def found(**options):
+        return multiplied_kinds(write_gguf(tmp_path / "tiny.gguf", **options))
+
+    assert found(factors={"rope_freqs": [1.0, 2.0]}, kinds=MIXED) == [
+        "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
+    ]  # fmt: skip
+    assert found(kinds={"attn_v": "F16"}) == []
+    assert found(factors={"blk.0.ffn_gate_inp": [1.0]}) == []  # experts, of a Mixtral
+    assert found(vocabulary=vocabularies.gemma3(images=False)) == []
+    monkeypatch.setenv("DOMINO_KERNELS", "off")
+    assert found() == []
 
 
 @pytest.mark.parametrize(("quantize", "kind"), [("int8", "Q8_0"), ("int4", "Q4_1")])
@@ -142,3 +161,68 @@ def test_a_file_that_lacks_weights_is_refused(tmp_path):
     file = write_gguf(tmp_path / "tiny.gguf", leave_out="blk.1.ffn_up")
     with pytest.raises(TargetError, match=r"lacks 1 weights .*layers\.1\.mlp\.up_proj\.weight"):
         load_target(file, quantize="keep", device="cpu")
+
+
+_BROKEN = {
+    "cut off": r"has [\d,]+ bytes and output_norm\.weight lies at bytes .*download it again",
+    "of another type": r"blk\.1\.attn_v\.weight in type 99, which .* gguf package does not know",
+    "split": r"file 1 of 3 of a split GGUF; .*llama-gguf-split --merge.*-00001-of-00003\.gguf",
+}
+
+
+@pytest.mark.parametrize("quantize", ["keep", None])
+@pytest.mark.parametrize("broken", _BROKEN)
+def test_a_file_that_cannot_be_read_says_why(tmp_path, broken, quantize):
+    split = {"split.no": 0, "split.count": 3} if broken == "split" else None
+    file = write_gguf(tmp_path / "tiny.gguf", metadata=split)
+    held = bytearray(file.read_bytes())
+    if broken == "cut off":
+        held = held[: gguf_tensors(file)[1]["output_norm.weight"].start + 8]
+    elif broken == "of another type":
+        name = b"blk.1.attn_v.weight"
+        held[held.index(name) + len(name) + 4 + 2 * 8] = 99  # after the count and two dimensions
+    file.write_bytes(held)
+    with pytest.raises(TargetError, match=_BROKEN[broken]):
+        load_target(file, quantize=quantize, device="cpu")
+
+
+_ORIGINAL = 80
+_LINEAR = {"rope_type": "linear", "factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": _ORIGINAL}  # fmt: skip
+
+
+def _as_llama_cpp_stores(rope):
+    """Keys of llama.cpp, and for Llama 3 the factors that its converter computes."""
+    if rope["rope_type"] != "llama3":
+        stored = {"type": rope["rope_type"], "factor": rope["factor"]}
+        if "original_max_position_embeddings" in rope:
+            stored["original_context_length"] = rope["original_max_position_embeddings"]
+        return {"metadata": {f"llama.rope.scaling.{key}": stored[key] for key in stored}}
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    factors = []
+    for i in range(HIDDEN // HEADS // 2):
+        turns = _ORIGINAL / (2 * math.pi * 10000.0 ** (2 * i * HEADS / HIDDEN))
+        smooth = min(max((turns - low) / (high - low), 0), 1)
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    assert factors[0] < factors[1] < factors[2]
+    return {"factors": {"rope_freqs": factors}}
+
+
+@pytest.mark.parametrize("rope", [_LINEAR, _YARN, _LLAMA3], ids=lambda rope: rope["rope_type"])
+def test_rope_scaling_of_a_file_is_that_of_a_configuration(tmp_path, rope):
+    """Converted and in its own blocks; Transformers leaves it out."""
+    file = write_gguf(tmp_path / "tiny.gguf", **_as_llama_cpp_stores(rope))
+    kept = load_target(file, quantize="keep", device="cpu").target
+    target = load_target(file, device="cpu").target
+    config = copy.deepcopy(target.config)
+    config.rope_parameters = {"rope_theta": 10000.0, **rope}
+    expected = tf.AutoModelForCausalLM.from_config(config).eval()
+    expected.load_state_dict(target.model.state_dict())
+    tokens = torch.arange(3, 60).unsqueeze(0)
+    with torch.no_grad():
+        torch.testing.assert_close(target.model(tokens).logits, expected(tokens).logits)
+    assert torch.equal(kept.model.model.rotary_emb.inv_freq, target.model.model.rotary_emb.inv_freq)
+    assert unsupported_reason(kept) is None
+    assert kept.static_rope_limit is None

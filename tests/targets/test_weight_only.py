@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import transformers as tf
 from safetensors.torch import load_file, save_file
 
 from domino_spec.errors import TargetError
@@ -13,7 +14,7 @@ from domino_spec.targets import load_target
 from domino_spec.targets.load import load_config
 from domino_spec.targets.quantized import QuantizationNotice, check_quantize
 from domino_spec.targets.weight_only import load_quantized, read_scheme, round_model
-from tests.support.families import make_model
+from tests.support.families import CONFIGS, make_model
 from tests.support.quantized_checkpoints import FORMATS, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -45,6 +46,16 @@ def test_a_checkpoints_numbers_are_read_as_they_are(tmp_path, form):
     assert "model.layers.1.mlp.up_proj.weight" in kept
     stored = sum(weight.nbytes for weight in found.values())
     assert stored < sum(2 * weight.shape[0] * weight.shape[1] for weight in found.values())
+
+
+def test_as_many_scales_as_rows_may_be_of_blocks(tmp_path):
+    config = CONFIGS["llama"]()
+    config.num_hidden_layers, config.intermediate_size = 1, 32 * 32
+    plain = tf.AutoModelForCausalLM.from_config(config)
+    values = write_checkpoint(tmp_path, plain, "fp8-block")
+    wide = quantized_weights(load_as_it_is(tmp_path))["model.layers.0.mlp.down_proj"]
+    assert wide.scales.numel() == wide.shape[0]
+    torch.testing.assert_close(wide.dequantize(), values["model.layers.0.mlp.down_proj"])
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq-8", "fp8-block"])
@@ -108,6 +119,13 @@ def test_a_tied_lm_head_stays_tied(tmp_path):
 )
 def test_what_is_not_read_is_refused_by_name(tmp_path, form, changes, words):
     write_checkpoint(tmp_path, make_model("llama"), form, **changes)
+    with pytest.raises(TargetError, match=words):
+        load_target(tmp_path, device="cpu")
+
+
+def test_families_that_need_no_package_are_named_where_one_is_missing(tmp_path):
+    write_checkpoint(tmp_path, make_model("granite"), "awq")
+    words = r"is awq of a granite, .* package .*; expected llama, mistral, olmo2, qwen2, qwen3, "
     with pytest.raises(TargetError, match=words):
         load_target(tmp_path, device="cpu")
 

@@ -29,6 +29,7 @@ import torch
 
 from domino_spec.bench.paths import PeakMemory, Prompt, Timed
 from domino_spec.bench.settings import LLAMA_CPP, BenchSettings, digest
+from domino_spec.data.server import open_url
 from domino_spec.decoding import AcceptanceStats, SamplingParams
 from domino_spec.decoding.sequence import LENGTH
 from domino_spec.drafter.names import LOOKUP, lookup_depth, prefix_of
@@ -322,7 +323,7 @@ class LlamaServer(LlamaCpp):
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._address + path, data=data, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=_SECONDS_TO_ANSWER) as response:
+            with open_url(request, timeout=_SECONDS_TO_ANSWER) as response:
                 reply = json.loads(response.read())
         except urllib.error.HTTPError as error:
             said = error.read().decode("utf-8", errors="replace")[:200]

@@ -11,7 +11,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from domino_spec.bench.settings import BenchSettings, EngineSettings
 from domino_spec.cli.command import Voice, command
-from domino_spec.cli.loading import ChatOptions, require_places, target_arguments
+from domino_spec.cli.loading import ChatOptions, require_places, target_arguments, with_own_blocks
 from domino_spec.cli.render import table
 from domino_spec.load.settings import LoadSettings
 from domino_spec.settings import TargetOptions
@@ -64,6 +64,7 @@ def run(
         over_rows,
     )
 
+    target_options = with_own_blocks(voice, settings.target, target_options)
     with voice.progress() as update:
         summary, path = run_bench(
             settings,

@@ -113,7 +113,7 @@ def synth(
     from domino_spec.data.synth import synthesise
     from domino_spec.evaluation import fingerprint
 
-    decoder = load_decoder(voice, target, target_options, draft_options, chat)
+    decoder = load_decoder(voice, target, target_options, draft_options, chat, unpacks=True)
     with voice.ticker() as say:
         done = synthesise(
             decoder,
@@ -174,7 +174,7 @@ def answer(
         voice.warn(line)
     answerer: Answerer
     if server is None:
-        decoder = load_decoder(voice, target, target_options, draft_options, chat)
+        decoder = load_decoder(voice, target, target_options, draft_options, chat, unpacks=True)
         answerer, facts = LocalAnswerer(decoder, batch_size=batch_size), decoder.facts()
         who, model = "the target", fingerprint(decoder.target)
     else:

@@ -13,7 +13,7 @@ import typer
 
 from domino_spec.cli.command import Voice, command
 from domino_spec.cli.generate import as_prompt
-from domino_spec.cli.loading import LoopOptions, device_of, require_places, resolved_dtype
+from domino_spec.cli.loading import LoopOptions, require_places, resolved_dtype, with_own_blocks
 from domino_spec.cli.render import shortened, table
 from domino_spec.demo import (
     FEWEST_ROUNDS,
@@ -31,8 +31,7 @@ from domino_spec.demo import (
     warm_up,
 )
 from domino_spec.errors import InputError
-from domino_spec.settings import Dtype, Quantize
-from domino_spec.targets.place import is_gguf
+from domino_spec.settings import Dtype, Quantize, TargetOptions
 
 if TYPE_CHECKING:
     from domino_spec.api import DominoDecoder
@@ -74,8 +73,8 @@ def demo(
     quantize: Annotated[
         Quantize | None,
         typer.Option(
-            help="Weights in blocks of few bits, on a CPU; unset: keep for SmolLM2's GGUF file, "
-            "unless there is a type."
+            help="Weights in blocks of few bits, on a CPU; unset: a GGUF file's own, unless there "
+            "is a type."
         ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; unset: a GPU if any.")] = None,
@@ -97,9 +96,8 @@ def demo(
     with_released = ours and draft is None
     target = str(smollm2()) if target is None else target
     require_places(voice, target, drafts=[draft])
-    on_cpu = device_of(device).type == "cpu"
-    if ours and quantize is None and dtype is None and on_cpu and is_gguf(target):
-        quantize = "keep"  # the file's own blocks: nothing is converted before the first answer
+    options = TargetOptions(dtype=dtype, quantize=quantize, device=device)
+    quantize = with_own_blocks(voice, target, options).quantize
     from domino_spec.api import DominoDecoder, NoGainNotice, UselessDrafterWarning
     from domino_spec.targets import load_target
 

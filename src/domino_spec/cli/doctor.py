@@ -15,6 +15,7 @@ from domino_spec.cli.loading import (
     load_decoder,
     require_places,
     resolved_dtype,
+    with_own_blocks,
 )
 from domino_spec.cli.render import STYLES, table
 from domino_spec.doctor.settings import Plans
@@ -47,6 +48,7 @@ def doctor(
     from domino_spec.doctor.reading import is_hopeless, worst
     from domino_spec.drafters import short_name
 
+    target_options = with_own_blocks(voice, target, target_options)
     findings = _read(target, draft_options, plans, chat, target_options)
     if plans.measure and is_hopeless(findings):
         voice.note("not measured: such a pair cannot be loaded here")

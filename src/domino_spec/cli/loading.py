@@ -212,29 +212,66 @@ def load_decoder(
     draft: DraftOptions,
     chat: ChatOptions,
     loop: LoopOptions | None = None,
+    *,
+    unpacks: bool = False,
 ) -> DominoDecoder:
-    """A decoder with a tokenizer; what is wrong with the drafter is found out first."""
+    """A decoder with a tokenizer; what is wrong with the drafter is found out first.
+
+    A GGUF file's own blocks are run where that can be, unless a command `unpacks` them.
+    """
     if draft.draft is None and loop is not None:
         voice.note(
             "no drafter, so decoding is plain; --draft lookup drafts from the text itself, for any "
             "model, and `domino train` makes a better drafter"
         )
-    return make_decoder(load_target(voice, target, target_options, [draft]), draft, chat, loop)
+    loaded = load_target(voice, target, target_options, [draft], unpacks=unpacks)
+    return make_decoder(loaded, draft, chat, loop)
 
 
 def load_target(
-    voice: Voice, target: str, options: TargetOptions, drafts: Sequence[DraftOptions]
+    voice: Voice,
+    target: str,
+    options: TargetOptions,
+    drafts: Sequence[DraftOptions],
+    *,
+    unpacks: bool = False,
 ) -> LoadedTarget:
     """The target with its tokenizer, after all that headers tell of drafters for it."""
     from domino_spec import targets
 
     for draft in drafts:
         check_drafter(target, options, draft)
+    if not unpacks:
+        options = with_own_blocks(voice, target, options)
     voice.status(f"loading target {target}")
     loaded = targets.load_target(target, **target_arguments(options))
     if loaded.tokenizer is None:
         raise _no_tokenizer(target)
     return loaded
+
+
+def with_own_blocks(voice: Voice, target: str, options: TargetOptions) -> TargetOptions:
+    """With `keep` for a GGUF file on a CPU that multiplies all of its blocks as they are.
+
+    Any option that says how weights are to be loaded has its own way.
+    """
+    from domino_spec.targets.place import is_gguf
+
+    asked = (options.quantize, options.dtype, options.device_map, options.attn_implementation)
+    if any(value is not None for value in asked) or not is_gguf(target):
+        return options
+    if device_of(options.device).type != "cpu":
+        return options
+    from domino_spec.targets.quantized import multiplied_kinds
+
+    kinds = multiplied_kinds(Path(target))
+    if not kinds:
+        return options
+    voice.note(
+        f"running the file's own blocks ({', '.join(kinds)}); --dtype float32 runs what they "
+        "unpack to"
+    )
+    return options.replace(quantize="keep")
 
 
 def _no_tokenizer(target: str) -> TargetError:

@@ -290,6 +290,17 @@ def kernel() -> Kernel | None:
     return found
 
 
+def can_compile() -> bool:
+    """Whether `kernel` has what it needs; nothing is compiled."""
+    if os.environ.get(SWITCH) == "off":
+        return False
+    try:
+        _compiler()
+    except RuntimeError:
+        return False
+    return True
+
+
 def compile_ahead() -> None:
     """Begin on another thread, while a target's files are read; `kernel` waits for the rest."""
     if os.environ.get(SWITCH) != "off":

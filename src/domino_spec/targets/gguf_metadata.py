@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,15 +29,21 @@ def gguf_metadata(path: Path) -> dict[str, Any]:
 class StoredTensor:
     """Where a tensor lies in its file."""
 
-    kind: int
-    """A number of `gguf.GGMLQuantizationType`."""
+    kind: str
+    """A name of `gguf.GGMLQuantizationType`."""
     shape: tuple[int, ...]
     """Rows first, as PyTorch has it."""
     start: int
+    row_bytes: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of blocks, all leading dimensions together."""
+        return math.prod(self.shape[:-1])
 
 
 def gguf_tensors(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """The metadata, and where each tensor lies."""
+    """The metadata, and where each tensor lies; a tensor that cannot be read is refused by name."""
     with path.open("rb") as file:
         metadata, count = _metadata(file)
         stated = {}
@@ -47,10 +54,52 @@ def gguf_tensors(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             stated[name] = (kind, shape[::-1], offset)
         alignment = int(metadata.get("general.alignment", _ALIGNMENT))
         data = -(-file.tell() // alignment) * alignment
+    size = path.stat().st_size
     return metadata, {
-        name: StoredTensor(kind, shape, data + offset)
+        name: _stored_tensor(path, name, kind, shape, start=data + offset, file_bytes=size)
         for name, (kind, shape, offset) in stated.items()
     }
+
+
+def _stored_tensor(
+    path: Path, name: str, kind: int, shape: tuple[int, ...], *, start: int, file_bytes: int
+) -> StoredTensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError as error:
+        raise TargetError(
+            f"{path} has {name} in type {kind}, which the installed gguf package does not know; "
+            f"expected one of its {len(GGMLQuantizationType)} types. Update the package (pip "
+            "install -U gguf), or use another quantisation of the model."
+        ) from error
+    numbers, size = GGML_QUANT_SIZES[known]
+    tensor = StoredTensor(known.name, shape, start, shape[-1] // numbers * size)
+    end = start + tensor.rows * tensor.row_bytes
+    if end > file_bytes:
+        raise TargetError(
+            f"{path} has {file_bytes:,} bytes and {name} lies at bytes {start:,} to {end:,}; "
+            "expected the whole file. It was cut off: download it again."
+        )
+    return tensor
+
+
+def read_rows(path: Path, tensor: StoredTensor) -> Any:
+    """The file's bytes of a tensor, [rows, bytes of a row]."""
+    import numpy as np
+
+    count = tensor.rows * tensor.row_bytes
+    stored = np.fromfile(path, dtype=np.uint8, count=count, offset=tensor.start)
+    return stored.reshape(tensor.rows, tensor.row_bytes)
+
+
+def unpacked(stored: Any, kind: str) -> Any:
+    """Bytes of rows in float32, as Transformers unpacks them."""
+    import gguf
+    import numpy as np
+
+    return np.array(gguf.dequantize(stored, gguf.GGMLQuantizationType[kind]), dtype=np.float32)
 
 
 def _metadata(file: BinaryIO) -> tuple[dict[str, Any], int]:
@@ -62,7 +111,15 @@ def _metadata(file: BinaryIO) -> tuple[dict[str, Any], int]:
             "download it again."
         )
     pairs = ((_string(file), _read(file, "<I")[0]) for _ in range(count))
-    return {key: _value(file, kind) for key, kind in pairs}, tensors
+    metadata = {key: _value(file, kind) for key, kind in pairs}
+    if (parts := metadata.get("split.count", 0)) > 1:
+        raise TargetError(
+            f"{file.name} is file {metadata.get('split.no', 0) + 1} of {parts} of a split GGUF; "
+            "expected the whole model in one file. Merge them with llama.cpp: llama-gguf-split "
+            "--merge FIRST.gguf WHOLE.gguf, FIRST being the one that ends in "
+            f"-00001-of-{parts:05d}.gguf."
+        )
+    return metadata, tensors
 
 
 def gguf_shape(path: Path) -> dict[str, int]:

@@ -41,7 +41,8 @@ from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization.compiled import compile_ahead
 from domino_spec.quantization.memory import give_back_freed
 from domino_spec.settings import Quantize
-from domino_spec.targets.gguf_metadata import gguf_metadata
+from domino_spec.targets.gguf_config import complete_config
+from domino_spec.targets.gguf_metadata import gguf_metadata, gguf_tensors
 from domino_spec.targets.place import adapter_base, is_gguf, not_found, require_target
 from domino_spec.targets.probe import probe_target
 from domino_spec.targets.quantized import (
@@ -60,6 +61,7 @@ from domino_spec.targets.weight_only import (
     load_for_cpu,
     load_quantized,
     read_scheme,
+    refuse_unread_scheme,
     round_model,
 )
 
@@ -231,9 +233,14 @@ def _load_model(
     }
     place, common = _place(source, **origin)
     given = {key: value for key, value in options.items() if value is not None}
-    model, loading = _attempt(
-        source, _model_class(config).from_pretrained, place, **common, **given
-    )
+    try:
+        model, loading = _attempt(
+            source, _model_class(config).from_pretrained, place, **common, **given
+        )
+    except TargetError as error:
+        if isinstance(error.__cause__, ImportError):
+            refuse_unread_scheme(config, str(source), device, why=_first_line(error.__cause__))
+        raise
     _require_all_weights(source, loading)
     if not stays and device_map is None and not getattr(model, "hf_device_map", None):
         model = model.to(device)
@@ -273,7 +280,17 @@ def load_config(
     Of a GGUF file all is converted on this occasion, unless its `weights` are not going to be.
     """
     place, common = _place(source, revision, trust_remote_code, base, weights)
+    if "gguf_file" in common:
+        return _read_gguf_config(Path(place) / common["gguf_file"])
     return _attempt(source, AutoConfig.from_pretrained, place, **common)
+
+
+def _read_gguf_config(path: Path) -> Any:
+    stored = gguf_tensors(path)  # which names what Transformers' reader would fail at
+    config = _attempt(path, AutoConfig.from_pretrained, str(path.parent), gguf_file=path.name)
+    complete_config(config, path, *stored)
+    check_config(config, str(path))
+    return config
 
 
 def load_tokenizer(
@@ -452,8 +469,7 @@ def _convert_gguf(path: Path, folder: Path) -> None:
     Any other type is rounded from float32 there too, so that one folder serves them all.
     """
     place, options = str(path.parent), {"gguf_file": path.name}
-    config = _attempt(path, AutoConfig.from_pretrained, place, **options)
-    check_config(config, str(path))
+    config = _read_gguf_config(path)
     # Without it a machine with GGUF kernels would keep the weights packed.
     unpacking = getattr(transformers, "GgufConfig", None)
     if unpacking is not None:
@@ -480,9 +496,7 @@ def _convert_gguf(path: Path, folder: Path) -> None:
 @_gguf_read_once()
 def _convert_metadata(path: Path, folder: Path) -> None:
     """Write a GGUF file's configuration and tokenizer alone."""
-    config = _attempt(path, AutoConfig.from_pretrained, str(path.parent), gguf_file=path.name)
-    check_config(config, str(path))
-    config.save_pretrained(folder)
+    _read_gguf_config(path).save_pretrained(folder)
     _save_tokenizer(path, folder)
 
 
@@ -533,7 +547,7 @@ def _first_line(error: Exception) -> str:
 
 # GGUF conversions, kept ------------------------------------------------------------------
 
-_CONVERTER = 2  # raised when the same file is converted to something else
+_CONVERTER = 3  # raised when the same file is converted to something else
 _MANIFEST = "conversion.json"
 _SAMPLE = 1 << 20
 _ABANDONED_AFTER = 24 * 3600.0

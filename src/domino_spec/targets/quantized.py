@@ -6,7 +6,6 @@ such a target says plainly is what lossless decoding of it must say.
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections import Counter
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
@@ -23,10 +21,12 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization import KINDS, Kind, QuantizedWeight
+from domino_spec.quantization.compiled import can_compile
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.quantization.reference import BLOCK, FORMATS
 from domino_spec.quantization.rows import KeyRanges, RMSNorm, SiLU, attend
-from domino_spec.targets.gguf_metadata import StoredTensor, gguf_tensors
+from domino_spec.targets.gguf_config import ROPE_FACTORS
+from domino_spec.targets.gguf_metadata import gguf_tensors, read_rows, unpacked
 from domino_spec.targets.support import EACH_TOKEN
 
 ROUNDED: dict[str, Kind] = {"int8": "Q8_0", "int4": "Q4_1"}
@@ -179,10 +179,18 @@ AttentionMaskInterface.register(EACH_TOKEN, sdpa_mask)
 # A GGUF file's own blocks -----------------------------------------------------------------------
 
 
+def multiplied_kinds(path: Path) -> list[str]:
+    """The kinds of a GGUF file's matrices where compiled kernels multiply all as they are."""
+    metadata, tensors = gguf_tensors(path)
+    if metadata.get("general.architecture") not in _GGUF_FAMILIES or not can_compile():
+        return []
+    known = all(name in ROPE_FACTORS or _module_name(name.rpartition(".")[0]) for name in tensors)
+    kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) > 1}
+    return sorted(kinds) if known and kinds <= set(KINDS) else []
+
+
 def load_blocks(path: Path, config: Any) -> Any:
     """The model in a GGUF file, its blocks as they are."""
-    import gguf
-
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=EACH_TOKEN
@@ -200,17 +208,16 @@ def load_blocks(path: Path, config: Any) -> Any:
         name, _, suffix = full_name.rpartition(".")
         place = _module_name(name)
         if place is None:
-            continue  # such as rope_freqs, which the configuration tells
+            continue  # such as rope_freqs, which `complete_config` reads
         order = None
         part = name.rpartition(".")[2]
         if permuted and part in heads:
             order = _row_order(tensor.shape[0], heads[part])
-        kind = gguf.GGMLQuantizationType(tensor.kind)
-        stored = _rows(path, tensor, kind)
+        stored = read_rows(path, tensor)
         if suffix == "weight" and len(tensor.shape) == 2:
-            _put_matrix(model, place, _blocks(stored, kind.name, order, requantized))
+            _put_matrix(model, place, _blocks(stored, tensor.kind, order, requantized))
         else:
-            values = _unpacked(stored, kind.name).flatten()
+            values = torch.from_numpy(unpacked(stored, tensor.kind)).flatten()
             parent = _submodule(model, place, path)
             own = nn.Parameter(values if order is None else values[order], requires_grad=False)
             setattr(parent, suffix, own)
@@ -243,25 +250,6 @@ def _row_order(rows: int, heads: int) -> Tensor:
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
 
 
-def _rows(path: Path, tensor: StoredTensor, kind: Any) -> Any:
-    """The file's bytes of a tensor, [rows, bytes of a row]."""
-    import gguf
-
-    numbers, size = gguf.GGML_QUANT_SIZES[kind]
-    rows = math.prod(tensor.shape[:-1])
-    width = tensor.shape[-1] // numbers * size
-    stored = np.fromfile(path, dtype=np.uint8, count=rows * width, offset=tensor.start)
-    return stored.reshape(rows, width)
-
-
-def _unpacked(stored: Any, kind: str) -> Tensor:
-    """In float32, as Transformers unpacks it."""
-    import gguf
-
-    values = gguf.dequantize(stored, gguf.GGMLQuantizationType[kind])
-    return torch.from_numpy(np.array(values, dtype=np.float32))
-
-
 def _blocks(
     stored: Any, kind: str, order: Tensor | None, requantized: Counter[str]
 ) -> QuantizedWeight:
@@ -269,7 +257,7 @@ def _blocks(
         blocks = torch.from_numpy(stored).view(len(stored), -1, FORMATS[kind].bytes)
         return QuantizedWeight.from_blocks(blocks if order is None else blocks[order], kind)
     requantized[kind] += 1
-    values = _unpacked(stored, kind)
+    values = torch.from_numpy(unpacked(stored, kind))
     return QuantizedWeight.quantize(values if order is None else values[order], "Q8_0")
 
 

@@ -71,6 +71,14 @@ def rope_parameters(config: Any) -> list[dict[str, Any]]:
     return [stated, *(value for value in stated.values() if isinstance(value, dict))]
 
 
+def rope_changes(rope: dict[str, Any]) -> bool:
+    """Whether frequencies depend on the length: dynamic NTK, LongRoPE with two sets of factors."""
+    rope_type = str(rope.get("rope_type", rope.get("type")))
+    if rope_type == "longrope":
+        return bool(rope.get("short_factor") != rope.get("long_factor"))
+    return "dynamic" in rope_type
+
+
 def static_rope_limit(config: Any) -> int | None:
     """Sequence length up to which RoPE frequencies are constant; None if they always are.
 
@@ -82,10 +90,10 @@ def static_rope_limit(config: Any) -> int | None:
     trained = getattr(config, "max_position_embeddings", None)
     limits = []
     for kind in rope_parameters(config):
-        rope_type = str(kind.get("rope_type", kind.get("type")))
-        if rope_type == "longrope" or "dynamic" in rope_type:
-            limits.append(kind.get("original_max_position_embeddings") or original)
-        if "dynamic" in rope_type:
+        if not rope_changes(kind):
+            continue
+        limits.append(kind.get("original_max_position_embeddings") or original)
+        if "dynamic" in str(kind.get("rope_type", kind.get("type"))):
             limits.append(trained)
     return min((int(limit) for limit in limits if limit), default=None)
 

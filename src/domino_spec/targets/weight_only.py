@@ -9,6 +9,7 @@ type, also where the checkpoint would have them rounded too (FP8 with dynamic ac
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -61,17 +62,38 @@ def read_scheme(config: Any, name: str, device: torch.device) -> Scheme | None:
 
     Of the methods that we read, what we do not is refused by name.
     """
-    stated = getattr(config, "quantization_config", None)
-    families = GPU_FAMILIES if device.type == "cuda" else FAMILIES
-    if stated is None or device.type not in ("cpu", "cuda") or config.model_type not in families:
+    values = _stated(config)
+    read_here = device.type in ("cpu", "cuda") and config.model_type in _families(device)
+    if values is None or not read_here:
         return None
-    values: Mapping[str, Any] = stated if isinstance(stated, dict) else stated.to_dict()
-    method = str(values.get("quant_method"))
-    reader = _SCHEMES.get(method)
+    reader = _SCHEMES.get(str(values.get("quant_method")))
     scheme = None if reader is None else reader(values, name)
     if scheme is not None:
         check_fp8(scheme.kind, name, device)
     return scheme
+
+
+def _stated(config: Any) -> Mapping[str, Any] | None:
+    stated = getattr(config, "quantization_config", None)
+    if stated is None or isinstance(stated, dict):
+        return stated
+    values: Mapping[str, Any] = stated.to_dict()
+    return values
+
+
+def _families(device: torch.device) -> tuple[str, ...]:
+    return GPU_FAMILIES if device.type == "cuda" else FAMILIES
+
+
+def refuse_unread_scheme(config: Any, name: str, device: torch.device, *, why: str) -> None:
+    """Say which families need no package where Transformers lacks one for a checkpoint."""
+    values = _stated(config)
+    if values is not None and (method := str(values.get("quant_method"))) in _SCHEMES:
+        raise TargetError(
+            f"{name} is {method} of a {config.model_type}, for which Transformers wants a package "
+            f"that is not there ({why}); expected {', '.join(_families(device))}, which are read "
+            f"on {device} without one. Install it, or use the model's own weights."
+        )
 
 
 def check_fp8(kind: str, name: str, device: torch.device) -> None:
@@ -389,15 +411,15 @@ def _read_fp8(tensors: _Tensors, path: str, scheme: Scheme) -> ScaledWeight:
         raise _static_activations(tensors.name)
     scales = tensors.get(f"{path}.{found[0]}").float()  # each multiplies its numbers
     rows, columns = values.shape
-    if scales.numel() in (1, rows):  # per tensor, or per channel
-        whole = scales.flatten().expand(rows).unsqueeze(0).contiguous()
-        return ScaledWeight("fp8", values, whole, group=columns)
-    if scheme.block is None:
-        raise CheckpointError(
-            f"found scales of {list(scales.shape)} for {rows} rows, expected one or one a row "
-            "where the configuration states no weight_block_size: check its config.json"
-        )
-    height, width = scheme.block
+    height, width = scheme.block or (1, columns)
+    if scales.shape != (math.ceil(rows / height), math.ceil(columns / width)):
+        if scales.numel() in (1, rows):  # per tensor, or per channel
+            height, width, scales = 1, columns, scales.reshape(-1, 1).expand(rows, 1)
+        elif scheme.block is None:
+            raise CheckpointError(
+                f"found scales of {list(scales.shape)} for {rows} rows, expected one or one a row "
+                "where the configuration states no weight_block_size: check its config.json"
+            )
     return ScaledWeight("fp8", values, scales.T.contiguous(), group=width, row_block=height)
 
 

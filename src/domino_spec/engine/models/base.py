@@ -25,6 +25,7 @@ from domino_spec.targets import Target
 from domino_spec.targets.support import (
     SLIDING_ATTENTION,
     layer_types,
+    rope_changes,
     rope_parameters,
     static_rope_limit,
 )
@@ -179,7 +180,7 @@ class InferenceModel(ABC):
             kind = rope.get("rope_type", "default")
             static = kind in _STATIC_ROPE
             if kind == _ROPE_UP_TO_A_LENGTH:
-                static = target.static_rope_limit is not None
+                static = not rope_changes(rope) or target.static_rope_limit is not None
             if not static:
                 return f"its rotary positions ({kind}) change with the length"
         size = read_shape(config).head_dim
