@@ -406,10 +406,11 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
             operation["responses"].pop("422", None)
             if config.api_keys and not is_open(path):
                 operation["security"] = [{"key": []}]
-    for kind in (*_CHUNKS.values(), ErrorResponse):
-        described = kind.model_json_schema(ref_template=_REF)
+    outside: list[type[BaseModel]] = [*_CHUNKS.values(), ErrorResponse]
+    for each in outside:
+        described = each.model_json_schema(ref_template=_REF)
         schemas.update(described.pop("$defs"))
-        schemas[kind.__name__] = described
+        schemas[each.__name__] = described
     for path, kind in _CHUNKS.items():
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
         schema_of = _named_event_schema if kind is ResponseEvent else _event_schema
