@@ -1,7 +1,7 @@
 """Acceptance length and speedup of the same questions after 0 to 31K tokens of unrelated text.
 
     python -m benchmarks.long_context FILE.gguf --draft run/drafter --window 0 \
-        --drafts adaptive all --context 1000 4000 8000 16000 31000 --limit 8 --minutes 9 \
+        --drafts adaptive all --context 1000 4000 8000 16000 31000 --limit 8 --minutes 8 \
         --questions gsm8k.jsonl humaneval.jsonl mt-bench.jsonl --out records/long-context.jsonl
 
 The text is the Python language reference that comes with Python, no paragraph twice. It is
@@ -49,6 +49,8 @@ ADAPTIVE = "adaptive"
 def main() -> None:
     """A record for each window, way to draft and context."""
     args = options()
+    if args.max_new_tokens < SHORTEST:
+        sys.exit(f"--max-new-tokens is {args.max_new_tokens}; answers count from {SHORTEST} on.")
     torch.set_num_threads(args.threads)
     device = default_device()
     dtype = torch.bfloat16 if device.type == "cuda" else None

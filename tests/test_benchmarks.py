@@ -297,11 +297,12 @@ def test_answers_behind_long_texts_are_compared_after_the_same_prefill(tiny, tmp
     asked.write_text("".join(json.dumps({"turns": [line]}) + "\n" for line in LINES))
     arguments = [
         "long", str(tiny), "--draft", str(save_draft(tmp_path / "draft")), "--questions",
-        str(asked), "--context", "60", "0", "--max-new-tokens", "40", "--threads", "1",
+        str(asked), "--context", "60", "0", "--max-new-tokens", "12", "--threads", "1",
         "--drafts", "all", "--out", str(tmp_path / "r.jsonl"),
     ]  # fmt: skip
     monkeypatch.setattr(sys, "argv", arguments)
     monkeypatch.setattr(long_context, "is_loop", lambda _: False)
+    monkeypatch.setattr(long_context, "SHORTEST", 12)
     made = mock.Mock(wraps=long_context.Engine)
     monkeypatch.setattr(long_context, "Engine", made)
     for _ in range(2):
@@ -316,3 +317,6 @@ def test_answers_behind_long_texts_are_compared_after_the_same_prefill(tiny, tmp
         reused = record["per_prompt"]["reused"]
         assert all(ours == plain > record["context"] // 2 for plain, ours in reused)
         assert record["same_text"] == record["used"] == len(LINES)
+    monkeypatch.setattr(sys, "argv", [*arguments, "--max-new-tokens", "8"])
+    with pytest.raises(SystemExit, match="answers count from 12 on"):
+        long_context.main()
