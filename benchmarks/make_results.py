@@ -17,7 +17,7 @@ from benchmarks.results_decoding import (
     vllm_speedups,
 )
 from benchmarks.results_engine import engine, rollout, tried, weights_name
-from benchmarks.results_exactness import audited, exactness, gpu_dtype, gpu_records
+from benchmarks.results_exactness import audit_target, audited, exactness, gpu_dtype, gpu_records
 from benchmarks.results_training import (
     SETS,
     ablations,
@@ -258,7 +258,8 @@ def _exact(records: Path) -> str:
     heads = ("check", "on", "compared", "differ", "of these proven near-ties", "measured")
     rows: list[tuple[str, ...]] = []
     for record in read_records(records / "audit.jsonl"):
-        where, when = audited(record), measured(record["environment"])
+        where = f"{audit_target(record)}, {audited(record)}"
+        when = measured(record["environment"])
         if greedy := record["greedy"]:
             tokens, differ = f"{greedy['tokens']:,} tokens", len(greedy["differences"])
             rows.append(("audit, greedy", where, tokens, str(differ), str(greedy["ties"]), when))

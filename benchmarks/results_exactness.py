@@ -20,7 +20,7 @@ def exactness(records: Path) -> str:
     return page(
         "# Exactness",
         "## Audits",
-        f"`domino audit` on {audits[0]['target']}: greedy tokens against the model's own plain "
+        "`domino audit`: greedy tokens against the model's own plain "
         "decoding, one by one; samples against its own probabilities. An answer may end before it "
         "has all the tokens asked for. A near-tie is proved, never assumed "
         "([how](../audit.md)).",
@@ -94,12 +94,18 @@ def _prompts(record: Record) -> str:
     return f"{record['greedy']['prompts']} ({name}) × {record['new_tokens']}"
 
 
+def audit_target(record: Record) -> str:
+    """The target that was audited."""
+    return str(record["target"]).removesuffix(".gguf")
+
+
 def _detectable(record: Record) -> str:
     found = record["sampling"]["detectable"]
     return "too few samples" if found is None else f"{found:.2f}"
 
 
 _GREEDY: Columns = {
+    "target": audit_target,
     "drafter": field("drafter"),
     "loop": audited,
     "prompts": _prompts,
@@ -112,6 +118,7 @@ _GREEDY: Columns = {
     "verdict": field("answer"),
 }
 _SAMPLED: Columns = {
+    "target": audit_target,
     "drafter": field("drafter"),
     "loop": audited,
     "samples per prompt": field("sampling.samples"),
