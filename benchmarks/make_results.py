@@ -17,7 +17,14 @@ from benchmarks.results_decoding import (
     vllm_speedups,
 )
 from benchmarks.results_engine import engine, rollout, tried, weights_name
-from benchmarks.results_exactness import audit_target, audited, exactness, gpu_dtype, gpu_records
+from benchmarks.results_exactness import (
+    audit_target,
+    audited,
+    exactness,
+    gpu_dtype,
+    gpu_records,
+    hybrid_loop,
+)
 from benchmarks.results_training import (
     SETS,
     ablations,
@@ -270,10 +277,10 @@ def _exact(records: Path) -> str:
     gpu = gpu_records(records)
     hybrids = read_records(records / "exactness-hybrids.jsonl")
     hybrids = [record for record in hybrids if "restored" not in record]
-    groups = [
-        ("reference loop, cpu, float32", cpu),
-        ("reference loop, cpu, float32, hybrid targets", hybrids),
-    ]
+    groups = [("reference loop, cpu, float32", cpu)]
+    for loop in dict.fromkeys(map(hybrid_loop, hybrids)):
+        own = [record for record in hybrids if hybrid_loop(record) == loop]
+        groups.append((f"{loop}, cpu, float32, hybrid targets", own))
     for dtype in dict.fromkeys(map(gpu_dtype, gpu)):
         own = [record for record in gpu if gpu_dtype(record) == dtype]
         groups.append((f"reference loop, cuda, {dtype}", own))
