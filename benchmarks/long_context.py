@@ -1,12 +1,17 @@
 """Acceptance length and speedup of the same questions after 0 to 31K tokens of unrelated text.
 
-    python -m benchmarks.long_context FILE.gguf --quantize keep --draft released:NAME \
-        --questions gsm8k.jsonl humaneval.jsonl --window 256 --out records/long-context.jsonl
+    python -m benchmarks.long_context FILE.gguf --draft run/drafter --window 0 \
+        --drafts adaptive all --context 1000 4000 8000 16000 31000 --limit 8 --minutes 8 \
+        --questions gsm8k.jsonl humaneval.jsonl mt-bench.jsonl --out records/long-context.jsonl
 
 The text is the Python language reference that comes with Python, no paragraph twice. It is
-an earlier turn of the conversation. The engine decodes each question greedily, without drafts and
-with the drafter as its files say, then again with every `--window` in place of its layers' own; 0
-is all of the context. The speedup is that of decoding, without the prefill.
+an earlier turn of the conversation. Each question is decoded greedily on an engine without a
+drafter and on one with it, with the window that the drafter's files say and then with every
+`--window` in place of its layers' own; 0 is all of the context. The speedup is that of decoding,
+without the prefill. Both engines get the same prompts in the same order and remember nothing else,
+so that both prefill in the same shapes: otherwise texts may differ by that.
+
+The same command goes on where it was stopped: it leaves out what it has recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +19,10 @@ from __future__ import annotations
 import argparse
 import json
 import pydoc_data.topics
+import sys
 import time
+from collections.abc import Collection
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,55 +34,85 @@ from domino_spec.decoding import AcceptanceStats, SamplingParams, Sequence
 from domino_spec.drafters import BlockDrafter, open_drafter
 from domino_spec.engine.engine import Engine
 from domino_spec.evaluation.runs import make_sequence
-from domino_spec.records import append_record, environment
+from domino_spec.records import append_record, environment, read_records
 from domino_spec.targets import LoadedTarget, default_device, load_target
 
 SHORTEST = 32
 """Tokens of an answer; shorter ones say little and are left out."""
 OWN = "own"
 """The window that the drafter's files say."""
+ADAPTIVE = "adaptive"
 
 
 def main() -> None:
-    """Every context, then a record for each window over it."""
+    """A record for each window, way to draft and context."""
     args = options()
+    if args.max_new_tokens < SHORTEST:
+        sys.exit(f"--max-new-tokens is {args.max_new_tokens}; answers count from {SHORTEST} on.")
     torch.set_num_threads(args.threads)
     device = default_device()
     dtype = torch.bfloat16 if device.type == "cuda" else None
     loaded = load_target(args.target, quantize=args.quantize, device=device, dtype=dtype)
-    tokenizer = loaded.tokenizer
+    target, tokenizer = loaded.target, loaded.tokenizer
     questions = [
         (path.stem, json.loads(line)["turns"][0])
         for path in args.questions
         for line in path.read_text("utf-8").splitlines()[: args.limit]
     ]
     text = unrelated(tokenizer, max(args.context))
-    room = max(args.context) + args.question_tokens + args.max_new_tokens
-    for setting in (OWN, *args.window):
+    prompts = {
+        context: [(name, prompt(tokenizer, text[:context], each)) for name, each in questions]
+        for context in args.context
+    }
+    capacity = args.max_new_tokens + max(
+        len(asked) for each in prompts.values() for _, asked in each
+    )
+    if capacity > (target.context_length or capacity):
+        sys.exit(
+            f"the longest prompt and its answer are {capacity} tokens and {target.name} was made "
+            f"for {target.context_length}; leave out the longest --context."
+        )
+    size = {"slots": 1, "capacity": capacity, "reuse": True}
+    where, began = environment(), time.monotonic()
+    done = recorded(args.out, where)
+    plain: Engine | None = None
+    for setting, drafts in product((OWN, *args.window), args.drafts):
+        adaptive = drafts == ADAPTIVE
+        contexts = [each for each in args.context if (setting, adaptive, each) not in done]
+        if not contexts:
+            continue
+        plain = plain or captured(Engine(target, **size))
         drafter = opened(args.draft, loaded, setting)
-        capacity = room + drafter.depth + drafter.lookahead
-        engine = Engine(loaded.target, drafter, slots=1, capacity=capacity, reuse=True)
-        for context in args.context:
-            prompts = [
-                (name, prompt(tokenizer, text[:context], question)) for name, question in questions
-            ]
+        engine = captured(Engine(target, drafter, adaptive=adaptive, **size))
+        for context in contexts:
+            if args.minutes is not None and time.monotonic() - began > 60 * args.minutes:
+                sys.exit(f"{args.minutes:g} minutes are over; the same command does the rest.")
             record = {
                 "target": Path(args.target).name,
                 "quantize": args.quantize,
+                "dtype": str(target.dtype).removeprefix("torch."),
                 "drafter": drafter.name,
                 "way": "decoded",
+                "setting": setting,
                 "window": drafter.window,
                 "sliding_window": drafter.config.sliding_window,
                 "depth": drafter.depth,
+                "adaptive": adaptive,
                 "context": context,
                 "max_new_tokens": args.max_new_tokens,
                 **answered(
-                    engine, prompts, args.max_new_tokens, end_tokens(loaded.target, tokenizer)
+                    plain,
+                    engine,
+                    prompts[context],
+                    args.max_new_tokens,
+                    end_tokens(target, tokenizer),
                 ),
             }
-            shown = ("window", "sliding_window", "context", "tokens_per_cycle", "speedup", "used")
-            print(json.dumps({name: record.get(name) for name in shown}), flush=True)
-            append_record(args.out, {**record, "environment": environment()})
+            shown = ("setting", "adaptive", "context", "tokens_per_cycle", "speedup", "same_text",
+                     "used")  # fmt: skip
+            took = {"seconds": round(time.monotonic() - began)}
+            print(json.dumps({name: record.get(name) for name in shown} | took), flush=True)
+            append_record(args.out, {**record, "environment": where})
         del engine
 
 
@@ -87,12 +125,36 @@ def options() -> argparse.Namespace:
     parser.add_argument("--questions", nargs="+", type=Path, required=True)
     parser.add_argument("--limit", type=int, default=4, help="questions of each file")
     parser.add_argument("--window", nargs="*", default=[], help="0 for all, or SIZE[:SINKS]")
+    parser.add_argument(
+        "--drafts", nargs="+", choices=(ADAPTIVE, "all"), default=[ADAPTIVE],
+        help="adaptive: as many as pay, as served; all: the whole block in every cycle",
+    )  # fmt: skip
     parser.add_argument("--context", nargs="+", type=int, default=[0, 1000, 2000, 4000, 7000])
-    parser.add_argument("--question-tokens", type=int, default=800, help="the longest question")
     parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--minutes", type=float, help="after which no record is begun")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
+
+
+def recorded(out: Path, where: dict[str, Any]) -> set[tuple[str, bool, int]]:
+    """Setting, adaptive and context of what the same command has recorded on this machine."""
+
+    def origin(environment: dict[str, Any]) -> tuple[str, str, str]:
+        commit = environment["commit"].removesuffix("+changes")  # the records may be tracked
+        return environment["command"], commit, environment["hardware"]
+
+    return {
+        (each["setting"], each["adaptive"], each["context"])
+        for each in (read_records(out) if out.exists() else [])
+        if "setting" in each and origin(each["environment"]) == origin(where)
+    }
+
+
+def captured(engine: Engine) -> Engine:
+    """With all its graphs, where it has any."""
+    engine.capture(1, SamplingParams())
+    return engine
 
 
 def opened(source: str, loaded: LoadedTarget, setting: str) -> BlockDrafter:
@@ -108,48 +170,59 @@ def opened(source: str, loaded: LoadedTarget, setting: str) -> BlockDrafter:
 
 
 def answered(
-    engine: Engine, prompts: list[tuple[str, list[int]]], new_tokens: int, eos: set[int]
+    plain: Engine,
+    engine: Engine,
+    prompts: list[tuple[str, list[int]]],
+    new_tokens: int,
+    eos: Collection[int],
 ) -> dict[str, Any]:
     """What decoding these prompts counted, and each one's own numbers; loops are left out."""
 
-    def decode(index: int, *, drafts: bool) -> tuple[Sequence, float]:
-        """Alone; with the seconds from the first token to the last."""
+    def decode(engine: Engine, index: int) -> tuple[Sequence, int, float]:
+        """Alone; with the tokens after its prefill and their seconds."""
         params = SamplingParams(max_new_tokens=new_tokens)
         sequence = make_sequence(index, prompts[index][1], params, eos=eos)
-        sequence.speculate = drafts
         engine.add_request(sequence)
         while not sequence.output and engine.busy:
             engine.step()
-        began = time.perf_counter()
+        began, before = time.perf_counter(), len(sequence.output)
         while engine.busy:
             engine.step()
-        return sequence, time.perf_counter() - began
+        return sequence, len(sequence.output) - before, time.perf_counter() - began
 
-    for drafts in (False, True):  # graphs are captured, kernels compiled
-        decode(0, drafts=drafts)
+    for each in (plain, engine):  # what the prompts share is computed, by both in the same chunks
+        each.forget()
+        decode(each, 0)
     outcomes, used = [], []
     for index, (name, asked) in enumerate(prompts):
-        plain, took_plain = decode(index, drafts=False)
-        sequence, took = decode(index, drafts=True)
+        expected, *paced_plain = decode(plain, index)
+        sequence, *paced = decode(engine, index)
         outcome = "short" if len(sequence.output) < SHORTEST else "used"
         outcomes.append("loop" if is_loop(sequence.output) else outcome)
         if outcomes[-1] == "used":
-            same = plain.output == sequence.output
-            used.append((name, len(asked), sequence.stats, took_plain, took, same))
+            same = expected.output == sequence.output
+            reused = (expected.cached, sequence.cached)
+            used.append((name, len(asked), sequence.stats, paced_plain, paced, same, reused))
     if not used:
         return {"used": 0, "loops": outcomes.count("loop"), "short": outcomes.count("short")}
-    names, lengths, stats, plains, drafted, equal = zip(*used, strict=True)
+    names, lengths, stats, plains, drafted, equal, reused = zip(*used, strict=True)
+    total = AcceptanceStats.sum(stats)
+    tokens_plain, seconds_plain = zip(*plains, strict=True)
+    tokens, seconds = zip(*drafted, strict=True)
+    pace_plain, pace = sum(tokens_plain) / sum(seconds_plain), sum(tokens) / sum(seconds)
     return {
-        "tokens_per_cycle": AcceptanceStats.sum(stats).tokens_per_cycle,
-        "speedup": sum(plains) / sum(drafted),
+        "tokens_per_cycle": total.tokens_per_cycle,
+        "drafts_per_cycle": sum(total.offered) / total.cycles,
+        "speedup": pace / pace_plain,
         "same_text": sum(equal),
-        "seconds": {"plain": plains, "drafts": drafted},
+        "seconds": {"plain": seconds_plain, "drafts": seconds},
         "used": len(used),
         "loops": outcomes.count("loop"),
         "short": outcomes.count("short"),
         "per_prompt": {
             "set": names,
             "tokens": lengths,
+            "reused": reused,
             "committed": [each.committed for each in stats],
             "cycles": [each.cycles for each in stats],
         },
@@ -163,6 +236,11 @@ def unrelated(tokenizer: Any, tokens: int) -> list[int]:
     found: list[int] = tokenizer("\n\n".join(paragraphs)[: 10 * tokens], add_special_tokens=False)[
         "input_ids"
     ]
+    if len(found) < tokens:
+        sys.exit(
+            f"the language reference is {len(found)} tokens, {tokens} are asked for; no paragraph "
+            "comes twice, so leave out the longest --context."
+        )
     return found[:tokens]
 
 

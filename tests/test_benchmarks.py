@@ -14,6 +14,7 @@ import yaml
 from benchmarks import (
     draft_costs,
     engine_crowd,
+    long_context,
     memory,
     refit_output,
     sweep,
@@ -32,7 +33,15 @@ from domino_spec.evaluation import Protocol
 from domino_spec.records import read_records
 from domino_spec.targets import load_target
 from domino_spec.training.config import BASELINES
-from tests.cli.tiny import LINES, MASK, VOCAB, drafter_config, make_tokenizer, save_target
+from tests.cli.tiny import (
+    LINES,
+    MASK,
+    VOCAB,
+    drafter_config,
+    make_tokenizer,
+    save_draft,
+    save_target,
+)
 from tests.support.families import random_prompts
 
 
@@ -280,3 +289,34 @@ def test_costs_are_timed_for_every_depth_and_drafts_without_cost(tiny):
     assert list(found["costs"]) == ["plain", *kinds]
     assert all(cost["seconds"] > 0 for cost in found["costs"].values())
     assert {"draft backbone", "verify"} <= set(found["parts"][2])
+
+
+def test_answers_behind_long_texts_are_compared_after_the_same_prefill(tiny, tmp_path, monkeypatch):
+    """Neither engine takes over more of a prompt than the other; a second run goes on."""
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text("".join(json.dumps({"turns": [line]}) + "\n" for line in LINES))
+    arguments = [
+        "long", str(tiny), "--draft", str(save_draft(tmp_path / "draft")), "--questions",
+        str(asked), "--context", "60", "0", "--max-new-tokens", "12", "--threads", "1",
+        "--drafts", "all", "--out", str(tmp_path / "r.jsonl"),
+    ]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(long_context, "is_loop", lambda _: False)
+    monkeypatch.setattr(long_context, "SHORTEST", 12)
+    made = mock.Mock(wraps=long_context.Engine)
+    monkeypatch.setattr(long_context, "Engine", made)
+    for _ in range(2):
+        long_context.main()
+    assert made.call_count == 2
+    plain, drafting = made.call_args_list
+    assert len(plain.args) == 1
+    assert len(drafting.args) == 2
+    records = read_records(tmp_path / "r.jsonl")
+    assert [(r["context"], r["adaptive"]) for r in records] == [(60, False), (0, False)]
+    for record in records:
+        reused = record["per_prompt"]["reused"]
+        assert all(ours == plain > record["context"] // 2 for plain, ours in reused)
+        assert record["same_text"] == record["used"] == len(LINES)
+    monkeypatch.setattr(sys, "argv", [*arguments, "--max-new-tokens", "8"])
+    with pytest.raises(SystemExit, match="answers count from 12 on"):
+        long_context.main()

@@ -3,11 +3,13 @@
 import importlib.machinery
 import re
 import sys
+from collections import Counter
 
 import pytest
 from benchmarks import make_results
 from benchmarks.results_decoding import TRAINED, head_to_head, serving
 from benchmarks.results_engine import changes_table, tilings
+from benchmarks.results_exactness import hybrid_loop
 from benchmarks.tables import made, made_together, remarks
 from benchmarks.time_to_acceptance import NEW, OLD, PICTURE, courses, draw
 
@@ -99,7 +101,9 @@ def test_exactness_of_hybrids_on_record_is_complete_and_clean():
     assert {(r["prompts"], r["new_tokens"], r["seeds"]) for r in records} == {(20, 128, 5)}
     assert not any("+changes" in r["environment"]["commit"] for r in records)
     decoded = [r for r in records if "restored" not in r]
-    assert len(decoded) == 12
+    assert Counter(map(hybrid_loop, decoded))["reference loop"] == 12
+    on_engine = Counter((r["target"], r["rows"]) for r in decoded if hybrid_loop(r) == "engine")
+    assert set(on_engine.values()) == {4}  # every drafter
     assert all(r["differing_prompts"] == 0 < r["distinct_tokens"] for r in decoded)
     audits = {(r["target"], r["restored"]): r["bugs"] for r in records if "restored" in r}
     assert len(audits) == 4

@@ -1,5 +1,6 @@
 """The V1 runner of an unmodified vLLM on a CPU: the constructed pair and random drafters."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def test_more_drafts_than_the_block_has_slots_are_refused(target, tmp_path):
         run_job(target=target, speculative=speculative(draft, 8), prompts=PROMPTS)
 
 
+WINDOW = 16
+SLIDING = {"layer_types": ("sliding_attention",) * 2, "sliding_window": WINDOW}
 CASES = {
     "shift": {"head": HEAD},
     "no shift": {"head": HEAD, "shift_label": False},
@@ -97,6 +100,13 @@ def test_drafts_are_those_of_our_own_rollout(lively, tmp_path, case):
     assert_drafts_are_ours(lively, folder, drafter)
 
 
+def test_drafts_beyond_a_sliding_window(lively, tmp_path):
+    """A drafter as training makes them by default; its window does not hold the prompt."""
+    folder, drafter = save_random_drafter(tmp_path / "draft", seed=3, head=HEAD, **SLIDING)
+    prompt = [(7 * place + place // 9) % 60 for place in range(40)]
+    assert_drafts_are_ours(lively, folder, drafter, prompt=prompt)
+
+
 def test_our_export_for_vllm_with_its_own_rows_of_a_reduced_vocabulary(lively, tmp_path):
     """The form that stores the target's lm_head rows drafts what our own rollout drafts."""
     assert_drafts_are_ours(lively, *save_reduced_export(lively, tmp_path))
@@ -112,9 +122,16 @@ def save_reduced_export(target: str, folder: Path) -> tuple[Path, DraftModel]:
     ), drafter
 
 
-def assert_drafts_are_ours(target: str, folder: Path, drafter: DraftModel, **job: Any) -> list[int]:
+def assert_drafts_are_ours(
+    target: str,
+    folder: Path,
+    drafter: DraftModel,
+    *,
+    prompt: Sequence[int] = (9, 4, 17, 30, 2),
+    **job: Any,
+) -> list[int]:
     """Block by block, with a target whose answer is not simple; gives prompt and answer."""
-    prompt = [9, 4, 17, 30, 2]
+    prompt = list(prompt)
     result = run_job(
         target=target, speculative=speculative(folder), prompts=[prompt], record=True, **job
     )
