@@ -9,7 +9,7 @@ import torch
 
 from domino_spec.quantization import QuantizedWeight, compiled, reference
 from domino_spec.quantization.compiled import Kernel, KernelNotice, kernel
-from domino_spec.quantization.rows import rms_norm, silu
+from domino_spec.quantization.rows import KeyRanges, attend, rms_norm, silu
 
 
 @pytest.fixture
@@ -26,6 +26,41 @@ def product(kind: str = "Q4_1") -> tuple[QuantizedWeight, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     weight = QuantizedWeight.quantize(torch.randn(9, 96, generator=generator), kind)
     return weight, torch.randn(5, 96, generator=generator)
+
+
+@pytest.fixture(params=["dtype", "device"])
+def _other_default(request):
+    """PyTorch's defaults are the caller's: C reads and writes float32 on the CPU."""
+    kernel()  # loads the library
+    before = torch.get_default_dtype()
+    if request.param == "dtype":
+        torch.set_default_dtype(torch.bfloat16)
+    else:
+        torch.set_default_device("meta")
+    yield
+    torch.set_default_dtype(before)
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("_other_default")
+def test_the_default_type_and_device_do_not_matter():
+    compiled._check(kernel())
+    ranges = KeyRanges.of([(0, 0, 2)], [[3]])
+    states = torch.randn(1, 2, 4, 8, device="cpu", dtype=torch.float32)
+    mixed = attend(states[0, :, :1].transpose(0, 1), states, states, ranges, 0.3)
+    weight = QuantizedWeight.quantize(states.view(2, 32), "Q8_0")
+    for found in (mixed, weight[slice(1, 2)].dequantize(), weight.linear(states.view(2, 32))):
+        assert found.dtype is torch.float32
+        assert found.isfinite().all()
+
+
+def test_what_c_would_take_for_something_else_is_refused():
+    weight, x = product()
+    rows = torch.zeros(2, dtype=torch.int32)
+    with pytest.raises(TypeError, match=r"found torch\.int32 on cpu, expected torch\.int64"):
+        kernel().rows(weight.tiles, weight.kind, rows)
+    with pytest.raises(TypeError, match=r"on meta, expected torch\.float32 on the CPU"):
+        kernel().rms_norm(x, torch.empty(96, device="meta"), 1e-5)
 
 
 @pytest.mark.parametrize("compiler", ["false", "no-such-compiler"])

@@ -362,7 +362,8 @@ class PerTokenMetadata:
                 )
                 for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True))
                 for step in range(metadata.count)
-            ]
+            ],
+            device=metadata.slots.device,
         )  # [tokens, 3]
         self._mask = None if metadata.ancestors is None else ancestor_mask(metadata.ancestors)
         self._seen: dict[tuple[bool, Window | None], KeyRanges] = {}

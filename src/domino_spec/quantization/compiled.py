@@ -42,6 +42,15 @@ class KernelNotice(Notice):
     """Quantised weights are multiplied by PyTorch's operations, which is slower."""
 
 
+def address(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+    """Where C reads or writes it; what it would take for something else is refused."""
+    if x is None:
+        return None
+    if x.dtype is not dtype or not x.is_cpu:
+        raise TypeError(f"found {x.dtype} on {x.device}, expected {dtype} on the CPU")
+    return x.data_ptr()
+
+
 class Kernel:
     """The compiled library, called with as little of Python's time as a small layer allows."""
 
@@ -110,10 +119,8 @@ class Kernel:
         threads = min(threads_here(), rows * blocks * m // _GRAIN)
         norm, bias, residual = (_plain_or_none(each) for each in (norm, bias, residual))
         failed = self._linear(
-            KINDS.index(kind), tiles.data_ptr(), rows, blocks, x.data_ptr(), m,
-            None if norm is None else norm.data_ptr(), eps,
-            None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(), gated, out.data_ptr(),
+            KINDS.index(kind), address(tiles, torch.uint8), rows, blocks, address(x), m,
+            address(norm), eps, address(bias), address(residual), gated, address(out),
             max(threads, 1), self._parallel,
         )  # fmt: skip
         if failed:
@@ -124,11 +131,11 @@ class Kernel:
         """Float32 [..., columns] of some rows [...], to the last bit."""
         form = FORMATS[kind]
         rows = rows.contiguous()
-        out = torch.empty(*rows.shape, tiles.shape[1] * form.size)
-        blocks = tiles.shape[1] * form.size // BLOCK
+        columns = tiles.shape[1] * form.size
+        out = torch.empty(*rows.shape, columns, dtype=torch.float32, device=rows.device)
         self._rows(
-            KINDS.index(kind), tiles.data_ptr(), blocks, rows.data_ptr(), rows.numel(),
-            out.data_ptr(),
+            KINDS.index(kind), address(tiles, torch.uint8), columns // BLOCK,
+            address(rows, torch.int64), rows.numel(), address(out),
         )  # fmt: skip
         return out
 
@@ -136,14 +143,14 @@ class Kernel:
         """Each row of [..., width]."""
         x, weight, width = _plain(x), _plain(weight), x.shape[-1]
         out = torch.empty_like(x)
-        self._norm(x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr())
+        self._norm(address(x), x.numel() // width, width, address(weight), eps, address(out))
         return out
 
     def silu(self, x: Tensor) -> Tensor:
         """x * sigmoid(x)."""
         x = _plain(x)
         out = torch.empty_like(x)
-        self._silu(x.data_ptr(), x.numel(), out.data_ptr())
+        self._silu(address(x), x.numel(), address(out))
         return out
 
     def rotate(
@@ -161,11 +168,10 @@ class Kernel:
         tokens = len(qkv)
         heads = qkv.shape[1] // size - 2 * kv_heads
         query = qkv.new_empty(tokens, heads, size)
-        q_norm, k_norm = (None if norm is None else norm.data_ptr() for norm in norms)
         self._rotate(
-            qkv.data_ptr(), tokens, heads, kv_heads, size, q_norm, k_norm, eps,
-            rotary[0].data_ptr(), rotary[1].data_ptr(), places.data_ptr(), capacity,
-            query.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            address(qkv), tokens, heads, kv_heads, size, *map(address, norms), eps,
+            *map(address, rotary), address(places, torch.int64), capacity,
+            address(query), address(keys), address(values),
         )  # fmt: skip
         return query
 
@@ -183,9 +189,9 @@ class Kernel:
         tokens, heads, size = query.shape
         out = query.new_empty(tokens, heads * size)
         failed = self._attend(
-            query.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1),
-            tokens, heads, keys.shape[1], size, spans.data_ptr(), extras.data_ptr(), scale,
-            out.data_ptr(), threads, self._parallel,
+            address(query), address(keys), address(values), keys.stride(0), keys.stride(1),
+            tokens, heads, keys.shape[1], size, address(spans, torch.int64),
+            address(extras, torch.int32), scale, address(out), threads, self._parallel,
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the scores of attention: ask for fewer tokens")
@@ -215,8 +221,8 @@ class Kernel:
         batch, depth, _ = hidden.shape
         threads = max(min(threads_here(), batch * depth * blocks // _GRAIN), 1)
         made: int = self._draft(
-            head, hidden.data_ptr(), batch, depth, anchors.data_ptr(), drafts.data_ptr(),
-            None if chances is None else chances.data_ptr(), threshold, threads, self._parallel,
+            head, address(hidden), batch, depth, address(anchors, torch.int64),
+            address(drafts, torch.int64), address(chances), threshold, threads, self._parallel,
             self._team_size,
         )  # fmt: skip
         if made < 0:
@@ -237,9 +243,9 @@ class Kernel:
         tokens, (keys, values) = len(captured), cache
         threads = max(min(threads_here(), tokens * blocks // _GRAIN), 1)
         failed = self._store(
-            context, captured.data_ptr(), tokens, rotary[0].data_ptr(), rotary[1].data_ptr(),
-            places.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.shape[3], keys.stride(0),
-            threads, self._parallel, self._team_size,
+            context, address(captured), tokens, *map(address, rotary),
+            address(places, torch.int64), address(keys), address(values), keys.shape[3],
+            keys.stride(0), threads, self._parallel, self._team_size,
         )  # fmt: skip
         if failed:
             raise MemoryError(f"no memory for the drafter's {tokens} tokens: ask for fewer")
@@ -379,10 +385,10 @@ def _openmp() -> tuple[int | None, int | None]:
 
 def _check(found: Kernel) -> None:
     """A compiler, or a CPU, by which the kernel computes anything but the reference is refused."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
 
     def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device="cpu")
+        return torch.randn(size, generator=generator, device="cpu", dtype=torch.float32)
 
     for kind in KINDS:
         form = FORMATS[kind]
@@ -397,15 +403,15 @@ def _check(found: Kernel) -> None:
             tiles_of(blocks, kind),
         )
         product = found.linear(tiles, kind, len(blocks), x, None, None, 0.0, None, False)
-        rows = found.rows(tiles, kind, torch.arange(len(blocks)))
+        rows = found.rows(tiles, kind, torch.arange(len(blocks), device="cpu"))
         alike = torch.equal(product, reference.linear(parts, kind, x))
         if not alike or not torch.equal(rows, reference.dequantize(parts, kind)):
             raise RuntimeError(f"the compiled kernel's {kind} is not the reference's")
     x, weight = draw(3, 50), draw(50)
     query, (keys, values) = draw(2, 4, 20), draw(2, 1, 2, 40, 20).unbind()
     seen = (
-        torch.tensor([[0, 0, 17, 0, 0], [0, 3, 5, 0, 2]]),
-        torch.tensor([9, 7], dtype=torch.int32),
+        torch.tensor([[0, 0, 17, 0, 0], [0, 3, 5, 0, 2]], device="cpu"),
+        torch.tensor([9, 7], dtype=torch.int32, device="cpu"),
     )
     pairs = {
         "norm": (found.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)),

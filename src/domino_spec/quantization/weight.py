@@ -127,7 +127,7 @@ class QuantizedWeight:
             if step == 1 and start % TILE == 0 and (end % TILE == 0 or end == self.shape[0]):
                 tiles = self.tiles[start // TILE : -(-end // TILE)]
                 return QuantizedWeight(tiles, self.kind, end - start)
-            rows = torch.arange(start, end, step)
+            rows = torch.arange(start, end, step, device=self.device)
         chosen = rows
         tiles = tiles_in_parts(  # each row comes with its tile
             lambda some: self.unpack(chosen[some]), self.kind,

@@ -240,7 +240,8 @@ def _module_name(name: str) -> str | None:
 
 def _row_order(rows: int, heads: int) -> Tensor:
     """Undoes the order in which llama.cpp wants rows for its rotary positions."""
-    return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
+    places = torch.arange(rows, device="cpu")
+    return places.view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
 
 
 def _rows(path: Path, tensor: StoredTensor, kind: Any) -> Any:
