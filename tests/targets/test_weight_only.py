@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from domino_spec.errors import TargetError
 from domino_spec.quantization import QuantizedWeight, ScaledWeight
 from domino_spec.quantization.modules import QuantizedLinear, quantized_weights
-from domino_spec.targets import load_target
+from domino_spec.targets import load, load_target
 from domino_spec.targets.load import load_config
 from domino_spec.targets.quantized import QuantizationNotice, check_quantize
 from domino_spec.targets.weight_only import load_quantized, read_scheme, round_model
@@ -48,13 +48,16 @@ def test_a_checkpoints_numbers_are_read_as_they_are(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq-8", "fp8-block"])
-def test_on_a_cpu_they_run_in_blocks_and_what_is_lost_is_said(tmp_path, form):
+def test_on_a_cpu_they_run_in_blocks_and_what_is_lost_is_said(tmp_path, form, monkeypatch):
+    begun = []
+    monkeypatch.setattr(load, "compile_ahead", lambda: begun.append(form))
     values = write_checkpoint(tmp_path, make_model("llama"), form)
     lost = {"awq": "zero point rounded to float16", "gptq-8": "its 8-bit numbers"}
     kind = "Q4_1" if form == "awq" else "Q8_0"
     said = rf"({form.partition('-')[0]}).*{kind}: .*{lost.get(form, '8 bits in blocks of 32')}"
     with pytest.warns(QuantizationNotice, match=said):
         target = load_target(tmp_path, device="cpu").target
+    assert begun == [form]
     assert target.dtype == torch.float32
     assert {w.kind for n, w in quantized_weights(target.layers).items()} == {kind}
     assert target.lm_head.weight.kind == "Q8_0"
