@@ -10,6 +10,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 import warnings
@@ -24,16 +25,14 @@ from torch import Tensor
 
 from domino_spec.cache import cache_folder, processor
 from domino_spec.errors import Notice
-from domino_spec.quantization import reference
 from domino_spec.quantization.reference import BLOCK, FORMATS, KINDS, Kind
-from domino_spec.quantization.tiles import tiles_of
 
 SWITCH = "DOMINO_KERNELS"
 """`off`: PyTorch's operations instead. Read at first use."""
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
-_FAILURES = (OSError, AttributeError, RuntimeError, ValueError, SubprocessError)
-_compiling = threading.Lock()
+FAILURES = (OSError, AttributeError, RuntimeError, ValueError, SubprocessError)
+_finding = threading.Lock()
 _GRAIN = 8192
 """Blocks times rows of x that are worth a further thread."""
 
@@ -281,55 +280,88 @@ def _plain_or_none(x: Tensor | None) -> Tensor | None:
 @cache
 def kernel() -> Kernel | None:
     """The kernel, compiled if need be; None, and a notice that says why, where it cannot run."""
-    if os.environ.get(SWITCH) == "off":
-        return None
-    try:
-        found = _load()
-        _check(found)
-    except _FAILURES as error:
+    found = _find()
+    if isinstance(found, Kernel):
+        return found
+    if os.environ.get(SWITCH) != "off":
         warnings.warn(
-            f"quantised weights are multiplied by PyTorch's operations, which is slower: {error}",
+            f"quantised weights are multiplied by PyTorch's operations, which is slower: {found}",
             KernelNotice,
             stacklevel=2,
         )
-        return None
-    return found
+    return None
 
 
 def compile_ahead() -> None:
     """Begin on another thread, while a target's files are read; `kernel` waits for the rest."""
-    if os.environ.get(SWITCH) != "off":
-        threading.Thread(target=_compile_quietly, name="compile", daemon=True).start()
+    threading.Thread(target=_find, name="compile", daemon=True).start()
 
 
-def _compile_quietly() -> None:
-    with suppress(*_FAILURES):  # `kernel` meets it too, and says so
-        _load()
+def _find() -> Kernel | str:
+    with _finding:
+        return _found()
+
+
+@cache
+def _found() -> Kernel | str:
+    """The kernel, or why there is none: what was tried once is not tried again."""
+    if os.environ.get(SWITCH) == "off":
+        return f"{SWITCH} is off"
+    try:
+        return _load()
+    except FAILURES as error:
+        return str(error)
 
 
 def _load() -> Kernel:
-    with _compiling:
-        return _loaded()
-
-
-def _loaded() -> Kernel:
-    command = [*_compiler(), *_FLAGS, _native()]
-    facts = (_SOURCE.read_text(encoding="utf-8"), command, _version(command[0]), _cpu())
-    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    path = cache_folder() / "kernels" / f"quantization-{digest}.so"
-    if path.exists():
-        return Kernel(path)
+    """From the cache, which holds checked libraries alone; else compiled and checked."""
+    path = _cached()
+    with suppress(OSError, AttributeError):  # none, or of another C library
+        if _is_ours(path.parent) and _is_ours(path):
+            return Kernel(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not _is_ours(path.parent):
+            raise PermissionError(path.parent)
         folder = tempfile.TemporaryDirectory(dir=path.parent)
-    except OSError:  # a cache that cannot be written is no reason to stop
-        folder = tempfile.TemporaryDirectory()
+    except OSError:  # a cache that cannot be written, or by others too: this process compiles
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         path = Path(folder.name, path.name)
     with folder:
         made = Path(folder.name, "new.so")
-        _run([*command, str(_SOURCE), "-o", str(made), "-lm"])
+        _compile(made)
+        _check(made)
+        made.chmod(0o755)
         made.replace(path)  # whole, whoever else makes it at the same time
         return Kernel(path)
+
+
+def _cached() -> Path:
+    """Of this source and this CPU, whatever compiled it: the compiler may be gone by now."""
+    facts = (_SOURCE.read_text(encoding="utf-8"), _FLAGS, _native(), _cpu())
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    return cache_folder() / "kernels" / f"quantization-{digest}.so"
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether others than this user and root could not have written it, where POSIX tells."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.stat()
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+
+
+def _compile(made: Path) -> None:
+    _run([*_compiler(), *_FLAGS, _native(), str(_SOURCE), "-o", str(made), "-lm"])
+
+
+def _check(made: Path) -> None:
+    """In a process of its own, which wrong instructions may end."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    _run(
+        [sys.executable, "-m", "domino_spec.quantization.check", str(made)],
+        cwd=made.parent, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
 
 
 def _compiler() -> list[str]:
@@ -345,21 +377,17 @@ def _native() -> str:
     return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
-def _version(compiler: str) -> str:
-    return _run([compiler, "--version"])
-
-
-def _run(command: list[str]) -> str:
+def _run(command: list[str], **options: Any) -> None:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, errors="replace"
-    )
+        command, capture_output=True, text=True, timeout=120, check=False, errors="replace",
+        **options,
+    )  # fmt: skip
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise RuntimeError(
             f"`{shlex.join(command)}` ended with {done.returncode}:"
             f" {said[0] if said else 'no output'}"
         )
-    return done.stdout
 
 
 def _cpu() -> list[str]:
@@ -369,7 +397,8 @@ def _cpu() -> list[str]:
     except OSError:
         lines = []
     names = ("flags", "Features", "CPU part", "CPU implementer")
-    return [platform.platform(), processor(), *sorted({x for x in lines if x.startswith(names)})]
+    system = [platform.system(), platform.machine(), *platform.libc_ver()]
+    return [*system, processor(), *sorted({x for x in lines if x.startswith(names)})]
 
 
 def _openmp() -> tuple[int | None, int | None]:
@@ -381,46 +410,3 @@ def _openmp() -> tuple[int | None, int | None]:
     except (OSError, AttributeError):
         return None, None
     return first, second
-
-
-def _check(found: Kernel) -> None:
-    """A compiler, or a CPU, by which the kernel computes anything but the reference is refused."""
-    generator = torch.Generator("cpu").manual_seed(0)
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device="cpu", dtype=torch.float32)
-
-    for kind in KINDS:
-        form = FORMATS[kind]
-        size = (18, 2, form.bytes)  # the last tile has room left
-        blocks = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device="cpu")
-        scales = [-2] if kind == "Q6_K" else [0, 2][: 1 + form.minimum]
-        for place in scales:  # finite ones, of a like size
-            blocks[:, :, place], blocks[:, :, place + 1] = 0, 40
-        x, parts, tiles = (
-            draw(11, 2 * form.size),
-            reference.unpack(blocks, kind),
-            tiles_of(blocks, kind),
-        )
-        product = found.linear(tiles, kind, len(blocks), x, None, None, 0.0, None, False)
-        rows = found.rows(tiles, kind, torch.arange(len(blocks), device="cpu"))
-        alike = torch.equal(product, reference.linear(parts, kind, x))
-        if not alike or not torch.equal(rows, reference.dequantize(parts, kind)):
-            raise RuntimeError(f"the compiled kernel's {kind} is not the reference's")
-    x, weight = draw(3, 50), draw(50)
-    query, (keys, values) = draw(2, 4, 20), draw(2, 1, 2, 40, 20).unbind()
-    seen = (
-        torch.tensor([[0, 0, 17, 0, 0], [0, 3, 5, 0, 2]], device="cpu"),
-        torch.tensor([9, 7], dtype=torch.int32, device="cpu"),
-    )
-    pairs = {
-        "norm": (found.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)),
-        "activation": (found.silu(4 * x), reference.silu(4 * x)),
-        "attention": (
-            found.attend(query, keys, values, *seen, 0.3, 1),
-            reference.attend(query, keys, values, *seen, 0.3),
-        ),
-    }
-    for name, (made, expected) in pairs.items():
-        if not torch.allclose(made, expected, rtol=1e-4, atol=1e-5):
-            raise RuntimeError(f"the compiled kernel's {name} is not the reference's")
