@@ -7,8 +7,9 @@ import pytest
 import torch
 import transformers as tf
 
+from domino_spec.engine import models as engine_models
 from domino_spec.errors import TargetError
-from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.modules import (
     QuantizedEmbedding,
@@ -16,11 +17,12 @@ from domino_spec.quantization.modules import (
     kinds_in_words,
     quantized_weights,
 )
-from domino_spec.targets import load_target
+from domino_spec.targets import load_target, quantized
 from domino_spec.targets.load import ConversionNotice
-from domino_spec.targets.quantized import QuantizationNotice
+from domino_spec.targets.quantized import KernelNotice, QuantizationNotice
 from tests.support.families import CONFIGS, make_model
 from tests.support.ggufs import LAYERS, write_gguf
+from tests.support.quantized_checkpoints import write_checkpoint
 from tests.support.tokens import small_tokenizer
 
 MIXED = {
@@ -115,6 +117,50 @@ def test_what_cannot_be_quantised_is_refused_by_name(tmp_path, family, options, 
     make_model(family).save_pretrained(tmp_path / "model")
     with pytest.raises(TargetError, match=reason):
         load_target(tmp_path / "model", **{"device": "cpu", **options})
+
+
+@pytest.fixture
+def _no_kernel(monkeypatch):
+    monkeypatch.setattr(compiled, "_found", lambda: "no C compiler is there")
+    kernel.cache_clear()
+    yield
+    kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_kernel")
+@pytest.mark.parametrize("quantize", ["keep", "int4", "awq"])
+def test_without_a_kernel_a_target_is_unpacked_to_float32(tmp_path, quantize):
+    """Then it is any float32 target, to the bit that of its blocks' values."""
+    source, given = tmp_path / "model", {"device": "cpu", "quantize": quantize}
+    if quantize == "keep":
+        source = write_gguf(tmp_path / "tiny.gguf", kinds=MIXED, leave_out="output")
+    elif quantize == "awq":
+        source.mkdir()
+        write_checkpoint(source, make_model("qwen2"), "awq")
+        given = {"device": "cpu"}
+    else:
+        make_model("qwen2").save_pretrained(source)
+    said = r"unpacked to float32, 0\.00 GB instead of 0\.00.* \(no C compiler is there\)"
+    with pytest.warns(KernelNotice, match=said):
+        target = load_target(source, **given).target
+    assert not quantized_weights(target.model)
+    assert type(target.lm_head) is torch.nn.Linear
+    assert target.model.config._attn_implementation == "sdpa"
+    tied = target.lm_head.weight is target.embedding.weight
+    assert tied == (quantize == "keep")
+    assert engine_models.unsupported_reason(target) is None
+    if quantize == "keep":
+        expected = load_target(source, device="cpu").target.model.state_dict()
+    else:
+        with pytest.MonkeyPatch.context() as patch:  # what would have been unpacked
+            patch.setattr(quantized, "unpack_weights", lambda model: None)
+            blocks = load_target(source, **given).target.model
+        expected = {n: w.dequantize() for n, w in quantized_weights(blocks).items()}
+        expected = {f"{name}.weight": values for name, values in expected.items()}
+        expected |= dict(blocks.named_parameters())
+    found = target.model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(values, expected[name]) for name, values in found.items())
 
 
 @torch.no_grad()

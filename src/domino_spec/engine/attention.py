@@ -179,14 +179,8 @@ def _attend_per_token(
     assert table is None, "on a CPU a slot is one stretch"
     tokens = metadata.per_token(keys.shape[2], len(rotary[0]))
     compiled = kernel()
-    if compiled is not None:
-        query = compiled.rotate(qkv, (keys, values), rotary, norms, shape.eps, tokens.places)
-    else:
-        query = rotate_and_store(
-            qkv.view(len(metadata.slots), metadata.count, -1), *rotary, keys, values,
-            metadata.pages(None), metadata.starts, heads=shape.heads, q_norm=norms[0],
-            k_norm=norms[1], eps=shape.eps, positions=metadata.positions,
-        ).flatten(0, 1)  # fmt: skip
+    assert compiled is not None, "without it targets are loaded in float32"
+    query = compiled.rotate(qkv, (keys, values), rotary, norms, shape.eps, tokens.places)
     return attend_rows(query, keys, values, tokens.seen(causal, window), shape.scale)
 
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import warnings
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -24,21 +23,16 @@ import torch
 from torch import Tensor
 
 from domino_spec.cache import cache_folder, processor
-from domino_spec.errors import Notice
 from domino_spec.quantization.reference import BLOCK, FORMATS, KINDS, Kind
 
 SWITCH = "DOMINO_KERNELS"
-"""`off`: PyTorch's operations instead. Read at first use."""
+"""`off`: targets are unpacked to float32 instead. Read at first use."""
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
 FAILURES = (OSError, AttributeError, RuntimeError, ValueError, SubprocessError)
 _finding = threading.Lock()
 _GRAIN = 8192
 """Blocks times rows of x that are worth a further thread."""
-
-
-class KernelNotice(Notice):
-    """Quantised weights are multiplied by PyTorch's operations, which is slower."""
 
 
 def address(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
@@ -279,17 +273,15 @@ def _plain_or_none(x: Tensor | None) -> Tensor | None:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, compiled if need be; None, and a notice that says why, where it cannot run."""
+    """The kernel, compiled if need be; None where it cannot run."""
     found = _find()
-    if isinstance(found, Kernel):
-        return found
-    if os.environ.get(SWITCH) != "off":
-        warnings.warn(
-            f"quantised weights are multiplied by PyTorch's operations, which is slower: {found}",
-            KernelNotice,
-            stacklevel=2,
-        )
-    return None
+    return found if isinstance(found, Kernel) else None
+
+
+def unsupported_reason() -> str | None:
+    """Why the kernel cannot run here; None if it can."""
+    found = _find()
+    return found if isinstance(found, str) else None
 
 
 def compile_ahead() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -57,6 +58,28 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight | ScaledWei
         if isinstance(module, QuantizedLinear | QuantizedEmbedding):
             found.setdefault(id(module.weight), (name, module.weight))
     return dict(found.values())
+
+
+def unpack_weights(model: nn.Module) -> None:
+    """PyTorch's own modules instead, over float32 values of the weights; tied ones stay tied."""
+    unpacked: dict[int, nn.Parameter] = {}
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if not isinstance(module, QuantizedLinear | QuantizedEmbedding):
+                continue
+            rows, columns = module.weight.shape
+            plain: nn.Module
+            with torch.device("meta"):
+                if isinstance(module, QuantizedLinear):
+                    plain = nn.Linear(columns, rows, bias=False)
+                    plain.register_parameter("bias", module.bias)
+                else:
+                    plain = nn.Embedding(rows, columns)
+            if id(module.weight) not in unpacked:
+                values = nn.Parameter(module.weight.dequantize(), requires_grad=False)
+                unpacked[id(module.weight)] = values
+            plain.register_parameter("weight", unpacked[id(module.weight)])
+            setattr(parent, name, plain)
 
 
 def kinds_in_words(model: nn.Module) -> str | None:
