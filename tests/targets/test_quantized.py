@@ -1,5 +1,6 @@
 """Quantised targets: a GGUF file's own blocks, or rounded ones, and what is refused."""
 
+import re
 import warnings
 from collections import Counter
 
@@ -14,7 +15,6 @@ from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.modules import (
     QuantizedEmbedding,
     QuantizedLinear,
-    kinds_in_words,
     quantized_weights,
 )
 from domino_spec.targets import load_target, quantized
@@ -99,7 +99,9 @@ def test_any_weights_are_rounded_on_request(tmp_path, quantize, kind, tied):
     )
     vocabulary = QuantizedWeight.quantize(model.lm_head.weight.float(), "Q8_0")
     assert torch.equal(target.lm_head.weight.tiles, vocabulary.tiles)
-    assert f"× {kind}" in kinds_in_words(target.model)
+    kinds = " and ".join(sorted({kind, "Q8_0"}))
+    path = kernel().instructions
+    assert target.dtype_name == f"float32 ({kinds} weights, multiplied by {path})"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,7 @@ def test_without_a_kernel_a_target_is_unpacked_to_float32(tmp_path, quantize):
     with pytest.warns(KernelNotice, match=said):
         target = load_target(source, **given).target
     assert not quantized_weights(target.model)
+    assert re.fullmatch(r"float32 \(Q4_.* Q8_0 weights, unpacked\)", target.dtype_name)
     assert type(target.lm_head) is torch.nn.Linear
     assert target.model.config._attn_implementation == "sdpa"
     tied = target.lm_head.weight is target.embedding.weight
