@@ -351,7 +351,7 @@ def _check(made: Path) -> None:
     """In a process of its own, which wrong instructions may end."""
     path = os.pathsep.join(map(os.path.abspath, sys.path))
     _run(
-        [sys.executable, "-m", "domino_spec.quantization.check", str(made)],
+        [sys.executable or "python3", "-m", "domino_spec.quantization.check", str(made)],
         cwd=made.parent, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
 
