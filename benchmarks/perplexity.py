@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from domino_spec.quantization.modules import kinds_in_words, quantized_weights
+from domino_spec.quantization.modules import quantized_weights, weights_in_words
 from domino_spec.records import append_record, environment
 from domino_spec.targets import Target, load_target
 
@@ -44,7 +44,7 @@ def main() -> None:
     exact = losses(target, pieces)
     found: dict[str, Any] = {
         "target": Path(args.target).name,
-        "kinds": kinds_in_words(target.model),
+        "kinds": weights_in_words(target.model),
         "weights": len(quantized_weights(target.model)),
         "texts": [path.name for path in args.texts],
         "tokens": pieces.numel(),

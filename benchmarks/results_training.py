@@ -101,9 +101,9 @@ _OTHER_PREFILL = (
     "Up to 3a21474 plain decoding ran in the slot of the same engine, where prompts took over what "
     "the drafted run had left of them; with drafts they were computed whole. So the two prefilled "
     "in other shapes, after which bfloat16 texts may part at near-ties; they did as often with "
-    "each of the five drafters of e8ed220, whatever its acceptance length. Speedups compare decoding "
-    "at the same positions of partly different texts. The benchmark prefills alike since; a GPU has "
-    "not run it yet."
+    "each of the five drafters of e8ed220, whatever its acceptance length. Speedups compare "
+    "decoding at the same positions of partly different texts. The benchmark prefills alike since; "
+    "a GPU has not run it yet."
 )
 
 

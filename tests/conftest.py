@@ -55,7 +55,7 @@ def _own_cache(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     if "PYTEST_XDIST_WORKER" in os.environ:  # workers compile the C kernels once
         kernels = tmp_path_factory.getbasetemp().parent / "kernels"
-        kernels.mkdir(exist_ok=True)
+        kernels.mkdir(exist_ok=True, mode=0o755)  # where others could write none is loaded
         (cache / "kernels").symlink_to(kernels, target_is_directory=True)
     os.environ["DOMINO_CACHE"] = str(cache)
     yield

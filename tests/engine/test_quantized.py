@@ -40,6 +40,9 @@ OF_GGUF = {
     "qwen2": {**dict.fromkeys(FOUR_BITS, "Q4_0"), "attn_v": "Q8_0"},  # kinds that cannot be joined
     "qwen3": {"attn_v": "Q5_1", "ffn_gate": "Q5_0", "ffn_up": "Q5_0"},
 }
+K_QUANTS = {
+    **dict.fromkeys(FOUR_BITS, "Q4_K"), "attn_k": "Q5_K", "attn_v": "Q6_K", "ffn_down": "Q6_K",
+}  # fmt: skip
 ROUNDED = {"mistral": "int8", "olmo2": "int4"}
 
 
@@ -52,6 +55,8 @@ def targets(tmp_path_factory) -> dict[str, Target]:
         for family, kinds in OF_GGUF.items():
             file = write_gguf(folder / f"{family}.gguf", architecture=family, kinds=kinds)
             found[family] = load_target(file, quantize="keep", device="cpu").target
+        file = write_gguf(folder / "k-quants.gguf", kinds=K_QUANTS, hidden=256)
+        found["k-quants"] = load_target(file, quantize="keep", device="cpu").target
         for family, quantize in ROUNDED.items():
             make_model(family).save_pretrained(folder / family)
             loaded = load_target(folder / family, quantize=quantize, device="cpu")
@@ -192,7 +197,7 @@ def test_a_tokens_bits_do_not_depend_on_what_shares_its_forward(targets, family)
     assert torch.equal(tree[[0, 3]], branch)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "k-quants"])
 @torch.no_grad()
 def test_layers_in_one_call_are_the_layers_one_by_one(targets, family, monkeypatch):
     """To the bit, by a team of threads too: captured states, caches and a window."""
@@ -219,6 +224,7 @@ def test_layers_in_one_call_are_the_layers_one_by_one(targets, family, monkeypat
             torch.set_num_threads(before)
         rows = [each for normed, captured in states for each in (normed.rows, captured)]
         found.append([*rows, *model.cache.layers[:2]])
+    assert all(each.isfinite().all() for each in found[0][:-2])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 

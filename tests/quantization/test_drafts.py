@@ -99,6 +99,7 @@ def test_drafts_are_the_reference_rollouts(made, prefix, batch, threads, tokens,
     rollout = DraftRollout(kernel(), weights, bias=bias, tokens=ids, uncorrected=head.prefix_len)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
+    torch.set_default_dtype(torch.bfloat16)  # C writes float32 all the same
     try:
         found = [rollout.run(hidden, anchors) for _ in range(3)]
         all_drafts, chances = rollout.run_until(hidden, anchors, 0.0)
@@ -107,6 +108,7 @@ def test_drafts_are_the_reference_rollouts(made, prefix, batch, threads, tokens,
         fewer, alike = rollout.run_until(hidden, anchors, threshold)
     finally:
         torch.set_num_threads(before)
+        torch.set_default_dtype(torch.float32)
     assert all(torch.equal(found[0], again) for again in (*found, all_drafts))
     made = 1 + int((reached >= threshold).any(dim=0).sum())  # for the one that has most
     assert made <= depth // 2 + 1

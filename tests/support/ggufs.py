@@ -12,7 +12,7 @@ import numpy as np
 from tests.support.tokens import small_tokenizer
 from tests.support.vocabularies import Vocabulary
 
-HIDDEN, INNER, LAYERS, HEADS = 32, 64, 3, 4
+HIDDEN, LAYERS, HEADS = 32, 3, 4
 
 
 def write_gguf(
@@ -26,20 +26,22 @@ def write_gguf(
     metadata: Mapping[str, str | int | float] | None = None,
     factors: Mapping[str, Sequence[float]] | None = None,
     name: str = "tiny",
+    hidden: int = HIDDEN,
 ) -> Path:
     """A random model of 8-bit blocks; a Llama with a small byte-level tokenizer unless told.
 
     `kinds` are those of matrices by the last part of their names, such as attn_v; `metadata` are
-    further keys, `factors` tensors of numbers such as rope_freqs.
+    further keys, `factors` tensors of numbers such as rope_freqs. K-quants want a `hidden` size of
+    whole blocks of 256.
     """
     if vocabulary is not None:
         architecture = vocabulary.architecture
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_name(name)
     writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
+    writer.add_embedding_length(hidden)
     writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
+    writer.add_feed_forward_length(2 * hidden)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS // 2)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -50,8 +52,8 @@ def write_gguf(
     for key, numbers in (factors or {}).items():
         writer.add_tensor(f"{key}.weight", np.array(numbers, dtype=np.float32))
     if architecture == "gemma3":
-        writer.add_key_length(HIDDEN // HEADS)
-        writer.add_value_length(HIDDEN // HEADS)
+        writer.add_key_length(hidden // HEADS)
+        writer.add_value_length(hidden // HEADS)
         writer.add_sliding_window(64)
     if vocabulary is None:
         size = _add_small_tokenizer(writer)
@@ -59,7 +61,7 @@ def write_gguf(
         size = _add_vocabulary(writer, vocabulary)
     writer.add_vocab_size(size)
     draw = np.random.default_rng(seed)
-    for name, shape in _shapes(architecture, size).items():
+    for name, shape in _shapes(architecture, size, hidden).items():
         if name == leave_out:
             continue
         values = draw.normal(0.0, 0.3, shape).astype(np.float32)
@@ -69,7 +71,8 @@ def write_gguf(
         else:
             wanted = (kinds or {}).get(name.split(".")[-2], "Q8_0")
             kind = gguf.GGMLQuantizationType[wanted]
-            writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
+            own = _k_quants(draw, shape, kind) if wanted[-1] == "K" else gguf.quantize(values, kind)
+            writer.add_tensor(name, own, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -77,31 +80,44 @@ def write_gguf(
     return path
 
 
-def _shapes(architecture: str, size: int) -> dict[str, tuple[int, ...]]:
+def _k_quants(
+    draw: np.random.Generator, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType
+) -> np.ndarray:
+    """Any bytes are such blocks, which gguf cannot make; the values' mean is about zero."""
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = draw.integers(0, 256, (shape[0], shape[1] // numbers, size), dtype=np.uint8)
+    signed = kind == gguf.GGMLQuantizationType.Q6_K
+    scales = [6e-5] if signed else [3e-4, 3e-4 * (7.5 if kind.name == "Q4_K" else 15.5)]
+    header = np.array(scales, dtype=np.float16).view(np.uint8)
+    blocks[..., size - 2 if signed else 0 :][..., : len(header)] = header
+    return blocks.reshape(shape[0], -1)
+
+
+def _shapes(architecture: str, size: int, hidden: int) -> dict[str, tuple[int, ...]]:
     # Transformers does not read how wide Qwen3's heads are.
-    head = 128 if architecture == "qwen3" else HIDDEN // HEADS
+    head = 128 if architecture == "qwen3" else hidden // HEADS
     whole, half = HEADS * head, HEADS * head // 2
-    shapes: dict[str, tuple[int, ...]] = {"token_embd": (size, HIDDEN), "output_norm": (HIDDEN,)}
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (size, hidden), "output_norm": (hidden,)}
     if architecture != "gemma3":
-        shapes["output"] = (size, HIDDEN)
+        shapes["output"] = (size, hidden)
     for i in range(LAYERS):
         layer = {
-            "attn_norm": (HIDDEN,),
-            "ffn_norm": (HIDDEN,),
-            "attn_q": (whole, HIDDEN),
-            "attn_k": (half, HIDDEN),
-            "attn_v": (half, HIDDEN),
-            "attn_output": (HIDDEN, whole),
-            "ffn_gate": (INNER, HIDDEN),
-            "ffn_up": (INNER, HIDDEN),
-            "ffn_down": (HIDDEN, INNER),
+            "attn_norm": (hidden,),
+            "ffn_norm": (hidden,),
+            "attn_q": (whole, hidden),
+            "attn_k": (half, hidden),
+            "attn_v": (half, hidden),
+            "attn_output": (hidden, whole),
+            "ffn_gate": (2 * hidden, hidden),
+            "ffn_up": (2 * hidden, hidden),
+            "ffn_down": (hidden, 2 * hidden),
         }
         if architecture == "qwen2":
-            layer |= {"attn_q.bias": (HIDDEN,), "attn_k.bias": (half,), "attn_v.bias": (half,)}
+            layer |= {"attn_q.bias": (hidden,), "attn_k.bias": (half,), "attn_v.bias": (half,)}
         if architecture in ("qwen3", "gemma3"):
             layer |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
         if architecture == "gemma3":
-            layer |= {"post_attention_norm": (HIDDEN,), "post_ffw_norm": (HIDDEN,)}
+            layer |= {"post_attention_norm": (hidden,), "post_ffw_norm": (hidden,)}
         shapes |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
     return shapes
 

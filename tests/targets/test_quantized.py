@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import warnings
 from collections import Counter
 
@@ -9,23 +10,23 @@ import pytest
 import torch
 import transformers as tf
 
-from domino_spec.engine.models import unsupported_reason
+from domino_spec.engine import models as engine_models
 from domino_spec.errors import TargetError
-from domino_spec.quantization import QuantizedWeight
+from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.modules import (
     QuantizedEmbedding,
     QuantizedLinear,
-    kinds_in_words,
     quantized_weights,
 )
-from domino_spec.targets import load_target
+from domino_spec.targets import load_target, quantized
 from domino_spec.targets.gguf_metadata import gguf_tensors
 from domino_spec.targets.load import ConversionNotice
-from domino_spec.targets.quantized import QuantizationNotice, multiplied_kinds
+from domino_spec.targets.quantized import KernelNotice, QuantizationNotice, multiplied_kinds
 from tests.support import vocabularies
 from tests.support.families import CONFIGS, make_model
 from tests.support.ggufs import HEADS, HIDDEN, LAYERS, write_gguf
+from tests.support.quantized_checkpoints import write_checkpoint
 from tests.support.tokens import small_tokenizer
 
 MIXED = {
@@ -116,7 +117,9 @@ def test_any_weights_are_rounded_on_request(tmp_path, quantize, kind, tied):
     )
     vocabulary = QuantizedWeight.quantize(model.lm_head.weight.float(), "Q8_0")
     assert torch.equal(target.lm_head.weight.tiles, vocabulary.tiles)
-    assert f"× {kind}" in kinds_in_words(target.model)
+    kinds = " and ".join(sorted({kind, "Q8_0"}))
+    path = kernel().instructions
+    assert target.dtype_name == f"float32 ({kinds} weights, multiplied by {path})"
 
 
 @pytest.mark.parametrize(
@@ -134,6 +137,51 @@ def test_what_cannot_be_quantised_is_refused_by_name(tmp_path, family, options, 
     make_model(family).save_pretrained(tmp_path / "model")
     with pytest.raises(TargetError, match=reason):
         load_target(tmp_path / "model", **{"device": "cpu", **options})
+
+
+@pytest.fixture
+def _no_kernel(monkeypatch):
+    monkeypatch.setattr(compiled, "_found", lambda: "no C compiler is there")
+    kernel.cache_clear()
+    yield
+    kernel.cache_clear()
+
+
+@pytest.mark.usefixtures("_no_kernel")
+@pytest.mark.parametrize("quantize", ["keep", "int4", "awq"])
+def test_without_a_kernel_a_target_is_unpacked_to_float32(tmp_path, quantize):
+    """Then it is any float32 target, to the bit that of its blocks' values."""
+    source, given = tmp_path / "model", {"device": "cpu", "quantize": quantize}
+    if quantize == "keep":
+        source = write_gguf(tmp_path / "tiny.gguf", kinds=MIXED, leave_out="output")
+    elif quantize == "awq":
+        source.mkdir()
+        write_checkpoint(source, make_model("qwen2"), "awq")
+        given = {"device": "cpu"}
+    else:
+        make_model("qwen2").save_pretrained(source)
+    said = r"unpacked to float32, 0\.00 GB instead of 0\.00.* \(no C compiler is there\)"
+    with pytest.warns(KernelNotice, match=said):
+        target = load_target(source, **given).target
+    assert not quantized_weights(target.model)
+    assert re.fullmatch(r"float32 \(Q4_.* Q8_0 weights, unpacked\)", target.dtype_name)
+    assert type(target.lm_head) is torch.nn.Linear
+    assert target.model.config._attn_implementation == "sdpa"
+    tied = target.lm_head.weight is target.embedding.weight
+    assert tied == (quantize == "keep")
+    assert engine_models.unsupported_reason(target) is None
+    if quantize == "keep":
+        expected = load_target(source, device="cpu").target.model.state_dict()
+    else:
+        with pytest.MonkeyPatch.context() as patch:  # what would have been unpacked
+            patch.setattr(quantized, "unpack_weights", lambda model: None)
+            blocks = load_target(source, **given).target.model
+        expected = {n: w.dequantize() for n, w in quantized_weights(blocks).items()}
+        expected = {f"{name}.weight": values for name, values in expected.items()}
+        expected |= dict(blocks.named_parameters())
+    found = target.model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(values, expected[name]) for name, values in found.items())
 
 
 @torch.no_grad()
@@ -224,5 +272,5 @@ def test_rope_scaling_of_a_file_is_that_of_a_configuration(tmp_path, rope):
     with torch.no_grad():
         torch.testing.assert_close(target.model(tokens).logits, expected(tokens).logits)
     assert torch.equal(kept.model.model.rotary_emb.inv_freq, target.model.model.rotary_emb.inv_freq)
-    assert unsupported_reason(kept) is None
+    assert engine_models.unsupported_reason(kept) is None
     assert kept.static_rope_limit is None

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from domino_spec.errors import TargetError
 from domino_spec.quantization import QuantizedWeight, ScaledWeight
 from domino_spec.quantization.modules import QuantizedLinear, quantized_weights
-from domino_spec.targets import load_target
+from domino_spec.targets import load, load_target
 from domino_spec.targets.load import load_config
 from domino_spec.targets.quantized import QuantizationNotice, check_quantize
 from domino_spec.targets.weight_only import load_quantized, read_scheme, round_model
@@ -59,13 +59,16 @@ def test_as_many_scales_as_rows_may_be_of_blocks(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq-8", "fp8-block"])
-def test_on_a_cpu_they_run_in_blocks_and_what_is_lost_is_said(tmp_path, form):
+def test_on_a_cpu_they_run_in_blocks_and_what_is_lost_is_said(tmp_path, form, monkeypatch):
+    begun = []
+    monkeypatch.setattr(load, "compile_ahead", lambda: begun.append(form))
     values = write_checkpoint(tmp_path, make_model("llama"), form)
     lost = {"awq": "zero point rounded to float16", "gptq-8": "its 8-bit numbers"}
     kind = "Q4_1" if form == "awq" else "Q8_0"
     said = rf"({form.partition('-')[0]}).*{kind}: .*{lost.get(form, '8 bits in blocks of 32')}"
     with pytest.warns(QuantizationNotice, match=said):
         target = load_target(tmp_path, device="cpu").target
+    assert begun == [form]
     assert target.dtype == torch.float32
     assert {w.kind for n, w in quantized_weights(target.layers).items()} == {kind}
     assert target.lm_head.weight.kind == "Q8_0"

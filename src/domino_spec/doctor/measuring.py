@@ -20,8 +20,7 @@ from domino_spec.drafters import Drafter
 from domino_spec.engine.kernels.rollout import CANDIDATES
 from domino_spec.evaluation import Continuations, continue_prompts, simulate
 from domino_spec.evaluation.runs import greedy_counts
-from domino_spec.quantization.compiled import kernel
-from domino_spec.quantization.modules import kinds_in_words
+from domino_spec.quantization.modules import weights_in_words
 
 _MOST_MASKS = 16
 _DISAPPOINTING = 0.7
@@ -40,13 +39,9 @@ def examine_loaded(
     reason = decoder.unsupported_reason()
     runs = "runs this pair" if reason is None else f"the reference loop only: {reason}"
     found: list[Finding | None] = [Finding(name="engine", state="ok", found=runs)]
-    kinds = kinds_in_words(decoder.target.model)
-    if kinds is not None:
-        if decoder.target.device.type == "cpu":
-            compiled = kernel()
-            path = "PyTorch's operations" if compiled is None else compiled.instructions
-            kinds = f"{kinds}; multiplied by {path}"
-        found.append(Finding(name="quantised weights", state="ok", found=kinds))
+    weights = weights_in_words(decoder.target.model)
+    if weights is not None:
+        found.append(Finding(name="quantised weights", state="ok", found=weights))
     texts = PROMPTS[: plans.prompts]
     say(f"the target answers {len(texts)} prompts of {plans.tokens} tokens")
     known = _answers(decoder, texts, "as it is", plans)

@@ -113,7 +113,8 @@ class BlockDrafter(ModelDrafter):
         """Matrices in blocks of 8 bits, where all are a whole number of blocks wide."""
         fc, kv = cast("Tensor", self._fc), cast("Tensor", self._kv).flatten(0, 1)
         compiled = kernel()
-        if compiled is None or self._dtype != torch.float32 or fc.shape[1] % BLOCK:
+        assert compiled is not None, "without it targets are loaded in float32"
+        if self._dtype != torch.float32 or fc.shape[1] % BLOCK:
             return
         give_back_freed()  # what joining left: blocks come on top of the floats
         try:
@@ -132,7 +133,8 @@ class BlockDrafter(ModelDrafter):
         vocabulary, compiled = self._vocabulary, kernel()
         assert isinstance(vocabulary, WeightVocabulary)
         own = {"embedding": vocabulary.embedding, "lm_head": vocabulary.lm_head}
-        if compiled is None or self._dtype != torch.float32 or not isinstance(head, DominoHead):
+        assert compiled is not None, "without it targets are loaded in float32"
+        if self._dtype != torch.float32 or not isinstance(head, DominoHead):
             return None
         weights = {
             name: weight for name, weight in own.items() if isinstance(weight, QuantizedWeight)

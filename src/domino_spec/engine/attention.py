@@ -189,14 +189,8 @@ def _attend_per_token(
     assert table is None, "on a CPU a slot is one stretch"
     tokens = metadata.per_token(keys.shape[2], len(rotary[0]))
     compiled = kernel()
-    if compiled is not None:
-        query = compiled.rotate(qkv, (keys, values), rotary, norms, shape.eps, tokens.places)
-    else:
-        query = rotate_and_store(
-            qkv.view(len(metadata.slots), metadata.count, -1), *rotary, keys, values,
-            metadata.pages(None), metadata.starts, heads=shape.heads, q_norm=norms[0],
-            k_norm=norms[1], eps=shape.eps, positions=metadata.positions,
-        ).flatten(0, 1)  # fmt: skip
+    assert compiled is not None, "without it targets are loaded in float32"
+    query = compiled.rotate(qkv, (keys, values), rotary, norms, shape.eps, tokens.places)
     return attend_rows(query, keys, values, tokens.seen(causal, window), shape.scale)
 
 
@@ -369,7 +363,8 @@ class PerTokenMetadata:
                 )
                 for row, (slot, start) in enumerate(zip(self._slots, self._starts, strict=True))
                 for step in range(metadata.count)
-            ]
+            ],
+            device=metadata.slots.device,
         )  # [tokens, 3]
         self._mask = None if metadata.ancestors is None else ancestor_mask(metadata.ancestors)
         self._seen: dict[tuple[bool, Window | None], KeyRanges] = {}

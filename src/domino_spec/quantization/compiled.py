@@ -10,9 +10,9 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
-import warnings
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,23 +23,25 @@ import torch
 from torch import Tensor
 
 from domino_spec.cache import cache_folder, processor
-from domino_spec.errors import Notice
-from domino_spec.quantization import reference
 from domino_spec.quantization.reference import BLOCK, FORMATS, KINDS, Kind
-from domino_spec.quantization.tiles import tiles_of
 
 SWITCH = "DOMINO_KERNELS"
-"""`off`: PyTorch's operations instead. Read at first use."""
+"""`off`: targets are unpacked to float32 instead. Read at first use."""
 _SOURCE = Path(__file__).with_name("kernels.c")
 _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-psabi")
-_FAILURES = (OSError, AttributeError, RuntimeError, ValueError, SubprocessError)
-_compiling = threading.Lock()
+FAILURES = (OSError, AttributeError, RuntimeError, ValueError, SubprocessError)
+_finding = threading.Lock()
 _GRAIN = 8192
 """Blocks times rows of x that are worth a further thread."""
 
 
-class KernelNotice(Notice):
-    """Quantised weights are multiplied by PyTorch's operations, which is slower."""
+def address(x: Tensor | None, dtype: torch.dtype = torch.float32) -> int | None:
+    """Where C reads or writes it; what it would take for something else is refused."""
+    if x is None:
+        return None
+    if x.dtype is not dtype or not x.is_cpu:
+        raise TypeError(f"found {x.dtype} on {x.device}, expected {dtype} on the CPU")
+    return x.data_ptr()
 
 
 class Kernel:
@@ -110,10 +112,8 @@ class Kernel:
         threads = min(threads_here(), rows * blocks * m // _GRAIN)
         norm, bias, residual = (_plain_or_none(each) for each in (norm, bias, residual))
         failed = self._linear(
-            KINDS.index(kind), tiles.data_ptr(), rows, blocks, x.data_ptr(), m,
-            None if norm is None else norm.data_ptr(), eps,
-            None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(), gated, out.data_ptr(),
+            KINDS.index(kind), address(tiles, torch.uint8), rows, blocks, address(x), m,
+            address(norm), eps, address(bias), address(residual), gated, address(out),
             max(threads, 1), self._parallel,
         )  # fmt: skip
         if failed:
@@ -124,11 +124,11 @@ class Kernel:
         """Float32 [..., columns] of some rows [...], to the last bit."""
         form = FORMATS[kind]
         rows = rows.contiguous()
-        out = torch.empty(*rows.shape, tiles.shape[1] * form.size)
-        blocks = tiles.shape[1] * form.size // BLOCK
+        columns = tiles.shape[1] * form.size
+        out = torch.empty(*rows.shape, columns, dtype=torch.float32, device=rows.device)
         self._rows(
-            KINDS.index(kind), tiles.data_ptr(), blocks, rows.data_ptr(), rows.numel(),
-            out.data_ptr(),
+            KINDS.index(kind), address(tiles, torch.uint8), columns // BLOCK,
+            address(rows, torch.int64), rows.numel(), address(out),
         )  # fmt: skip
         return out
 
@@ -136,14 +136,14 @@ class Kernel:
         """Each row of [..., width]."""
         x, weight, width = _plain(x), _plain(weight), x.shape[-1]
         out = torch.empty_like(x)
-        self._norm(x.data_ptr(), x.numel() // width, width, weight.data_ptr(), eps, out.data_ptr())
+        self._norm(address(x), x.numel() // width, width, address(weight), eps, address(out))
         return out
 
     def silu(self, x: Tensor) -> Tensor:
         """x * sigmoid(x)."""
         x = _plain(x)
         out = torch.empty_like(x)
-        self._silu(x.data_ptr(), x.numel(), out.data_ptr())
+        self._silu(address(x), x.numel(), address(out))
         return out
 
     def rotate(
@@ -161,11 +161,10 @@ class Kernel:
         tokens = len(qkv)
         heads = qkv.shape[1] // size - 2 * kv_heads
         query = qkv.new_empty(tokens, heads, size)
-        q_norm, k_norm = (None if norm is None else norm.data_ptr() for norm in norms)
         self._rotate(
-            qkv.data_ptr(), tokens, heads, kv_heads, size, q_norm, k_norm, eps,
-            rotary[0].data_ptr(), rotary[1].data_ptr(), places.data_ptr(), capacity,
-            query.data_ptr(), keys.data_ptr(), values.data_ptr(),
+            address(qkv), tokens, heads, kv_heads, size, *map(address, norms), eps,
+            *map(address, rotary), address(places, torch.int64), capacity,
+            address(query), address(keys), address(values),
         )  # fmt: skip
         return query
 
@@ -183,9 +182,9 @@ class Kernel:
         tokens, heads, size = query.shape
         out = query.new_empty(tokens, heads * size)
         failed = self._attend(
-            query.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1),
-            tokens, heads, keys.shape[1], size, spans.data_ptr(), extras.data_ptr(), scale,
-            out.data_ptr(), threads, self._parallel,
+            address(query), address(keys), address(values), keys.stride(0), keys.stride(1),
+            tokens, heads, keys.shape[1], size, address(spans, torch.int64),
+            address(extras, torch.int32), scale, address(out), threads, self._parallel,
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for the scores of attention: ask for fewer tokens")
@@ -215,8 +214,8 @@ class Kernel:
         batch, depth, _ = hidden.shape
         threads = max(min(threads_here(), batch * depth * blocks // _GRAIN), 1)
         made: int = self._draft(
-            head, hidden.data_ptr(), batch, depth, anchors.data_ptr(), drafts.data_ptr(),
-            None if chances is None else chances.data_ptr(), threshold, threads, self._parallel,
+            head, address(hidden), batch, depth, address(anchors, torch.int64),
+            address(drafts, torch.int64), address(chances), threshold, threads, self._parallel,
             self._team_size,
         )  # fmt: skip
         if made < 0:
@@ -237,9 +236,9 @@ class Kernel:
         tokens, (keys, values) = len(captured), cache
         threads = max(min(threads_here(), tokens * blocks // _GRAIN), 1)
         failed = self._store(
-            context, captured.data_ptr(), tokens, rotary[0].data_ptr(), rotary[1].data_ptr(),
-            places.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.shape[3], keys.stride(0),
-            threads, self._parallel, self._team_size,
+            context, address(captured), tokens, *map(address, rotary),
+            address(places, torch.int64), address(keys), address(values), keys.shape[3],
+            keys.stride(0), threads, self._parallel, self._team_size,
         )  # fmt: skip
         if failed:
             raise MemoryError(f"no memory for the drafter's {tokens} tokens: ask for fewer")
@@ -274,67 +273,97 @@ def _plain_or_none(x: Tensor | None) -> Tensor | None:
 
 @cache
 def kernel() -> Kernel | None:
-    """The kernel, compiled if need be; None, and a notice that says why, where it cannot run."""
-    if os.environ.get(SWITCH) == "off":
-        return None
-    try:
-        found = _load()
-        _check(found)
-    except _FAILURES as error:
-        warnings.warn(
-            f"quantised weights are multiplied by PyTorch's operations, which is slower: {error}",
-            KernelNotice,
-            stacklevel=2,
-        )
-        return None
-    return found
+    """The kernel, compiled if need be; None where it cannot run."""
+    found = _find()
+    return found if isinstance(found, Kernel) else None
 
 
-def can_compile() -> bool:
-    """Whether `kernel` has what it needs; nothing is compiled."""
+def unsupported_reason() -> str | None:
+    """Why the kernel cannot run here; None if it can."""
+    found = _find()
+    return found if isinstance(found, str) else None
+
+
+def can_run() -> bool:
+    """Whether `kernel` has what it needs, a compiled library or a compiler; nothing is compiled."""
     if os.environ.get(SWITCH) == "off":
         return False
     try:
-        _compiler()
-    except RuntimeError:
+        return _cached().exists() or bool(_compiler())
+    except FAILURES:
         return False
-    return True
 
 
 def compile_ahead() -> None:
     """Begin on another thread, while a target's files are read; `kernel` waits for the rest."""
-    if os.environ.get(SWITCH) != "off":
-        threading.Thread(target=_compile_quietly, name="compile", daemon=True).start()
+    threading.Thread(target=_find, name="compile", daemon=True).start()
 
 
-def _compile_quietly() -> None:
-    with suppress(*_FAILURES):  # `kernel` meets it too, and says so
-        _load()
+def _find() -> Kernel | str:
+    with _finding:
+        return _found()
+
+
+@cache
+def _found() -> Kernel | str:
+    """The kernel, or why there is none: what was tried once is not tried again."""
+    if os.environ.get(SWITCH) == "off":
+        return f"{SWITCH} is off"
+    try:
+        return _load()
+    except FAILURES as error:
+        return str(error)
 
 
 def _load() -> Kernel:
-    with _compiling:
-        return _loaded()
-
-
-def _loaded() -> Kernel:
-    command = [*_compiler(), *_FLAGS, _native()]
-    facts = (_SOURCE.read_text(encoding="utf-8"), command, _version(command[0]), _cpu())
-    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    path = cache_folder() / "kernels" / f"quantization-{digest}.so"
-    if path.exists():
-        return Kernel(path)
+    """From the cache, which holds checked libraries alone; else compiled and checked."""
+    path = _cached()
+    with suppress(OSError, AttributeError):  # none, or of another C library
+        if _is_ours(path.parent) and _is_ours(path):
+            return Kernel(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not _is_ours(path.parent):
+            raise PermissionError(path.parent)
         folder = tempfile.TemporaryDirectory(dir=path.parent)
-    except OSError:  # a cache that cannot be written is no reason to stop
-        folder = tempfile.TemporaryDirectory()
+    except OSError:  # a cache that cannot be written, or by others too: this process compiles
+        folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         path = Path(folder.name, path.name)
     with folder:
         made = Path(folder.name, "new.so")
-        _run([*command, str(_SOURCE), "-o", str(made), "-lm"])
+        _compile(made)
+        _check(made)
+        made.chmod(0o755)
         made.replace(path)  # whole, whoever else makes it at the same time
         return Kernel(path)
+
+
+def _cached() -> Path:
+    """Of this source and this CPU, whatever compiled it: the compiler may be gone by now."""
+    facts = (_SOURCE.read_text(encoding="utf-8"), _FLAGS, _native(), _cpu())
+    digest = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+    return cache_folder() / "kernels" / f"quantization-{digest}.so"
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether others than this user and root could not have written it, where POSIX tells."""
+    if not hasattr(os, "getuid"):
+        return True
+    found = path.stat()
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+
+
+def _compile(made: Path) -> None:
+    _run([*_compiler(), *_FLAGS, _native(), str(_SOURCE), "-o", str(made), "-lm"])
+
+
+def _check(made: Path) -> None:
+    """In a process of its own, which wrong instructions may end."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    _run(
+        [sys.executable or "python3", "-m", "domino_spec.quantization.check", str(made)],
+        cwd=made.parent, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
 
 
 def _compiler() -> list[str]:
@@ -350,21 +379,17 @@ def _native() -> str:
     return "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 
 
-def _version(compiler: str) -> str:
-    return _run([compiler, "--version"])
-
-
-def _run(command: list[str]) -> str:
+def _run(command: list[str], **options: Any) -> None:
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, errors="replace"
-    )
+        command, capture_output=True, text=True, timeout=120, check=False, errors="replace",
+        **options,
+    )  # fmt: skip
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise RuntimeError(
             f"`{shlex.join(command)}` ended with {done.returncode}:"
             f" {said[0] if said else 'no output'}"
         )
-    return done.stdout
 
 
 def _cpu() -> list[str]:
@@ -374,7 +399,8 @@ def _cpu() -> list[str]:
     except OSError:
         lines = []
     names = ("flags", "Features", "CPU part", "CPU implementer")
-    return [platform.platform(), processor(), *sorted({x for x in lines if x.startswith(names)})]
+    system = [platform.system(), platform.machine(), *platform.libc_ver()]
+    return [*system, processor(), *sorted({x for x in lines if x.startswith(names)})]
 
 
 def _openmp() -> tuple[int | None, int | None]:
@@ -386,46 +412,3 @@ def _openmp() -> tuple[int | None, int | None]:
     except (OSError, AttributeError):
         return None, None
     return first, second
-
-
-def _check(found: Kernel) -> None:
-    """A compiler, or a CPU, by which the kernel computes anything but the reference is refused."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*size: int) -> Tensor:
-        return torch.randn(size, generator=generator, device="cpu")
-
-    for kind in KINDS:
-        form = FORMATS[kind]
-        size = (18, 2, form.bytes)  # the last tile has room left
-        blocks = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8, device="cpu")
-        scales = [-2] if kind == "Q6_K" else [0, 2][: 1 + form.minimum]
-        for place in scales:  # finite ones, of a like size
-            blocks[:, :, place], blocks[:, :, place + 1] = 0, 40
-        x, parts, tiles = (
-            draw(11, 2 * form.size),
-            reference.unpack(blocks, kind),
-            tiles_of(blocks, kind),
-        )
-        product = found.linear(tiles, kind, len(blocks), x, None, None, 0.0, None, False)
-        rows = found.rows(tiles, kind, torch.arange(len(blocks)))
-        alike = torch.equal(product, reference.linear(parts, kind, x))
-        if not alike or not torch.equal(rows, reference.dequantize(parts, kind)):
-            raise RuntimeError(f"the compiled kernel's {kind} is not the reference's")
-    x, weight = draw(3, 50), draw(50)
-    query, (keys, values) = draw(2, 4, 20), draw(2, 1, 2, 40, 20).unbind()
-    seen = (
-        torch.tensor([[0, 0, 17, 0, 0], [0, 3, 5, 0, 2]]),
-        torch.tensor([9, 7], dtype=torch.int32),
-    )
-    pairs = {
-        "norm": (found.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)),
-        "activation": (found.silu(4 * x), reference.silu(4 * x)),
-        "attention": (
-            found.attend(query, keys, values, *seen, 0.3, 1),
-            reference.attend(query, keys, values, *seen, 0.3),
-        ),
-    }
-    for name, (made, expected) in pairs.items():
-        if not torch.allclose(made, expected, rtol=1e-4, atol=1e-5):
-            raise RuntimeError(f"the compiled kernel's {name} is not the reference's")

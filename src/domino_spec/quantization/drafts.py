@@ -8,7 +8,7 @@ from ctypes import Structure, byref, c_float, c_size_t, c_void_p
 import torch
 from torch import Tensor
 
-from domino_spec.quantization.compiled import Kernel
+from domino_spec.quantization.compiled import Kernel, address
 from domino_spec.quantization.reference import BLOCK
 from domino_spec.quantization.stack import Matrix, matrix_of
 from domino_spec.quantization.weight import QuantizedWeight
@@ -42,8 +42,7 @@ class DraftRollout:
         self._kernel, self._held = kernel, (dict(matrices), bias, tokens)  # which is pointed into
         self._head = _Head(
             *(matrix_of(matrices[name]) for name in MATRICES),
-            bias=None if bias is None else bias.data_ptr(),
-            tokens=None if tokens is None else tokens.data_ptr(),
+            bias=address(bias), tokens=address(tokens, torch.int64),
             width=matrices["hidden"].shape[1], state=matrices["carried"].shape[1],
             rank=matrices["output"].shape[1], uncorrected=uncorrected,
         )  # fmt: skip
@@ -52,7 +51,7 @@ class DraftRollout:
     def run(self, hidden: Tensor, anchors: Tensor) -> Tensor:
         """Drafts [batch, depth] from states [batch, depth, hidden] and the tokens before them."""
         hidden, anchors = hidden.contiguous(), anchors.contiguous()
-        drafts = torch.empty(hidden.shape[:2], dtype=torch.int64)
+        drafts = hidden.new_empty(hidden.shape[:2], dtype=torch.int64)
         self._kernel.draft(byref(self._head), hidden, anchors, drafts, blocks=self._blocks)
         return drafts
 
@@ -62,8 +61,8 @@ class DraftRollout:
         The last one is the first whose chance, times those before it, is below the threshold.
         """
         hidden, anchors = hidden.contiguous(), anchors.contiguous()
-        drafts = torch.empty(hidden.shape[:2], dtype=torch.int64)
-        chances = torch.empty(hidden.shape[:2])
+        drafts = hidden.new_empty(hidden.shape[:2], dtype=torch.int64)
+        chances = hidden.new_empty(hidden.shape[:2])
         made = self._kernel.draft(
             byref(self._head), hidden, anchors, drafts, chances, threshold, blocks=self._blocks
         )
@@ -98,7 +97,7 @@ class DraftContext:
         self._context = _Context(
             matrix_of(project), matrix_of(kv), captured=project.shape[1], width=kv.shape[1],
             layers=layers, kv_heads=kv_heads, size=kv.shape[0] // (2 * layers * kv_heads),
-            norm=norm.data_ptr(), k_norms=None if k_norms is None else k_norms.data_ptr(), eps=eps,
+            norm=address(norm), k_norms=address(k_norms), eps=eps,
         )  # fmt: skip
         self._blocks = sum(each.shape[0] * each.shape[1] // BLOCK for each in (project, kv))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from domino_spec.quantization.compiled import kernel
 from domino_spec.quantization.scaled import ScaledWeight
 from domino_spec.quantization.weight import QuantizedWeight
 
@@ -59,9 +63,36 @@ def quantized_weights(model: nn.Module) -> dict[str, QuantizedWeight | ScaledWei
     return dict(found.values())
 
 
-def kinds_in_words(model: nn.Module) -> str | None:
-    """Such as "60 x Q4_1, 2 x Q8_0"; None where nothing is quantised."""
-    counts: dict[str, int] = {}
-    for weight in quantized_weights(model).values():
-        counts[weight.kind] = counts.get(weight.kind, 0) + 1
-    return ", ".join(f"{count} × {kind}" for kind, count in sorted(counts.items())) or None
+def unpack_weights(model: Any) -> None:
+    """PyTorch's own modules instead, over float32 values of the weights; tied ones stay tied."""
+    model.unpacked_weights = f"{weights_in_words(model)}, unpacked"
+    unpacked: dict[int, nn.Parameter] = {}
+    for parent in list(model.modules()):
+        for name, module in list(parent.named_children()):
+            if not isinstance(module, QuantizedLinear | QuantizedEmbedding):
+                continue
+            rows, columns = module.weight.shape
+            plain: nn.Module
+            with torch.device("meta"):
+                if isinstance(module, QuantizedLinear):
+                    plain = nn.Linear(columns, rows, bias=False)
+                    plain.register_parameter("bias", module.bias)
+                else:
+                    plain = nn.Embedding(rows, columns)
+            if id(module.weight) not in unpacked:
+                values = nn.Parameter(module.weight.dequantize(), requires_grad=False)
+                unpacked[id(module.weight)] = values
+            plain.register_parameter("weight", unpacked[id(module.weight)])
+            setattr(parent, name, plain)
+
+
+def weights_in_words(model: nn.Module) -> str | None:
+    """Such as "Q4_1 and Q8_0 weights, multiplied by AVX2"; None where nothing is quantised."""
+    weights = quantized_weights(model).values()
+    if not weights:
+        return getattr(model, "unpacked_weights", None)
+    kinds = " and ".join(sorted({weight.kind for weight in weights}))
+    in_blocks = any(isinstance(weight, QuantizedWeight) for weight in weights)
+    compiled = kernel() if in_blocks else None
+    how = "" if compiled is None else f", multiplied by {compiled.instructions}"
+    return f"{kinds} weights{how}"

@@ -254,7 +254,8 @@ def attend(
     """Attention of each token over the places that it sees: [tokens, heads * head_dim]."""
     mixed = query.new_empty(query.shape)
     for token, (slot, first, end, start, count) in enumerate(spans.tolist()):
-        places = torch.cat((torch.arange(first, end), extras[start : start + count].long()))
+        span = torch.arange(first, end, device=keys.device)
+        places = torch.cat((span, extras[start : start + count].long()))
         mixed[token] = F.scaled_dot_product_attention(
             query[token].unsqueeze(1).unsqueeze(0),
             keys[slot][:, places].unsqueeze(0), values[slot][:, places].unsqueeze(0),

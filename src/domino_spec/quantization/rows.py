@@ -78,8 +78,8 @@ class KeyRanges:
             flat.extend(own)
         pairs = sum(end - first for _, first, end in spans) + len(flat)
         return cls(
-            torch.tensor(rows, dtype=torch.int64).view(-1, 5),
-            torch.tensor(flat, dtype=torch.int32),
+            torch.tensor(rows, dtype=torch.int64, device="cpu").view(-1, 5),
+            torch.tensor(flat, dtype=torch.int32, device="cpu"),
             pairs,
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from domino_spec.quantization.compiled import Kernel
+from domino_spec.quantization.compiled import Kernel, address
 from domino_spec.quantization.reference import BLOCK, KINDS
 from domino_spec.quantization.rows import KeyRanges
 from domino_spec.quantization.weight import QuantizedWeight
@@ -85,10 +85,8 @@ class Stack:
         for found, weights in zip(self._layers, layers, strict=True):
             for name in _VECTORS:
                 vector: Tensor | None = getattr(weights, name)
-                if vector is not None:
-                    assert vector.dtype is torch.float32
-                    assert vector.is_contiguous()
-                    setattr(found, name, vector.data_ptr())
+                assert vector is None or vector.is_contiguous()
+                setattr(found, name, address(vector))
             for name, count in _MATRICES.items():
                 parts = parts_of(getattr(weights, name))
                 assert len(parts) <= count
@@ -137,16 +135,17 @@ class Stack:
             width = parts_of(self._weights[0].out)[0].shape[1]
             shape.heads = width // keys.shape[4]
             for place, layer in enumerate(self._layers):
-                layer.keys, layer.values = keys[place].data_ptr(), values[place].data_ptr()
+                layer.keys, layer.values = address(keys[place]), address(values[place])
         last = None
         for layer, own in zip(self._layers, seen, strict=True):
             if own is not last:  # most layers see the same
-                last, spans, extras = own, own.spans.data_ptr(), own.extras.data_ptr()
+                last, spans = own, address(own.spans, torch.int64)
+                extras = address(own.extras, torch.int32)
             layer.spans, layer.extras, layer.captured = spans, extras, None
         for place, rows in captured.items():
-            self._layers[place].captured = rows.data_ptr()
-        shape.cos, shape.sin = rotary[0].data_ptr(), rotary[1].data_ptr()
-        shape.places, shape.x, shape.tokens = places.data_ptr(), x.data_ptr(), len(x)
+            self._layers[place].captured = address(rows)
+        shape.cos, shape.sin = map(address, rotary)
+        shape.places, shape.x, shape.tokens = address(places, torch.int64), address(x), len(x)
         shape.captured_stride = next((rows.stride(0) for rows in captured.values()), 0)
         self._kernel.forward(self._layers, shape, tokens=len(x), blocks=self._blocks)
 
@@ -158,4 +157,4 @@ def parts_of(weight: Any) -> tuple[QuantizedWeight, ...]:
 
 def matrix_of(weight: QuantizedWeight) -> Matrix:
     """Points into the weight's memory."""
-    return Matrix(KINDS.index(weight.kind), weight.tiles.data_ptr(), weight.shape[0])
+    return Matrix(KINDS.index(weight.kind), address(weight.tiles, torch.uint8), weight.shape[0])

@@ -33,7 +33,7 @@ def tiles_in_parts(
 
     For a row `read` times its own numbers are in memory then.
     """
-    made = torch.empty(-(-rows // TILE), count, tile_bytes(kind), dtype=torch.uint8)
+    made = torch.empty(-(-rows // TILE), count, tile_bytes(kind), dtype=torch.uint8, device="cpu")
     some = max(CHUNK // (count * FORMATS[kind].size * read) // TILE, 1)
     for start in range(0, len(made), some):
         part = unpacked(slice(start * TILE, min((start + some) * TILE, rows)))
@@ -74,7 +74,7 @@ def tiled(parts: Unpacked, kind: Kind) -> Tensor:
         inner.append((low & 15 | (high & 15) << 4).flatten(-3))
         width = form.bits - 4
         if width:
-            places = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1, 1)
+            places = torch.arange(0, 8, width, dtype=torch.uint8, device=low.device).view(-1, 1, 1)
             rest = parted(numbers, 3, (width, -1)) >> 4  # [..., width, 8 / width, 16, 4]
             planes = (rest << places).sum(4, dtype=torch.uint8)
             inner.append(planes.flatten(-3))
@@ -91,7 +91,7 @@ def untiled(
     def apart(part: Tensor, axis: int) -> Tensor:  # the axis of sixteen rows comes first
         part = part.movedim(axis, 1)
         if lanes is not None:
-            return part[torch.arange(len(part)), lanes]
+            return part[torch.arange(len(part), device=part.device), lanes]
         return part.flatten(0, 1)[:rows]
 
     halves = tiles[..., : TILE * (4 if form.minimum else 2)].contiguous().view(torch.float16)
@@ -111,7 +111,7 @@ def untiled(
         width = form.bits - 4
         if width:
             planes = apart(parted(inner[..., 16 * TILE :], -1, (width, 1, TILE, 4)), 5)
-            places = torch.arange(0, 8, width, dtype=torch.uint8).view(-1, 1)
+            places = torch.arange(0, 8, width, dtype=torch.uint8, device=low.device).view(-1, 1)
             rest = planes >> places & (1 << width) - 1  # [..., width, 8 / width, 4]
             numbers = numbers | rest.flatten(-3, -2) << 4
     return Unpacked(numbers.flatten(-2).flatten(1, 2), scale, minimum, factors)

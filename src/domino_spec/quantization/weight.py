@@ -78,7 +78,14 @@ class QuantizedWeight:
             own = rows.numpy()  # whose least and greatest take a tenth of a tensor's time
             if not 0 <= own.min() <= own.max() < self.shape[0]:
                 raise IndexError(f"found rows outside 0 .. {self.shape[0] - 1}, the weight's")
-        if rows is None or compiled is None or rows.dtype is not torch.int64:
+        if rows is None:
+            values = torch.empty(self.shape, dtype=torch.float32, device=self.device)
+            some = max(CHUNK // self.shape[1] // TILE, 1) * TILE  # what it takes besides is small
+            for start in range(0, len(values), some):
+                part = self[start : start + some].unpack()
+                values[start : start + some] = reference.dequantize(part, self.kind)
+            return values
+        if compiled is None or rows.dtype is not torch.int64:
             return reference.dequantize(self.unpack(rows), self.kind)
         return compiled.rows(self.tiles, self.kind, rows)
 
@@ -127,7 +134,7 @@ class QuantizedWeight:
             if step == 1 and start % TILE == 0 and (end % TILE == 0 or end == self.shape[0]):
                 tiles = self.tiles[start // TILE : -(-end // TILE)]
                 return QuantizedWeight(tiles, self.kind, end - start)
-            rows = torch.arange(start, end, step)
+            rows = torch.arange(start, end, step, device=self.device)
         chosen = rows
         tiles = tiles_in_parts(  # each row comes with its tile
             lambda some: self.unpack(chosen[some]), self.kind,

@@ -193,6 +193,7 @@ def _load_quantized(
     name, origin = str(source), dict(origin)
     place, common = _place(source, **origin)
     if device.type == "cpu":
+        compile_ahead()
         told = f"{name} is {scheme.words}, which a CPU runs in blocks,"
         check_blocks_options(told, dtype=dtype, attn_implementation=attn_implementation)
         return _attempt(

@@ -21,8 +21,13 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from domino_spec.errors import Notice, TargetError
 from domino_spec.quantization import KINDS, Kind, QuantizedWeight
-from domino_spec.quantization.compiled import can_compile
-from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
+from domino_spec.quantization.compiled import can_run, unsupported_reason
+from domino_spec.quantization.modules import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    quantized_weights,
+    unpack_weights,
+)
 from domino_spec.quantization.reference import BLOCK, FORMATS
 from domino_spec.quantization.rows import KeyRanges, RMSNorm, SiLU, attend
 from domino_spec.targets.gguf_config import ROPE_FACTORS
@@ -58,6 +63,10 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)")
 
 class QuantizationNotice(Notice):
     """Weights were rounded that the caller may have expected to be kept."""
+
+
+class KernelNotice(Notice):
+    """Quantised weights are unpacked to float32: no kernel multiplies them as they are."""
 
 
 def check_quantize(
@@ -182,7 +191,7 @@ AttentionMaskInterface.register(EACH_TOKEN, sdpa_mask)
 def multiplied_kinds(path: Path) -> list[str]:
     """The kinds of a GGUF file's matrices where compiled kernels multiply all as they are."""
     metadata, tensors = gguf_tensors(path)
-    if metadata.get("general.architecture") not in _GGUF_FAMILIES or not can_compile():
+    if metadata.get("general.architecture") not in _GGUF_FAMILIES or not can_run():
         return []
     known = all(name in ROPE_FACTORS or _module_name(name.rpartition(".")[0]) for name in tensors)
     kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) > 1}
@@ -192,9 +201,7 @@ def multiplied_kinds(path: Path) -> list[str]:
 def load_blocks(path: Path, config: Any) -> Any:
     """The model in a GGUF file, its blocks as they are."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=EACH_TOKEN
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     decoder = model.get_decoder()
     decoder.rotary_emb = type(decoder.rotary_emb)(config=decoder.config)  # not in the file
     metadata, tensors = gguf_tensors(path)
@@ -224,7 +231,6 @@ def load_blocks(path: Path, config: Any) -> Any:
     if config.tie_word_embeddings:
         model.lm_head = QuantizedLinear(cast("QuantizedWeight", decoder.embed_tokens.weight))
     _require_all(model, path)
-    _compute_each_row(model)
     if requantized:
         found = ", ".join(f"{count} × {kind}" for kind, count in sorted(requantized.items()))
         warnings.warn(
@@ -233,7 +239,7 @@ def load_blocks(path: Path, config: Any) -> Any:
             QuantizationNotice,
             stacklevel=2,
         )
-    return model.eval()
+    return finish_blocks(model, path.name)
 
 
 def _module_name(name: str) -> str | None:
@@ -247,7 +253,8 @@ def _module_name(name: str) -> str | None:
 
 def _row_order(rows: int, heads: int) -> Tensor:
     """Undoes the order in which llama.cpp wants rows for its rotary positions."""
-    return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
+    places = torch.arange(rows, device="cpu")
+    return places.view(heads, rows // heads // 2, 2).transpose(1, 2).flatten()
 
 
 def _blocks(
@@ -296,6 +303,26 @@ def _require_all(model: nn.Module, path: Path) -> None:
         )
 
 
+def finish_blocks(model: Any, name: str) -> Any:
+    """Make all of a model in blocks compute each row alone, or unpack it where no kernel runs."""
+    model.config.dtype = torch.float32
+    reason = unsupported_reason()
+    if reason is None:
+        _compute_each_row(model)
+        model.set_attn_implementation(EACH_TOKEN)
+        return model.eval()
+    stored = sum(weight.nbytes for weight in quantized_weights(model).values()) / 1e9
+    unpack_weights(model)
+    unpacked = sum(parameter.nbytes for parameter in model.parameters()) / 1e9
+    warnings.warn(
+        f"{name} is unpacked to float32, {unpacked:.2f} GB instead of {stored:.2f}, and decodes "
+        f"slower: no kernel multiplies its blocks as they are here ({reason}).",
+        KernelNotice,
+        stacklevel=3,
+    )
+    return model.eval()
+
+
 def _compute_each_row(model: nn.Module) -> None:
     """Norms and activations whose rows do not depend on what else is computed."""
     for parent in list(model.modules()):
@@ -329,11 +356,7 @@ def quantize_model(model: Any, quantize: str, name: str) -> Any:
         weight = _quantized(model.lm_head, "the lm_head", _VOCABULARY_KIND, name)
         model.lm_head = QuantizedLinear(weight, model.lm_head.bias)
     model.set_input_embeddings(QuantizedEmbedding(vocabulary))
-    model = model.float()
-    _compute_each_row(model)
-    model.config.dtype = torch.float32
-    model.set_attn_implementation(EACH_TOKEN)
-    return model.eval()
+    return finish_blocks(model.float(), name)
 
 
 def _quantized(module: nn.Module, place: str, kind: Kind, name: str) -> QuantizedWeight:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from domino_spec.errors import TargetError
-from domino_spec.quantization.modules import quantized_weights
+from domino_spec.quantization.modules import weights_in_words
 from domino_spec.targets.cache import TargetCache
 from domino_spec.targets.recurrent import find_recurrent_modules
 from domino_spec.targets.support import (
@@ -114,10 +114,10 @@ class Target:
 
     @property
     def dtype_name(self) -> str:
-        """The same in words, with the kinds of quantised weights."""
+        """The same in words, with the kinds of quantised weights and what multiplies them."""
         name = str(self.dtype).removeprefix("torch.")
-        kinds = sorted({weight.kind for weight in quantized_weights(self.model).values()})
-        return f"{name} ({' and '.join(kinds)} weights)" if kinds else name
+        weights = weights_in_words(self.model)
+        return name if weights is None else f"{name} ({weights})"
 
     @property
     def packing_refusal(self) -> str | None:

@@ -31,8 +31,7 @@ from domino_spec.quantization import QuantizedWeight, ScaledKind, ScaledWeight
 from domino_spec.quantization.modules import QuantizedEmbedding, QuantizedLinear
 from domino_spec.quantization.reference import BLOCK
 from domino_spec.quantization.scaled import pack_int4, paired
-from domino_spec.targets.quantized import FAMILIES, QuantizationNotice
-from domino_spec.targets.support import EACH_TOKEN
+from domino_spec.targets.quantized import FAMILIES, QuantizationNotice, finish_blocks
 
 GPU_FAMILIES = ("granite", *FAMILIES)
 FP8_CAPABILITY = (8, 9)
@@ -253,7 +252,7 @@ def load_for_cpu(
     """The model of a checkpoint in GGUF's blocks, which CPUs multiply; what is lost is said."""
     model = load_quantized(
         place, config, scheme, name=name, options=options, device=torch.device("cpu"),
-        dtype=torch.float32, attn_implementation=EACH_TOKEN,
+        dtype=torch.float32,
     )  # fmt: skip
     kinds: Counter[str] = Counter()
     for path, module in list(model.named_modules()):
@@ -271,7 +270,6 @@ def load_for_cpu(
         head = _checked(name, "the lm_head", lambda: quantize(model.lm_head.weight))
         model.lm_head = QuantizedLinear(head, model.lm_head.bias)
     model.set_input_embeddings(QuantizedEmbedding(table))
-    model.config.dtype = torch.float32
     how = {
         "Q4_1": "its 4-bit numbers and their scales as they are, scale times zero point rounded to "
         "float16",
@@ -281,12 +279,12 @@ def load_for_cpu(
     said = "; ".join(f"{count} × {kind}: {how[kind]}" for kind, count in sorted(kinds.items()))
     warnings.warn(
         f"{name} is {scheme.words}, which a CPU runs in GGUF's blocks ({said}). Embedding and "
-        "lm_head are rounded to Q8_0, and products round what they read to 8 bits. On a GPU the "
-        "checkpoint runs as it is.",
+        "lm_head are rounded to Q8_0, and the kernel rounds what products read to 8 bits. On a GPU "
+        "the checkpoint runs as it is.",
         QuantizationNotice,
         stacklevel=3,
     )
-    return model.eval()
+    return finish_blocks(model, name)
 
 
 def _load_linear(
