@@ -93,17 +93,17 @@ def assert_all_fit(arch, *shapes):
 @pytest.mark.parametrize("arch", sm90.ROOM)
 def test_attention_of_other_shapes(arch):
     assert_all_fit(
-        arch, "block", "windowed", "widest", "narrow", "uneven", "wide", "wide_token",
+        arch, "block", "windowed", "widest", "narrow", "wide", "wide_token",
         "partly_rotated", "sinks",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", sm90.ROOM)
-@pytest.mark.parametrize(("shapes", "spills"), [("exact", 1024), ("branched", 32)])
-def test_attention_of_float32_and_of_trees_finds_room(shapes, spills, arch):
+@pytest.mark.parametrize(("shapes", "spills"), [("exact", 1024), ("branched", 32), ("uneven", 32)])
+def test_attention_that_spills_a_few_numbers_finds_room(shapes, spills, arch):
     """Registers do not suffice, which costs time; shared memory must.
 
-    A tree's mask and a cache's pages take the last of them, a few numbers a thread.
+    A tree's mask takes the last of them on every architecture, heads of 96 on sm_120.
     """
     found = launched(shapes, arch=arch)[shapes]
     assert found["_attend"]["shared"] <= sm90.ROOM[arch]
