@@ -77,10 +77,12 @@ _HEAD_TO_HEAD_REMARKS = {
     "6a32e54": (
         "Two runs on the same two CPU cores, one after the other: a GGUF's own blocks "
         "(`--quantize keep`) and the same file unpacked to float32. Blocks decode plainly 1.62 "
-        "times as fast and with drafts 1.17 times; drafts gain less there, since the drafter is "
-        "still float32 and each token attends by itself. llama.cpp (llama-cpp-python 0.3.36, the "
-        "same file, two threads, two other prompts) decoded plainly at 78 to 85 tokens/s (no "
-        "record): here products are a third of a token's 35 ms, the rest is PyTorch's operations."
+        "times as fast and with drafts 1.17 times; drafts gain less there, since at that commit "
+        "the drafter was float32 and each token attended by itself. llama.cpp (llama-cpp-python "
+        "0.3.36, the same file, two threads, two other prompts) decoded plainly at 78 to 85 "
+        "tokens/s, three times as fast (no record): products were a third of a token's 35 ms, "
+        "the rest PyTorch's operations. Since then all layers are one compiled call; aarch64 is "
+        "not measured anew."
     ),
     "b3450827402d": (
         "A GGUF's own blocks on two x86-64 threads with AVX-512 and VNNI, in turns with "
