@@ -66,6 +66,7 @@ def package(monkeypatch, *, offloads=False):
     module, speculative = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
     module.Llama, module.__version__ = Llama, "9.9"
     module.llama_supports_gpu_offload = lambda: offloads
+    module.llama_print_system_info = lambda: b"CPU : SSE3 = 1 | AVX512 = 0 | AVX2 = 1 | "
     speculative.LlamaPromptLookupDecoding = LlamaPromptLookupDecoding
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(sys.modules, speculative.__name__, speculative)

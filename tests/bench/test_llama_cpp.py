@@ -71,7 +71,7 @@ def test_the_package_answers_the_same_prompts_by_as_many_tokens(tmp_path, monkey
     assert row[HEADS.index("same text")] == "0 of 3"
     assert row[HEADS.index("speedup")].endswith("×")
     assert not any("differ from plain" in caveat for caveat in caveats(run))
-    assert "llama.cpp (llama-cpp-python 9.9, threads: 3)" in how_measured(run)
+    assert "llama.cpp (llama-cpp-python 9.9 with SSE3, AVX2, threads: 3)" in how_measured(run)
     assert "another implementation" in [row[1] for row in taking_part_rows(run)]
 
 

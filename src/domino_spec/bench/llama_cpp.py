@@ -11,6 +11,7 @@ import http.client
 import importlib
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -156,7 +157,7 @@ class LlamaPackage(LlamaCpp):
     def __init__(self, name: str, *, lookup: int | None, device: torch.device) -> None:
         super().__init__(name, lookup=lookup)
         self._module = importlib.import_module(_PACKAGE)
-        self.version = str(self._module.__version__)
+        self.version = f"{self._module.__version__}{_instructions(self._module)}"
         self._offloads = bool(self._module.llama_supports_gpu_offload())
         if device.type != "cpu" and not self._offloads:
             raise InputError(
@@ -417,6 +418,13 @@ class StartedServer(LlamaServer):
             f"{' / '.join(lines[-_LOG_LINES:]) or 'it said nothing'}. Expected a llama.cpp that "
             f"knows this model and these options; take a newer one."
         )
+
+
+def _instructions(package: Any) -> str:
+    """What it was built to use, without which its speed says little: " with AVX2, FMA"."""
+    said = package.llama_print_system_info().decode(errors="replace")
+    found = re.findall(r"(\w+) = 1\b", said)
+    return f" with {', '.join(found)}" if found else ""
 
 
 def _version(program: str) -> str:
