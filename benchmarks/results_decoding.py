@@ -34,8 +34,7 @@ TRAINED = "head_to_head_train.jsonl"
 _HEAD_TO_HEAD_REMARKS = {
     "ba74ffc72d7f": (
         "The depth chosen cycle by cycle, then fixed depths of 2 and 3, one after the other: with "
-        "drafts in blocks of 6 a depth of 3 is level with what the drafter's own chances choose. "
-        "A second run of the first had 1.44 times (no record)."
+        "drafts in blocks of 6 a depth of 3 is level with what the drafter's own chances choose."
     ),
     "851e76826c9c": (
         "From commit 851e768 on smollm2-135m-instruct-cpu drafts blocks of 6; the one before, of "
