@@ -34,7 +34,9 @@ TRAINED = "head_to_head_train.jsonl"
 _HEAD_TO_HEAD_REMARKS = {
     "ba74ffc72d7f": (
         "The depth chosen cycle by cycle, then fixed depths of 2 and 3, one after the other: with "
-        "drafts in blocks of 6 a depth of 3 is level with what the drafter's own chances choose."
+        "drafts in blocks of 6 a depth of 3 is level with a threshold on the drafter's own "
+        "probabilities, which chose for one sequence on a CPU at that commit. Later commits choose "
+        "a depth by acceptance and costs."
     ),
     "851e76826c9c": (
         "From commit 851e768 on smollm2-135m-instruct-cpu drafts blocks of 6; the one before, of "

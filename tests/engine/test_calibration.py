@@ -267,7 +267,7 @@ def test_a_cycle_is_of_the_kind_that_some_sequence_needs():
     engine = make_engine(make_target("llama"), random_drafter(), slots=4)
     engine.policy = policy = Asked(depth=3)
     greedy = SamplingParams(max_new_tokens=30)
-    alone = Batch(1, confident=engine.target.device.type == "cpu")
+    alone = Batch(1)
     run_engine(engine, PROMPTS[:1], params=[greedy])
     assert set(policy.batches) == {alone}
     assert set(policy.shown) == {(3, False)}

@@ -12,21 +12,13 @@ from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Packed, Parts
 from domino_spec.engine.models import load_model
 from domino_spec.engine.models.base import Shape
-from domino_spec.engine.policy import Costs, DepthPolicy, Drafts
 from domino_spec.engine.sampling import Draws
-from domino_spec.engine.verify_lengths import AcceptanceModel, likely_drafts
 from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.drafts import DraftContext
 from domino_spec.quantization.modules import quantized_weights
 from domino_spec.targets import Target, load_target
 from tests.engine.runs import make_engine, own, run_engine, run_reference
-from tests.support.families import (
-    drafter_config,
-    make_model,
-    make_target,
-    random_drafter,
-    random_prompts,
-)
+from tests.support.families import drafter_config, make_model, random_drafter, random_prompts
 from tests.support.ggufs import write_gguf
 
 NEW = 12
@@ -85,74 +77,6 @@ def test_the_engine_says_what_the_reference_loop_says(targets, family, batch):
     undrafted = make_engine(target)
     assert run_engine(undrafted, prompts, max_new_tokens=NEW)[0] == plain
     assert run_engine(undrafted, prompts, max_new_tokens=NEW, **SAMPLED)[0] == sampled
-
-
-class Confident(DepthPolicy):
-    """Always such a threshold, where one may be had."""
-
-    def __init__(self, depth: int, threshold: float) -> None:
-        super().__init__(Costs({1: {0: 1.0, depth: 1.1}}), depth)
-        self.threshold, self.heard = threshold, []
-
-    def choose(self, batch):
-        self._last = batch
-        return Drafts(self._depth, threshold=self.threshold if batch.confident else 0.0)
-
-    def record(self, accepted, depth, reached=(), *, sampled):
-        assert accepted <= depth <= len(reached) or not reached
-        self.heard.append((accepted, depth, reached))
-        super().record(accepted, depth, reached, sampled=sampled)
-
-
-ONE_BY_ONE = {"greedy": {}, "sampled": SAMPLED, "penalised": {"repetition_penalty": 1.3}}
-
-
-@pytest.mark.parametrize("family", ["llama", "float32"])
-@pytest.mark.parametrize("kind", ONE_BY_ONE)
-def test_one_sequence_verifies_its_likely_drafts_alone(targets, family, kind):
-    """Whatever the threshold: with the compiled rollout, which ends early, and without."""
-    target = make_target("llama") if family == "float32" else targets[family]
-    params = {"max_new_tokens": 2 * NEW, **ONE_BY_ONE[kind]}
-    head = DominoHeadConfig(gru_hidden_dim=32, emb_dim=32, pure_draft_prefix_len=1)
-    drafter = drafter_for(target, head=head)  # heads of whole blocks are compiled
-    depths = {}
-    plain = [run_engine(make_engine(target), [p], **params)[0] for p in PROMPTS[:2]]
-    for threshold in (0.0, 0.05, 1.1):
-        engine = make_engine(target, drafter)
-        engine.policy = policy = Confident(engine.depth, threshold)
-        engine._chances = AcceptanceModel(engine.depth, engine.target.device)
-        engine._make_slots(8, None)
-        found = [run_engine(engine, [prompt], **params)[0] for prompt in PROMPTS[:2]]
-        assert found == plain, threshold
-        if threshold:
-            for _, depth, reached in policy.heard:
-                assert all(chance >= threshold for chance in reached[:depth])
-                assert all(chance < threshold for chance in reached[depth:])
-        depths[threshold] = sum(depth for _, depth, _ in policy.heard) / len(policy.heard)
-    assert depths[0.0] == engine.depth > depths[0.05] > depths[1.1] == 0
-
-
-def test_a_cycle_that_verified_none_is_no_plain_step():
-    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
-    engine._chances = AcceptanceModel(engine.depth, engine.target.device)
-    engine._make_slots(1, None)
-    engine.policy = policy = Confident(engine.depth, 1.1)
-    seen = []
-    policy.observe = lambda _batch, drafts, _seconds: seen.append(drafts)
-    run_engine(engine, PROMPTS[:1], max_new_tokens=NEW)
-    assert len(policy.heard) == NEW - 1
-    assert seen == []
-    policy.threshold = 1e-4
-    run_engine(engine, PROMPTS[:1], max_new_tokens=NEW)
-    assert seen
-    assert all(0 < drafts.depth <= engine.depth for drafts in seen)
-
-
-def test_chances_that_are_no_numbers_are_none():
-    chances = [torch.tensor([[0.9, 0.8]]), torch.tensor([[torch.nan, 0.9]])]
-    reached, count = likely_drafts(chances, 0.5)
-    assert reached.tolist() == [pytest.approx([0.9, 0.72, 0.0, 0.0])]
-    assert count == 2
 
 
 @pytest.mark.usefixtures("packing_small_weights")

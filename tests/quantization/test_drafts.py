@@ -14,8 +14,6 @@ from domino_spec.quantization.drafts import DraftRollout
 pytestmark = pytest.mark.skipif(kernel() is None, reason="there is no compiler")
 LEVEL = 0.02
 """How far a number that rounds to the next of 8 bits may move a logit, of the logits' size."""
-TIMES = 0.1
-"""And a chance, of its own."""
 
 
 class Rounded:
@@ -102,18 +100,10 @@ def test_drafts_are_the_reference_rollouts(made, prefix, batch, threads, tokens,
     torch.set_default_dtype(torch.bfloat16)  # C writes float32 all the same
     try:
         found = [rollout.run(hidden, anchors) for _ in range(3)]
-        all_drafts, chances = rollout.run_until(hidden, anchors, 0.0)
-        reached = chances.cumprod(dim=1)
-        threshold = float(reached[:, depth // 2].max()) * 1.001
-        fewer, alike = rollout.run_until(hidden, anchors, threshold)
     finally:
         torch.set_num_threads(before)
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(found[0], again) for again in (*found, all_drafts))
-    made = 1 + int((reached >= threshold).any(dim=0).sum())  # for the one that has most
-    assert made <= depth // 2 + 1
-    assert torch.equal(fewer, all_drafts[:, :made])
-    assert torch.equal(alike, chances[:, :made])
+    assert all(torch.equal(found[0], again) for again in found)
     base_alone = base.argmax(dim=2) if ids is None else ids[base.argmax(dim=2)]
     assert (expected != base_alone).any()  # the head matters
     names = list(range(rows)) if ids is None else ids.tolist()
@@ -121,8 +111,6 @@ def test_drafts_are_the_reference_rollouts(made, prefix, batch, threads, tokens,
         for index in range(depth):
             logits, token = seen[index][row], found[0][row, index].item()
             if token == expected[row, index].item():
-                wanted = logits.softmax(dim=0).max().item()
-                assert chances[row, index].item() == pytest.approx(wanted, rel=TIMES)
                 continue
             gap = logits.max() - logits[names.index(token)]
             assert gap < LEVEL * logits.abs().max(), (row, index)

@@ -250,12 +250,7 @@ class BlockDrafter(ModelDrafter):
         vocabulary = self._vocabulary
         plain = isinstance(sampler, Draws) and sampler.temperature is None and sampler.kept is None
         if self._rollout is not None and self.candidates is None and plain:
-            assert isinstance(sampler, Draws)
-            if sampler.chances is None:
-                return self._rollout.run(hidden, anchors)
-            drafts, chances = self._rollout.run_until(hidden, anchors, sampler.threshold)
-            sampler.chances.append(chances)
-            return drafts
+            return self._rollout.run(hidden, anchors)
         if self._head is None and self.candidates is None:
             logits = vocabulary.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
             return sampler.choose_drafts(logits, starts, vocabulary.tokens)
@@ -270,7 +265,7 @@ class BlockDrafter(ModelDrafter):
             self._head,
             embedding=vocabulary.embedding,
             noise=self._noise(sampler, starts),
-            keep=sampler.keeps,
+            keep=sampler.kept is not None,
             **common,
         )
         if kept is not None:

@@ -72,7 +72,7 @@ _GPU_PAIRS, _CPU_PAIRS = 1 << 26, 1 << 24
 """
 
 
-@dataclass
+@dataclass(frozen=True)
 class Launch:
     """Work on the device for some sequences, whose report is still to come."""
 
@@ -85,8 +85,6 @@ class Launch:
     """What its sequences have committed already, where these are hooked."""
     batch: Batch | None = None
     """For what a policy chose the plan, where one did."""
-    verified: int | None = None
-    """How many drafts it has verified, where a threshold said that."""
 
 
 class Engine:
@@ -473,11 +471,9 @@ class Engine:
         before, self._reported = self._reported, time.perf_counter() if alone else None
         if before is None or self._reported is None or self.policy is None or len(launches) != 1:
             return
-        plan, batch, verified = launches[0].plan, launches[0].batch, launches[0].verified
-        drafts = Drafts(plan.depth, plan.nodes, plan.budget)
-        if verified is not None:
-            drafts = Drafts(verified)
-        if batch is not None and verified != 0:  # which is no plain step: it drafted in vain
+        plan, batch = launches[0].plan, launches[0].batch
+        if batch is not None:
+            drafts = Drafts(plan.depth, plan.nodes, plan.budget)
             self.policy.observe(batch, drafts, self._reported - before)
 
     def _admit(self) -> None:
@@ -609,14 +605,7 @@ class Engine:
             size = self.runner.size_of(len(params))
             timed = not plan.on_host
             ragged = self.has_chances and len(params) >= LEAST_RAGGED and timed
-            confident = (
-                self.has_chances and len(params) == 1 and timed
-                and self.target.device.type == "cpu" and not plan.uncoupled and not plan.scored
-            )  # fmt: skip
-            batch = Batch(
-                size, plan.kinds, drawn, trees=plan.nodes > 0, ragged=ragged, timed=timed,
-                confident=confident,
-            )  # fmt: skip
+            batch = Batch(size, plan.kinds, drawn, trees=plan.nodes > 0, ragged=ragged, timed=timed)
             known = self._kinds[drafts] = (sequences, plan, batch)
         return known[1:]
 
@@ -630,9 +619,8 @@ class Engine:
         """Wait for a report and commit what it says, up to each sequence's end."""
         report, places = launch.report(), launch.plan.depth + 1
         nodes, budget = launch.plan.nodes, launch.plan.budget
-        shortened = budget > 0 or launch.plan.threshold > 0
         width = places + 1 + (places - 1 + 2 * (nodes + 1) if nodes else 0)
-        width += places if shortened else 0
+        width += places if budget else 0
         table = ScoreTable(report[:, width:], places) if launch.plan.scored else None
         rows = report[:, :width].tolist()
         outputs = []
@@ -659,11 +647,7 @@ class Engine:
                 sequence.cycles += 1
                 if self.policy is not None and launch.plan.depth and not budget:
                     sampled = sequence.params.samples
-                    if launch.plan.threshold:
-                        launch.verified = row[places + 1]
-                        reached = [each / MILLION for each in row[places + 2 :] if each]
-                        self.policy.record(accepted, launch.verified, reached, sampled=sampled)
-                    elif tree is None:
+                    if tree is None:
                         self.policy.record(accepted, launch.plan.depth, sampled=sampled)
                     else:
                         self.policy.record_tree(tree.path, tree.parents, sampled=sampled)
@@ -673,7 +657,7 @@ class Engine:
                 taken = self._take(sequence, tokens)
             accepted, drafts = min(accepted, len(taken)), 0
             if not launch.prefill and sequence.error is None:
-                deep, ranks = row[places + 1] if shortened else launch.plan.depth, None
+                deep, ranks = row[places + 1] if budget else launch.plan.depth, None
                 if tree is not None:
                     deep, ranks = tree.depth, tree.ranks[:accepted]
                 drafts = sequence.end_cycle(len(taken), accepted, deep, ranks)

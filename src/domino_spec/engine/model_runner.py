@@ -37,12 +37,7 @@ from domino_spec.engine.models.base import InferenceModel
 from domino_spec.engine.sampling import DraftLogits, Draws, needs_filter
 from domino_spec.engine.scores import AT_ONCE, prompt_columns, score_columns
 from domino_spec.engine.slots import Slots
-from domino_spec.engine.verify_lengths import (
-    AcceptanceModel,
-    RaggedBlocks,
-    likely_drafts,
-    report_likely,
-)
+from domino_spec.engine.verify_lengths import AcceptanceModel, RaggedBlocks
 from domino_spec.errors import InputError
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -82,8 +77,6 @@ class Plan:
     """Drafts of a tree that is up to `depth` deep; 0 verifies a chain."""
     budget: int = 0
     """Drafts of a chain that a sequence verifies on average, by their chances; 0 verifies all."""
-    threshold: float = 0.0
-    """Of one sequence drafts are verified as long as they are so likely to be reached and right."""
     sampled: bool = False
     """Whether some sequence draws its tokens."""
     uncoupled: bool = False
@@ -305,9 +298,6 @@ class Drafted:
     """What the drafts were drawn from, where some accept rule asks for it."""
     ragged: RaggedBlocks | None = None
     """What of the block is verified; None where all of it is."""
-    reached: Tensor | None = None
-    """Where a threshold ended one sequence's block: how likely each draft made is to be reached and
-    right, [1, drafts]."""
 
     @cached_property
     def tokens(self) -> Tensor:
@@ -483,8 +473,8 @@ class ModelRunner:
 
         Gives [sequences, depth + 2], or what `commit_tree` gives. The first `accepted + 1` of the
         tokens are committed. Where lengths differ a column says how many drafts were verified, and
-        one for each place what a budget so large had promised, or with a threshold how likely its
-        draft was. If tokens are scored, columns of `score_columns` follow.
+        one for each place what a budget so large had promised. If tokens are scored, columns of
+        `score_columns` follow.
         """
         starts, draws = self.slots.lengths[slots], self.draws(slots, plan)
         try:
@@ -499,10 +489,7 @@ class ModelRunner:
         if drafted.tree is not None:
             return self._report_tree(chosen, logits, drafted, plan)
         lengths = None if drafted.ragged is None else drafted.ragged.lengths
-        report = self.report(chosen, logits, drafted.block, slots, plan, accepted, lengths=lengths)
-        if drafted.reached is None:
-            return report
-        return report_likely(report, drafted.reached, plan.depth)
+        return self.report(chosen, logits, drafted.block, slots, plan, accepted, lengths=lengths)
 
     def draws(self, slots: Tensor, plan: Plan) -> Draws:
         """How these slots' sequences choose in such a cycle."""
@@ -549,7 +536,7 @@ class ModelRunner:
         if not plan.depth:
             return Drafted(AttentionMetadata(slots, starts, 1), anchors.unsqueeze(1))
         assert self.drafter is not None
-        sampler = draws.for_drafts(starts, keep=plan.budget > 0, threshold=plan.threshold)
+        sampler = draws.for_drafts(starts, keep=plan.budget > 0)
         common: dict[str, Any] = {
             "slots": slots, "starts": starts, "depth": plan.depth, "sampler": sampler
         }  # fmt: skip
@@ -565,12 +552,8 @@ class ModelRunner:
                 lengths = self.chances.choose(sampler.kept or [], sharing, plan.budget)
                 ragged = RaggedBlocks(lengths, plan.depth + 1)
                 return Drafted(ragged.metadata, block, drawn_from=drawn_from, ragged=ragged)
-            reached = None
-            if sampler.chances is not None:
-                reached, count = likely_drafts(sampler.chances, plan.threshold)
-                block = block[:, : count + 1]
             metadata = AttentionMetadata(slots, starts, block.shape[1])
-            return Drafted(metadata, block, drawn_from=drawn_from, reached=reached)
+            return Drafted(metadata, block, drawn_from=drawn_from)
         tree = self.drafter.propose_tree(anchors, nodes=plan.nodes, **common)
         metadata = AttentionMetadata(
             slots,

@@ -5,8 +5,7 @@ accepted. In a large batch, or on a processor that is busy with a small one, few
 sometimes none. The same holds where choosing a token is expensive: every verified draft is sampled
 or penalised. A tree accepts more than a chain of as many drafts, which may be worth its making. And
 a batch may verify the likeliest drafts of all its sequences, some of one and many of another
-(`verify_lengths`), which is worth more than as many of each. One sequence on a CPU verifies drafts
-as long as each is likely enough to be worth its own cost.
+(`verify_lengths`), which is worth more than as many of each.
 """
 
 from __future__ import annotations
@@ -46,10 +45,6 @@ _COMMON_SHARE, _OWN_SHARE = 0.1, 0.1
 _KEPT = 0.996
 """Of what is known of one kind of cycle alone, after each cycle."""
 _EXPLORED_EVERY, _REFRESHED_EVERY = 16, 512
-_OF_ITS_COST = 0.6
-"""The share of what verifying one more draft costs that it must bring alone: others may follow."""
-_LEAST_LIKELY = 0.02
-"""A draft that is less likely to be reached and right is never verified."""
 _PAUSE = 10.0
 """A cycle that took so many times what was expected was interrupted."""
 
@@ -60,14 +55,12 @@ Seconds = Mapping[int, Mapping[int, float]]
 class Drafts(NamedTuple):
     """What a cycle verifies: a chain of `depth` drafts, or a tree of `nodes` up to `depth` deep.
 
-    Or of chains of `depth` drafts so many as make `budget` a sequence, on average; or of one chain
-    those before the first that is less likely than `threshold` to be reached and right.
+    Or of chains of `depth` drafts so many as make `budget` a sequence, on average.
     """
 
     depth: int
     nodes: int = 0
     budget: int = 0
-    threshold: float = 0.0
 
     @property
     def is_chain(self) -> bool:
@@ -192,10 +185,6 @@ class Acceptance:
     so it holds while chains are run."""
     cycles: int = field(init=False, default=0)
     """How many were recorded."""
-    promised: float = field(init=False, default=_PRIOR_WEIGHT)
-    """Drafts that a drafter's own chances promised, where these chose how many to verify, ..."""
-    kept: float = field(init=False, default=_PRIOR_WEIGHT)
-    """... and those of them that were accepted."""
 
     def __post_init__(self) -> None:
         self.offered, self.accepted = [0.0] * self.depth, [0.0] * self.depth
@@ -204,28 +193,10 @@ class Acceptance:
         self.trees_seen, self.trees_gained = [0.0] * self.nodes, [0.0] * self.nodes
         self.trees_tried = [0] * self.nodes
 
-    def record(self, accepted: int, depth: int, reached: Sequence[float] = ()) -> None:
-        """One sequence's cycle: `accepted` of `depth` drafts.
-
-        With a threshold `reached` says how likely each draft that was made is to be reached and
-        right. The first that was not verified counts as often accepted as it was likely: it was
-        left because of that, and drafts that are verified are the likelier ones.
-        """
+    def record(self, accepted: int, depth: int) -> None:
+        """One sequence's cycle: `accepted` of `depth` drafts."""
         self.cycles += 1
         self._record_chain(accepted, depth)
-        if not reached:
-            return
-        reliability = self.reliability
-        self.promised = _FORGETTING * self.promised + sum(reached[:depth])
-        self.kept = _FORGETTING * self.kept + accepted
-        if accepted == depth < len(reached):
-            before = reached[depth - 1] if depth else 1.0
-            self._record_draft(depth, min(1.0, reliability * reached[depth] / before))
-
-    @property
-    def reliability(self) -> float:
-        """What the drafter's own chances kept of what they promised."""
-        return self.kept / self.promised
 
     def record_tree(self, path: Sequence[int], parents: Sequence[int]) -> None:
         """One sequence's cycle: the accepted nodes of a tree in which each has such a parent.
@@ -251,14 +222,12 @@ class Acceptance:
 
     def _record_chain(self, accepted: int, depth: int) -> None:
         for position in range(min(depth, accepted + 1)):
-            self._record_draft(position, float(position < accepted))
+            self.offered[position] = self.offered[position] * _FORGETTING + 1.0
+            self.accepted[position] *= _FORGETTING
+            self.accepted[position] += float(position < accepted)
+            self.hoped[position] *= _FORGETTING
         known = sum(self.accepted) + _PRIOR_WEIGHT * _PRIOR_CHANCE
         self._overall = known / (sum(self.offered) + _PRIOR_WEIGHT)
-
-    def _record_draft(self, position: int, accepted: float) -> None:
-        self.offered[position] = self.offered[position] * _FORGETTING + 1.0
-        self.accepted[position] = self.accepted[position] * _FORGETTING + accepted
-        self.hoped[position] *= _FORGETTING
 
     def _further(self, start: int, depth: int | None = None) -> float:
         """Expected drafts of a chain that are accepted after the first `start`, which were."""
@@ -361,8 +330,6 @@ class Batch:
     """Whether they can verify different numbers of drafts."""
     timed: bool = True
     """Whether it will be known what their cycles took."""
-    confident: bool = False
-    """Whether a drafter's own chances can say how many drafts are verified."""
 
 
 class DepthPolicy:
@@ -386,11 +353,9 @@ class DepthPolicy:
         """Of budgets, by what sequences ask for."""
         self._last = Batch(1)
 
-    def record(
-        self, accepted: int, depth: int, reached: Sequence[float] = (), *, sampled: bool
-    ) -> None:
-        """One sequence's cycle: `Acceptance.record`."""
-        (self.drawn if sampled else self.acceptance).record(accepted, depth, reached)
+    def record(self, accepted: int, depth: int, *, sampled: bool) -> None:
+        """One sequence's cycle: `accepted` of `depth` drafts."""
+        (self.drawn if sampled else self.acceptance).record(accepted, depth)
 
     def record_tree(self, path: Sequence[int], parents: Sequence[int], *, sampled: bool) -> None:
         """One sequence's cycle: the accepted nodes of a tree."""
@@ -420,24 +385,7 @@ class DepthPolicy:
         else:
             self._last = batch
             self._plain.pop(batch.kinds, None)
-        chosen = self._explored(costs, batch, found)
-        if batch.confident and chosen.is_chain and chosen.depth and chosen == found:
-            return Drafts(self._depth, threshold=self._threshold(costs, batch))
-        return chosen
-
-    def _threshold(self, costs: Mapping[int, float], batch: Batch) -> float:
-        """The tokens that could be committed elsewhere while one more draft is verified.
-
-        It costs what drafts around the best depth do.
-        """
-        best = self._best(costs, batch)
-        around = sorted(costs)
-        place = around.index(best)
-        low, high = around[max(place - 1, 1)], around[min(place + 1, len(around) - 1)]
-        more = (costs[high] - costs[low]) / max(high - low, 1)
-        lost = _OF_ITS_COST * more * self.tokens(best, batch) / costs[best]
-        own = self.drawn if batch.drawn else self.acceptance
-        return min(max(lost / own.reliability, _LEAST_LIKELY), 1.0)
+        return self._explored(costs, batch, found)
 
     def _explored(self, costs: Mapping[int, float], batch: Batch, found: Drafts) -> Drafts:
         """Another chain instead, where it has hardly been seen, or plain decoding for long.

@@ -46,19 +46,12 @@ class Draws:
     rules: Tensor | None = None  # [batch]: places in `RULES`; None where all are coupled
     kept: list[DraftLogits] | None = field(default=None, compare=False)
     """Where drafts that are drawn leave what they were drawn from, one lot after the other."""
-    chances: list[Tensor] | None = field(default=None, compare=False)
-    """Where the softmax's chance of each best draft is left, [batch, n] a lot, if asked for."""
-    threshold: float = 0.0
-    """Drafting may end where the product of these is below."""
 
-    def for_drafts(self, starts: Tensor, *, keep: bool = False, threshold: float = 0.0) -> Draws:
+    def for_drafts(self, starts: Tensor, *, keep: bool = False) -> Draws:
         """How the drafts of a cycle from `starts` [batch] on are chosen.
 
-        Their logits are kept where an accept rule asks for them, or `keep` does; with a threshold
-        their chances.
+        Their logits are kept where an accept rule asks for them, or `keep` does.
         """
-        if threshold:
-            return replace(self.for_drafts(starts, keep=keep), chances=[], threshold=threshold)
         if self.rules is None:
             return replace(self, kept=[]) if keep else self
         assert self.temperature is not None
@@ -72,18 +65,10 @@ class Draws:
             kept=[],
         )
 
-    @property
-    def keeps(self) -> bool:
-        """Whether the logits that drafts were drawn from are looked at later."""
-        return self.kept is not None or self.chances is not None
-
     def keep(self, logits: Tensor, tokens: Tensor | None) -> None:
         """Logits [batch, n, k] that drafts were drawn from, where that is asked for."""
         if self.kept is not None:
             self.kept.append(DraftLogits(logits, tokens))
-        if self.chances is not None:
-            own = logits.float()
-            self.chances.append((own.amax(dim=-1) - own.logsumexp(dim=-1)).exp())
 
     def cut(self, logits: Tensor, count: int) -> Tensor:
         """Logits [batch * count, k] without the tokens that are cut off."""

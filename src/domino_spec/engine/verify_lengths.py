@@ -22,11 +22,6 @@ one with the best product among the next drafts of all sequences. Which one that
 drafts added before it, from which its logits follow, and not on itself. So the mean of the product
 of all sequences' M stays what it was without drafts: each sequence's tokens have the target's
 distribution, independent of the others'. A chance that looked at the drawn token would break this.
-
-**One sequence on a CPU** needs no learning, and no budget: it verifies drafts as long as they are
-likelier to be reached and accepted than what verifying one more costs, in tokens that could be had
-in that time (`policy`). There the chances are the drafter's own, those of its best tokens by its
-softmax, so that it drafts no further either. The argument above holds for them too.
 """
 
 from __future__ import annotations
@@ -39,7 +34,6 @@ from torch import Tensor
 
 from domino_spec.engine.attention import AttentionMetadata, Ragged
 from domino_spec.engine.kernels.lengths import (
-    MILLION,
     Lengths,
     Sequences,
     learn,
@@ -82,30 +76,6 @@ class AcceptanceModel:
     def learn(self, lengths: Lengths, accepted: Tensor) -> None:
         """So many drafts of each sequence were accepted."""
         learn(lengths, accepted, self.weights, self.information, self.prior)
-
-
-def likely_drafts(chances: Sequence[Tensor], threshold: float) -> tuple[Tensor, int]:
-    """How likely each of one sequence's drafts is reached and right; how many pass the threshold.
-
-    `chances` are of the drafts one lot after the other, [1, n] each; no number is no chance.
-    """
-    whole = chances[0] if len(chances) == 1 else torch.cat(list(chances), dim=1)
-    reached = whole.nan_to_num(0.0).cumprod(dim=1)
-    return reached, int((reached >= threshold).sum())
-
-
-def report_likely(report: Tensor, reached: Tensor, depth: int) -> Tensor:
-    """A report of fewer drafts than `depth` as one of so many: [1, 2 * depth + 3].
-
-    How many were verified follows, and in millionths how likely each was; 0 where none was made.
-    """
-    verified = report.shape[1] - 2
-    likely = (reached * MILLION).long()
-    whole = report.new_zeros(1, 2 * depth + 3)
-    whole[:, : report.shape[1]] = report
-    whole[:, depth + 2] = verified
-    whole[:, depth + 3 : depth + 3 + likely.shape[1]] = likely
-    return whole
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,7 @@ class Kernel:
         self._forward = library.domino_forward
         self._forward.argtypes = (pointer, pointer, *threads, pointer)
         self._draft = library.domino_draft
-        self._draft.argtypes = (
-            pointer, pointer, size, size, pointer, pointer, pointer, ctypes.c_float, *threads,
-            pointer,
-        )  # fmt: skip
+        self._draft.argtypes = (pointer, pointer, size, size, pointer, pointer, *threads, pointer)
         self._store = library.domino_store
         self._store.argtypes = (
             pointer, pointer, size, pointer, pointer, pointer, pointer, pointer, size, size,
@@ -205,22 +202,18 @@ class Kernel:
         hidden: Tensor,  # [batch, depth, hidden]
         anchors: Tensor,  # [batch]
         drafts: Tensor,  # [batch, depth]: what is written
-        chances: Tensor | None = None,  # [batch, depth], float32: written too
-        threshold: float = 0.0,
         *,
         blocks: int,
-    ) -> int:
-        """A rollout, as `DraftRollout` says; `blocks` are those of its lm_head. Drafts made."""
+    ) -> None:
+        """All drafts of a rollout, as `DraftRollout` says; `blocks` are those of its lm_head."""
         batch, depth, _ = hidden.shape
         threads = max(min(threads_here(), batch * depth * blocks // _GRAIN), 1)
-        made: int = self._draft(
+        failed = self._draft(
             head, address(hidden), batch, depth, address(anchors, torch.int64),
-            address(drafts, torch.int64), address(chances), threshold, threads, self._parallel,
-            self._team_size,
+            address(drafts, torch.int64), threads, self._parallel, self._team_size,
         )  # fmt: skip
-        if made < 0:
+        if failed:
             raise MemoryError(f"no memory for {depth} drafts of {batch} sequences: ask for fewer")
-        return made
 
     def store(
         self,

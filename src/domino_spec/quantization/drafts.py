@@ -55,19 +55,6 @@ class DraftRollout:
         self._kernel.draft(byref(self._head), hidden, anchors, drafts, blocks=self._blocks)
         return drafts
 
-    def run_until(self, hidden: Tensor, anchors: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-        """The first of these drafts [batch, n], and the chance that the softmax gives each.
-
-        The last one is the first whose chance, times those before it, is below the threshold.
-        """
-        hidden, anchors = hidden.contiguous(), anchors.contiguous()
-        drafts = hidden.new_empty(hidden.shape[:2], dtype=torch.int64)
-        chances = hidden.new_empty(hidden.shape[:2])
-        made = self._kernel.draft(
-            byref(self._head), hidden, anchors, drafts, chances, threshold, blocks=self._blocks
-        )
-        return drafts[:, :made], chances[:, :made]
-
 
 class _Context(Structure):
     _fields_ = [

@@ -1159,11 +1159,7 @@ typedef struct { /* a Domino head over a target's vocabulary; all widths are who
     size_t uncorrected; /* drafts that are the backbone's alone */
 } head;
 
-typedef struct {
-    float value;
-    size_t column;
-    float sum; /* over all logits, of exp(logit - value); where chances are wanted */
-} candidate;
+typedef struct { float value; size_t column; } candidate;
 
 typedef struct {
     crew crew;
@@ -1172,9 +1168,6 @@ typedef struct {
     const float *x; /* [batch, depth, width] */
     const int64_t *anchors; /* [batch] */
     int64_t *drafts; /* [batch, depth] */
-    float *chances; /* [batch, depth]: the softmax's of each draft; NULL where nobody asks */
-    float threshold; /* drafting ends where the product of the chances is below, for all sequences */
-    size_t made; /* drafts until then */
     x_block *rounded;
     float *base, *projected; /* [batch, depth, rows of the lm_head], [batch, depth, rank] */
     float *inputs, *kept; /* [batch, 3 * state]: what the GRU makes of a token, and of its state */
@@ -1232,18 +1225,7 @@ static void find_best(const float *logits, size_t count, size_t column, candidat
     for (; i < count; i++) most = logits[i] > most ? logits[i] : most;
     if (!(most > best->value)) return;
     for (i = 0; logits[i] != most;) i++;
-    *best = (candidate){most, column + i, 0};
-}
-
-/* The sum of exp(logit - most). */
-static float sum_exponentials(const float *logits, size_t count, float most) {
-    f16v sums = {0};
-    size_t i = 0;
-    for (; i + 16 <= count; i += 16) sums += exponential(LOAD(f16v, logits + i) - most);
-    float sum = 0;
-    for (int k = 0; k < 16; k++) sum += sums[k];
-    for (; i < count; i++) sum += expf(logits[i] - most);
-    return sum;
+    *best = (candidate){most, column + i};
 }
 
 typedef struct {
@@ -1268,10 +1250,8 @@ static void run_choice(void *argument) {
         size_t column = start * ROWS, last = end * ROWS < own->rows ? end * ROWS : own->rows;
         for (size_t r = 0; r < own->m; r++) {
             candidate *best = job->run->best + start / own->chunk_tiles * own->m + r;
-            const float *logits = own->out + r * own->stride + column;
-            *best = (candidate){-INFINITY, column, 0};
-            find_best(logits, last - column, column, best);
-            if (job->run->chances) best->sum = sum_exponentials(logits, last - column, best->value);
+            *best = (candidate){-INFINITY, column};
+            find_best(own->out + r * own->stride + column, last - column, column, best);
         }
     }
 }
@@ -1283,8 +1263,8 @@ static void run_drafts(void *argument) {
     const size_t width = head->width, size = head->state, rank = head->rank;
     worker self = join(&run->crew);
     size_t place = __atomic_fetch_add(&run->crew.joined, 1, __ATOMIC_RELAXED);
-    float *row = run->numbers + place * batch * (width + size + rank + 1), *state = row + batch * width;
-    float *activation = state + batch * size, *reached = activation + batch * rank;
+    float *row = run->numbers + place * batch * (width + size + rank), *state = row + batch * width;
+    float *activation = state + batch * size;
     x_block *read = run->blocks + place * batch * (width + size + rank) / BLOCK;
     x_block *states = read + batch * width / BLOCK, *activations = states + batch * size / BLOCK;
     rounding whole = {run->x, NULL, 0, 0, m, width, run->rounded, self.next++, 0};
@@ -1293,9 +1273,7 @@ static void run_drafts(void *argument) {
     multiply_rows(&self, &head->lm_head, 1, width, run->rounded, m, head->bias, NULL, run->base, rows);
     memset(state, 0, batch * size * sizeof *state);
     round_own(state, batch, size, states);
-    for (size_t r = 0; r < batch; r++) reached[r] = 1;
-    size_t index = 0;
-    for (; index < depth; index++) {
+    for (size_t index = 0; index < depth; index++) {
         for (size_t r = 0; r < batch; r++) {
             int64_t token = index ? __atomic_load_n(run->drafts + r * depth + index - 1, __ATOMIC_RELAXED) : run->anchors[r];
             domino_rows(head->embedding.kind, head->embedding.tiles, width / BLOCK, &token, 1, row + r * width);
@@ -1315,36 +1293,24 @@ static void run_drafts(void *argument) {
                        logits, depth * rows, chunk_of(rows, run->crew.threads), self.next++}, corrected, run};
         step(&self, run_choice, &job);
         size_t chunks = ((rows + ROWS - 1) / ROWS + job.correction.chunk_tiles - 1) / job.correction.chunk_tiles;
-        int likely = !run->chances;
         for (size_t r = 0; r < batch; r++) {
             candidate best = run->best[r];
             for (size_t c = 1; c < chunks; c++)
                 if (run->best[c * batch + r].value > best.value) best = run->best[c * batch + r];
             int64_t token = head->tokens ? head->tokens[best.column] : (int64_t)best.column;
             __atomic_store_n(run->drafts + r * depth + index, token, __ATOMIC_RELAXED); /* all store the same */
-            if (!run->chances) continue;
-            float sum = 0;
-            for (size_t c = 0; c < chunks; c++)
-                sum += run->best[c * batch + r].sum * expf(run->best[c * batch + r].value - best.value);
-            float chance = 1 / sum;
-            __atomic_store(run->chances + r * depth + index, &chance, __ATOMIC_RELAXED);
-            reached[r] *= chance;
-            likely |= reached[r] >= run->threshold;
         }
-        if (!likely) break;
     }
-    __atomic_store_n(&run->made, index < depth ? index + 1 : depth, __ATOMIC_RELAXED);
 }
 
-/* Greedy drafts [batch, depth] from the backbone's states; how many were made, or -1 where there is no memory. */
+/* Greedy drafts [batch, depth] from the backbone's states; 0, or -1 where there is no memory. */
 int domino_draft(const head *head, const float *x, size_t batch, size_t depth, const int64_t *anchors,
-                 int64_t *drafts, float *chances, float threshold, unsigned threads, team parallel, int (*team_size)(void)) {
+                 int64_t *drafts, unsigned threads, team parallel, int (*team_size)(void)) {
     enum { STEPS = 3, ONCE = 3 };
-    const size_t m = batch * depth, blocks = batch * (head->width + head->state + head->rank) / BLOCK;
+    const size_t m = batch * depth, own = batch * (head->width + head->state + head->rank);
     const size_t chunks = (head->lm_head.rows + ROWS - 1) / ROWS;
     rollout run = {.crew = {threads, parallel, team_size, NULL, 0, 0, 0}, .head = head, .batch = batch,
-                   .depth = depth, .x = x, .anchors = anchors, .drafts = drafts, .chances = chances,
-                   .threshold = threshold};
+                   .depth = depth, .x = x, .anchors = anchors, .drafts = drafts};
     run.crew.counters = calloc(ONCE + depth * STEPS + 1, sizeof *run.crew.counters);
     run.rounded = malloc(m * head->width / BLOCK * sizeof *run.rounded + 1);
     run.base = malloc(m * head->lm_head.rows * sizeof(float) + 1);
@@ -1352,12 +1318,12 @@ int domino_draft(const head *head, const float *x, size_t batch, size_t depth, c
     run.inputs = malloc(batch * 3 * head->state * sizeof(float) + 1);
     run.kept = malloc(batch * 3 * head->state * sizeof(float) + 1);
     run.best = malloc(batch * chunks * sizeof *run.best + 1);
-    run.numbers = malloc(threads * (blocks * BLOCK + batch) * sizeof(float) + 1);
-    run.blocks = malloc(threads * blocks * sizeof *run.blocks + 1);
+    run.numbers = malloc(threads * own * sizeof(float) + 1);
+    run.blocks = malloc(threads * own / BLOCK * sizeof *run.blocks + 1);
     int failed = !run.crew.counters || !run.rounded || !run.base || !run.projected || !run.inputs || !run.kept ||
                  !run.best || !run.numbers || !run.blocks;
     if (!failed) run_together(&run.crew, run_drafts, &run);
     free(run.crew.counters), free(run.rounded), free(run.base), free(run.projected), free(run.inputs);
     free(run.kept), free(run.best), free(run.numbers), free(run.blocks);
-    return failed ? -1 : (int)run.made;
+    return failed ? -1 : 0;
 }
