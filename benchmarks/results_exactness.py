@@ -49,7 +49,6 @@ def exactness(records: Path) -> str:
             | {"distinct tokens": field("distinct_tokens", ".0f")},
             [record for record in hybrids if "restored" not in record],
         ),
-        _without_engine(hybrids),
         "Audits of the same, all prompts in one batch; without the restored states each text has "
         "a bug, where its audit ends.",
         table(_RESTORED, [record for record in hybrids if "restored" in record]),
@@ -95,12 +94,6 @@ def audited(record: Record) -> str:
 def hybrid_loop(record: Record) -> str:
     """Which loop decoded hybrid targets; the first records are all of the reference loop."""
     return _LOOPS[record.get("loop", "reference")]
-
-
-def _without_engine(hybrids: list[dict[str, Any]]) -> str:
-    recorded = {record["target"] for record in hybrids if hybrid_loop(record) == "engine"}
-    missing = [name for name in dict.fromkeys(r["target"] for r in hybrids) if name not in recorded]
-    return f"Not on record on the engine: {'; '.join(missing)}." if missing else ""
 
 
 def _prompts(record: Record) -> str:

@@ -103,7 +103,7 @@ def test_exactness_of_hybrids_on_record_is_complete_and_clean():
     decoded = [r for r in records if "restored" not in r]
     assert Counter(map(hybrid_loop, decoded))["reference loop"] == 12
     on_engine = Counter((r["target"], r["rows"]) for r in decoded if hybrid_loop(r) == "engine")
-    assert set(on_engine.values()) == {4}  # every drafter
+    assert list(on_engine.values()) == [4] * 4  # every drafter, for two targets and batches
     assert all(r["differing_prompts"] == 0 < r["distinct_tokens"] for r in decoded)
     audits = {(r["target"], r["restored"]): r["bugs"] for r in records if "restored" in r}
     assert len(audits) == 4
