@@ -37,7 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 3,
         "causal_window": True,
     },
+    "layers in another order": {"target_layer_ids": (4, 1, 6)},
 }
+ORDER = {"layers in another order": r"\[4, 1, 6\]; (SGLang|vLLM) joins .* our own engine"}
 CANNOT = {
     "sglang": {
         "p 0": "pure_draft_prefix_len is 0; SGLang's rollout expects 1. Train",
@@ -46,10 +48,15 @@ CANNOT = {
         "markov": "a markov head; SGLang serves Domino heads",
         "reduced": "5 of 48 tokens; SGLang serves the target's whole vocabulary.*--to vllm",
         "reduced dflash": "5 of 48 tokens; SGLang serves the target's whole vocabulary",
+        **ORDER,
     },
     "speculators": {"markov": "a markov head; the speculators layout.*--to hf"},
-    "vllm": {"dflash with shift": "no head and shifted labels.*without our plugin.*--to hf"},
-    "vllm-dspark": dict.fromkeys(
+    "vllm": {
+        "dflash with shift": "no head and shifted labels.*without our plugin.*--to hf",
+        **ORDER,
+    },
+    "vllm-dspark": ORDER
+    | dict.fromkeys(
         ("dflash", "dflash with shift", "reduced dflash"), "no head.*dspark.*--to vllm"
     ),
     "hf": {},

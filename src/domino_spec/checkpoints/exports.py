@@ -125,9 +125,21 @@ def _lm_head_rows(rows: Tensor | None, config: DrafterConfig, owner: str) -> Ten
     return rows
 
 
+def _check_order(config: DrafterConfig, engine: str) -> None:
+    """Both engines join the states in the order in which they come."""
+    ids = config.target_layer_ids
+    if list(ids) != sorted(ids):
+        raise ExportError(
+            f"target_layer_ids are {list(ids)}; {engine} joins captured states in the order of the "
+            "target's layers, so that its drafts would be wrong. Serve this drafter with our "
+            "own engine, or train it with ids that increase."
+        )
+
+
 def check_sglang(config: DrafterConfig, dtype: torch.dtype) -> None:
     """Refuse what SGLang would refuse at start, or worse, serve as something else."""
     head = config.head
+    _check_order(config, "SGLang")
     if config.draft_vocab_size is not None:
         raise ExportError(
             f"the drafter proposes {config.draft_vocab_size} of {config.vocab_size} tokens; SGLang "
@@ -214,6 +226,7 @@ def speculators_config(shape: DrafterConfig, *, dtype: str) -> dict[str, Any]:
 
 def check_vllm(config: DrafterConfig, dtype: torch.dtype) -> None:  # noqa: ARG001
     """Refuse what vLLM would serve as something else without a word."""
+    _check_order(config, "vLLM")
     if config.head is None and config.shift_label:
         raise ExportError(
             "the drafter has no head and shifted labels (slot 0 predicts the first draft); a vLLM "
@@ -237,6 +250,7 @@ def vllm_config(shape: DrafterConfig, *, dtype: str) -> dict[str, Any]:
 
 def check_dspark(config: DrafterConfig, dtype: torch.dtype) -> None:  # noqa: ARG001
     """The speculator asks a head for a correction after every token."""
+    _check_order(config, "vLLM")
     if config.head is None:
         raise ExportError(
             "the drafter has no head, and vLLM's dspark method asks one for a correction after "

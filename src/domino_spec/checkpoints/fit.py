@@ -28,6 +28,8 @@ class TargetFacts:
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     thinking: str | None = None
+    architectures: tuple[str, ...] = ()
+    """Names of its model's class, as its configuration has them."""
 
 
 @dataclass(frozen=True, kw_only=True)

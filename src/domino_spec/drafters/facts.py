@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def read_target_facts(
     config = load_config(source, **origin)
     check_config(config, str(source))
     text = config.get_text_config()
-    return _facts(
+    found = _facts(
         text,
         None if shape_alone else load_tokenizer(source, **origin),
         name=str(source),
@@ -68,6 +69,7 @@ def read_target_facts(
         vocab_size=int(text.vocab_size),
         thinking=thinking,
     )
+    return replace(found, architectures=tuple(config.architectures or ()))
 
 
 def _facts(

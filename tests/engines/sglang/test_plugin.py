@@ -57,11 +57,15 @@ TARGETS = {
     "Qwen3ForCausalLM": True,
     "Qwen3MoeForCausalLM": True,
     "Qwen3NextForCausalLM": True,
+    "Qwen3_5ForConditionalGeneration": True,
+    "Qwen3_5MoeForConditionalGeneration": True,
     "GptOssForCausalLM": True,
     "Qwen2ForCausalLM": False,
     "Olmo2ForCausalLM": False,
     "GraniteForCausalLM": False,
     "Gemma3ForCausalLM": False,
+    "Gemma3ForConditionalGeneration": False,
+    "Qwen2_5_VLForConditionalGeneration": False,
 }
 """Whether SGLang hands a family's hidden states to a drafter, as docs/serving.md says."""
 

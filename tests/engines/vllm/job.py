@@ -7,6 +7,9 @@ and `record`, which also returns every block that was drafted.
 
 import multiprocessing
 import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from domino_spec.plugins.vllm import versions
@@ -27,6 +30,7 @@ CACHE_BYTES = 1 << 19
 """A tiny model's cache for a sequence: by default whole gigabytes are filled with zeros."""
 IMPORTED = ["vllm.entrypoints.llm", "vllm.v1.worker.cpu_worker", "compressed_tensors"]
 """What every engine needs, and takes seconds to import."""
+_OF_TORCHVISION = ("io", "transforms", "transforms.v2", "transforms.v2.functional")
 _FORKS = Forks(__name__)
 _KEPT: list[Any] = []
 
@@ -41,6 +45,8 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
     inspect_here()
+    if job.get("without_torchvision"):
+        _stand_in_for_torchvision()
     if "supported" in job:
         versions.SUPPORTED = tuple(map(tuple, job["supported"]))
     plain: dict[str, Any] = {
@@ -78,6 +84,22 @@ def inspect_here() -> None:
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda look: look()
+
+
+def _stand_in_for_torchvision() -> None:
+    """Modules that also read images import it with their text models, which never call it."""
+
+    class StandIn(ModuleType):
+        __path__: list[str] = []
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
+
+    for name in ("torchvision", *(f"torchvision.{part}" for part in _OF_TORCHVISION)):
+        sys.modules[name] = StandIn(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
 
 
 def keep(engine: Any) -> None:

@@ -118,10 +118,13 @@ def save_knowing_drafter(
     return save_drafter(drafter, folder, dtype=torch.float32)
 
 
-def save_random_drafter(folder: Path, *, seed: int, **changes: object) -> tuple[Path, DraftModel]:
+def save_random_drafter(
+    folder: Path, *, seed: int, dtype: torch.dtype = torch.float32, **changes: object
+) -> tuple[Path, DraftModel]:
     """Random weights of a scale at which context and prefix change the drafts.
 
-    A reduced vocabulary is a random one too, in no order.
+    A reduced vocabulary is a random one too, in no order. The drafter computes in float32 with
+    what `dtype` holds of its weights.
     """
     shape = replace(knowing_drafter(shift_label=True, prefix_len=1).config, **changes)
     drafter = DraftModel.untrained(shape, seed=seed)
@@ -137,4 +140,5 @@ def save_random_drafter(folder: Path, *, seed: int, **changes: object) -> tuple[
     if drafter.draft_tokens is not None:
         order = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))
         drafter.draft_tokens.copy_(order[: len(drafter.draft_tokens)])
-    return save_drafter(drafter, folder, dtype=torch.float32), drafter
+    drafter.to(dtype)
+    return save_drafter(drafter, folder, dtype=dtype), drafter.float()

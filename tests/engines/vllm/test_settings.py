@@ -1,5 +1,6 @@
 """What the plugin understands of a configuration and of a version; no vLLM is needed here."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,13 @@ def test_targets_that_scale_what_the_drafter_borrows_are_refused(target):
     with pytest.raises(ConfigError, match=next(iter(target))):
         refuse_unserved(SimpleNamespace(**target), SimpleNamespace())
     refuse_unserved(SimpleNamespace(logit_scale=1.0, embedding_multiplier=1), SimpleNamespace())
+
+
+def test_layers_that_are_joined_in_another_order_are_refused():
+    for ids, refused in (([4, 1, 6], True), ([1, 4, 6], False)):
+        draft = SimpleNamespace(dflash_config={"target_layer_ids": ids})
+        with pytest.raises(ConfigError, match=r"\[4, 1, 6\]") if refused else nullcontext():
+            refuse_unserved(SimpleNamespace(), draft)
 
 
 def test_causal_full_layers_are_refused():

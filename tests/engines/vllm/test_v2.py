@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from domino_spec.checkpoints import export_drafter, save_drafter
-from domino_spec.drafter import DominoHeadConfig
+from domino_spec.drafter import DominoHeadConfig, DraftModel
 from domino_spec.targets import Target, load_target
+from tests.engines.vllm.job import CACHE_BYTES
 from tests.engines.vllm.pairs import (
     HIDDEN,
     VOCAB,
@@ -24,7 +25,8 @@ from tests.engines.vllm.pairs import (
     save_random_drafter,
     table_answer,
 )
-from tests.engines.vllm.reference import reference_blocks
+from tests.engines.vllm.reference import assert_nearly_ours, reference_blocks
+from tests.engines.vllm.test_families import HYBRID_DRAFTER, HYBRIDS, OTHER_LAYERS, save_target
 from tests.support.forks import Forks
 
 pytest.importorskip("vllm")
@@ -48,6 +50,7 @@ def run_v2(
     max_tokens: int = 33,
     temperature: float = 0.0,
     max_num_seqs: int = 8,
+    engine: dict[str, Any] | None = None,
     **speculative: object,
 ) -> dict[str, Any]:
     """Answer prompts in a process of its own."""
@@ -63,6 +66,7 @@ def run_v2(
         "max_tokens": max_tokens,
         "sampling": {"temperature": temperature},
         "max_num_seqs": max_num_seqs,
+        "engine": engine or {},
     }
     result = FORKS.run(job)
     assert {block["speculator"] for block in result["blocks"]} == {SPECULATORS[method]}
@@ -265,25 +269,106 @@ def test_drafts_are_ours(
     if method == "dspark":
         fields = {} if shift_label else NO_SHIFT
         for_dspark(folder, **fields, **({"dspark_draft_topk": candidates} if candidates else {}))
+    assert_drafts_are_ours(
+        tmp_path, folder, drafter, PROMPTS, method=method, drafts=drafts, candidates=candidates
+    )
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+WINDOW = 16
+
+
+@pytest.mark.parametrize(
+    ("method", "drafts", "layer_types"),
+    [("dflash", BLOCK - 1, (SLIDING, SLIDING)), ("dspark", BLOCK, (FULL, SLIDING))],
+    ids=["dflash", "dspark, one layer"],
+)
+def test_drafts_beyond_a_sliding_window(
+    tmp_path: Path, method: str, drafts: int, layer_types: tuple[str, ...]
+) -> None:
+    """Training gives every layer a window by default; the V1 runner takes no mix of layers."""
+    folder, drafter = save_random_drafter(
+        tmp_path / "draft",
+        seed=3,
+        head=DominoHeadConfig(emb_dim=VOCAB, gru_hidden_dim=VOCAB, pure_draft_prefix_len=1),
+        layer_types=layer_types,
+        sliding_window=WINDOW,
+    )
+    if method == "dspark":
+        for_dspark(folder)
+    prompts = [LONG, LONG[:29]]
+    assert_drafts_are_ours(tmp_path, folder, drafter, prompts, method=method, drafts=drafts)
+
+
+LONG = [(7 * place + place // 9) % 60 for place in range(40)]
+"""A prompt that no window holds."""
+
+
+def assert_drafts_are_ours(
+    tmp_path: Path,
+    folder: Path,
+    drafter: DraftModel,
+    prompts: list[list[int]],
+    *,
+    method: str,
+    drafts: int,
+    candidates: int | None = None,
+) -> None:
     saved = save_bigram_target(tmp_path / "target", lively=True)
-    result = run_v2(saved, folder, method=method, drafts=drafts, max_tokens=6)
+    result = run_v2(saved, folder, method=method, drafts=drafts, prompts=prompts, max_tokens=6)
     target = load_target(saved).target
     compared = 0
     for prompt, answer in enumerate(result["answers"]):
-        tokens = PROMPTS[prompt] + answer
-        assert answer == greedy_answer(target, PROMPTS[prompt], len(answer))
-        first = len(PROMPTS[prompt])
+        tokens = prompts[prompt] + answer
+        assert answer == greedy_answer(target, prompts[prompt], len(answer))
+        first = len(prompts[prompt])
         ours = reference_blocks(
             target, drafter, tokens, first=first, depth=drafts, candidates=candidates
         )
-        blocks = {b["position"]: b for b in result["blocks"] if b["prompt"] == prompt}
-        for position, block in blocks.items():
-            if position >= len(tokens):  # drafted past the end before vLLM saw the end
-                continue
-            assert [block["anchor"], *block["drafts"]] == ours[position - first], (prompt, position)
+        for position, block in blocks_of(result, prompt, len(tokens)).items():
+            assert block == ours[position - first], (prompt, position)
             compared += 1
     print(f"{compared} blocks of {drafts} drafts are equal to ours")
-    assert compared >= 4 * 4
+    assert compared >= 4 * len(prompts)
+
+
+def blocks_of(result: dict[str, Any], prompt: int, length: int) -> dict[int, list[int]]:
+    """By the anchor's position; none past the end, drafted before vLLM saw the end."""
+    return {
+        block["position"]: [block["anchor"], *block["drafts"]]
+        for block in result["blocks"]
+        if block["prompt"] == prompt and block["position"] < length
+    }
+
+
+def test_drafts_after_linear_attention(tmp_path: Path) -> None:
+    """With a window too, and with prefix caching, as this runner has them by default."""
+    saved = tmp_path / "target"
+    save_target(HYBRIDS["qwen3_next"](), saved, torch.bfloat16)
+    draft, drafter = save_random_drafter(
+        tmp_path / "draft", **HYBRID_DRAFTER, layer_types=(SLIDING,) * 2, sliding_window=WINDOW
+    )
+    result = run_v2(
+        saved,
+        draft,
+        method="dflash",
+        drafts=BLOCK - 1,
+        prompts=[LONG],
+        max_tokens=12,
+        engine={"dtype": "bfloat16", "kv_cache_memory_bytes": 128 * CACHE_BYTES},
+    )
+    tokens = LONG + result["answers"][0]
+    blocks = blocks_of(result, 0, len(tokens))
+    assert len(blocks) > 9
+    assert_nearly_ours(
+        blocks,
+        target=load_target(saved, device="cpu", dtype=torch.float32).target,
+        drafter=drafter,
+        tokens=tokens,
+        first=len(LONG),
+        depth=BLOCK - 1,
+        other_layers=OTHER_LAYERS,
+    )
 
 
 def greedy_answer(target: Target, prompt: list[int], count: int) -> list[int]:

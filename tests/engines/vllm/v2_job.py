@@ -28,17 +28,20 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     v2_on_cpu.use_plain_top_p()
     blocks = record_blocks()
     leave_out_salts(job.get("without", ()))
+    options = {
+        "dtype": "float32",
+        "max_model_len": 256,
+        "max_num_seqs": job["max_num_seqs"],
+        "kv_cache_memory_bytes": job["max_num_seqs"] * CACHE_BYTES,
+        "enforce_eager": True,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,  # they hold the counts of drafts
+        "seed": 0,
+    }
     llm = LLM(
         job["target"],
         speculative_config=job["speculative"],
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=job["max_num_seqs"],
-        kv_cache_memory_bytes=job["max_num_seqs"] * CACHE_BYTES,
-        enforce_eager=True,
-        skip_tokenizer_init=True,
-        disable_log_stats=False,  # they hold the counts of drafts
-        seed=0,
+        **{**options, **job.get("engine", {})},
     )
     keep(llm)
     params = [

@@ -81,6 +81,15 @@ def test_refusals(changes, told):
         launch(BASE.replace(**changes))
 
 
+def test_a_target_whose_states_come_a_layer_early_is_refused():
+    text = replace(samples.DRAFT, target_architectures=("Qwen3_5ForCausalLM",))
+    published = replace(samples.DRAFT, target_architectures=("Qwen3_5ForConditionalGeneration",))
+    with pytest.raises(InputError, match=r"Qwen3_5ForCausalLM one layer too early.*#38096"):
+        launch(draft=text)
+    assert launch(draft=published).argv == launch().argv
+    assert sglang.command(BASE, samples.sglang("0.5.23"), text, {}).argv == launch().argv
+
+
 def test_a_target_alone_may_run_anywhere_in_any_type():
     alone = ServeArgs(target="org/Model", device="cpu", dtype="float32")
     assert launch(alone, draft=None).argv == (

@@ -65,6 +65,7 @@ class ServedDomino(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         assert speculative is not None
         assert settings is not None, "plain DFlash drafters are vLLM's own"
         refuse_unserved(vllm_config.model_config.hf_text_config, self.config)
+        _refuse_linear_attention(vllm_config)
         if vllm_config.use_v2_model_runner:
             salt_drafts(ServedDomino)
         self.settings: Settings = settings
@@ -172,3 +173,21 @@ def _refuse_stale_graphs(vllm_config: VllmConfig) -> None:
         "Domino on vLLM's V1 runner works without CUDA graphs only. Set "
         "VLLM_USE_V2_MODEL_RUNNER=1 (recommended), or pass --enforce-eager."
     )
+
+
+def _refuse_linear_attention(vllm_config: VllmConfig) -> None:
+    """On a CPU vLLM would start, and fail at the first request."""
+    kinds = getattr(vllm_config.model_config.hf_text_config, "layer_types", None) or ()
+    if not current_platform.is_cpu() or "linear_attention" not in kinds:
+        return
+    if vllm_config.model_config.dtype != torch.bfloat16:
+        raise ConfigError(
+            "the target has linear attention, for which vLLM on a CPU takes bfloat16 alone: say "
+            f"--dtype bfloat16 (found {vllm_config.model_config.dtype})."
+        )
+    aligned = getattr(vllm_config.cache_config, "mamba_cache_mode", None) == "align"
+    if aligned and not vllm_config.use_v2_model_runner:
+        raise ConfigError(
+            "the target has linear attention, whose states vLLM caches with Triton, which has no "
+            "CPU: say --no-enable-prefix-caching."
+        )

@@ -82,6 +82,12 @@ def refuse_unserved(target: Any, draft: Any) -> None:
             "decoder, which does."
         )
     section = getattr(draft, SECTION, None) or {}
+    ids = list(section.get("target_layer_ids") or ())
+    if ids != sorted(ids):
+        raise ConfigError(
+            f"target_layer_ids are {ids}; vLLM joins captured states in the order of the target's "
+            "layers, and drafts would be wrong. Use domino-spec's own engine."
+        )
     kinds = set(getattr(draft, "layer_types", None) or ())
     if section.get("causal") and len(kinds) > 1:
         raise ConfigError(

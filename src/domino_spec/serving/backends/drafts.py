@@ -50,6 +50,7 @@ class ServedDraft:
     config: DrafterConfig
     is_own: bool
     """Whether the drafter is served from where it lies."""
+    target_architectures: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def depth(self, wanted: int | None, engine: str) -> int:
@@ -91,6 +92,7 @@ def plan_draft(args: ServeArgs, backend: Backend) -> ServedDraft:
         folder=folder,
         config=described.config,
         is_own=is_own,
+        target_architectures=facts.architectures,
         warnings=tuple(map(str, warnings)),
     )
 

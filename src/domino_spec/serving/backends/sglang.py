@@ -24,6 +24,10 @@ from domino_spec.serving.backends.launch import Launch
 
 EXACT_POOL = 0
 """SGLang's default drafts from a pool of candidates: other drafts than the drafter's."""
+EARLY_STATES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+"""Targets whose hidden states SGLang captures a layer too early."""
+EARLY_STATES_IN = "0.5.20"
+"""The release that was seen to."""
 
 
 class SGLangBackend(Backend):
@@ -105,6 +109,7 @@ class SGLangBackend(Backend):
             "--mem-fraction-static": args.memory_share,
         }
         if draft is not None:
+            _refuse_early_states(draft, found)
             values["--speculative-algorithm"] = "DFLASH"
             values["--speculative-draft-model-path"] = draft.folder
             if draft.config.head is not None:
@@ -125,6 +130,17 @@ class SGLangBackend(Backend):
             secret_config={"api-key": keys[0]} if keys else {},
             prints=keys,
         )  # fmt: skip
+
+
+def _refuse_early_states(draft: ServedDraft, found: Installed) -> None:
+    names = set(draft.target_architectures).intersection(EARLY_STATES)
+    if names and found.version == EARLY_STATES_IN:
+        raise InputError(
+            f"SGLang {found.version} captures the hidden states of {names.pop()} one layer too "
+            "early (sgl-project/sglang#38096): drafts would be made of other states than the "
+            "drafter learnt from. Serve the checkpoint that has its vision tower, or use --backend "
+            "vllm or native."
+        )
 
 
 BACKEND = SGLangBackend()
