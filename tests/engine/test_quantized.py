@@ -132,6 +132,22 @@ def test_one_sequence_verifies_its_likely_drafts_alone(targets, family, kind):
     assert depths[0.0] == engine.depth > depths[0.05] > depths[1.1] == 0
 
 
+def test_updates_that_plain_steps_deferred_are_the_same_to_the_last_bit(targets):
+    """Rows share a product, which rounds each as it would alone."""
+    caches = []
+    for defers in (True, False):
+        engine = make_engine(targets["llama"], drafter_for(targets["llama"]))
+        assert engine.drafter._context is not None
+        engine.runner._defers = defers
+        engine.policy = policy = DepthPolicy(Costs({1: {0: 1.0, 1: 9.0}}), engine.depth)
+        policy.choose = lambda _batch: Drafts(0)
+        run_engine(engine, PROMPTS, max_new_tokens=30)
+        engine.runner.update_draft_cache()
+        caches.append(engine.drafter.cache.layers[:2])
+    assert caches[0][0].any()
+    assert all(torch.equal(*pair) for pair in zip(*caches, strict=True))
+
+
 def test_a_cycle_that_verified_none_is_no_plain_step():
     engine = make_engine(make_target("llama"), random_drafter(), slots=1)
     engine._chances = AcceptanceModel(engine.depth, engine.target.device)
