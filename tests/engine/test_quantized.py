@@ -12,6 +12,7 @@ from domino_spec.engine.kernels.linear import linear, linear_then_norm
 from domino_spec.engine.kernels.packing import Packed, Parts
 from domino_spec.engine.models import load_model
 from domino_spec.engine.models.base import Shape
+from domino_spec.engine.policy import Costs, DepthPolicy, Drafts
 from domino_spec.engine.sampling import Draws
 from domino_spec.quantization import QuantizedWeight, compiled
 from domino_spec.quantization.drafts import DraftContext
@@ -77,6 +78,22 @@ def test_the_engine_says_what_the_reference_loop_says(targets, family, batch):
     undrafted = make_engine(target)
     assert run_engine(undrafted, prompts, max_new_tokens=NEW)[0] == plain
     assert run_engine(undrafted, prompts, max_new_tokens=NEW, **SAMPLED)[0] == sampled
+
+
+def test_updates_that_plain_steps_deferred_are_the_same_to_the_last_bit(targets):
+    """Rows share a product, which rounds each as it would alone."""
+    caches = []
+    for defers in (True, False):
+        engine = make_engine(targets["llama"], drafter_for(targets["llama"]))
+        assert engine.drafter._context is not None
+        engine.runner._defers = defers
+        engine.policy = policy = DepthPolicy(Costs({1: {0: 1.0, 1: 9.0}}), engine.depth)
+        policy.choose = lambda _batch: Drafts(0)
+        run_engine(engine, PROMPTS, max_new_tokens=30)
+        engine.runner.update_draft_cache()
+        caches.append(engine.drafter.cache.layers[:2])
+    assert caches[0][0].any()
+    assert all(torch.equal(*pair) for pair in zip(*caches, strict=True))
 
 
 @pytest.mark.usefixtures("packing_small_weights")

@@ -194,7 +194,8 @@ class Drafter(ABC):
     ) -> None:
         """Take in what the target read from each start on, and its captured hidden states.
 
-        Of a verified block all go in; what was not accepted is written over by the next one.
+        Of a verified block all go in; what was not accepted is written over by the next one. A slot
+        may come several times, for tokens that follow each other.
         """
 
     def update_tree(

@@ -429,6 +429,7 @@ class Engine:
                 budget=self._chunk, alone=max(_ALONE, self._chunk), pairs=self._pairs
             )
             if self._pages is not None:
+                self.runner.update_draft_cache()  # while slots have the pages that it is for
                 self._pages.send()
             started = time.perf_counter()
             first = self._start_prefill(plan.prefill)
@@ -467,14 +468,18 @@ class Engine:
             return outputs
 
     def _time(self, launches: Sequence[Launch], *, alone: bool) -> None:
-        """Tell the policy what a cycle took: the time since the last report, if all was its own."""
+        """Tell the policy what a cycle took: the time since the last report, if all was its own.
+
+        Less what was spent on updates that plain steps before it had deferred.
+        """
         before, self._reported = self._reported, time.perf_counter() if alone else None
+        deferred, self.runner.deferred_seconds = self.runner.deferred_seconds, 0.0
         if before is None or self._reported is None or self.policy is None or len(launches) != 1:
             return
         plan, batch = launches[0].plan, launches[0].batch
         if batch is not None:
             drafts = Drafts(plan.depth, plan.nodes, plan.budget)
-            self.policy.observe(batch, drafts, self._reported - before)
+            self.policy.observe(batch, drafts, self._reported - before - deferred)
 
     def _admit(self) -> None:
         for sequence, found in self.scheduler.admit(self.capacity):

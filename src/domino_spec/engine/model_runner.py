@@ -61,6 +61,9 @@ _LONGEST_SHARED = 512
 _SIMILAR = 0.7
 """Prompts share a forward if each is at least so long, compared with the longest of them."""
 LONGEST_PATTERN = 1024
+MOST_DEFERRED = 32
+"""Tokens of plain steps that wait for one update of the draft cache: so many read the projection's
+weights once, and with more a token would hardly cost less."""
 KINDS = ("sampled", "uncoupled", "filtered", "penalised", "scored", "ranked")
 """What of a plan adds work for every token that a cycle verifies."""
 
@@ -337,6 +340,12 @@ class ModelRunner:
         self._graphs = graphs
         self.recorder: Any = GraphRecorder() if graphs else None
         self._side_stream = SideStream(slots.device)
+        self._defers = slots.device.type == "cpu" and not graphs
+        """Whether plain steps leave the draft cache for later; a GPU updates it concurrently."""
+        self._deferred: list[tuple[Tensor, ...]] = []
+        """Captured states, tokens, slots and starts of plain steps that it does not hold yet."""
+        self.deferred_seconds = 0.0
+        """What updates with these took since the engine last asked."""
         self._cycles: dict[tuple[int, Plan], Captured] = {}
         self._pad = graphs if pad is None else pad
         self._cheap = _cheap_tokens(model) if slots.device.type == "cuda" else 0
@@ -524,11 +533,30 @@ class ModelRunner:
         if drafter is not None:
             places = {"slots": metadata.slots, "starts": metadata.starts}
             with self._timed("draft"), self._side_stream.work(captured):
-                if drafted.tree is None:
+                if self._defers and not plan.depth:
+                    self._deferred.append((captured, tokens, *places.values()))
+                    if sum(len(each) for each, *_ in self._deferred) >= MOST_DEFERRED:
+                        self.update_draft_cache()
+                elif drafted.tree is None:
                     drafter.update_cache(captured, tokens, **places)
                 else:
                     drafter.update_tree(captured, drafted.tree, **places)
         return drafted, states
+
+    @torch.no_grad()
+    def update_draft_cache(self) -> None:
+        """Let the draft cache hold what plain steps have captured, before it is read or written.
+
+        Each of their tokens goes in as a sequence of one: slots may have any number of them.
+        """
+        if not self._deferred:
+            return
+        started = time.perf_counter()
+        captured, tokens, slots, starts = map(torch.cat, zip(*self._deferred, strict=True))
+        self._deferred.clear()
+        assert self.drafter is not None
+        self.drafter.update_cache(captured, tokens, slots=slots, starts=starts)
+        self.deferred_seconds += time.perf_counter() - started
 
     def draft(self, slots: Tensor, starts: Tensor, draws: Draws, plan: Plan) -> Drafted:
         """What a cycle of these slots, which hold `starts` tokens, is to verify."""
@@ -536,6 +564,7 @@ class ModelRunner:
         if not plan.depth:
             return Drafted(AttentionMetadata(slots, starts, 1), anchors.unsqueeze(1))
         assert self.drafter is not None
+        self.update_draft_cache()
         sampler = draws.for_drafts(starts, keep=plan.budget > 0)
         common: dict[str, Any] = {
             "slots": slots, "starts": starts, "depth": plan.depth, "sampler": sampler
@@ -732,6 +761,7 @@ class ModelRunner:
         """The first tokens of one slot into another."""
         self.model.cache.copy(source, slot, count)
         if drafts and self.drafter is not None:
+            self.update_draft_cache()
             self.drafter.copy_prefix(source, slot, count)
 
     @torch.no_grad()
@@ -924,6 +954,7 @@ class ModelRunner:
         layers = () if drafter is None else drafter.capture_layers
         states, captured = self.model.forward(tokens, metadata, layers)
         if drafter is not None:
+            self.update_draft_cache()
             drafter.update_cache(captured, tokens, slots=slots, starts=starts)
         return states.rows
 

@@ -314,6 +314,11 @@ class PlainRun:
     tokens: float = math.inf
     """... what it verified, and the tokens that were expected of it."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last cycle was a plain one: what a look told is considered at once."""
+        return self.cycles > self.looked
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -376,8 +381,15 @@ class DepthPolicy:
         """The drafts that commit most tokens a second: a chain, a tree, a budget or none.
 
         While chains are best, the others have a try now and then, unless they are too expensive to
-        pay. And what is not chosen is run now and then, to see what it costs today.
+        pay. And what is not chosen is run now and then, to see what it costs today. While a batch
+        decodes plainly that is reconsidered once in a while alone: it would take 1% of a fast step.
         """
+        key = batch.size, batch.kinds
+        turn = self._turns[key] = self._turns.get(key, 0) + 1
+        plain = self._plain.get(batch.kinds)
+        if plain is not None and plain.goes_on and batch == self._last and turn % _EXPLORED_EVERY:
+            plain.cycles += 1
+            return Drafts(0)
         costs = self.costs(batch.size, batch.kinds)
         found = self._choose_other(costs, batch)
         if found is None:
@@ -392,8 +404,7 @@ class DepthPolicy:
 
         That is plain decoding, or a chain that by what was measured is the best or nearly so.
         """
-        key, live = (batch.size, batch.kinds), self._costs_of(batch.size, batch.kinds)
-        turn = self._turns[key] = self._turns.get(key, 0) + 1
+        live, turn = self._costs_of(batch.size, batch.kinds), self._turns[batch.size, batch.kinds]
         if not batch.timed or turn % _EXPLORED_EVERY:
             return found
         if not any(live.seen.values()):

@@ -17,8 +17,8 @@ from domino_spec.engine.sampling import RULES, Draws
 class Slots:
     """One entry a slot, and one more for those that only fill up a batch.
 
-    `lengths[s]` tokens of slot s are in the target's cache and in the drafter's context; the anchor
-    is committed but in neither.
+    `lengths[s]` tokens of slot s are in the target's cache and in the drafter's context, or wait
+    for that (`ModelRunner.update_draft_cache`); the anchor is committed but in neither.
     """
 
     def __init__(self, count: int, vocabulary: int, device: torch.device) -> None:
