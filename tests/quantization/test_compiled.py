@@ -77,6 +77,24 @@ def test_the_default_type_and_device_do_not_matter():
         assert found.isfinite().all()
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_token_attends_as_it_would_alone_to_the_last_bit(threads):
+    """However many go through the keys together, of one sequence or several, with extras or not."""
+    generator = torch.Generator().manual_seed(2)
+    keys, values = torch.randn(2, 2, 3, 700, 64, generator=generator)
+    for tokens in (2, 3, 5, 8, 11, 17):
+        query = torch.randn(tokens, 6, 64, generator=generator)
+        spans = [(t % 5 // 4, t % 7, 600 + 3 * t) for t in range(tokens)]
+        extras = [list(range(690, 690 + t % 3)) for t in range(tokens)]
+        seen = KeyRanges.of(spans, extras)
+        found = kernel().attend(query, keys, values, seen.spans, seen.extras, 0.3, threads)
+        for t in range(tokens):
+            own = KeyRanges.of(spans[t : t + 1], extras[t : t + 1])
+            given = (query[t : t + 1], keys, values, own.spans, own.extras, 0.3)
+            assert torch.equal(found[t : t + 1], kernel().attend(*given, 1))
+            torch.testing.assert_close(found[t : t + 1], reference.attend(*given))
+
+
 def test_what_c_would_take_for_something_else_is_refused():
     weight, x = product()
     rows = torch.zeros(2, dtype=torch.int32)

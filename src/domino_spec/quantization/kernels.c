@@ -722,12 +722,20 @@ typedef struct {
     const int32_t *extras; /* more places, after those */
     float scale, *out; /* [tokens, heads, size] */
     size_t longest; /* places that a token sees at most, and room */
-    size_t *next; /* the first of few tokens and a key head that no thread has */
+    size_t near; /* tokens that a thread takes at once */
+    size_t *next; /* the first of these and a key head that no thread has */
     int failed;
 } attention;
 
 enum { QUERIES = 4, PARTS = LANES == 16 ? 4 : 2 }; /* whose sums stay in registers */
-enum { NEAR = 2, NEAR_BYTES = 1 << 14 }; /* tokens that read so many bytes of keys or values one after the other */
+enum { NEAR = 8, NEAR_BYTES = 1 << 14 }; /* tokens that read so many bytes of keys or values one after the other */
+
+/* How many tokens read keys together: up to NEAR, or fewer where threads would have to wait for the last pairs. */
+static size_t near_of(size_t tokens, size_t kv_heads, unsigned threads) {
+    size_t groups = (tokens + NEAR - 1) / NEAR;
+    while (groups * kv_heads % threads && groups * kv_heads < 4 * threads && 2 * groups < tokens) groups++;
+    return (tokens + groups - 1) / groups;
+}
 
 typedef struct { /* what a token sees, which has `count` places */
     const int64_t *span;
@@ -890,7 +898,7 @@ static void attend_group(const attention *job, size_t first, size_t tokens, size
 
 static void run_attention(void *argument) {
     attention *job = argument;
-    const size_t groups = (job->tokens + NEAR - 1) / NEAR, rows = NEAR * (job->heads / job->kv_heads);
+    const size_t near = job->near, groups = (job->tokens + near - 1) / near, rows = near * (job->heads / job->kv_heads);
     float *scores = NULL;
     for (;;) {
         size_t pair = __atomic_fetch_add(job->next, 1, __ATOMIC_RELAXED);
@@ -900,8 +908,8 @@ static void run_attention(void *argument) {
             __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
             break;
         }
-        size_t first = pair / job->kv_heads * NEAR, left = job->tokens - first;
-        attend_group(job, first, left < NEAR ? left : NEAR, pair % job->kv_heads, scores);
+        size_t first = pair / job->kv_heads * near, left = job->tokens - first;
+        attend_group(job, first, left < near ? left : near, pair % job->kv_heads, scores);
     }
     free(scores);
 }
@@ -921,7 +929,7 @@ int domino_attend(const float *query, const float *keys, const float *values, si
                   team parallel) {
     size_t next = 0;
     attention job = {query, keys, values, slot_stride, head_stride, tokens, heads, kv_heads, size,
-                     spans, extras, scale, out, longest_of(spans, tokens), &next, 0};
+                     spans, extras, scale, out, longest_of(spans, tokens), near_of(tokens, kv_heads, threads), &next, 0};
     run_all(run_attention, &job, threads, parallel);
     return job.failed ? -1 : 0;
 }
@@ -1040,7 +1048,8 @@ static void run_layer(worker *self, forward *run, const layer *own) {
                      shape->cos, shape->sin, shape->places, run->query, own->keys, own->values, self->next++};
     step(self, run_rotation, &turn);
     attention attend = {run->query, own->keys, own->values, kv_heads * slot, slot, m, heads, kv_heads, size,
-                        own->spans, own->extras, shape->scale, run->mixed, run->longest, self->next++, 0};
+                        own->spans, own->extras, shape->scale, run->mixed, run->longest,
+                        near_of(m, kv_heads, self->crew->threads), self->next++, 0};
     step(self, run_attention, &attend);
     if (attend.failed) __atomic_store_n(&run->failed, 1, __ATOMIC_RELAXED);
     round_rows(self, run, run->mixed, NULL, 0, width);
