@@ -1,25 +1,13 @@
 """Images in chats: data URLs alone, within limits, and the answer of the decoder itself."""
 
-import asyncio
 import base64
-import gc
 import io
-import sys
-import weakref
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from types import FunctionType, ModuleType
 
 import httpx
 import pytest
 from PIL import Image
-from torch import Tensor
 
 from domino_spec import DominoDecoder
-from domino_spec.serving.completions import CompletionHandler
-from domino_spec.serving.config import ServerConfig
-from domino_spec.serving.images import ImagePrompt, PixelSlot
-from domino_spec.serving.protocol import ChatCompletionRequest
-from domino_spec.serving.service import Service
 from tests.serving.live import live
 from tests.support.vision import (
     make_processor,
@@ -53,17 +41,13 @@ def data_url(image, form="PNG", **options) -> str:
     return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def body_of(*parts, role="user", **body):
+def ask(server, *parts, role="user", **body):
     parts = [{"type": "image_url", "image_url": {"url": p}} if ":" in p else
              {"type": "text", "text": p} for p in parts]  # fmt: skip
-    return {
+    body = {
         "model": "tiny", "temperature": 0, "max_tokens": NEW, "ignore_eos": True,
         "messages": [{"role": role, "content": parts}], **body,
     }  # fmt: skip
-
-
-def ask(server, *parts, role="user", **body):
-    body = body_of(*parts, role=role, **body)
     return httpx.post(f"{server.address}/v1/chat/completions", json=body, timeout=60)
 
 
@@ -157,162 +141,3 @@ def test_a_target_of_text_refuses_them():
         reply = ask(found, data_url(picture()), "a fox")
     assert reply.status_code == 400
     assert "images are read by gemma3" in reply.json()["error"]["message"]
-
-
-# What waits ---------------------------------------------------------------------------------------
-
-
-def objects_of(root, shared=frozenset()):
-    """What an object keeps alive, by identity, without the `shared`, types, modules and globals."""
-    found, left = {}, [root]
-    while left:
-        each = left.pop()
-        if id(each) in found or id(each) in shared or isinstance(each, (type, ModuleType)):
-            continue
-        found[id(each)] = each
-        parts = gc.get_referents(each)
-        if isinstance(each, FunctionType):
-            parts = [*(each.__closure__ or ()), *(each.__defaults__ or ()), each.__kwdefaults__]
-        left += parts
-    return found
-
-
-def bytes_of(objects):
-    tensors = [each for each in objects.values() if isinstance(each, Tensor)]
-    return sum(map(sys.getsizeof, objects.values())) + sum(each.nbytes for each in tensors)
-
-
-class Counted:
-    """A processor of images of 512 × 512 pixels; what it made, and whether that is still there."""
-
-    def __init__(self, tokenizer):
-        self._processor = make_processor("gemma3", tokenizer)
-        self._processor.image_processor.size = {"height": 512, "width": 512}
-        self.made = []
-
-    def __getattr__(self, name):
-        return getattr(self._processor, name)
-
-    def __call__(self, **given):
-        found = self._processor(**given)
-        self.made.append(weakref.ref(found["pixel_values"]))
-        return found
-
-    @property
-    def held(self):
-        return sum(made() is not None for made in self.made)
-
-
-def test_requests_that_wait_hold_their_files_and_no_pixel_values():
-    """3 MB each, of a file of a kilobyte; those of one request at most are there already."""
-    tokenizer = make_tokenizer("gemma3")
-    processor = Counted(tokenizer)
-    decoder = DominoDecoder(make_vision_model("gemma3"), None, tokenizer, processor=processor)
-    service = Service(decoder, ServerConfig(model="tiny", slots=2, context=128))
-    handler = CompletionHandler(service)
-    body = body_of(data_url(picture(1)), data_url(picture(2)), "a fox", n=2)
-
-    async def accept():
-        request = ChatCompletionRequest.model_validate(body)
-        response = await handler.chat_completions(request)
-        service.submit(response._sequences, client="")  # to an engine that was not started
-        return response
-
-    async def accept_all():
-        await accept()  # what the first request builds for all is no request's
-        shared = objects_of([service, handler, ChatCompletionRequest])
-        return [await accept() for _ in range(3)], shared
-
-    waiting, shared = asyncio.run(accept_all())
-    assert service.engine.waiting == 8
-    for each in waiting:
-        held = objects_of(each, shared)
-        assert bytes_of(held) < 100_000
-        assert any(isinstance(part, bytes) and part[:4] == b"\x89PNG" for part in held.values())
-    del shared, held  # pixel values of the first among them
-    assert len(processor.made) == 4
-    assert processor.held == 1
-
-
-def test_answers_of_requests_that_waited_are_the_decoders(server, decoder, monkeypatch):
-    """Two choices each, of images of their own: pixel values that were dropped are made again."""
-    made, make = [], ImagePrompt.make
-    monkeypatch.setattr(ImagePrompt, "make", lambda prompt: made.append(prompt) or make(prompt))
-    seeds = range(10, 16)
-    with ThreadPoolExecutor(len(seeds)) as clients:
-        replies = list(
-            clients.map(lambda seed: ask(server, data_url(picture(seed)), "a fox", n=2), seeds)
-        )
-    for seed, reply in zip(seeds, replies, strict=True):
-        expected = decoder.generate(
-            question(picture(seed), text="a fox"), max_new_tokens=NEW, ignore_eos=True
-        )
-        texts = [choice["message"]["content"] for choice in reply.json()["choices"]]
-        assert texts == [expected.text] * 2
-    assert len(made) >= len(seeds), "of the second choices at least"
-
-
-def test_pixel_values_that_cannot_be_made_again_end_their_request_alone(server, monkeypatch):
-    def fail(prompt):
-        raise MemoryError
-
-    url, expected = data_url(picture(1)), ask(server, data_url(picture(1)), "a fox").json()
-    with monkeypatch.context() as patch:
-        patch.setattr(ImagePrompt, "make", fail)
-        reply = ask(server, url, "a fox", n=2)
-    assert reply.status_code == 500
-    assert "its log says why" in reply.json()["error"]["message"]
-    found = ask(server, url, "a fox").json()
-    assert found["choices"] == expected["choices"]
-
-
-class Later(Executor):
-    """Does what it was given when it is told to."""
-
-    def __init__(self):
-        self.work = []
-
-    def submit(self, function):
-        self.work.append((function, Future()))
-        return self.work[-1][1]
-
-    def run(self):
-        for function, future in self.work:
-            if future.set_running_or_notify_cancel():
-                future.set_result(function())
-        self.work.clear()
-
-
-class Prompt:
-    def __init__(self, name):
-        self.made = {"pixel_values": name}
-
-    def make(self):
-        return dict(self.made)
-
-
-def test_the_slot_is_the_next_ones():
-    """Until the engine names one, the last accepted one's; afterwards of no other until taken."""
-    thread = Later()
-    slot = PixelSlot(thread)
-    a, b, c, d = map(Prompt, "abcd")
-    slot.offer(a, a.made)
-    assert slot.take(a) is a.made
-    slot.offer(b, b.made)  # refused by the queue, say: it never comes
-    slot.offer(c, c.made)
-    slot.claim(c)
-    slot.offer(d, d.made)
-    assert slot.take(c) is c.made
-    slot.claim(d)
-    slot.claim(d)
-    slot.claim(a)  # its client is served before
-    (_, abandoned), _ = thread.work
-    assert abandoned.cancelled()
-    thread.run()
-    assert slot.take(a) == a.made
-    slot.claim(d)  # and is cancelled: the next one that is accepted takes its place
-    slot.offer(b, b.made)
-    thread.submit = lambda make: ThreadPoolExecutor(1).submit(make)
-    assert slot.take(a) == a.made
-    slot.offer(b, b.made)
-    assert slot.take(b) is b.made

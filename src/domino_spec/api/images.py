@@ -42,58 +42,25 @@ def encode_image_chat(
     max_pixels: int | None = None,
     max_tokens: int | None = None,
 ) -> tuple[list[int], dict[str, Any]]:
-    """Token ids of a chat, and what else the target's prefill takes; see `ImageChat.encode`."""
-    chat = ImageChat(messages, processor, tokenizer, options)
-    return chat.encode(max_pixels=max_pixels, max_tokens=max_tokens)
-
-
-class ImageChat:
-    """A chat whose images are kept as they were given, to be encoded as often as it is needed.
+    """Token ids of a chat, and what else the target's prefill takes.
 
     A part `{"type": "image", "image": ...}` holds a PIL image, a file's path or its bytes.
+    `max_pixels` and `max_tokens` are those of all images together.
     """
-
-    def __init__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        processor: Any,
-        tokenizer: Any,
-        options: Mapping[str, Any],
-    ) -> None:
-        self._messages = messages
-        self._processor = processor
-        self._tokenizer = tokenizer
-        self._options = options
-        self._text: str | None = None
-        """Rendered once: a template may tell the time."""
-
-    def encode(
-        self, *, max_pixels: int | None = None, max_tokens: int | None = None
-    ) -> tuple[list[int], dict[str, Any]]:
-        """Its token ids, and what else the target's prefill takes.
-
-        `max_pixels` and `max_tokens` are those of all images together.
-        """
-        processor = self._processor
-        images = read_images(
-            self._messages, processor, max_pixels=max_pixels, max_tokens=max_tokens
-        )
-        if self._text is None:
-            self._text = _render(self._messages, processor, self._tokenizer, self._options)
-            _check_marks(self._text, processor, len(images))
-        try:
-            found = processor(
-                text=[self._text], images=images, return_tensors="pt", add_special_tokens=False
-            )
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise InputError(
-                f"the target's processor ({type(processor).__name__}) does not take this chat with "
-                f"{len(images)} images: {error}"
-            ) from error
-        given = dict(found)
-        tokens = [int(token) for token in given.pop("input_ids")[0].tolist()]
-        given.pop("attention_mask", None)  # one prompt has no padding
-        return tokens, given
+    images = read_images(messages, processor, max_pixels=max_pixels, max_tokens=max_tokens)
+    text = _render(messages, processor, tokenizer, options)
+    _check_marks(text, processor, len(images))
+    try:
+        found = processor(text=[text], images=images, return_tensors="pt", add_special_tokens=False)
+    except (ValueError, TypeError, KeyError, IndexError) as error:
+        raise InputError(
+            f"the target's processor ({type(processor).__name__}) does not take this chat with "
+            f"{len(images)} images: {error}"
+        ) from error
+    given = dict(found)
+    tokens = [int(token) for token in given.pop("input_ids")[0].tolist()]
+    given.pop("attention_mask", None)  # one prompt has no padding
+    return tokens, given
 
 
 def read_images(

@@ -167,7 +167,7 @@ def _prefill(
         capture_layers=drafting.capture_layers,
         keep=lasts,
         rollback=len(set(lengths)) > 1,  # of the padding
-        multimodal_inputs=sequences[0].take_inputs(),  # a sequence with images is alone
+        multimodal_inputs=sequences[0].multimodal_inputs,  # such a sequence is alone
     )
     columns = [sorted(set(lasts)).index(last) for last in lasts]
     logits = output.logits[torch.arange(len(sequences)), columns].unsqueeze(1)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,16 +41,6 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-class DeferredInputs(Protocol):
-    """Multimodal inputs that are made when they are needed: they are large, and a queue is long."""
-
-    def prepare(self) -> None:
-        """Begin to make them: their sequence is next."""
-
-    def take(self) -> Mapping[str, Any]:
-        """For a prefill; another one asks again."""
-
-
 class Sequence:
     """What an engine decodes. Only the engine that holds it changes it once it was added."""
 
@@ -69,7 +59,7 @@ class Sequence:
         run: RunStats | None = None,
         seen_prompt: Tokens[int] | None = None,
         matcher: Matcher | None = None,
-        multimodal_inputs: Mapping[str, Any] | DeferredInputs | None = None,
+        multimodal_inputs: Mapping[str, Any] | None = None,
     ) -> None:
         """`seed` None takes the parameters' seed + `index`, or a fresh one.
 
@@ -79,7 +69,7 @@ class Sequence:
         whatever the caches hold. `run` sums up the counts of several sequences. `seen_prompt` is
         the prompt as processors and criteria see it, where the caller padded it. `matcher` is that
         of the parameters' grammar. `multimodal_inputs` are what the target's prefill takes besides
-        token ids, as Transformers' processor made it of the prompt's images, or will make it.
+        token ids, as Transformers' processor made it of the prompt's images.
         """
         if (params.grammar is None) != (matcher is None):
             raise InputError(
@@ -94,7 +84,7 @@ class Sequence:
         self.index = next(_ids) if index is None else index
         self.prompt = list(prompt)
         self.seen_prompt = self.prompt if seen_prompt is None else list(seen_prompt)
-        self.multimodal_inputs = multimodal_inputs or {}
+        self.multimodal_inputs = dict(multimodal_inputs or {})
         """Pixel values and the like; empty for text. Only the reference loop reads them."""
         self.params = params
         self.matcher = matcher
@@ -202,16 +192,6 @@ class Sequence:
         """Tokens just committed without the one that ended the sequence, unless that is shown."""
         shown = self.params.include_stop_str_in_output or not tokens
         return tokens if shown or tokens[-1] not in self.end_ids else tokens[:-1]
-
-    def prepare_inputs(self) -> None:
-        """It is next: what its prefill takes besides token ids is made, if it was deferred."""
-        if not isinstance(self.multimodal_inputs, Mapping):
-            self.multimodal_inputs.prepare()
-
-    def take_inputs(self) -> Mapping[str, Any]:
-        """What its prefill takes besides token ids."""
-        given = self.multimodal_inputs
-        return given if isinstance(given, Mapping) else given.take()
 
     def begin(self) -> None:
         """It gets a slot."""

@@ -67,8 +67,6 @@ class ReferenceEngine:
             output = SequenceOutput(sequence, (), 0, sequence.cycles, None, error=error)
         if sequence.finished:
             self._close()
-        if (following := self._queue.peek()) is not None:
-            following.prepare_inputs()  # not before the prefill of this one has taken its own
         return [output]
 
     def abort(self, sequence: Decoded) -> None:

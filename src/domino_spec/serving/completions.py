@@ -22,7 +22,6 @@ from starlette.types import Receive, Scope, Send
 from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
-from domino_spec.decoding.sequence import DeferredInputs
 from domino_spec.errors import InputError
 from domino_spec.grammars import CompiledGrammar, Grammar
 from domino_spec.serving.chat import ChatFormat, Message, after_one_call
@@ -87,7 +86,7 @@ class CompletionHandler:
         """Token ids of a chat, through the target's own template."""
         return (await self._encode(request))[0]
 
-    async def _encode(self, request: ChatOptions) -> tuple[list[int], DeferredInputs | None]:
+    async def _encode(self, request: ChatOptions) -> tuple[list[int], dict[str, Any]]:
         """Token ids, and what the prefill takes besides where the chat holds images."""
         service, known = self._service, self._format
         if known is None:
@@ -106,7 +105,7 @@ class CompletionHandler:
             tokens = await service.encode_chat(
                 messages, options, add_special_tokens=bool(request.add_special_tokens)
             )
-        return tokens, None
+        return tokens, {}
 
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
@@ -156,7 +155,7 @@ class CompletionHandler:
         response: Callable[..., SequencesResponse],
         form: MessageFormat,
         grammar: CompiledGrammar | None = None,
-        multimodal_inputs: DeferredInputs | None = None,
+        multimodal_inputs: Mapping[str, Any] | None = None,
     ) -> SequencesResponse:
         service, texts, options = self._service, self._texts, request.domino
         assert texts is not None
@@ -174,7 +173,7 @@ class CompletionHandler:
                     if choice and request.echo_logprobs is None:  # a prompt is scored once
                         params = replace(params, prompt_logprobs=None)
                     how: dict[str, Any] = {"speculate": options.speculate, "reuse": options.reuse}
-                    if multimodal_inputs is not None:
+                    if multimodal_inputs:
                         how["multimodal_inputs"] = multimodal_inputs
                     if form.kept:
                         how["kept"] = form.kept

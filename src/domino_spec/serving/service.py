@@ -15,7 +15,6 @@ from domino_spec.api.sequences import stop_rules
 from domino_spec.decoding import SamplingParams, StopRule
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.params import TOKEN_FIELDS
-from domino_spec.decoding.sequence import DeferredInputs
 from domino_spec.engine.reference import FallbackEngine, ReferenceEngine
 from domino_spec.engine.sizes import (
     LEAST_TOKENS,
@@ -277,7 +276,7 @@ class Service:
 
     async def encode_images(
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
-    ) -> tuple[list[int], DeferredInputs]:
+    ) -> tuple[list[int], dict[str, Any]]:
         """Messages with images through the target's processor, in a thread."""
         try:
             self.decoder.target.check_images()

@@ -19,12 +19,11 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from domino_spec.api.images import ImageChat, ImageTokensError
+from domino_spec.api.images import ImageTokensError, encode_image_chat
 from domino_spec.api.prompts import encode_texts, render_chat, require_tokenizer
 from domino_spec.engine.scheduler import FairQueue
 from domino_spec.errors import InputError
 from domino_spec.serving.errors import ContextLengthError, QueueFullError
-from domino_spec.serving.images import ImagePrompt, PixelSlot
 
 _T = TypeVar("_T")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -66,7 +65,6 @@ class PromptEncoder:
         """Of the prompts in the queue."""
         self._short_thread = ThreadPoolExecutor(1, "domino-encode-short")
         self._long_thread = ThreadPoolExecutor(1, "domino-encode-long")
-        self._pixels = PixelSlot(self._long_thread)
 
     async def encode_text(
         self, text: str, *, add_special_tokens: bool = True, client: str = ""
@@ -116,24 +114,27 @@ class PromptEncoder:
         max_bytes: int,
         max_pixels: int,
         client: str = "",
-    ) -> tuple[list[int], ImagePrompt]:
-        """Messages whose images are files in base64, and what makes the prefill's other inputs.
+    ) -> tuple[list[int], dict[str, Any]]:
+        """Messages whose images are files in base64, and what else the target's prefill takes.
 
         A processor encodes the whole text at once, so that names of special tokens in it are
         refused here.
         """
 
-        def encode() -> tuple[list[int], ImagePrompt]:
+        def encode() -> tuple[list[int], dict[str, Any]]:
             self._chats.refuse_special(messages, template_kwargs)
             opened = [_with_files(message, max_bytes) for message in messages]
-            chat = ImageChat(opened, processor(), self._tokenizer, template_kwargs)
             try:
-                tokens, inputs = chat.encode(max_pixels=max_pixels, max_tokens=self._max_tokens)
+                return encode_image_chat(
+                    opened,
+                    processor(),
+                    self._tokenizer,
+                    template_kwargs,
+                    max_pixels=max_pixels,
+                    max_tokens=self._max_tokens,
+                )
             except ImageTokensError as error:
                 raise ContextLengthError(str(error)) from error
-            prompt = ImagePrompt(chat, self._pixels)
-            self._pixels.offer(prompt, inputs)
-            return tokens, prompt
 
         size = _size_of([*messages, template_kwargs]) + len(messages) * _MESSAGE
         return await self._encode_long(size, encode, client)
