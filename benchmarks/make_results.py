@@ -91,9 +91,9 @@ def headlines(records: Path) -> str:
         "requests at T = 0, without prefix reuse. [Latencies](results/serving.md).",
         _server(records),
         "## Long contexts",
-        "Released drafters behind tokens of unrelated text, of which they read the newest 768; "
-        "one sequence, T = 0, speedup of decoding alone. Up to 3a21474 the two ways prefilled in "
-        "other shapes, so that bfloat16 texts part. [Why, other windows and "
+        "Drafters behind tokens of unrelated text, of which they read the newest 768, or 512 where "
+        "`domino train` chose; one sequence, T = 0, speedup of decoding alone. Up to 3a21474 the "
+        "two ways prefilled in other shapes, so that bfloat16 texts part. [Why, other windows and "
         "drafters](results/training.md#after-long-texts).",
         _behind_text(records),
         "## The engine",
@@ -279,9 +279,9 @@ def _exact(records: Path) -> str:
     hybrids = read_records(records / "exactness-hybrids.jsonl")
     hybrids = [record for record in hybrids if "restored" not in record]
     groups = [("reference loop, cpu, float32", cpu)]
-    for loop in dict.fromkeys(map(hybrid_loop, hybrids)):
-        own = [record for record in hybrids if hybrid_loop(record) == loop]
-        groups.append((f"{loop}, cpu, float32, hybrid targets", own))
+    for loop, target in dict.fromkeys((hybrid_loop(each), each["target"]) for each in hybrids):
+        own = [each for each in hybrids if (hybrid_loop(each), each["target"]) == (loop, target)]
+        groups.append((f"{loop}, cpu, {target}", own))
     for dtype in dict.fromkeys(map(gpu_dtype, gpu)):
         own = [record for record in gpu if gpu_dtype(record) == dtype]
         groups.append((f"reference loop, cuda, {dtype}", own))

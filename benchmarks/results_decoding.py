@@ -45,8 +45,8 @@ _HEAD_TO_HEAD_REMARKS = {
     "c394f4c04051": (
         "Gemma 3 270M (the base model, a GGUF of 4 bits, run in bfloat16) with a drafter trained "
         "from nothing but the target in six minutes, 120 s of them in steps "
-        "([training](training.md#drafters-for-other-families)). Few prompts count: the model loops "
-        "in most of its greedy answers, so T = 0.7 is what tells something."
+        "([training](training.md#drafters-by-the-commands-alone)). Few prompts count: the model "
+        "loops in most of its greedy answers, so T = 0.7 is what tells something."
     ),
     "9f7a339": (
         "The drafters of Qwen2.5-Coder-1.5B-Instruct (a GGUF of 4 bits, run in bfloat16) were "

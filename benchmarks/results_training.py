@@ -110,9 +110,9 @@ _OTHER_PREFILL = (
 
 _DEFAULTS = (
     "The drafter of Qwen2.5-Coder-1.5B at 0ddd29f was trained by `domino train`'s defaults for "
-    "400 s on 12,702 answers of the target, made in 176 s (46 s of them for prompts), half of the "
-    "packed sequences of 1024 tokens read as one text; its layers' window of 512 tokens is the "
-    "default too. Held out it accepts 2.82 tokens a cycle. *Adaptive* drafts are trees where "
+    "400 s ([how](#drafters-by-the-commands-alone)), half of the packed sequences of 1024 tokens "
+    "read as one text; its layers' window of 512 tokens is the default too. *Adaptive* drafts are "
+    "trees where "
     "these pay, so that their acceptance length is above that of whole chains. The run ended "
     "there: whole chains behind 16,000 and 31,000 tokens and a window of all context "
     "(`--window 0`) are missing."
@@ -456,15 +456,15 @@ def _recipe_of(target: str, runs: list[Record]) -> str:
 
 
 def other_families(runs: list[Record]) -> str:
-    """Drafters for models of families that nothing was tuned on, from no data at all."""
+    """Drafters for models that nothing was tuned on, by the commands alone."""
 
     def stage(index: int) -> Callable[[Record], str]:
         return lambda run: f"{run['stages'][index]['seconds']} s"
 
     def reached(temperature: str) -> Callable[[Record], str]:
         def cell(run: Record) -> str:
-            found = run["held_out"][temperature]
-            return f"{found['tokens_per_cycle']:.2f} ({found['used']})"
+            found = run.get("held_out", {}).get(temperature)
+            return f"{found['tokens_per_cycle']:.2f} ({found['used']})" if found else NONE
 
         return cell
 
@@ -476,14 +476,18 @@ def other_families(runs: list[Record]) -> str:
         "training, all of it": stage(2),
         "steps": field("steps", ","),
         "parameters": field("parameters", ".1f", "M", scale=1e-6),
+        "held out, at the end of training": lambda run: (
+            f"{run['curve'][-1]['tokens_per_cycle']:.2f}"
+        ),
         "held out, T = 0": reached("0.0"),
         "T = 0.7": reached("0.7"),
     }
     return page(
-        "## Drafters for other families",
-        "By `domino data synth`, `domino data answer` and `domino train`, from nothing but the "
-        "target, with the options below and defaults for the rest; seconds of whole commands, with "
-        "loading, compiling and evaluating. "
+        "## Drafters by the commands alone",
+        "By `domino data synth`, `domino data answer` and `domino train`, with the options below "
+        "and defaults for the rest; seconds of whole commands, with loading, compiling and "
+        "evaluating. Gemma's is from nothing but the target; `prompts.jsonl` are 29,000 prompts of "
+        "other data, and the answers to them and to the target's own were stopped after 133 s. "
         "In brackets, how many held-out conversations count: loops do not. A base model as small "
         "as Gemma 3 270M loops in most of its greedy answers, and what it writes before that is "
         "easily foretold, so its figure at T = 0 flatters; that at T = 0.7 is what to expect "

@@ -8,6 +8,7 @@ import torch
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.drafters import LookupDrafter, drafter_of
+from domino_spec.engine import model_runner
 from domino_spec.engine.measure import Bench
 from domino_spec.engine.model_runner import MOST_DEFERRED, Plan
 from domino_spec.engine.policy import Drafts
@@ -168,6 +169,24 @@ def test_what_plain_steps_deferred_is_no_cost_of_a_cycle_with_drafts(monkeypatch
     assert time.perf_counter() - started > 0.5
     assert len(took) == 4  # the first cycle shares its step with the prompt
     assert all(0 < seconds < 0.5 for seconds in took)
+
+
+def test_a_plain_step_pays_for_the_update_that_it_makes(monkeypatch):
+    """Of as many sequences as fill it up at once, each step makes one."""
+    monkeypatch.setattr(model_runner, "MOST_DEFERRED", 1)
+    engine = make_engine(make_target("llama"), random_drafter(), slots=1)
+    engine.policy = policy = Turns(0)
+    update, took = engine.drafter.update_cache, []
+
+    def updated(captured, tokens, **places):
+        time.sleep(0.05)
+        update(captured, tokens, **places)
+
+    monkeypatch.setattr(engine.drafter, "update_cache", updated)
+    monkeypatch.setattr(policy, "observe", lambda _batch, _drafts, seconds: took.append(seconds))
+    decode(engine, FIRST, 6)
+    assert took
+    assert min(took) > 0.05
 
 
 def test_a_measured_cycle_does_no_plain_steps_work(monkeypatch):

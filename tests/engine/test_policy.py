@@ -1,6 +1,7 @@
 """Depth follows cost and acceptance."""
 
 import math
+from unittest import mock
 
 import pytest
 
@@ -47,6 +48,24 @@ def test_plain_decoding_is_left_now_and_then_to_look_again():
     tried = [policy.choose(Batch(1)).depth for _ in range(200)]
     assert sorted(set(tried)) == [0, 1]
     assert tried.count(1) == 3
+
+
+def test_while_plain_decoding_goes_on_it_is_reconsidered_now_and_then_alone():
+    policy = taught(DepthPolicy(Costs({1: STEEP, 2: STEEP}), 15), accepted=0)
+    with mock.patch.object(policy, "_choose_depth", wraps=policy._choose_depth) as chooses:
+        for _ in range(320):
+            policy.choose(Batch(1))
+        assert 20 <= chooses.call_count <= 20 + 2 * 5  # and the cycle after each look
+        policy.choose(Batch(2))  # others, which nobody considered
+        assert chooses.call_args.args[1] == Batch(2)
+
+
+def test_what_a_look_tells_is_considered_at_once():
+    policy = taught(DepthPolicy(Costs({1: STEEP}), 15), accepted=0)
+    while not policy.choose(Batch(1)).depth:
+        pass
+    taught(policy, accepted=15)
+    assert policy.choose(Batch(1)).depth == 15
 
 
 def test_a_few_cycles_are_tried_before_drafts_are_given_up():

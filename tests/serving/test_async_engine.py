@@ -9,12 +9,14 @@ import time
 import weakref
 
 import pytest
+import torch
 
 from domino_spec.decoding import SamplingParams, Sequence, SequenceOutput, TokenScore, merged
 from domino_spec.drafters import drafter_of
 from domino_spec.engine.engine import Engine
 from domino_spec.engine.reference import ReferenceEngine
 from domino_spec.errors import InputError
+from domino_spec.serving import async_engine
 from domino_spec.serving.async_engine import AsyncEngine, OutputStream
 from domino_spec.serving.errors import DecodingError, QueueFullError, ShuttingDownError
 from tests.serving.fakes import Counts, FakeEngine, request
@@ -136,6 +138,34 @@ def test_the_queue_is_bounded_and_all_of_a_request_is_taken_or_none():
             engine.submit(sequences[3:])
         assert 1 <= caught.value.retry_after <= 120
         assert engine.waiting + engine.running == 3
+
+
+def test_images_that_wait_are_bounded(monkeypatch):
+    """Hundreds of megabytes a request, as the target reads them; its choices share them."""
+
+    def with_image(index, pixels):
+        sequence, heard = request(index)
+        sequence.multimodal_inputs = {"pixel_values": pixels}
+        return sequence, heard
+
+    monkeypatch.setattr(async_engine, "_MOST_INPUT_BYTES", 4_000_000)
+    shared = torch.zeros(600_000)  # 2.4 MB
+    with serving(FakeEngine(slots=1, gated=True)) as engine:
+        choices = [with_image(index, shared)[0] for index in range(3)]
+        engine.submit(choices)
+        told = "take 2 MB as the target reads them, and 4 MB more would be over the limit of 4 MB"
+        with pytest.raises(QueueFullError, match=told) as caught:
+            engine.submit([with_image(3, torch.zeros(900_000))[0]])
+        assert caught.value.retry_after >= 1
+        engine.submit([request(4)[0]])  # text
+        small, heard = with_image(5, torch.zeros(300_000))
+        engine.submit([small])
+        engine.engine.gate.release(10_000)
+        assert heard.reason == "length"
+    with serving(FakeEngine(slots=1)) as engine:
+        large, heard = with_image(6, torch.zeros(2_000_000))
+        engine.submit([large])  # nothing else holds any
+        assert heard.reason == "length"
 
 
 def test_a_sequence_on_its_way_to_the_engine_counts():

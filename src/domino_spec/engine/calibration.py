@@ -47,7 +47,7 @@ Measured = dict[int, dict[str, dict[int, float]]]
 
 Under `_TREES` and `_BUDGETS` of whole cycles too, by the number of nodes, or by the budget."""
 
-_COSTS_OF = "2026-11-19.2"
+_COSTS_OF = "2026-11-20"
 """When code last changed what cycles cost by much: what was measured before is not read."""
 _GREEDY, _TREES, _BUDGETS = "greedy", "trees", "budgets"
 _WHOLE = (_GREEDY, _TREES, _BUDGETS)

@@ -470,7 +470,7 @@ class Engine:
     def _time(self, launches: Sequence[Launch], *, alone: bool) -> None:
         """Tell the policy what a cycle took: the time since the last report, if all was its own.
 
-        Less what was spent on updates that plain steps before it had deferred.
+        Drafts do not pay for updates that plain steps before them had deferred.
         """
         before, self._reported = self._reported, time.perf_counter() if alone else None
         deferred, self.runner.deferred_seconds = self.runner.deferred_seconds, 0.0
@@ -479,7 +479,8 @@ class Engine:
         plan, batch = launches[0].plan, launches[0].batch
         if batch is not None:
             drafts = Drafts(plan.depth, plan.nodes, plan.budget)
-            self.policy.observe(batch, drafts, self._reported - before - deferred)
+            spent = self._reported - before - (deferred if plan.depth else 0.0)
+            self.policy.observe(batch, drafts, spent)
 
     def _admit(self) -> None:
         for sequence, found in self.scheduler.admit(self.capacity):

@@ -382,7 +382,7 @@ class DepthPolicy:
 
         While chains are best, the others have a try now and then, unless they are too expensive to
         pay. And what is not chosen is run now and then, to see what it costs today. While a batch
-        decodes plainly that is reconsidered once in a while alone: it would take 1% of a fast step.
+        decodes plainly that is reconsidered once in a while alone, since it takes time itself.
         """
         key = batch.size, batch.kinds
         turn = self._turns[key] = self._turns.get(key, 0) + 1

@@ -29,6 +29,8 @@ _REST = 5.0
 _LONGEST_REST = 0.05
 _REMEMBERED = 64
 """Sequences that ended, whose times say how long others will take."""
+_MOST_INPUT_BYTES = 1 << 30
+"""Of pixel values and the like that sequences hold which run or wait; one alone may hold more."""
 _EVEN = 0.35
 """So many fewer are expected to have left at the time by which it is as likely as not: 0.5 for one
 slot, a median of Poisson's distribution for many."""
@@ -178,6 +180,12 @@ class OutputStream:
         self.cancel()
 
 
+def _input_bytes(sequences: Iterable[Decoded]) -> int:
+    """Of what their prefills take besides token ids; choices of one request share it."""
+    tensors = (value for each in sequences for value in each.multimodal_inputs.values())
+    return sum({id(t): t.nbytes for t in tensors if isinstance(t, torch.Tensor)}.values())
+
+
 class AsyncEngine:
     """Takes sequences from any thread, decodes them in its own."""
 
@@ -253,16 +261,29 @@ class AsyncEngine:
                         f"{len(sequences)} sequences are requested at once; this server takes "
                         f"{most}. Request fewer."
                     )
-                seconds = math.ceil(self._seconds_until(over - self._max_queue))
-                seconds = min(max(1, seconds), _MAX_RETRY_SECONDS)
+                seconds = self._retry_after(over - self._max_queue)
                 raise QueueFullError(
                     f"{self.waiting} sequences wait for one of {slots} slots and {len(sequences)} "
                     f"more would be over the limit of {self._max_queue}; come back in about "
                     f"{seconds} seconds.",
                     retry_after=seconds,
                 )
+            own = _input_bytes(sequences)
+            held = _input_bytes([*self._added, *self._held.values()]) if own else 0
+            if held and held + own > _MOST_INPUT_BYTES:
+                seconds = self._retry_after(1)
+                raise QueueFullError(
+                    f"the images of requests that run or wait take {held / 1e6:,.0f} MB as the "
+                    f"target reads them, and {own / 1e6:,.0f} MB more would be over the limit of "
+                    f"{_MOST_INPUT_BYTES / 1e6:,.0f} MB; come back in about {seconds} seconds.",
+                    retry_after=seconds,
+                )
             self._added.extend(sequences)
             self._changed.notify()
+
+    def _retry_after(self, leaving: int) -> int:
+        """The seconds that a client is told."""
+        return min(max(1, math.ceil(self._seconds_until(leaving))), _MAX_RETRY_SECONDS)
 
     def _seconds_until(self, leaving: int) -> float:
         """When so many sequences will likely have left their slots.

@@ -188,6 +188,6 @@ def _refuse_linear_attention(vllm_config: VllmConfig) -> None:
     aligned = getattr(vllm_config.cache_config, "mamba_cache_mode", None) == "align"
     if aligned and not vllm_config.use_v2_model_runner:
         raise ConfigError(
-            "the target has linear attention, whose states vLLM caches with Triton, which has no "
-            "CPU: say --no-enable-prefix-caching."
+            "prefix caching is on and the target has linear attention, whose states vLLM's V1 "
+            "runner caches with Triton, which has no CPU: say --no-enable-prefix-caching."
         )

@@ -27,7 +27,7 @@ EXACT_POOL = 0
 EARLY_STATES = ("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 """Targets whose hidden states SGLang captures a layer too early."""
 EARLY_STATES_IN = "0.5.20"
-"""The release that was seen to."""
+"""The release in which that was seen."""
 
 
 class SGLangBackend(Backend):
