@@ -262,7 +262,7 @@ class Choice:
         self.scored: list[ScoredToken] = []
         self.finish_reason: ChatFinishReason | None = None
         self.tokens = self.accepted = self.rejected = self.reasoning_tokens = 0
-        self._parser = None if form.plain else MessageParser(form)
+        self._parser = MessageParser(form)
         self._kept, self._reasoning_end = form.kept, form.reasoning_end
         self._thought = 0
         self._texts = texts
@@ -291,8 +291,7 @@ class Choice:
         if output.finish_reason is not None:
             pieces += self._finish(length=output.finish_reason == "length")
             self.rejected = max(0, sum(output.sequence.stats.offered) - self.accepted)
-        if len(pieces) > 1:
-            pieces = merge(pieces)
+        pieces = merge(pieces)
         for piece in pieces:
             self.message.add(piece)
         ready = len(self._pending) if self.echo is not None and self.finish_reason else 0
@@ -303,9 +302,9 @@ class Choice:
         return pieces, scored, block
 
     def _read(self, tokens: Sequence[int]) -> list[Piece]:
-        parser, pieces = self._parser, []
+        reasoning, pieces = self._parser.reasoning, []
         # Tokens after reasoning are not counted: up to its last one, or one by one.
-        while parser is not None and parser.reasoning and tokens:
+        while reasoning.active and tokens:
             end = 1
             if self._reasoning_end is not None:
                 end = len(tokens)
@@ -313,24 +312,21 @@ class Choice:
                     end = tokens.index(self._reasoning_end) + 1
             pieces += self._take(self._stream.push(*tokens[:end]))
             self._thought += end
-            self.reasoning_tokens = self._thought if parser.reasoned else 0
+            self.reasoning_tokens = self._thought if reasoning.begun else 0
             tokens = tokens[end:]
         return pieces + self._take(self._stream.push(*tokens))
 
     def _take(self, text: str) -> list[Piece]:
         self.text += text
-        if self._parser is not None:
-            return self._parser.push(text)
-        return [Piece("content", text)] if text else []
+        return self._parser.push(text)
 
     def _finish(self, *, length: bool) -> list[Piece]:
         parser = self._parser
         pieces = self._take(self._stream.finish())  # held back in case it became a stop string
         self.finish_reason = "length" if length else "stop"
-        if parser is not None:
-            pieces += parser.finish()
-            if parser.calls and parser.complete and not length:
-                self.finish_reason = "tool_calls"
+        pieces += parser.finish()
+        if parser.calls and parser.complete and not length:
+            self.finish_reason = "tool_calls"
         return pieces
 
     def scored_prompt(self) -> list[ScoredToken]:
