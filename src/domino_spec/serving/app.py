@@ -397,7 +397,7 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
             fields["n"]["anyOf"][0]["maximum"] = config.max_choices
     for other in (TokenizeRequest, DetokenizeRequest):
         schemas[other.__name__]["properties"]["model"]["anyOf"][0]["enum"] = [config.model]
-    if not config.strict:  # as `StrictModel.unknown_prefix` says
+    if not config.strict:  # as `StrictModel.path` says
         for each in schemas.values():
             if each.get("title") not in _ALWAYS_STRICT:
                 each.pop("additionalProperties", None)

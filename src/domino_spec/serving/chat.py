@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from domino_spec.decoding import SamplingParams, StopRule, TextStream
@@ -20,7 +19,6 @@ from domino_spec.serving.parsers import (
     TOOL_FORMATS,
     MessageFormat,
     MessageParser,
-    Piece,
     ToolFormat,
     find_tool_format,
     supports_reasoning,
@@ -127,10 +125,10 @@ class ChatFormat:
 
         Calls that are required, and those of strict functions, fit their schemas.
         """
-        param, content = request.grammar_param or "tools", None
-        if request.grammar_param is not None:
+        param, content = "tools", None
+        for param, make in request.grammars.items():  # one at most
             with at_param(param):
-                content = request.to_grammar()
+                content = make()
         named = [each for each in request.functions if each.name in form.names]
         required = isinstance(request.tool_choice, NamedToolChoice)
         required = required or request.tool_choice == "required"
@@ -179,33 +177,3 @@ def _unsupported(param: str, words: str) -> ApiError:
         code="unsupported_parameter",
         param=param,
     )
-
-
-@dataclass
-class Call:
-    """A call of a message."""
-
-    id: str
-    name: str
-    arguments: str = ""
-
-
-class Message:
-    """What a choice has come to."""
-
-    def __init__(self, form: MessageFormat) -> None:
-        self.reasoning = self.content = ""
-        self.calls: list[Call] = []
-        self._form = form
-
-    def add(self, piece: Piece) -> None:
-        """Take in what comes next."""
-        if piece.kind == "content":
-            self.content += piece.text
-        elif piece.kind == "reasoning":
-            self.reasoning += piece.text
-        elif piece.kind == "arguments":
-            self.calls[-1].arguments += piece.text
-        else:
-            assert self._form.tools is not None
-            self.calls.append(Call(self._form.tools.new_id(), piece.text))

@@ -23,8 +23,8 @@ from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
 from domino_spec.errors import InputError
-from domino_spec.grammars import CompiledGrammar, Grammar
-from domino_spec.serving.chat import ChatFormat, Message, after_one_call
+from domino_spec.grammars import CompiledGrammar
+from domino_spec.serving.chat import ChatFormat, after_one_call
 from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_param, to_api_error
 from domino_spec.serving.middleware import client_of
 from domino_spec.serving.parsers import MessageFormat, MessageParser, Piece, merge
@@ -79,7 +79,11 @@ class CompletionHandler:
         assert self._format is not None
         prompt, inputs = await self._encode(request)
         form = self._format.message_format(request, prompt)
-        grammar = await self._compile(self._format.grammar(request, form))
+        grammar = None
+        if (wanted := self._format.grammar(request, form)) is not None:
+            param, text = wanted
+            with at_param(param):  # before anything is queued
+                grammar = await self._service.compile_grammar(text)
         return self._respond(request, [prompt], response, form, grammar, inputs)
 
     async def encode_messages(self, request: ChatOptions) -> list[int]:
@@ -112,9 +116,9 @@ class CompletionHandler:
         self._check(request, len(request.prompts))
         prompts: list[Sequence[int]] = []
         grammar = None
-        if (param := request.grammar_param) is not None:
+        for param, make in request.grammars.items():  # one at most
             with at_param(param):
-                grammar = await self._compile((param, request.to_grammar()))
+                grammar = await self._service.compile_grammar(make())
         with at_param("prompt"):
             for prompt in request.prompts:
                 if isinstance(prompt, str):
@@ -140,13 +144,6 @@ class CompletionHandler:
                 code="invalid_value",
                 param="n" if request.num_choices > 1 else "prompt",
             )
-
-    async def _compile(self, grammar: tuple[str, Grammar] | None) -> CompiledGrammar | None:
-        """A request's grammar and the parameter it comes from, before anything is queued."""
-        if grammar is None:
-            return None
-        with at_param(grammar[0]):
-            return await self._service.compile_grammar(grammar[1])
 
     def _respond(
         self,
@@ -258,11 +255,10 @@ class Choice:
         self.echo = echo
         self.text = echo or ""
         """All that was written."""
-        self.message = Message(form)
+        self.message = MessageParser(form)
         self.scored: list[ScoredToken] = []
         self.finish_reason: ChatFinishReason | None = None
         self.tokens = self.accepted = self.rejected = self.reasoning_tokens = 0
-        self._parser = MessageParser(form)
         self._kept, self._reasoning_end = form.kept, form.reasoning_end
         self._thought = 0
         self._texts = texts
@@ -292,8 +288,6 @@ class Choice:
             pieces += self._finish(length=output.finish_reason == "length")
             self.rejected = max(0, sum(output.sequence.stats.offered) - self.accepted)
         pieces = merge(pieces)
-        for piece in pieces:
-            self.message.add(piece)
         ready = len(self._pending) if self.echo is not None and self.finish_reason else 0
         while ready < len(self._pending) and self._pending[ready].start < len(self.text):
             ready += 1
@@ -302,7 +296,7 @@ class Choice:
         return pieces, scored, block
 
     def _read(self, tokens: Sequence[int]) -> list[Piece]:
-        reasoning, pieces = self._parser.reasoning, []
+        reasoning, pieces = self.message.reasoning_parser, []
         # Tokens after reasoning are not counted: up to its last one, or one by one.
         while reasoning.active and tokens:
             end = 1
@@ -318,15 +312,14 @@ class Choice:
 
     def _take(self, text: str) -> list[Piece]:
         self.text += text
-        return self._parser.push(text)
+        return self.message.push(text)
 
     def _finish(self, *, length: bool) -> list[Piece]:
-        parser = self._parser
+        message = self.message
         pieces = self._take(self._stream.finish())  # held back in case it became a stop string
-        self.finish_reason = "length" if length else "stop"
-        pieces += parser.finish()
-        if parser.calls and parser.complete and not length:
-            self.finish_reason = "tool_calls"
+        pieces += message.finish()
+        called = message.calls and message.complete
+        self.finish_reason = "length" if length else "tool_calls" if called else "stop"
         return pieces
 
     def scored_prompt(self) -> list[ScoredToken]:

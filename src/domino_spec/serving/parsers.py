@@ -219,6 +219,15 @@ class _Nesting:
         return None
 
 
+@dataclass
+class Call:
+    """A call of a message."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
 class MessageParser:
     """Splits an output into reasoning, text and calls. What turns out to be no call is text.
 
@@ -227,10 +236,11 @@ class MessageParser:
     """
 
     def __init__(self, form: MessageFormat) -> None:
-        self.reasoning = ReasoningParser(active=form.reasoning, begun=form.reasoning_begun)
-        self.calls = 0
+        self.reasoning = self.content = ""
+        self.calls: list[Call] = []
         self.complete = True
         """Whether the last call has all of its arguments."""
+        self.reasoning_parser = ReasoningParser(active=form.reasoning, begun=form.reasoning_begun)
         self._form = form.tools or ToolFormat()
         self._names, self._parallel = frozenset(form.names), form.parallel
         hidden = form.kept.values() if form.tools is not None else ()
@@ -252,12 +262,12 @@ class MessageParser:
 
     def push(self, text: str) -> list[Piece]:
         """What the text adds to the message."""
-        self._read(*self.reasoning.push(text))
+        self._read(*self.reasoning_parser.push(text))
         return self._take()
 
     def finish(self) -> list[Piece]:
         """What was held back, when no more text comes."""
-        self._read(*self.reasoning.finish())
+        self._read(*self.reasoning_parser.finish())
         waits = self._state in (self._after_arguments, self._after_call)  # for the call's end
         if not waits and not (self._called and self._text.isspace()):
             self._emit("content", self._text)
@@ -271,8 +281,17 @@ class MessageParser:
             pass
 
     def _take(self) -> list[Piece]:
-        out, self._out = self._out, []
-        return merge(out)
+        pieces, self._out = merge(self._out), []
+        for kind, text in pieces:
+            if kind == "content":
+                self.content += text
+            elif kind == "reasoning":
+                self.reasoning += text
+            elif kind == "call":
+                self.calls.append(Call(self._form.new_id(), text))
+            else:
+                self.calls[-1].arguments += text
+        return pieces
 
     def _emit(self, kind: PieceKind, text: str) -> None:
         if kind == "content" and self._hidden is not None:
@@ -358,7 +377,6 @@ class MessageParser:
         self._consume(end)
         self._emit("call", call[0])
         self._emit("arguments", call[1])
-        self.calls += 1
         return self._end_call(self._after_call)
 
     def _reject(self, end: int) -> bool:
@@ -371,7 +389,6 @@ class MessageParser:
     def _call(self, name: str, arguments: int, then: Callable[[], bool]) -> bool:
         self._emit("call", name)
         self._consume(arguments)
-        self.calls += 1
         self.complete = False
         self._nesting = _Nesting()
         self._then = then

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -34,6 +34,7 @@ from domino_spec.serving.protocol import (
     FunctionDefinition,
     JsonObjectFormat,
     JsonSchema,
+    NullIsDefault,
     PromptTokensDetails,
     StrictModel,
     TemplateKwargs,
@@ -77,10 +78,8 @@ Status = Literal["in_progress", "completed", "incomplete"]
 PartType = Literal["input_text", "output_text", "text", "reasoning_text"]
 
 
-class InputPart(StrictModel):
+class InputPart(StrictModel, path="input.content."):
     """A part of a message: text, also as this server sent it."""
-
-    unknown_prefix: ClassVar[str | None] = "input.content."
 
     type: Annotated[PartType, BeforeValidator(only(*get_args(PartType), reason=UNSUPPORTED_PART))]
     text: str
@@ -93,10 +92,8 @@ class InputPart(StrictModel):
 InputText = str | Annotated[list[InputPart], Field(fail_fast=True, min_length=1)]
 
 
-class BaseItem(StrictModel):
+class BaseItem(StrictModel, path="input."):
     """Fields that items have once a server sent them."""
-
-    unknown_prefix: ClassVar[str | None] = "input."
 
     id: str | None = None
     status: Status | None = None
@@ -161,35 +158,27 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(FunctionDefinition):
+class FunctionTool(FunctionDefinition, path="tools."):
     """A function that the model may call."""
-
-    unknown_prefix: ClassVar[str | None] = "tools."
 
     type: ToolType
 
 
-class FunctionChoice(StrictModel):
+class FunctionChoice(StrictModel, path="tool_choice."):
     """The function that is to be called."""
-
-    unknown_prefix: ClassVar[str | None] = "tool_choice."
 
     type: Literal["function"]
     name: ToolName
 
 
-class ResponseJsonSchema(JsonSchema):
+class ResponseJsonSchema(JsonSchema, path="text.format."):
     """JSON that a schema describes."""
-
-    unknown_prefix: ClassVar[str | None] = "text.format."
 
     type: Literal["json_schema"]
 
 
-class TextOptions(StrictModel):
+class TextOptions(StrictModel, path="text."):
     """What the text must be."""
-
-    unknown_prefix: ClassVar[str | None] = "text."
 
     format: (
         Annotated[TextFormat | JsonObjectFormat | ResponseJsonSchema, Field(discriminator="type")]
@@ -215,14 +204,9 @@ class ResponsesRequest(BaseRequest):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions = TextOptions()
+    text: Annotated[TextOptions, NullIsDefault] = TextOptions()
     max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     chat_template_kwargs: TemplateKwargs = None
-
-    @field_validator("text", mode="before")
-    @classmethod
-    def _default_text(cls, value: object) -> object:
-        return TextOptions() if value is None else value
 
     @model_validator(mode="after")
     def _check_consistent(self) -> ResponsesRequest:
