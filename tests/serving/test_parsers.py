@@ -41,7 +41,7 @@ def read(shape, *texts):
             calls.append([piece.text, ""])
         elif piece.kind == "arguments":
             calls[-1][1] += piece.text
-    assert parser.calls == len(calls)
+    assert [[each.name, each.arguments] for each in parser.calls] == calls
     return said["reasoning"], said["content"], [tuple(call) for call in calls]
 
 

@@ -12,7 +12,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic_core import to_json
@@ -34,6 +33,7 @@ from domino_spec.serving.protocol import (
     ChatFinishReason,
     ChatOptions,
     CompletionRequest,
+    StreamOptions,
 )
 from domino_spec.serving.tokenization import TokenTexts
 
@@ -435,18 +435,16 @@ class SequencesResponse(ABC):
         started = False
         async for outputs in stream:
             events: list[bytes] = []
-            failure: Exception | None = None
             try:
                 for output in outputs if self._request.domino.blocks else merged(outputs):
                     events += self._add(output)
+                ended = all(choice.finish_reason for choice in self._choices)
+                events += self._end_events() if ended else []
             except Exception as error:
                 if not (started or events):
                     raise
-                failure = error
                 events += self._error_events(to_api_error(error, request_id=request_id))
-            ended = failure is not None or all(c.finish_reason for c in self._choices)
-            if ended and failure is None:
-                events += self._end_events()
+                ended = True
             if events and not started:
                 started = True
                 await send(_START)
@@ -507,31 +505,28 @@ class ChoicesResponse(SequencesResponse):
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
+    first_fields: ClassVar[dict[str, Any] | None] = None
+    """Of the chunk that a choice's stream begins with, if any."""
+    last_fields: ClassVar[dict[str, Any]]
+    """Of the chunk that ends a choice."""
 
-    @property
-    def _tells_usage(self) -> bool:
-        """Whether every chunk tells the usage so far."""
-        options = self._request.stream_options
-        return bool(options and options.continuous_usage_stats)
-
-    @cached_property
-    def _chunk(self) -> dict[str, Any]:
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._options = self._request.stream_options or StreamOptions()
+        self._chunk = {**self._common, "object": self.chunk_kind}
         """What all chunks have in common."""
-        chunk = {**self._common, "object": self.chunk_kind}
-        if self._request.include_usage and not self._tells_usage:
-            chunk["usage"] = None
-        return chunk
-
-    @cached_property
-    def _chunk_start(self) -> bytes:
-        """Encoded once: a stream has a chunk for every block, alike but for its choice."""
-        return b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
+        if self._options.include_usage and not self._options.continuous_usage_stats:
+            self._chunk["usage"] = None
+        # Encoded once: a stream has a chunk for every block, alike but for its choice.
+        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
 
     def _events(self, choice: Choice, delta: Delta, *, begins: bool) -> list[bytes]:
         if not self._request.stream:
             return []
         pieces, scored, block = delta
-        events = [self._event(choice, fields) for fields in self._first_fields() if begins]
+        events: list[bytes] = []
+        if begins and self.first_fields is not None:
+            events.append(self._event(choice, self.first_fields))
         if begins and choice.echo is not None:
             pieces = merge([Piece("content", choice.echo), *pieces])
             scored = choice.scored_prompt() + scored
@@ -543,11 +538,11 @@ class ChoicesResponse(SequencesResponse):
             logprobs = block = None
         if choice.finish_reason is not None:
             reason = choice.finish_reason
-            events.append(self._event(choice, self._last_fields(), finish_reason=reason))
+            events.append(self._event(choice, self.last_fields, finish_reason=reason))
         return events
 
     def _end_events(self) -> list[bytes]:
-        if not self._request.include_usage:
+        if not self._options.include_usage:
             return [_DONE]
         usage = {**self._chunk, "choices": [], "usage": self._usage()}
         return [_sse(to_json(usage)), _DONE]
@@ -570,7 +565,8 @@ class ChoicesResponse(SequencesResponse):
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        usage = b',"usage":' + to_json(self._usage()) if self._tells_usage else b""
+        told_usage = self._options.continuous_usage_stats
+        usage = b',"usage":' + to_json(self._usage()) if told_usage else b""
         domino = b"" if block is None else b',"domino":' + to_json(block)
         return b"".join((self._chunk_start, to_json(told), b"]", usage, domino, b"}\n\n"))
 
@@ -581,20 +577,10 @@ class ChoicesResponse(SequencesResponse):
                 **self._whole_fields(choice),
                 "logprobs": self._logprobs([*choice.scored_prompt(), *choice.scored]),
                 "finish_reason": choice.finish_reason or "stop",
-                **self._choice_prompt(choice),
             }
             for choice in self._choices
         ]
-        whole = {"object": self.kind, "choices": choices, "usage": self._usage()}
-        return {**self._common, **whole, **self._prompt()}
-
-    def _choice_prompt(self, choice: Choice) -> dict[str, Any]:  # noqa: ARG002
-        """What a choice tells of its prompt."""
-        return {}
-
-    def _prompt(self) -> dict[str, Any]:
-        """What the response tells of its prompt."""
-        return {}
+        return {**self._common, "object": self.kind, "choices": choices, "usage": self._usage()}
 
     def _prompt_logprobs(self, sequence: Decoded) -> dict[str, Any]:
         """The prompt's log-probabilities by token id, in vLLM's shape, where they are wanted."""
@@ -616,10 +602,6 @@ class ChoicesResponse(SequencesResponse):
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return None if self._request.num_logprobs is None else self._scored(scored)
 
-    def _first_fields(self) -> Sequence[dict[str, Any]]:
-        """Of the chunk that a choice's stream begins with, if any."""
-        return ()
-
     @abstractmethod
     def _whole_fields(self, choice: Choice) -> dict[str, Any]:
         """Of a choice in a whole response."""
@@ -627,10 +609,6 @@ class ChoicesResponse(SequencesResponse):
     @abstractmethod
     def _chunk_fields(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
         """Of the chunks that tell these pieces, which the choice has taken in."""
-
-    @abstractmethod
-    def _last_fields(self) -> dict[str, Any]:
-        """Of the chunk that ends a choice."""
 
     @abstractmethod
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]: ...
@@ -641,12 +619,11 @@ class ChatResponse(ChoicesResponse):
 
     prefix, prompt_param = "chatcmpl", "messages"
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    first_fields: ClassVar = {"delta": {"role": "assistant", "content": ""}}
+    last_fields: ClassVar = {"delta": {}}
 
-    def _prompt(self) -> dict[str, Any]:
-        return self._prompt_logprobs(self._sequences[0])
-
-    def _first_fields(self) -> Sequence[dict[str, Any]]:
-        return ({"delta": {"role": "assistant", "content": ""}},)
+    def _whole(self) -> dict[str, Any]:
+        return {**super()._whole(), **self._prompt_logprobs(self._sequences[0])}
 
     def _whole_fields(self, choice: Choice) -> dict[str, Any]:
         message = choice.message
@@ -682,9 +659,6 @@ class ChatResponse(ChoicesResponse):
                 delta = {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
             yield {"delta": delta}
 
-    def _last_fields(self) -> dict[str, Any]:
-        return {"delta": {}}
-
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         content = [
             {
@@ -708,6 +682,7 @@ class CompletionResponse(ChoicesResponse):
 
     prefix, prompt_param = "cmpl", "prompt"
     kind = chunk_kind = "text_completion"
+    last_fields: ClassVar = {"text": ""}
 
     def _echo(self, sequence: Decoded) -> str | None:
         request = self._request
@@ -720,19 +695,13 @@ class CompletionResponse(ChoicesResponse):
         skip = sequence.params.skip_special_tokens
         return str(self.texts.tokenizer.decode(prompt, skip_special_tokens=skip))
 
-    def _choice_prompt(self, choice: Choice) -> dict[str, Any]:
-        first = choice.index - choice.index % self._request.num_choices
-        return self._prompt_logprobs(self._sequences[first])
-
     def _whole_fields(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.text}
+        first = choice.index - choice.index % self._request.num_choices
+        return {"text": choice.text, **self._prompt_logprobs(self._sequences[first])}
 
     def _chunk_fields(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
         del choice
         yield from ({"text": text} for _, text in pieces)
-
-    def _last_fields(self) -> dict[str, Any]:
-        return {"text": ""}
 
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -389,11 +390,6 @@ class BaseCompletionRequest(BaseRequest):
         return None
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
     def grammars(self) -> dict[str, Callable[[], Grammar]]:
         """Makers of what the text must match, by the parameters that say so: one at most."""
         found: dict[str, Callable[[], Grammar]] = {}
@@ -417,28 +413,24 @@ class BaseCompletionRequest(BaseRequest):
 
     def to_sampling_params(self, max_new_tokens: int, seed: int) -> SamplingParams:
         """How one choice is sampled."""
+        same = (
+            "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
+            "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "ignore_eos",
+        )  # fmt: skip
+        given = {name: value for name in same if (value := getattr(self, name)) is not None}
         temperature = 1.0 if self.temperature is None else self.temperature
         logprobs = self.num_logprobs
         if logprobs is None and self.domino.blocks:
             logprobs = 0  # blocks tell how probable their tokens were
         return SamplingParams(
+            **given,
             max_new_tokens=max_new_tokens,
             temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
             top_k=max(self.top_k or 0, 0),
-            top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
             # A context that is full ends a choice all the same.
             min_tokens=min(self.min_tokens or 0, max_new_tokens),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            skip_special_tokens=self.skip_special_tokens is not False,
             seed=seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
             prompt_logprobs=max(
                 (top for top in (self.prompt_logprobs, self.echo_logprobs) if top is not None),
@@ -599,25 +591,23 @@ class NamedToolChoice(StrictModel, path="tool_choice."):
     function: FunctionName
 
 
+def _check_arguments(text: str) -> str:
+    if text and read_object(text) is None:
+        raise PydanticCustomError("no_object", "is not a JSON object, as arguments are")
+    return text
+
+
+Arguments = Annotated[str, AfterValidator(_check_arguments)]
+"""A JSON object; nothing stands for no arguments."""
+
+
 class FunctionCall(StrictModel, path="messages.tool_calls.function."):
     """The function that was called, and its arguments as JSON."""
 
     name: ToolName
-    arguments: str
+    arguments: Arguments
     parsed_arguments: JsonValue = None
     """OpenAI's client keeps them here, and sends them along."""
-
-    @field_validator("arguments")
-    @classmethod
-    def _check_arguments(cls, text: str) -> str:
-        return check_arguments(text)
-
-
-def check_arguments(text: str) -> str:
-    """Refuse what is no JSON object; nothing stands for no arguments."""
-    if text and read_object(text) is None:
-        raise PydanticCustomError("no_object", "is not a JSON object, as arguments are")
-    return text
 
 
 class ToolCall(StrictModel, path="messages.tool_calls."):
@@ -1067,16 +1057,6 @@ class ChatChoice(BaseModel):
     finish_reason: ChatFinishReason
 
 
-class CompletionChoice(BaseModel):
-    """A choice of a plain completion."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
-    prompt_logprobs: PromptLogprobs | None = None
-
-
 class FunctionCallDelta(BaseModel):
     """The name in a call's first chunk, then pieces of its arguments."""
 
@@ -1118,6 +1098,13 @@ class CompletionChunkChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+
+
+class CompletionChoice(CompletionChunkChoice):
+    """A choice of a plain completion."""
+
+    finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class BaseResponse(BaseModel):

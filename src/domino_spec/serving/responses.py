@@ -15,7 +15,6 @@ from pydantic import (
     JsonValue,
     Tag,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_core import to_json
@@ -27,9 +26,11 @@ from domino_spec.serving.protocol import (
     MAX_TOOLS,
     UNSUPPORTED,
     UNSUPPORTED_PART,
+    Arguments,
     BaseRequest,
     CallId,
     ChatCompletionRequest,
+    CompletionTokensDetails,
     EmptyList,
     FunctionDefinition,
     JsonObjectFormat,
@@ -41,7 +42,6 @@ from domino_spec.serving.protocol import (
     TextFormat,
     ToolName,
     ToolType,
-    check_arguments,
     check_tools,
     inconsistent,
     only,
@@ -113,13 +113,8 @@ class FunctionCallItem(BaseItem):
     type: Literal["function_call"]
     call_id: CallId
     name: ToolName
-    arguments: str
+    arguments: Arguments
     parsed_arguments: JsonValue = None
-
-    @field_validator("arguments")
-    @classmethod
-    def _check_arguments(cls, text: str) -> str:
-        return check_arguments(text)
 
 
 class FunctionCallOutputItem(BaseItem):
@@ -350,21 +345,13 @@ OutputItem = Annotated[
 ]
 
 
-class OutputTokensDetails(BaseModel):
-    """Tokens of reasoning, drafts that became text, and drafts that did not."""
-
-    reasoning_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
 class ResponseUsage(BaseModel):
     """Tokens of a request."""
 
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 
@@ -446,8 +433,8 @@ _PARTS: dict[str, dict[str, Any]] = {
     "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
     "reasoning": {"type": "reasoning_text", "text": ""},
 }
+_ITEMS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
 _IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-_KINDS = {"content": "message", "reasoning": "reasoning"}
 
 
 class OutputItems:
@@ -455,30 +442,28 @@ class OutputItems:
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
+        self._open: dict[str, Any] = {}
+        """The last of them, until it is closed."""
 
     def add(self, piece: Piece, call_id: str) -> Iterator[Event]:
         """Take in what comes next; `call_id` is that of a call which begins."""
         if piece.kind == "call":
-            yield from self.close("completed")
             call = {"call_id": call_id, "name": piece.text, "arguments": ""}
-            yield from self._begin("function_call", **call)
-            return
-        if piece.kind == "arguments":
-            assert self._open is not None
+            yield from self._begin("function_call", call)
+        elif piece.kind == "arguments":
             self._open["arguments"] += piece.text
             yield self._event("function_call_arguments.delta", delta=piece.text)
-            return
-        kind = _KINDS[piece.kind]
-        if self._open is None or self._open["type"] != kind:
-            yield from self.close("completed")
-            yield from self._begin_text(kind)
-        yield from self._add_text(piece.text)
+        else:
+            kind = "message" if piece.kind == "content" else "reasoning"
+            if self._open.get("type") != kind:
+                yield from self._begin_text(kind)
+            self._open["content"][0]["text"] += piece.text
+            yield self._text_event("delta", delta=piece.text)
 
     def close(self, status: Status) -> Iterator[Event]:
         """End the item that is open."""
         item = self._open
-        if item is None:
+        if not item:
             return
         item["status"] = status
         if item["type"] == "function_call":
@@ -486,10 +471,10 @@ class OutputItems:
             yield self._event("function_call_arguments.done", **told)
         else:
             (part,) = item["content"]
-            yield self._text_event("done", part, text=part["text"])
+            yield self._text_event("done", text=part["text"])
             yield self._event("content_part.done", content_index=0, part={**part})
         yield self._item_event("done")
-        self._open = None
+        self._open = {}
 
     def finish(self, status: Status) -> Iterator[Event]:
         """The last one; a response has one at least."""
@@ -497,32 +482,24 @@ class OutputItems:
             yield from self._begin_text("message")
         yield from self.close(status)
 
-    def _begin(self, kind: str, **fields: Any) -> Iterator[Event]:
+    def _begin(self, kind: str, fields: dict[str, Any]) -> Iterator[Event]:
+        yield from self.close("completed")
         id_ = f"{_IDS[kind]}_{uuid.uuid4().hex}"
         self._open = {"type": kind, "id": id_, "status": "in_progress", **fields}
         self.items.append(self._open)
         yield self._item_event("added")
 
     def _begin_text(self, kind: str) -> Iterator[Event]:
-        fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-        yield from self._begin(kind, **fields, content=[])
-        assert self._open is not None
+        yield from self._begin(kind, {**_ITEMS[kind], "content": []})
         self._open["content"].append({**_PARTS[kind]})
         yield self._event("content_part.added", content_index=0, part={**_PARTS[kind]})
 
-    def _add_text(self, text: str) -> Iterator[Event]:
-        assert self._open is not None
-        (part,) = self._open["content"]
-        part["text"] += text
-        yield self._text_event("delta", part, delta=text)
-
-    def _text_event(self, what: str, part: dict[str, Any], **fields: Any) -> Event:
-        if part["type"] == "output_text":
-            fields["logprobs"] = []
-        return self._event(f"{part['type']}.{what}", content_index=0, **fields)
+    def _text_event(self, what: str, **fields: Any) -> Event:
+        part = _PARTS[self._open["type"]]
+        more: dict[str, Any] = {"logprobs": []} if "logprobs" in part else {}
+        return self._event(f"{part['type']}.{what}", content_index=0, **fields, **more)
 
     def _item_event(self, what: str) -> Event:
-        assert self._open is not None
         item = {**self._open}
         if "content" in item:
             item["content"] = [{**part} for part in item["content"]]
@@ -530,7 +507,6 @@ class OutputItems:
         return {"type": f"response.output_item.{what}", "output_index": index, "item": item}
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        assert self._open is not None
         at = {"item_id": self._open["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **at, **fields}
 
