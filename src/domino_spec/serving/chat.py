@@ -9,6 +9,7 @@ from typing import Any
 from domino_spec.decoding import SamplingParams, StopRule, TextStream
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import STOP
+from domino_spec.errors import InputError
 from domino_spec.grammars import Grammar
 from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.errors import ApiError, at_param
@@ -62,30 +63,28 @@ class ChatFormat:
         if request.uses_tools and "tool" not in self.template:
             raise _unsupported(
                 "messages",
-                "knows neither tool_calls nor the role tool; leave such messages out, or serve a "
-                "model whose template knows them",
+                "the model's chat template knows neither tool_calls nor the role tool; leave such "
+                "messages out, or serve a model whose template knows them",
             )
         functions = request.functions
         if not functions:
             return {}
         if self._config.tool_call_parser == "none":
-            raise ApiError(
-                400,
-                "tools: this server was started with --tool-call-parser none; leave them out.",
-                code="unsupported_parameter",
-                param="tools",
+            raise _unsupported(
+                "tools", "this server was started with --tool-call-parser none; leave them out"
             )
         if not re.search(r"\btools\b", self.template):
             raise _unsupported(
                 "tools",
-                "has no variable tools, so that the model would not see them; leave them out, or "
-                "serve a model whose template has one",
+                "the model's chat template has no variable tools, so that the model would not see "
+                "them; leave them out, or serve a model whose template has one",
             )
         if self.tools is None:
             raise _unsupported(
                 "tools",
-                "describes calls in a format that is not known here; start the server with "
-                f"--tool-call-parser ({', '.join(TOOL_FORMATS)}) if it is one of these",
+                "the model's chat template describes calls in a format that is not known here; "
+                f"start the server with --tool-call-parser ({', '.join(TOOL_FORMATS)}) if it is "
+                "one of these",
             )
         told = [function.model_dump(exclude_unset=True) for function in functions]
         return {"tools": [{"type": "function", "function": each} for each in told]}
@@ -135,26 +134,22 @@ class ChatFormat:
         if content is None and not (required or any(each.strict for each in named)):
             return None
         if request.domino.accept in ("block", "rejection"):
-            raise ApiError(
-                400,
-                f"domino.accept: is {request.domino.accept} where {param} say what the output must "
-                "match; take coupled or match.",
-                code="invalid_value",
-                param="domino.accept",
-            )
+            with at_param("domino.accept"):
+                raise InputError(
+                    f"domino.accept: is {request.domino.accept} where {param} say what the output "
+                    "must match; take coupled or match."
+                )
         if content is not None and not (named or form.reasoning):
             return param, content
         found = message_grammar(form, named, required=required, content=content)
         if found is None and not (named or form.reasoning_begun):
             found = content  # the model reasons about nothing then
         if found is None:
-            raise ApiError(
-                400,
-                f"{param} goes neither with tools nor after reasoning that the template opens; "
-                "give a JSON schema, a regular expression or choices instead.",
-                code="invalid_value",
-                param=param,
-            )
+            with at_param(param):
+                raise InputError(
+                    f"{param} goes neither with tools nor after reasoning that the template opens; "
+                    "give a JSON schema, a regular expression or choices instead."
+                )
         return param, found
 
 
@@ -173,7 +168,7 @@ def after_one_call(form: MessageFormat, tokenizer: Any, params: SamplingParams) 
 def _unsupported(param: str, words: str) -> ApiError:
     return ApiError(
         400,
-        f"{param}: the model's chat template {words}.",
+        f"{param}: {words}.",
         code="unsupported_parameter",
         param=param,
     )

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
+from domino_spec.decoding import SequenceOutput, StopRule, TextStream, TokenScore, merged
 from domino_spec.errors import InputError
 from domino_spec.grammars import CompiledGrammar
 from domino_spec.serving.chat import ChatFormat, after_one_call
@@ -77,7 +77,7 @@ class CompletionHandler:
         """Complete a chat, answered in the shape of `response`."""
         self._check(request, 1)
         assert self._format is not None
-        prompt, inputs = await self._encode(request)
+        prompt, inputs = await self.encode(request)
         form = self._format.message_format(request, prompt)
         grammar = None
         if (wanted := self._format.grammar(request, form)) is not None:
@@ -86,12 +86,8 @@ class CompletionHandler:
                 grammar = await self._service.compile_grammar(text)
         return self._respond(request, [prompt], response, form, grammar, inputs)
 
-    async def encode_messages(self, request: ChatOptions) -> list[int]:
-        """Token ids of a chat, through the target's own template."""
-        return (await self._encode(request))[0]
-
-    async def _encode(self, request: ChatOptions) -> tuple[list[int], dict[str, Any]]:
-        """Token ids, and what the prefill takes besides where the chat holds images."""
+    async def encode(self, request: ChatOptions) -> tuple[list[int], dict[str, Any]]:
+        """A chat's token ids, through the target's own template, and its images for the prefill."""
         service, known = self._service, self._format
         if known is None:
             raise InputError("the model came without a tokenizer, which has the chat template.")
@@ -114,21 +110,18 @@ class CompletionHandler:
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
         self._check(request, len(request.prompts))
-        prompts: list[Sequence[int]] = []
         grammar = None
         for param, make in request.grammars.items():  # one at most
             with at_param(param):
                 grammar = await self._service.compile_grammar(make())
+        special = request.add_special_tokens is not False
         with at_param("prompt"):
-            for prompt in request.prompts:
-                if isinstance(prompt, str):
-                    prompts.append(
-                        await self._service.encode_text(
-                            prompt, add_special_tokens=request.add_special_tokens is not False
-                        )
-                    )
-                else:
-                    prompts.append(prompt)
+            prompts = [
+                await self._service.encode_text(prompt, add_special_tokens=special)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in request.prompts
+            ]
         return self._respond(request, prompts, CompletionResponse, MessageFormat(), grammar)
 
     def _check(self, request: BaseCompletionRequest, prompts: int) -> None:
@@ -137,13 +130,11 @@ class CompletionHandler:
         if self._texts is None:
             raise InputError("the model came without a tokenizer, so its outputs have no text.")
         if count > config.max_choices:
-            raise ApiError(
-                400,
-                f"{count} choices are requested; this server gives at most {config.max_choices} "
-                "to one request.",
-                code="invalid_value",
-                param="n" if request.num_choices > 1 else "prompt",
-            )
+            with at_param("n" if request.num_choices > 1 else "prompt"):
+                raise InputError(
+                    f"{count} choices are requested; this server gives at most "
+                    f"{config.max_choices} to one request."
+                )
 
     def _respond(
         self,
@@ -169,24 +160,31 @@ class CompletionHandler:
                     params = request.to_sampling_params(max(1, new), (first + index) % _SEEDS)
                     if choice and request.echo_logprobs is None:  # a prompt is scored once
                         params = replace(params, prompt_logprobs=None)
-                    how: dict[str, Any] = {"speculate": options.speculate, "reuse": options.reuse}
-                    if multimodal_inputs:
-                        how["multimodal_inputs"] = multimodal_inputs
-                    if form.kept:
-                        how["kept"] = form.kept
+                    rules: list[StopRule] = []
                     if form.tools is not None and not form.parallel:
-                        how["rules"] = [after_one_call(form, texts.tokenizer, params)]
+                        rules = [after_one_call(form, texts.tokenizer, params)]
                     if grammar is not None:
                         accept = options.accept or "coupled"
                         params = replace(params, grammar=grammar.grammar, accept=accept)
-                        how["matcher"] = grammar.matcher()
-                    sequences.append(service.sequence(prompt, params, index=index, **how))
+                    sequences.append(
+                        service.sequence(
+                            prompt,
+                            params,
+                            index=index,
+                            kept=form.kept,
+                            rules=rules,
+                            matcher=None if grammar is None else grammar.matcher(),
+                            speculate=options.speculate,
+                            reuse=options.reuse,
+                            multimodal_inputs=multimodal_inputs,
+                        )
+                    )
         return response(service, request, sequences, texts, form)
 
 
-def check_model(name: str, served: str) -> None:
-    """Refuse a model that is not served, as OpenAI does."""
-    if name != served:
+def check_model(name: str | None, served: str) -> None:
+    """Refuse a model that is not served, as OpenAI does; None is the one that is."""
+    if name is not None and name != served:
         raise ApiError(
             404,
             f"there is no model {name[:200]!r} here; this server has {served!r}.",

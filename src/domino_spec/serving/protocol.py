@@ -783,14 +783,10 @@ class ChatOptions(ApiRequest):
         return messages
 
     @model_validator(mode="after")
-    def _check_generation_prompt(self) -> ChatOptions:
+    def _check_options(self) -> ChatOptions:
         if self.continue_final_message and self.add_generation_prompt:
             words = "begins an answer, and continue_final_message goes on with one; set one of them"
             raise inconsistent("add_generation_prompt", words)
-        return self
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> ChatOptions:
         names, choice = [tool.function.name for tool in self.tools or []], self.tool_choice
         named = choice.function.name if isinstance(choice, NamedToolChoice) else None
         check_tools(names, choice, named, at=".function")
