@@ -399,30 +399,17 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
         schemas[each.__name__] = described
     for path, kind in _CHUNKS.items():
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
-        schema_of = _named_event_schema if kind is ResponseEvent else _event_schema
-        content["text/event-stream"] = {"itemSchema": schema_of(kind.__name__)}
+        content["text/event-stream"] = {"itemSchema": _event_schema(kind)}
     if config.api_keys:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
 
 
-def _named_event_schema(event: str) -> dict[str, Any]:
-    """An event under the name of its type."""
-    told = {"$ref": _REF.format(model=event)}
-    data = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": told,
-    }
-    named = {"event": {"type": "string"}, "data": data}
-    return {"type": "object", "required": ["event", "data"], "properties": named}
-
-
-def _event_schema(chunk: str) -> dict[str, Any]:
-    """A chunk or an error, and at last [DONE]."""
-    either = [{"$ref": _REF.format(model=name)} for name in (chunk, "ErrorResponse")]
-    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": either}}
-    return {
-        "type": "object",
-        "required": ["data"],
-        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}},
-    }
+def _event_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """An event under the name of its type; or a chunk or an error, and at last [DONE]."""
+    told, error = ({"$ref": _REF.format(model=each.__name__)} for each in (kind, ErrorResponse))
+    data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": told}
+    fields = {"event": {"type": "string"}, "data": {"type": "string", **data}}
+    if kind is not ResponseEvent:
+        data["contentSchema"] = {"anyOf": [told, error]}
+        fields = {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, data]}}
+    return {"type": "object", "required": [*fields], "properties": fields}

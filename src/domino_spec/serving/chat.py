@@ -20,7 +20,6 @@ from domino_spec.serving.parsers import (
     TOOL_FORMATS,
     MessageFormat,
     MessageParser,
-    ToolFormat,
     find_tool_format,
     supports_reasoning,
 )
@@ -38,25 +37,15 @@ class ChatFormat:
 
     def __init__(self, texts: TokenTexts, config: ServerConfig) -> None:
         self._texts, self._config = texts, config
+        self.template = str(getattr(texts.tokenizer, "chat_template", None) or "")
+        calls, reasoning = config.tool_call_parser, config.reasoning_parser
+        self.tools = find_tool_format(self.template) if calls == "auto" else TOOL_FORMATS.get(calls)
+        """How calls are written, if that is known."""
+        known = reasoning == "auto" and supports_reasoning(self.template)
+        self.reasoning = known or reasoning == "think"
+        """Whether reasoning may precede the text."""
         added = getattr(texts.tokenizer, "added_tokens_decoder", None) or {}
         self._added = {str(entry.content): int(token) for token, entry in added.items()}
-
-    @property
-    def template(self) -> str:
-        """The model's own."""
-        return str(getattr(self._texts.tokenizer, "chat_template", None) or "")
-
-    @property
-    def tools(self) -> ToolFormat | None:
-        """How calls are written, if that is known."""
-        parser = self._config.tool_call_parser
-        return find_tool_format(self.template) if parser == "auto" else TOOL_FORMATS.get(parser)
-
-    @property
-    def reasoning(self) -> bool:
-        """Whether reasoning may precede the text."""
-        parser = self._config.reasoning_parser
-        return supports_reasoning(self.template) if parser == "auto" else parser == "think"
 
     def template_options(self, request: ChatOptions) -> dict[str, Any]:
         """Tools for the template; refused where it would not tell the model of them."""

@@ -12,7 +12,6 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from domino_spec.grammars.grammar import MAX_NESTING, nested_deeper
@@ -79,7 +78,6 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=4)
 def find_tool_format(template: str) -> ToolFormat | None:
     """The format that a chat template teaches; None where it is none of ours."""
     if "[TOOL_CALLS]" in template:
