@@ -8,8 +8,9 @@ import pytest
 
 from domino_spec.serving.protocol import ChatCompletionChunk, CompletionChunk
 from tests.cli import tiny
-from tests.serving.conftest import HELLO, error_of, events
+from tests.serving.conftest import HELLO, Client, error_of, events
 from tests.serving.fake import MODEL, OTHER
+from tests.serving.scripted import make_scripted
 
 
 def test_a_whole_chat(client):
@@ -114,14 +115,15 @@ def test_messages_of_every_kind(client):
     ]
 
 
-def test_a_template_that_knows_developers_gets_them(client):
-    client.service.tokenizer.chat_template = "{# developer #}" + tiny.TEMPLATE
+def test_a_template_that_knows_developers_gets_them():
+    client = Client(make_scripted("x", template="{# developer #}" + tiny.TEMPLATE))
     client.chat(messages=[{"role": "developer", "content": "x"}])
     assert client.service.chats[0][0][0]["role"] == "developer"
 
 
-def test_variables_of_the_template_alone_may_be_set(client):
-    client.service.tokenizer.chat_template = tiny.TEMPLATE + "{% if enable_thinking %}!{% endif %}"
+def test_variables_of_the_template_alone_may_be_set():
+    template = tiny.TEMPLATE + "{% if enable_thinking %}!{% endif %}"
+    client = Client(make_scripted("x", template=template))
     assert client.chat(chat_template_kwargs={"enable_thinking": True}).status_code == 200
     assert client.service.chats[0][1] == {"enable_thinking": True}
     wrong = ("thinking", "chat_template", "tools", "messages", "add_generation_prompt", "a b", "")

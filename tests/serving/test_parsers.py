@@ -41,7 +41,7 @@ def read(shape, *texts):
             calls.append([piece.text, ""])
         elif piece.kind == "arguments":
             calls[-1][1] += piece.text
-    assert parser.calls == len(calls)
+    assert [[each.name, each.arguments] for each in parser.calls] == calls
     return said["reasoning"], said["content"], [tuple(call) for call in calls]
 
 
@@ -119,7 +119,7 @@ def test_a_call_is_told_as_it_is_written():
 def test_a_call_that_is_cut_off_is_not_whole():
     parser = MessageParser(form("hermes"))
     parser.push('<tool_call>{"name": "add", "arguments": {"a": [')
-    assert (parser.finish(), parser.calls, parser.complete) == ([], 1, False)
+    assert (parser.finish(), len(parser.calls), parser.complete) == ([], 1, False)
     text = '<tool_call>{"name": "add", "argu'
     assert calls("hermes", text) == (text, []), "nothing is lost that is no call yet"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -111,7 +112,7 @@ def make_app(service: Service, *, metrics: Metrics) -> FastAPI:
     for kind in (HTTPException, DominoError):
         app.add_exception_handler(kind, handle_exception)
     handler = CompletionHandler(service)
-    posted = [*completion_routes(service, handler), *token_routes(service, handler)]
+    posted = post_routes(service, handler)
     app.router.routes += posted
     app.add_middleware(
         Middleware,
@@ -143,13 +144,10 @@ class JsonRoute(APIRoute):
         response: type[BaseModel],
         *,
         strict: bool,
-        content: dict[str, Any] | None = None,
     ) -> None:
-        """With `strict` unknown fields are refused, else ignored, which a header tells.
-
-        `content` are content types of a response besides JSON.
-        """
-        found = {"model": response, "description": response.__doc__, "content": content or {}}
+        """With `strict` unknown fields are refused, else ignored, which a header tells."""
+        content: dict[str, Any] = {"text/event-stream": {}} if path in _CHUNKS else {}
+        found = {"model": response, "description": response.__doc__, "content": content}
         responses = {200: found, **_errors(*_ERRORS)}
         super().__init__(path, endpoint, methods=["POST"], response_model=None, responses=responses)
         model: type[BaseModel] = get_type_hints(endpoint)["request"]
@@ -164,6 +162,8 @@ class JsonRoute(APIRoute):
                 raise from_validation(error, value) from error
             # From here on: tokenising may wait too.
             response = await while_connected(receive, endpoint(request))
+            if isinstance(response, BaseModel):
+                response = Response(response.model_dump_json(), media_type="application/json")
             await response(scope, receive, send)
 
         self.app = handle
@@ -210,56 +210,43 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"content": content, "description": _ERRORS[status]} for status in statuses}
 
 
-def completion_routes(service: Service, handler: CompletionHandler) -> list[JsonRoute]:
-    """The endpoints that decode."""
-
-    def route(path: str, endpoint: Callable[..., Any], model: type[BaseModel]) -> JsonRoute:
-        content: dict[str, Any] = {"text/event-stream": {}}
-        return JsonRoute(path, endpoint, model, strict=service.config.strict, content=content)
-
-    return [
-        route("/v1/chat/completions", handler.chat_completions, ChatCompletionResponse),
-        route("/v1/completions", handler.completions, CompletionResponse),
-        route("/v1/responses", ResponsesHandler(handler).responses, ResponseObject),
-    ]
-
-
-def token_routes(service: Service, handler: CompletionHandler) -> list[JsonRoute]:
-    """Text to tokens and back, as vLLM's server does it."""
+def post_routes(service: Service, handler: CompletionHandler) -> list[JsonRoute]:
+    """The endpoints that decode, and vLLM's for text to tokens and back."""
     config = service.config
 
-    async def tokenize(request: TokenizeRequest) -> Response:
+    async def tokenize(request: TokenizeRequest) -> TokenizeResponse:
         """Token ids of a text, or of a chat through the target's template."""
-        check_model(config.model if request.model is None else request.model, config.model)
+        check_model(request.model, config.model)
         special = request.add_special_tokens is not False
-        if request.messages is not None:
-            tokens = await handler.encode_messages(request)
+        if request.prompt is None:
+            tokens, _ = await handler.encode(request)
         else:
             with at_param("prompt"):
-                prompt = request.prompt or ""
-                tokens = await service.encode_text(prompt, add_special_tokens=special)
+                tokens = await service.encode_text(request.prompt, add_special_tokens=special)
         names = None
         if request.return_token_strs:
             tokenizer = require_tokenizer(service.tokenizer)
             names = list(map(str, tokenizer.convert_ids_to_tokens(tokens)))
-        found = TokenizeResponse(
+        return TokenizeResponse(
             count=len(tokens),
             max_model_len=service.limits.context,
             tokens=tokens,
             token_strs=names,
         )
-        return Response(found.model_dump_json(), media_type="application/json")
 
-    async def detokenize(request: DetokenizeRequest) -> Response:
+    async def detokenize(request: DetokenizeRequest) -> DetokenizeResponse:
         """The text of token ids."""
-        check_model(config.model if request.model is None else request.model, config.model)
+        check_model(request.model, config.model)
         with at_param("tokens"):
-            found = DetokenizeResponse(prompt=await service.decode_tokens(request.tokens))
-        return Response(found.model_dump_json(), media_type="application/json")
+            return DetokenizeResponse(prompt=await service.decode_tokens(request.tokens))
 
+    route = partial(JsonRoute, strict=config.strict)
     return [
-        JsonRoute("/tokenize", tokenize, TokenizeResponse, strict=config.strict),
-        JsonRoute("/detokenize", detokenize, DetokenizeResponse, strict=config.strict),
+        route("/v1/chat/completions", handler.chat_completions, ChatCompletionResponse),
+        route("/v1/completions", handler.completions, CompletionResponse),
+        route("/v1/responses", ResponsesHandler(handler).responses, ResponseObject),
+        route("/tokenize", tokenize, TokenizeResponse),
+        route("/detokenize", detokenize, DetokenizeResponse),
     ]
 
 
@@ -364,7 +351,6 @@ def page_routes() -> APIRouter:
 
 # OpenAPI ------------------------------------------------------------------------------------------
 
-_ALWAYS_STRICT = {DominoOptions.__name__}
 _REF = "#/components/schemas/{model}"
 _CHUNKS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionChunk,
@@ -397,9 +383,9 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
             fields["n"]["anyOf"][0]["maximum"] = config.max_choices
     for other in (TokenizeRequest, DetokenizeRequest):
         schemas[other.__name__]["properties"]["model"]["anyOf"][0]["enum"] = [config.model]
-    if not config.strict:  # as `StrictModel.unknown_prefix` says
+    if not config.strict:  # as `StrictModel.path` says
         for each in schemas.values():
-            if each.get("title") not in _ALWAYS_STRICT:
+            if each.get("title") != DominoOptions.__name__:
                 each.pop("additionalProperties", None)
     for path, operations in schema["paths"].items():
         for operation in operations.values():
@@ -413,30 +399,17 @@ def _complete(schema: dict[str, Any], service: Service) -> None:
         schemas[each.__name__] = described
     for path, kind in _CHUNKS.items():
         content = schema["paths"][path]["post"]["responses"]["200"]["content"]
-        schema_of = _named_event_schema if kind is ResponseEvent else _event_schema
-        content["text/event-stream"] = {"itemSchema": schema_of(kind.__name__)}
+        content["text/event-stream"] = {"itemSchema": _event_schema(kind)}
     if config.api_keys:
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
 
 
-def _named_event_schema(event: str) -> dict[str, Any]:
-    """An event under the name of its type."""
-    told = {"$ref": _REF.format(model=event)}
-    data = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": told,
-    }
-    named = {"event": {"type": "string"}, "data": data}
-    return {"type": "object", "required": ["event", "data"], "properties": named}
-
-
-def _event_schema(chunk: str) -> dict[str, Any]:
-    """A chunk or an error, and at last [DONE]."""
-    either = [{"$ref": _REF.format(model=name)} for name in (chunk, "ErrorResponse")]
-    told = {"contentMediaType": "application/json", "contentSchema": {"anyOf": either}}
-    return {
-        "type": "object",
-        "required": ["data"],
-        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, told]}},
-    }
+def _event_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """An event under the name of its type; or a chunk or an error, and at last [DONE]."""
+    told, error = ({"$ref": _REF.format(model=each.__name__)} for each in (kind, ErrorResponse))
+    data: dict[str, Any] = {"contentMediaType": "application/json", "contentSchema": told}
+    fields = {"event": {"type": "string"}, "data": {"type": "string", **data}}
+    if kind is not ResponseEvent:
+        data["contentSchema"] = {"anyOf": [told, error]}
+        fields = {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, data]}}
+    return {"type": "object", "required": [*fields], "properties": fields}

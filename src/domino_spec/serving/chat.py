@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from domino_spec.decoding import SamplingParams, StopRule, TextStream
 from domino_spec.decoding import Sequence as Decoded
 from domino_spec.decoding.sequence import STOP
+from domino_spec.errors import InputError
 from domino_spec.grammars import Grammar
 from domino_spec.serving.config import ServerConfig
 from domino_spec.serving.errors import ApiError, at_param
@@ -20,8 +20,6 @@ from domino_spec.serving.parsers import (
     TOOL_FORMATS,
     MessageFormat,
     MessageParser,
-    Piece,
-    ToolFormat,
     find_tool_format,
     supports_reasoning,
 )
@@ -39,55 +37,43 @@ class ChatFormat:
 
     def __init__(self, texts: TokenTexts, config: ServerConfig) -> None:
         self._texts, self._config = texts, config
+        self.template = str(getattr(texts.tokenizer, "chat_template", None) or "")
+        calls, reasoning = config.tool_call_parser, config.reasoning_parser
+        self.tools = find_tool_format(self.template) if calls == "auto" else TOOL_FORMATS.get(calls)
+        """How calls are written, if that is known."""
+        known = reasoning == "auto" and supports_reasoning(self.template)
+        self.reasoning = known or reasoning == "think"
+        """Whether reasoning may precede the text."""
         added = getattr(texts.tokenizer, "added_tokens_decoder", None) or {}
         self._added = {str(entry.content): int(token) for token, entry in added.items()}
-
-    @property
-    def template(self) -> str:
-        """The model's own."""
-        return str(getattr(self._texts.tokenizer, "chat_template", None) or "")
-
-    @property
-    def tools(self) -> ToolFormat | None:
-        """How calls are written, if that is known."""
-        parser = self._config.tool_call_parser
-        return find_tool_format(self.template) if parser == "auto" else TOOL_FORMATS.get(parser)
-
-    @property
-    def reasoning(self) -> bool:
-        """Whether reasoning may precede the text."""
-        parser = self._config.reasoning_parser
-        return supports_reasoning(self.template) if parser == "auto" else parser == "think"
 
     def template_options(self, request: ChatOptions) -> dict[str, Any]:
         """Tools for the template; refused where it would not tell the model of them."""
         if request.uses_tools and "tool" not in self.template:
             raise _unsupported(
                 "messages",
-                "knows neither tool_calls nor the role tool; leave such messages out, or serve a "
-                "model whose template knows them",
+                "the model's chat template knows neither tool_calls nor the role tool; leave such "
+                "messages out, or serve a model whose template knows them",
             )
         functions = request.functions
         if not functions:
             return {}
         if self._config.tool_call_parser == "none":
-            raise ApiError(
-                400,
-                "tools: this server was started with --tool-call-parser none; leave them out.",
-                code="unsupported_parameter",
-                param="tools",
+            raise _unsupported(
+                "tools", "this server was started with --tool-call-parser none; leave them out"
             )
         if not re.search(r"\btools\b", self.template):
             raise _unsupported(
                 "tools",
-                "has no variable tools, so that the model would not see them; leave them out, or "
-                "serve a model whose template has one",
+                "the model's chat template has no variable tools, so that the model would not see "
+                "them; leave them out, or serve a model whose template has one",
             )
         if self.tools is None:
             raise _unsupported(
                 "tools",
-                "describes calls in a format that is not known here; start the server with "
-                f"--tool-call-parser ({', '.join(TOOL_FORMATS)}) if it is one of these",
+                "the model's chat template describes calls in a format that is not known here; "
+                f"start the server with --tool-call-parser ({', '.join(TOOL_FORMATS)}) if it is "
+                "one of these",
             )
         told = [function.model_dump(exclude_unset=True) for function in functions]
         return {"tools": [{"type": "function", "function": each} for each in told]}
@@ -127,36 +113,32 @@ class ChatFormat:
 
         Calls that are required, and those of strict functions, fit their schemas.
         """
-        param, content = request.grammar_param or "tools", None
-        if request.grammar_param is not None:
+        param, content = "tools", None
+        for param, make in request.grammars.items():  # one at most
             with at_param(param):
-                content = request.to_grammar()
+                content = make()
         named = [each for each in request.functions if each.name in form.names]
         required = isinstance(request.tool_choice, NamedToolChoice)
         required = required or request.tool_choice == "required"
         if content is None and not (required or any(each.strict for each in named)):
             return None
         if request.domino.accept in ("block", "rejection"):
-            raise ApiError(
-                400,
-                f"domino.accept: is {request.domino.accept} where {param} say what the output must "
-                "match; take coupled or match.",
-                code="invalid_value",
-                param="domino.accept",
-            )
+            with at_param("domino.accept"):
+                raise InputError(
+                    f"domino.accept: is {request.domino.accept} where {param} say what the output "
+                    "must match; take coupled or match."
+                )
         if content is not None and not (named or form.reasoning):
             return param, content
         found = message_grammar(form, named, required=required, content=content)
         if found is None and not (named or form.reasoning_begun):
             found = content  # the model reasons about nothing then
         if found is None:
-            raise ApiError(
-                400,
-                f"{param} goes neither with tools nor after reasoning that the template opens; "
-                "give a JSON schema, a regular expression or choices instead.",
-                code="invalid_value",
-                param=param,
-            )
+            with at_param(param):
+                raise InputError(
+                    f"{param} goes neither with tools nor after reasoning that the template opens; "
+                    "give a JSON schema, a regular expression or choices instead."
+                )
         return param, found
 
 
@@ -175,37 +157,7 @@ def after_one_call(form: MessageFormat, tokenizer: Any, params: SamplingParams) 
 def _unsupported(param: str, words: str) -> ApiError:
     return ApiError(
         400,
-        f"{param}: the model's chat template {words}.",
+        f"{param}: {words}.",
         code="unsupported_parameter",
         param=param,
     )
-
-
-@dataclass
-class Call:
-    """A call of a message."""
-
-    id: str
-    name: str
-    arguments: str = ""
-
-
-class Message:
-    """What a choice has come to."""
-
-    def __init__(self, form: MessageFormat) -> None:
-        self.reasoning = self.content = ""
-        self.calls: list[Call] = []
-        self._form = form
-
-    def add(self, piece: Piece) -> None:
-        """Take in what comes next."""
-        if piece.kind == "content":
-            self.content += piece.text
-        elif piece.kind == "reasoning":
-            self.reasoning += piece.text
-        elif piece.kind == "arguments":
-            self.calls[-1].arguments += piece.text
-        else:
-            assert self._form.tools is not None
-            self.calls.append(Call(self._form.tools.new_id(), piece.text))

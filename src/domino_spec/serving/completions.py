@@ -12,7 +12,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic_core import to_json
@@ -21,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from domino_spec import __version__
 from domino_spec.decoding import Sequence as Decoded
-from domino_spec.decoding import SequenceOutput, TextStream, TokenScore, merged
+from domino_spec.decoding import SequenceOutput, StopRule, TextStream, TokenScore, merged
 from domino_spec.errors import InputError
-from domino_spec.grammars import CompiledGrammar, Grammar
-from domino_spec.serving.chat import ChatFormat, Message, after_one_call
+from domino_spec.grammars import CompiledGrammar
+from domino_spec.serving.chat import ChatFormat, after_one_call
 from domino_spec.serving.errors import ApiError, ClientDisconnectedError, at_param, to_api_error
 from domino_spec.serving.middleware import client_of
 from domino_spec.serving.parsers import MessageFormat, MessageParser, Piece, merge
@@ -34,6 +33,7 @@ from domino_spec.serving.protocol import (
     ChatFinishReason,
     ChatOptions,
     CompletionRequest,
+    StreamOptions,
 )
 from domino_spec.serving.tokenization import TokenTexts
 
@@ -77,17 +77,17 @@ class CompletionHandler:
         """Complete a chat, answered in the shape of `response`."""
         self._check(request, 1)
         assert self._format is not None
-        prompt, inputs = await self._encode(request)
+        prompt, inputs = await self.encode(request)
         form = self._format.message_format(request, prompt)
-        grammar = await self._compile(self._format.grammar(request, form))
+        grammar = None
+        if (wanted := self._format.grammar(request, form)) is not None:
+            param, text = wanted
+            with at_param(param):  # before anything is queued
+                grammar = await self._service.compile_grammar(text)
         return self._respond(request, [prompt], response, form, grammar, inputs)
 
-    async def encode_messages(self, request: ChatOptions) -> list[int]:
-        """Token ids of a chat, through the target's own template."""
-        return (await self._encode(request))[0]
-
-    async def _encode(self, request: ChatOptions) -> tuple[list[int], dict[str, Any]]:
-        """Token ids, and what the prefill takes besides where the chat holds images."""
+    async def encode(self, request: ChatOptions) -> tuple[list[int], dict[str, Any]]:
+        """A chat's token ids, through the target's own template, and its images for the prefill."""
         service, known = self._service, self._format
         if known is None:
             raise InputError("the model came without a tokenizer, which has the chat template.")
@@ -110,21 +110,18 @@ class CompletionHandler:
     async def completions(self, request: CompletionRequest) -> SequencesResponse:
         """Complete a text, or several, or token ids."""
         self._check(request, len(request.prompts))
-        prompts: list[Sequence[int]] = []
         grammar = None
-        if (param := request.grammar_param) is not None:
+        for param, make in request.grammars.items():  # one at most
             with at_param(param):
-                grammar = await self._compile((param, request.to_grammar()))
+                grammar = await self._service.compile_grammar(make())
+        special = request.add_special_tokens is not False
         with at_param("prompt"):
-            for prompt in request.prompts:
-                if isinstance(prompt, str):
-                    prompts.append(
-                        await self._service.encode_text(
-                            prompt, add_special_tokens=request.add_special_tokens is not False
-                        )
-                    )
-                else:
-                    prompts.append(prompt)
+            prompts = [
+                await self._service.encode_text(prompt, add_special_tokens=special)
+                if isinstance(prompt, str)
+                else prompt
+                for prompt in request.prompts
+            ]
         return self._respond(request, prompts, CompletionResponse, MessageFormat(), grammar)
 
     def _check(self, request: BaseCompletionRequest, prompts: int) -> None:
@@ -133,20 +130,11 @@ class CompletionHandler:
         if self._texts is None:
             raise InputError("the model came without a tokenizer, so its outputs have no text.")
         if count > config.max_choices:
-            raise ApiError(
-                400,
-                f"{count} choices are requested; this server gives at most {config.max_choices} "
-                "to one request.",
-                code="invalid_value",
-                param="n" if request.num_choices > 1 else "prompt",
-            )
-
-    async def _compile(self, grammar: tuple[str, Grammar] | None) -> CompiledGrammar | None:
-        """A request's grammar and the parameter it comes from, before anything is queued."""
-        if grammar is None:
-            return None
-        with at_param(grammar[0]):
-            return await self._service.compile_grammar(grammar[1])
+            with at_param("n" if request.num_choices > 1 else "prompt"):
+                raise InputError(
+                    f"{count} choices are requested; this server gives at most "
+                    f"{config.max_choices} to one request."
+                )
 
     def _respond(
         self,
@@ -172,24 +160,31 @@ class CompletionHandler:
                     params = request.to_sampling_params(max(1, new), (first + index) % _SEEDS)
                     if choice and request.echo_logprobs is None:  # a prompt is scored once
                         params = replace(params, prompt_logprobs=None)
-                    how: dict[str, Any] = {"speculate": options.speculate, "reuse": options.reuse}
-                    if multimodal_inputs:
-                        how["multimodal_inputs"] = multimodal_inputs
-                    if form.kept:
-                        how["kept"] = form.kept
+                    rules: list[StopRule] = []
                     if form.tools is not None and not form.parallel:
-                        how["rules"] = [after_one_call(form, texts.tokenizer, params)]
+                        rules = [after_one_call(form, texts.tokenizer, params)]
                     if grammar is not None:
                         accept = options.accept or "coupled"
                         params = replace(params, grammar=grammar.grammar, accept=accept)
-                        how["matcher"] = grammar.matcher()
-                    sequences.append(service.sequence(prompt, params, index=index, **how))
+                    sequences.append(
+                        service.sequence(
+                            prompt,
+                            params,
+                            index=index,
+                            kept=form.kept,
+                            rules=rules,
+                            matcher=None if grammar is None else grammar.matcher(),
+                            speculate=options.speculate,
+                            reuse=options.reuse,
+                            multimodal_inputs=multimodal_inputs,
+                        )
+                    )
         return response(service, request, sequences, texts, form)
 
 
-def check_model(name: str, served: str) -> None:
-    """Refuse a model that is not served, as OpenAI does."""
-    if name != served:
+def check_model(name: str | None, served: str) -> None:
+    """Refuse a model that is not served, as OpenAI does; None is the one that is."""
+    if name is not None and name != served:
         raise ApiError(
             404,
             f"there is no model {name[:200]!r} here; this server has {served!r}.",
@@ -258,11 +253,10 @@ class Choice:
         self.echo = echo
         self.text = echo or ""
         """All that was written."""
-        self.message = Message(form)
+        self.message = MessageParser(form)
         self.scored: list[ScoredToken] = []
         self.finish_reason: ChatFinishReason | None = None
         self.tokens = self.accepted = self.rejected = self.reasoning_tokens = 0
-        self._parser = None if form.plain else MessageParser(form)
         self._kept, self._reasoning_end = form.kept, form.reasoning_end
         self._thought = 0
         self._texts = texts
@@ -291,10 +285,7 @@ class Choice:
         if output.finish_reason is not None:
             pieces += self._finish(length=output.finish_reason == "length")
             self.rejected = max(0, sum(output.sequence.stats.offered) - self.accepted)
-        if len(pieces) > 1:
-            pieces = merge(pieces)
-        for piece in pieces:
-            self.message.add(piece)
+        pieces = merge(pieces)
         ready = len(self._pending) if self.echo is not None and self.finish_reason else 0
         while ready < len(self._pending) and self._pending[ready].start < len(self.text):
             ready += 1
@@ -303,9 +294,9 @@ class Choice:
         return pieces, scored, block
 
     def _read(self, tokens: Sequence[int]) -> list[Piece]:
-        parser, pieces = self._parser, []
+        reasoning, pieces = self.message.reasoning_parser, []
         # Tokens after reasoning are not counted: up to its last one, or one by one.
-        while parser is not None and parser.reasoning and tokens:
+        while reasoning.active and tokens:
             end = 1
             if self._reasoning_end is not None:
                 end = len(tokens)
@@ -313,24 +304,20 @@ class Choice:
                     end = tokens.index(self._reasoning_end) + 1
             pieces += self._take(self._stream.push(*tokens[:end]))
             self._thought += end
-            self.reasoning_tokens = self._thought if parser.reasoned else 0
+            self.reasoning_tokens = self._thought if reasoning.begun else 0
             tokens = tokens[end:]
         return pieces + self._take(self._stream.push(*tokens))
 
     def _take(self, text: str) -> list[Piece]:
         self.text += text
-        if self._parser is not None:
-            return self._parser.push(text)
-        return [Piece("content", text)] if text else []
+        return self.message.push(text)
 
     def _finish(self, *, length: bool) -> list[Piece]:
-        parser = self._parser
+        message = self.message
         pieces = self._take(self._stream.finish())  # held back in case it became a stop string
-        self.finish_reason = "length" if length else "stop"
-        if parser is not None:
-            pieces += parser.finish()
-            if parser.calls and parser.complete and not length:
-                self.finish_reason = "tool_calls"
+        pieces += message.finish()
+        called = message.calls and message.complete
+        self.finish_reason = "length" if length else "tool_calls" if called else "stop"
         return pieces
 
     def scored_prompt(self) -> list[ScoredToken]:
@@ -446,18 +433,16 @@ class SequencesResponse(ABC):
         started = False
         async for outputs in stream:
             events: list[bytes] = []
-            failure: Exception | None = None
             try:
                 for output in outputs if self._request.domino.blocks else merged(outputs):
                     events += self._add(output)
+                ended = all(choice.finish_reason for choice in self._choices)
+                events += self._end_events() if ended else []
             except Exception as error:
                 if not (started or events):
                     raise
-                failure = error
                 events += self._error_events(to_api_error(error, request_id=request_id))
-            ended = failure is not None or all(c.finish_reason for c in self._choices)
-            if ended and failure is None:
-                events += self._end_events()
+                ended = True
             if events and not started:
                 started = True
                 await send(_START)
@@ -518,31 +503,28 @@ class ChoicesResponse(SequencesResponse):
 
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
+    first_fields: ClassVar[dict[str, Any] | None] = None
+    """Of the chunk that a choice's stream begins with, if any."""
+    last_fields: ClassVar[dict[str, Any]]
+    """Of the chunk that ends a choice."""
 
-    @property
-    def _tells_usage(self) -> bool:
-        """Whether every chunk tells the usage so far."""
-        options = self._request.stream_options
-        return bool(options and options.continuous_usage_stats)
-
-    @cached_property
-    def _chunk(self) -> dict[str, Any]:
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._options = self._request.stream_options or StreamOptions()
+        self._chunk = {**self._common, "object": self.chunk_kind}
         """What all chunks have in common."""
-        chunk = {**self._common, "object": self.chunk_kind}
-        if self._request.include_usage and not self._tells_usage:
-            chunk["usage"] = None
-        return chunk
-
-    @cached_property
-    def _chunk_start(self) -> bytes:
-        """Encoded once: a stream has a chunk for every block, alike but for its choice."""
-        return b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
+        if self._options.include_usage and not self._options.continuous_usage_stats:
+            self._chunk["usage"] = None
+        # Encoded once: a stream has a chunk for every block, alike but for its choice.
+        self._chunk_start = b"data: " + to_json(self._chunk)[:-1] + b',"choices":['
 
     def _events(self, choice: Choice, delta: Delta, *, begins: bool) -> list[bytes]:
         if not self._request.stream:
             return []
         pieces, scored, block = delta
-        events = [self._event(choice, fields) for fields in self._first_fields() if begins]
+        events: list[bytes] = []
+        if begins and self.first_fields is not None:
+            events.append(self._event(choice, self.first_fields))
         if begins and choice.echo is not None:
             pieces = merge([Piece("content", choice.echo), *pieces])
             scored = choice.scored_prompt() + scored
@@ -554,11 +536,11 @@ class ChoicesResponse(SequencesResponse):
             logprobs = block = None
         if choice.finish_reason is not None:
             reason = choice.finish_reason
-            events.append(self._event(choice, self._last_fields(), finish_reason=reason))
+            events.append(self._event(choice, self.last_fields, finish_reason=reason))
         return events
 
     def _end_events(self) -> list[bytes]:
-        if not self._request.include_usage:
+        if not self._options.include_usage:
             return [_DONE]
         usage = {**self._chunk, "choices": [], "usage": self._usage()}
         return [_sse(to_json(usage)), _DONE]
@@ -581,7 +563,8 @@ class ChoicesResponse(SequencesResponse):
             "logprobs": logprobs,
             "finish_reason": finish_reason,
         }
-        usage = b',"usage":' + to_json(self._usage()) if self._tells_usage else b""
+        told_usage = self._options.continuous_usage_stats
+        usage = b',"usage":' + to_json(self._usage()) if told_usage else b""
         domino = b"" if block is None else b',"domino":' + to_json(block)
         return b"".join((self._chunk_start, to_json(told), b"]", usage, domino, b"}\n\n"))
 
@@ -592,20 +575,10 @@ class ChoicesResponse(SequencesResponse):
                 **self._whole_fields(choice),
                 "logprobs": self._logprobs([*choice.scored_prompt(), *choice.scored]),
                 "finish_reason": choice.finish_reason or "stop",
-                **self._choice_prompt(choice),
             }
             for choice in self._choices
         ]
-        whole = {"object": self.kind, "choices": choices, "usage": self._usage()}
-        return {**self._common, **whole, **self._prompt()}
-
-    def _choice_prompt(self, choice: Choice) -> dict[str, Any]:  # noqa: ARG002
-        """What a choice tells of its prompt."""
-        return {}
-
-    def _prompt(self) -> dict[str, Any]:
-        """What the response tells of its prompt."""
-        return {}
+        return {**self._common, "object": self.kind, "choices": choices, "usage": self._usage()}
 
     def _prompt_logprobs(self, sequence: Decoded) -> dict[str, Any]:
         """The prompt's log-probabilities by token id, in vLLM's shape, where they are wanted."""
@@ -627,10 +600,6 @@ class ChoicesResponse(SequencesResponse):
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
         return None if self._request.num_logprobs is None else self._scored(scored)
 
-    def _first_fields(self) -> Sequence[dict[str, Any]]:
-        """Of the chunk that a choice's stream begins with, if any."""
-        return ()
-
     @abstractmethod
     def _whole_fields(self, choice: Choice) -> dict[str, Any]:
         """Of a choice in a whole response."""
@@ -638,10 +607,6 @@ class ChoicesResponse(SequencesResponse):
     @abstractmethod
     def _chunk_fields(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
         """Of the chunks that tell these pieces, which the choice has taken in."""
-
-    @abstractmethod
-    def _last_fields(self) -> dict[str, Any]:
-        """Of the chunk that ends a choice."""
 
     @abstractmethod
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]: ...
@@ -652,12 +617,11 @@ class ChatResponse(ChoicesResponse):
 
     prefix, prompt_param = "chatcmpl", "messages"
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
+    first_fields: ClassVar = {"delta": {"role": "assistant", "content": ""}}
+    last_fields: ClassVar = {"delta": {}}
 
-    def _prompt(self) -> dict[str, Any]:
-        return self._prompt_logprobs(self._sequences[0])
-
-    def _first_fields(self) -> Sequence[dict[str, Any]]:
-        return ({"delta": {"role": "assistant", "content": ""}},)
+    def _whole(self) -> dict[str, Any]:
+        return {**super()._whole(), **self._prompt_logprobs(self._sequences[0])}
 
     def _whole_fields(self, choice: Choice) -> dict[str, Any]:
         message = choice.message
@@ -693,9 +657,6 @@ class ChatResponse(ChoicesResponse):
                 delta = {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
             yield {"delta": delta}
 
-    def _last_fields(self) -> dict[str, Any]:
-        return {"delta": {}}
-
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         content = [
             {
@@ -719,6 +680,7 @@ class CompletionResponse(ChoicesResponse):
 
     prefix, prompt_param = "cmpl", "prompt"
     kind = chunk_kind = "text_completion"
+    last_fields: ClassVar = {"text": ""}
 
     def _echo(self, sequence: Decoded) -> str | None:
         request = self._request
@@ -731,19 +693,13 @@ class CompletionResponse(ChoicesResponse):
         skip = sequence.params.skip_special_tokens
         return str(self.texts.tokenizer.decode(prompt, skip_special_tokens=skip))
 
-    def _choice_prompt(self, choice: Choice) -> dict[str, Any]:
-        first = choice.index - choice.index % self._request.num_choices
-        return self._prompt_logprobs(self._sequences[first])
-
     def _whole_fields(self, choice: Choice) -> dict[str, Any]:
-        return {"text": choice.text}
+        first = choice.index - choice.index % self._request.num_choices
+        return {"text": choice.text, **self._prompt_logprobs(self._sequences[first])}
 
     def _chunk_fields(self, choice: Choice, pieces: Sequence[Piece]) -> Iterator[dict[str, Any]]:
         del choice
         yield from ({"text": text} for _, text in pieces)
-
-    def _last_fields(self) -> dict[str, Any]:
-        return {"text": ""}
 
     def _scored(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
         return {

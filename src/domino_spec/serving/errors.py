@@ -142,20 +142,20 @@ def from_validation(invalid: ValidationError, body: Any) -> ApiError:
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):  # of the field that decides
         where = (*where, error["ctx"]["discriminator"].strip("'"))
     param = (error.get("ctx") or {}).get("param") or _path(where) or None
-    if error["type"] == "union_tag_invalid":
-        message = f"{param} is not one of {error['ctx']['expected_tags']}."
-        return ApiError(400, message, code="invalid_value", param=param)
-    if error["type"] in ("missing", "union_tag_not_found"):
-        return ApiError(400, f"{param} is missing.", code="missing_required_parameter", param=param)
-    if error["type"] == "extra_forbidden":
-        message = f"{param} is not a parameter of this endpoint."
-        return ApiError(400, message, code="unknown_parameter", param=param)
-    if error["type"] == "unsupported":
-        message = f"{param}: {error['msg']}."
-        return ApiError(400, message, code="unsupported_parameter", param=param)
-    kinds = [each["type"] for place, each in found if place == where]
-    message = f"{param or 'the body'}: {_complaint(error, kinds)}."
-    return ApiError(400, message, code="invalid_value", param=param)
+    code = "invalid_value"
+    match error["type"]:
+        case "union_tag_invalid":
+            message = f"{param} is not one of {error['ctx']['expected_tags']}."
+        case "missing" | "union_tag_not_found":
+            code, message = "missing_required_parameter", f"{param} is missing."
+        case "extra_forbidden":
+            code, message = "unknown_parameter", f"{param} is not a parameter of this endpoint."
+        case "unsupported":
+            code, message = "unsupported_parameter", f"{param}: {error['msg']}."
+        case _:
+            kinds = [each["type"] for place, each in found if place == where]
+            message = f"{param or 'the body'}: {_complaint(error, kinds)}."
+    return ApiError(400, message, code=code, param=param)
 
 
 _KINDS = {

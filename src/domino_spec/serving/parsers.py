@@ -10,9 +10,8 @@ import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from domino_spec.grammars.grammar import MAX_NESTING, nested_deeper
@@ -79,7 +78,6 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
 }  # fmt: skip
 
 
-@lru_cache(maxsize=4)
 def find_tool_format(template: str) -> ToolFormat | None:
     """The format that a chat template teaches; None where it is none of ours."""
     if "[TOOL_CALLS]" in template:
@@ -98,15 +96,31 @@ def supports_reasoning(template: str) -> bool:
     return THINK in template or THINK_END in template
 
 
+@dataclass(frozen=True, kw_only=True)
+class MessageFormat:
+    """How the output of one request is to be read."""
+
+    tools: ToolFormat | None = None
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+    reasoning: bool = False
+    reasoning_begun: bool = False
+    """Whether the prompt ends inside of reasoning."""
+    kept: Mapping[int, str] = field(default_factory=dict)
+    """Special tokens that are markers, with their text."""
+    reasoning_end: int | None = None
+    """The token that ends reasoning, where it is one."""
+
+
 # Reasoning ----------------------------------------------------------------------------------------
 
 
 class ReasoningParser:
     """Splits text that begins with reasoning; white space around the markers is part of them."""
 
-    def __init__(self, *, begun: bool) -> None:
+    def __init__(self, *, active: bool, begun: bool) -> None:
         """`begun`: the prompt ends with the marker that opens reasoning."""
-        self.active = True
+        self.active = active
         """Whether reasoning goes on, or may still begin."""
         self.begun = begun
         self._marked = False
@@ -157,7 +171,7 @@ class ReasoningParser:
         return ("", "") if not held.strip() else (held, "")
 
 
-# Calls --------------------------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------------------
 
 _SPACE = r"[ \t\r\n]{0,99}"
 _HEAD = re.compile(
@@ -203,36 +217,38 @@ class _Nesting:
         return None
 
 
-class ToolCallParser:
-    """Finds calls in text. What turns out to be none is text, as it was written.
+@dataclass
+class Call:
+    """A call of a message."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+class MessageParser:
+    """Splits an output into reasoning, text and calls. What turns out to be no call is text.
 
     A call is passed on from its arguments' first bracket on, as the model writes them: whether they
     are JSON that fits the function only the grammar that they were decoded by can promise.
     """
 
-    def __init__(
-        self,
-        form: ToolFormat,
-        names: Collection[str],
-        *,
-        parallel: bool = True,
-        hidden: Collection[str] = (),
-    ) -> None:
-        """`names` are the functions that may be called, `hidden` markers are no part of text.
-
-        Without `parallel` the first call is the last, and what follows it is dropped.
-        """
-        self.calls = 0
+    def __init__(self, form: MessageFormat) -> None:
+        self.reasoning = self.content = ""
+        self.calls: list[Call] = []
         self.complete = True
         """Whether the last call has all of its arguments."""
-        self._form, self._names, self._parallel = form, frozenset(names), parallel
+        self.reasoning_parser = ReasoningParser(active=form.reasoning, begun=form.reasoning_begun)
+        self._form = form.tools or ToolFormat()
+        self._names, self._parallel = frozenset(form.names), form.parallel
+        hidden = form.kept.values() if form.tools is not None else ()
         self._hidden = re.compile("|".join(map(re.escape, hidden))) if hidden else None
         self._text = ""
         """Not given out yet; a call that turns out to be none becomes text from its beginning."""
         self._at = 0
         """Up to where it was looked at."""
         self._nesting = _Nesting()
-        self._bare = form.bare
+        self._bare = self._form.bare
         self._in_list = self._called = False
         self._out: list[Piece] = []
         self._state: Callable[[], bool] = self._in_text
@@ -243,26 +259,43 @@ class ToolCallParser:
         return self._state == self._drop
 
     def push(self, text: str) -> list[Piece]:
-        """What the text adds."""
-        self._text += text
-        while self._state():  # until more text is needed
-            pass
-        out, self._out = self._out, []
-        return out
+        """What the text adds to the message."""
+        self._read(*self.reasoning_parser.push(text))
+        return self._take()
 
     def finish(self) -> list[Piece]:
         """What was held back, when no more text comes."""
+        self._read(*self.reasoning_parser.finish())
         waits = self._state in (self._after_arguments, self._after_call)  # for the call's end
         if not waits and not (self._called and self._text.isspace()):
             self._emit("content", self._text)
-        out, self._out, self._text = self._out, [], ""
-        return out
+        self._text = ""
+        return self._take()
+
+    def _read(self, thought: str, rest: str) -> None:
+        self._emit("reasoning", thought)
+        self._text += rest
+        while self._state():  # until more text is needed
+            pass
+
+    def _take(self) -> list[Piece]:
+        pieces, self._out = merge(self._out), []
+        for kind, text in pieces:
+            if kind == "content":
+                self.content += text
+            elif kind == "reasoning":
+                self.reasoning += text
+            elif kind == "call":
+                self.calls.append(Call(self._form.new_id(), text))
+            else:
+                self.calls[-1].arguments += text
+        return pieces
 
     def _emit(self, kind: PieceKind, text: str) -> None:
         if kind == "content" and self._hidden is not None:
             text = self._hidden.sub("", text)
         if text:
-            self._called = kind != "content"
+            self._called = kind in ("call", "arguments")
             self._out.append(Piece(kind, text))
 
     def _consume(self, end: int) -> str:
@@ -342,7 +375,6 @@ class ToolCallParser:
         self._consume(end)
         self._emit("call", call[0])
         self._emit("arguments", call[1])
-        self.calls += 1
         return self._end_call(self._after_call)
 
     def _reject(self, end: int) -> bool:
@@ -355,7 +387,6 @@ class ToolCallParser:
     def _call(self, name: str, arguments: int, then: Callable[[], bool]) -> bool:
         self._emit("call", name)
         self._consume(arguments)
-        self.calls += 1
         self.complete = False
         self._nesting = _Nesting()
         self._then = then
@@ -455,81 +486,6 @@ def overlap(text: str, marker: str) -> int:
         if text.endswith(marker[:size]):
             return size
     return 0
-
-
-# Messages -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class MessageFormat:
-    """How the output of one request is to be read."""
-
-    tools: ToolFormat | None = None
-    names: tuple[str, ...] = ()
-    parallel: bool = True
-    reasoning: bool = False
-    reasoning_begun: bool = False
-    """Whether the prompt ends inside of reasoning."""
-    kept: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that are markers, with their text."""
-    reasoning_end: int | None = None
-    """The token that ends reasoning, where it is one."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether all of the output is text."""
-        return self.tools is None and not self.reasoning
-
-
-class MessageParser:
-    """Reasoning first, if any, then text and calls."""
-
-    def __init__(self, form: MessageFormat) -> None:
-        self._reasoning = ReasoningParser(begun=form.reasoning_begun) if form.reasoning else None
-        self._calls: ToolCallParser | None = None
-        if form.tools is not None:
-            self._calls = ToolCallParser(
-                form.tools, form.names, parallel=form.parallel, hidden=set(form.kept.values())
-            )
-
-    @property
-    def reasoning(self) -> bool:
-        """Whether reasoning goes on, or may still begin."""
-        return self._reasoning is not None and self._reasoning.active
-
-    @property
-    def reasoned(self) -> bool:
-        """Whether there is any."""
-        return self._reasoning is not None and self._reasoning.begun
-
-    @property
-    def calls(self) -> int:
-        """Calls so far."""
-        return 0 if self._calls is None else self._calls.calls
-
-    @property
-    def complete(self) -> bool:
-        """Whether no call was cut off."""
-        return self._calls is None or self._calls.complete
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing that follows counts."""
-        return self._calls is not None and self._calls.done
-
-    def push(self, text: str) -> list[Piece]:
-        """What the text adds to the message."""
-        thought, rest = ("", text) if self._reasoning is None else self._reasoning.push(text)
-        return merge([Piece("reasoning", thought), *self._read(rest)])
-
-    def finish(self) -> list[Piece]:
-        """What was held back, when no more text comes."""
-        thought, rest = ("", "") if self._reasoning is None else self._reasoning.finish()
-        read = [Piece("reasoning", thought), *self._read(rest)]
-        return merge(read if self._calls is None else [*read, *self._calls.finish()])
-
-    def _read(self, text: str) -> list[Piece]:
-        return [Piece("content", text)] if self._calls is None else self._calls.push(text)
 
 
 def merge(pieces: Sequence[Piece]) -> list[Piece]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cache, partial
+from typing import Annotated, Any, ClassVar, Literal, Unpack
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -20,7 +21,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, PydanticUseDefault
 
 from domino_spec.decoding import SamplingParams
 from domino_spec.decoding.params import MOST_BIAS, MOST_LOGPROBS
@@ -120,20 +121,24 @@ class StrictModel(BaseModel):
     """Takes declared fields of the declared type and nothing else."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    unknown_prefix: ClassVar[str | None] = None
+    path: ClassVar[str | None] = None
     """Written before the name of an unknown field that is ignored; None refuses it instead."""
+
+    def __init_subclass__(cls, path: str | None = None, **config: Unpack[ConfigDict]) -> None:
+        super().__init_subclass__(**config)
+        cls.path = cls.path if path is None else path
 
     @model_validator(mode="before")
     @classmethod
     def _ignore_unknown(cls, value: object, info: ValidationInfo) -> object:
         """Drop unknown fields, if the context is there to collect them."""
         ignored, value = info.context, limit_fields(value)
-        if cls.unknown_prefix is None or not isinstance(ignored, IgnoredFields):
+        if cls.path is None or not isinstance(ignored, IgnoredFields):
             return value
         if not isinstance(value, dict) or not (unknown := value.keys() - _names(cls)):
             return value
         for name in sorted(unknown):
-            ignored.add(cls.unknown_prefix + name)
+            ignored.add(cls.path + name)
         return {name: each for name, each in value.items() if name not in unknown}
 
 
@@ -143,6 +148,13 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
+def _use_default(value: object) -> object:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+NullIsDefault = BeforeValidator(_use_default)
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
@@ -178,10 +190,8 @@ class DominoOptions(StrictModel):
     )
 
 
-class BaseStreamOptions(StrictModel):
+class BaseStreamOptions(StrictModel, path="stream_options."):
     """What a stream carries besides its text or events."""
-
-    unknown_prefix: ClassVar[str | None] = "stream_options."
 
     include_obfuscation: Literal[False] | None = None
 
@@ -195,26 +205,20 @@ class StreamOptions(BaseStreamOptions):
     )
 
 
-class TextFormat(StrictModel):
+class TextFormat(StrictModel, path="response_format."):
     """Any text."""
-
-    unknown_prefix: ClassVar[str | None] = "response_format."
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(StrictModel):
+class JsonObjectFormat(StrictModel, path="response_format."):
     """Any JSON object."""
-
-    unknown_prefix: ClassVar[str | None] = "response_format."
 
     type: Literal["json_object"]
 
 
-class JsonSchema(StrictModel):
+class JsonSchema(StrictModel, path="response_format.json_schema."):
     """A schema and its name."""
-
-    unknown_prefix: ClassVar[str | None] = "response_format.json_schema."
 
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
@@ -225,19 +229,15 @@ class JsonSchema(StrictModel):
     )
 
 
-class JsonSchemaFormat(StrictModel):
+class JsonSchemaFormat(StrictModel, path="response_format."):
     """JSON that a schema describes."""
-
-    unknown_prefix: ClassVar[str | None] = "response_format."
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-class StructuredOutputs(StrictModel):
+class StructuredOutputs(StrictModel, path="structured_outputs."):
     """vLLM's way to ask for structured outputs: one of these."""
-
-    unknown_prefix: ClassVar[str | None] = "structured_outputs."
 
     json_: dict[str, JsonValue] | str | None = Field(
         default=None, alias="json", description="A JSON schema."
@@ -248,10 +248,19 @@ class StructuredOutputs(StrictModel):
     json_object: bool | None = None
 
 
-class ApiRequest(StrictModel):
+_GRAMMARS: dict[str, Callable[[Any], Grammar]] = {
+    "json_": Grammar.json_schema,
+    "regex": Grammar.regex,
+    "choice": Grammar.choice,
+    "grammar": Grammar.grammar,
+    "json_object": lambda _: Grammar.json_object(),
+}
+"""By the fields of `StructuredOutputs`."""
+
+
+class ApiRequest(StrictModel, path=""):
     """The body of any endpoint."""
 
-    unknown_prefix: ClassVar[str | None] = ""
     unsupported: ClassVar[Mapping[str, tuple[tuple[Any, ...], str]]] = UNSUPPORTED
 
     # Pydantic runs the last of these first: what is refused by name is not unknown.
@@ -300,12 +309,7 @@ class BaseRequest(ApiRequest):
     ] = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
-    domino: DominoOptions = DominoOptions()
-
-    @field_validator("domino", mode="before")
-    @classmethod
-    def _default_options(cls, value: object) -> object:
-        return DominoOptions() if value is None else value
+    domino: Annotated[DominoOptions, NullIsDefault] = DominoOptions()
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> BaseRequest:
@@ -386,77 +390,47 @@ class BaseCompletionRequest(BaseRequest):
         return None
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def grammar_params(self) -> list[str]:
-        """The parameters that say what the text must match: one at most."""
-        found = []
-        if self.response_format is not None and self.response_format.type != "text":
-            found.append("response_format")
-        outputs = self.structured_outputs
-        for name in ("json_", "regex", "choice", "grammar", "json_object"):
-            if outputs is not None and getattr(outputs, name) not in (None, False):
-                found.append(f"structured_outputs.{name.rstrip('_')}")
-            if getattr(self, f"guided_{name.rstrip('_')}", None) is not None:
-                found.append(f"guided_{name.rstrip('_')}")
-        return found
-
-    @property
-    def grammar_param(self) -> str | None:
-        """The one of them that is given."""
-        return next(iter(self.grammar_params), None)
-
-    def to_grammar(self) -> Grammar:
-        """What the text must match, where something says so."""
-        param = self.grammar_param or ""
-        if param == "response_format":
-            if not isinstance(self.response_format, JsonSchemaFormat):
-                return Grammar.json_object()
+    def grammars(self) -> dict[str, Callable[[], Grammar]]:
+        """Makers of what the text must match, by the parameters that say so: one at most."""
+        found: dict[str, Callable[[], Grammar]] = {}
+        if isinstance(self.response_format, JsonObjectFormat):
+            found["response_format"] = Grammar.json_object
+        elif isinstance(self.response_format, JsonSchemaFormat):
             given = self.response_format.json_schema
-            return Grammar.json_schema(given.schema_, lenient=given.strict is False)
-        holder: Any = self
-        if param.startswith("structured_outputs."):
-            holder = self.structured_outputs
-        kind = param.removeprefix("structured_outputs.").removeprefix("guided_")
-        if kind == "json_object":
-            return Grammar.json_object()
-        name = param.rpartition(".")[2]
-        value = getattr(holder, "json_" if name == "json" else name)
-        make: dict[str, Callable[[Any], Grammar]] = {
-            "json": Grammar.json_schema,
-            "regex": Grammar.regex,
-            "choice": Grammar.choice,
-            "grammar": Grammar.grammar,
-        }
-        return make[kind](value)
+            lenient = given.strict is False
+            found["response_format"] = partial(Grammar.json_schema, given.schema_, lenient=lenient)
+        for field, make in _GRAMMARS.items():
+            name = field.rstrip("_")
+            structured = getattr(self.structured_outputs, field, None)
+            guided = getattr(self, f"guided_{name}", None)
+            for param, value in (
+                (f"structured_outputs.{name}", structured),
+                (f"guided_{name}", guided),
+            ):
+                if value is not None and value is not False:
+                    found[param] = partial(make, value)
+        return found
 
     def to_sampling_params(self, max_new_tokens: int, seed: int) -> SamplingParams:
         """How one choice is sampled."""
+        same = (
+            "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
+            "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "ignore_eos",
+        )  # fmt: skip
+        given = {name: value for name in same if (value := getattr(self, name)) is not None}
         temperature = 1.0 if self.temperature is None else self.temperature
         logprobs = self.num_logprobs
         if logprobs is None and self.domino.blocks:
             logprobs = 0  # blocks tell how probable their tokens were
         return SamplingParams(
+            **given,
             max_new_tokens=max_new_tokens,
             temperature=temperature if temperature >= _MIN_TEMPERATURE else 0.0,
             top_k=max(self.top_k or 0, 0),
-            top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=self.repetition_penalty or 1.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
             logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
             # A context that is full ends a choice all the same.
             min_tokens=min(self.min_tokens or 0, max_new_tokens),
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            skip_special_tokens=self.skip_special_tokens is not False,
             seed=seed,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
             prompt_logprobs=max(
                 (top for top in (self.prompt_logprobs, self.echo_logprobs) if top is not None),
@@ -464,12 +438,12 @@ class BaseCompletionRequest(BaseRequest):
             ),
             # The seed is the server's own where the request has none.
             accept=self.domino.accept
-            or ("block" if self.seed is None and not self.grammar_params else "coupled"),
+            or ("block" if self.seed is None and not self.grammars else "coupled"),
         )
 
     @model_validator(mode="after")
     def _check_grammar(self) -> BaseCompletionRequest:
-        given = self.grammar_params
+        given = list(self.grammars)
         if self.structured_outputs is not None and not given:
             words = "is empty; give json, regex, choice, grammar or json_object, or drop it"
             raise inconsistent("structured_outputs", words)
@@ -509,19 +483,19 @@ def only(*types: str, reason: str) -> Callable[[object], object]:
     return check
 
 
-class TextPart(StrictModel):
+class TextPart(StrictModel, path="messages.content."):
     """A part of a message."""
-
-    unknown_prefix: ClassVar[str | None] = "messages.content."
 
     type: Annotated[Literal["text"], BeforeValidator(only("text", reason=UNSUPPORTED_PART))]
     text: str
 
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {"type": "text", "text": self.text}
 
-class ImageUrl(StrictModel):
+
+class ImageUrl(StrictModel, path="messages.content.image_url."):
     """An image in a data URL: the server fetches nothing and opens no file."""
-
-    unknown_prefix: ClassVar[str | None] = "messages.content.image_url."
 
     url: str
     detail: Literal["auto"] | None = None
@@ -540,19 +514,16 @@ class ImageUrl(StrictModel):
             raise PydanticCustomError("no_base64", "is not base64; expected data:image/png;base64,")
         return url
 
-    @property
-    def data(self) -> str:
-        """The file, in base64."""
-        return self.url.partition(_BASE64)[2]
 
-
-class ImagePart(StrictModel):
+class ImagePart(StrictModel, path="messages.content."):
     """An image in a user's message."""
-
-    unknown_prefix: ClassVar[str | None] = "messages.content."
 
     type: Literal["image_url"]
     image_url: ImageUrl
+
+    def to_template(self) -> dict[str, Any]:
+        """As chat templates take it: the file, in base64."""
+        return {"type": "image", "image": self.image_url.url.partition(_BASE64)[2]}
 
 
 def _part_tag(part: object) -> str:
@@ -570,10 +541,8 @@ ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 CallId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 
 
-class FunctionDefinition(StrictModel):
+class FunctionDefinition(StrictModel, path="tools.function."):
     """A function that the model may call."""
-
-    unknown_prefix: ClassVar[str | None] = "tools.function."
 
     name: ToolName
     description: str | None = None
@@ -602,59 +571,47 @@ ToolType = Annotated[
 ]
 
 
-class Tool(StrictModel):
+class Tool(StrictModel, path="tools."):
     """A function that the model may call; the client runs it."""
-
-    unknown_prefix: ClassVar[str | None] = "tools."
 
     type: ToolType
     function: FunctionDefinition
 
 
-class FunctionName(StrictModel):
+class FunctionName(StrictModel, path="tool_choice.function."):
     """A function of the request's tools."""
-
-    unknown_prefix: ClassVar[str | None] = "tool_choice.function."
 
     name: ToolName
 
 
-class NamedToolChoice(StrictModel):
+class NamedToolChoice(StrictModel, path="tool_choice."):
     """The function that is to be called."""
-
-    unknown_prefix: ClassVar[str | None] = "tool_choice."
 
     type: Literal["function"]
     function: FunctionName
 
 
-class FunctionCall(StrictModel):
-    """The function that was called, and its arguments as JSON."""
-
-    unknown_prefix: ClassVar[str | None] = "messages.tool_calls.function."
-
-    name: ToolName
-    arguments: str
-    parsed_arguments: JsonValue = None
-    """OpenAI's client keeps them here, and sends them along."""
-
-    @field_validator("arguments")
-    @classmethod
-    def _check_arguments(cls, text: str) -> str:
-        return check_arguments(text)
-
-
-def check_arguments(text: str) -> str:
-    """Refuse what is no JSON object; nothing stands for no arguments."""
+def _check_arguments(text: str) -> str:
     if text and read_object(text) is None:
         raise PydanticCustomError("no_object", "is not a JSON object, as arguments are")
     return text
 
 
-class ToolCall(StrictModel):
-    """A call in an assistant's message."""
+Arguments = Annotated[str, AfterValidator(_check_arguments)]
+"""A JSON object; nothing stands for no arguments."""
 
-    unknown_prefix: ClassVar[str | None] = "messages.tool_calls."
+
+class FunctionCall(StrictModel, path="messages.tool_calls.function."):
+    """The function that was called, and its arguments as JSON."""
+
+    name: ToolName
+    arguments: Arguments
+    parsed_arguments: JsonValue = None
+    """OpenAI's client keeps them here, and sends them along."""
+
+
+class ToolCall(StrictModel, path="messages.tool_calls."):
+    """A call in an assistant's message."""
 
     id: CallId
     type: Literal["function"] = "function"
@@ -668,23 +625,28 @@ class ToolCall(StrictModel):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class BaseMessage(StrictModel):
+class BaseMessage(StrictModel, path="messages."):
     """Fields of every message; null where they belong to another role."""
 
-    unknown_prefix: ClassVar[str | None] = "messages."
-
+    role: str
+    content: Any = None
     name: str | None = None
     refusal: None = None
     annotations: EmptyList | None = None
     audio: None = None
     function_call: None = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
 
     def to_template(self) -> dict[str, Any]:
-        """As chat templates take it."""
-        parts: Any = getattr(self, "content", None) or ""
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        """As chat templates take it: parts are one text where none is an image."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = [part.to_template() for part in content]
+            if all(part["type"] == "text" for part in content):
+                content = "".join(part["text"] for part in content)
         name = {} if self.name is None else {"name": self.name}
-        return {"role": getattr(self, "role"), "content": text, **name}  # noqa: B009
+        return {"role": self.role, "content": content, **name}
 
 
 class TextMessage(BaseMessage):
@@ -695,12 +657,6 @@ class TextMessage(BaseMessage):
     tool_calls: EmptyList | None = None
     tool_call_id: None = None
 
-    @property
-    def images(self) -> list[ImageUrl]:
-        """In order."""
-        parts = () if isinstance(self.content, str) else self.content
-        return [part.image_url for part in parts if isinstance(part, ImagePart)]
-
     @field_validator("content")
     @classmethod
     def _check_images(cls, content: UserContent, info: ValidationInfo) -> UserContent:
@@ -708,20 +664,6 @@ class TextMessage(BaseMessage):
         if not user and any(isinstance(part, ImagePart) for part in content):
             raise PydanticCustomError("no_image", "holds an image; only a user's message may")
         return content
-
-    def to_template(self) -> dict[str, Any]:
-        """With images its parts are kept apart; each image is its file in base64."""
-        if not self.images:
-            return super().to_template()
-        parts = [
-            {"type": "image", "image": part.image_url.data}
-            if isinstance(part, ImagePart)
-            else {"type": "text", "text": part.text}
-            for part in self.content
-            if not isinstance(part, str)
-        ]
-        name = {} if self.name is None else {"name": self.name}
-        return {"role": self.role, "content": parts, **name}
 
 
 class ToolMessage(BaseMessage):
@@ -747,18 +689,13 @@ class AssistantTurn(BaseMessage):
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_call_id: None = None
 
-    @property
-    def calls(self) -> list[ToolCall]:
-        """What it called."""
-        return self.tool_calls or []
-
     def to_template(self) -> dict[str, Any]:
         """As chat templates take it."""
         message = super().to_template()
         if self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
-        if self.calls:
-            message["tool_calls"] = [call.to_template() for call in self.calls]
+        if self.tool_calls:
+            message["tool_calls"] = [call.to_template() for call in self.tool_calls]
         return message
 
 
@@ -820,10 +757,7 @@ class ChatOptions(ApiRequest):
     @property
     def uses_tools(self) -> bool:
         """Whether the messages tell of calls."""
-        return any(
-            isinstance(message, ToolMessage) or bool(getattr(message, "tool_calls", None))
-            for message in self.messages or []
-        )
+        return any(isinstance(each, ToolMessage) or each.tool_calls for each in self.messages or [])
 
     @property
     def continued(self) -> str:
@@ -842,21 +776,17 @@ class ChatOptions(ApiRequest):
         for message in self.messages or []:
             told = message.to_template()
             if isinstance(message, AssistantTurn):
-                names |= {call.id: call.function.name for call in message.calls}
+                names |= {call.id: call.function.name for call in message.tool_calls or []}
             elif isinstance(message, ToolMessage):
                 told = {"name": names[message.tool_call_id], **told}
             messages.append(told)
         return messages
 
     @model_validator(mode="after")
-    def _check_generation_prompt(self) -> ChatOptions:
+    def _check_options(self) -> ChatOptions:
         if self.continue_final_message and self.add_generation_prompt:
             words = "begins an answer, and continue_final_message goes on with one; set one of them"
             raise inconsistent("add_generation_prompt", words)
-        return self
-
-    @model_validator(mode="after")
-    def _check_tools(self) -> ChatOptions:
         names, choice = [tool.function.name for tool in self.tools or []], self.tool_choice
         named = choice.function.name if isinstance(choice, NamedToolChoice) else None
         check_tools(names, choice, named, at=".function")
@@ -868,11 +798,13 @@ class ChatOptions(ApiRequest):
         for place, message in enumerate(self.messages or []):
             at = f"messages[{place}]"
             if isinstance(message, AssistantTurn):
-                if message.content is None and not (message.calls or message.reasoning_content):
+                if message.content is None and not (
+                    message.tool_calls or message.reasoning_content
+                ):
                     raise inconsistent(
                         f"{at}.content", "is null in a message without tool_calls; expected text"
                     )
-                known |= {call.id for call in message.calls}
+                known |= {call.id for call in message.tool_calls or []}
             elif isinstance(message, ToolMessage) and message.tool_call_id not in known:
                 raise inconsistent(
                     f"{at}.tool_call_id",
@@ -1121,16 +1053,6 @@ class ChatChoice(BaseModel):
     finish_reason: ChatFinishReason
 
 
-class CompletionChoice(BaseModel):
-    """A choice of a plain completion."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason
-    prompt_logprobs: PromptLogprobs | None = None
-
-
 class FunctionCallDelta(BaseModel):
     """The name in a call's first chunk, then pieces of its arguments."""
 
@@ -1172,6 +1094,13 @@ class CompletionChunkChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+
+
+class CompletionChoice(CompletionChunkChoice):
+    """A choice of a plain completion."""
+
+    finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class BaseResponse(BaseModel):

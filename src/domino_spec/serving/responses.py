@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -15,7 +15,6 @@ from pydantic import (
     JsonValue,
     Tag,
     ValidationError,
-    field_validator,
     model_validator,
 )
 from pydantic_core import to_json
@@ -27,20 +26,22 @@ from domino_spec.serving.protocol import (
     MAX_TOOLS,
     UNSUPPORTED,
     UNSUPPORTED_PART,
+    Arguments,
     BaseRequest,
     CallId,
     ChatCompletionRequest,
+    CompletionTokensDetails,
     EmptyList,
     FunctionDefinition,
     JsonObjectFormat,
     JsonSchema,
+    NullIsDefault,
     PromptTokensDetails,
     StrictModel,
     TemplateKwargs,
     TextFormat,
     ToolName,
     ToolType,
-    check_arguments,
     check_tools,
     inconsistent,
     only,
@@ -77,10 +78,8 @@ Status = Literal["in_progress", "completed", "incomplete"]
 PartType = Literal["input_text", "output_text", "text", "reasoning_text"]
 
 
-class InputPart(StrictModel):
+class InputPart(StrictModel, path="input.content."):
     """A part of a message: text, also as this server sent it."""
-
-    unknown_prefix: ClassVar[str | None] = "input.content."
 
     type: Annotated[PartType, BeforeValidator(only(*get_args(PartType), reason=UNSUPPORTED_PART))]
     text: str
@@ -93,10 +92,8 @@ class InputPart(StrictModel):
 InputText = str | Annotated[list[InputPart], Field(fail_fast=True, min_length=1)]
 
 
-class BaseItem(StrictModel):
+class BaseItem(StrictModel, path="input."):
     """Fields that items have once a server sent them."""
-
-    unknown_prefix: ClassVar[str | None] = "input."
 
     id: str | None = None
     status: Status | None = None
@@ -116,13 +113,8 @@ class FunctionCallItem(BaseItem):
     type: Literal["function_call"]
     call_id: CallId
     name: ToolName
-    arguments: str
+    arguments: Arguments
     parsed_arguments: JsonValue = None
-
-    @field_validator("arguments")
-    @classmethod
-    def _check_arguments(cls, text: str) -> str:
-        return check_arguments(text)
 
 
 class FunctionCallOutputItem(BaseItem):
@@ -161,35 +153,27 @@ InputItem = Annotated[
 ]
 
 
-class FunctionTool(FunctionDefinition):
+class FunctionTool(FunctionDefinition, path="tools."):
     """A function that the model may call."""
-
-    unknown_prefix: ClassVar[str | None] = "tools."
 
     type: ToolType
 
 
-class FunctionChoice(StrictModel):
+class FunctionChoice(StrictModel, path="tool_choice."):
     """The function that is to be called."""
-
-    unknown_prefix: ClassVar[str | None] = "tool_choice."
 
     type: Literal["function"]
     name: ToolName
 
 
-class ResponseJsonSchema(JsonSchema):
+class ResponseJsonSchema(JsonSchema, path="text.format."):
     """JSON that a schema describes."""
-
-    unknown_prefix: ClassVar[str | None] = "text.format."
 
     type: Literal["json_schema"]
 
 
-class TextOptions(StrictModel):
+class TextOptions(StrictModel, path="text."):
     """What the text must be."""
-
-    unknown_prefix: ClassVar[str | None] = "text."
 
     format: (
         Annotated[TextFormat | JsonObjectFormat | ResponseJsonSchema, Field(discriminator="type")]
@@ -215,14 +199,9 @@ class ResponsesRequest(BaseRequest):
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions = TextOptions()
+    text: Annotated[TextOptions, NullIsDefault] = TextOptions()
     max_output_tokens: int | None = Field(default=None, ge=1, lt=2**31)
     chat_template_kwargs: TemplateKwargs = None
-
-    @field_validator("text", mode="before")
-    @classmethod
-    def _default_text(cls, value: object) -> object:
-        return TextOptions() if value is None else value
 
     @model_validator(mode="after")
     def _check_consistent(self) -> ResponsesRequest:
@@ -366,21 +345,13 @@ OutputItem = Annotated[
 ]
 
 
-class OutputTokensDetails(BaseModel):
-    """Tokens of reasoning, drafts that became text, and drafts that did not."""
-
-    reasoning_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
 class ResponseUsage(BaseModel):
     """Tokens of a request."""
 
     input_tokens: int
     input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
 
@@ -462,8 +433,8 @@ _PARTS: dict[str, dict[str, Any]] = {
     "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
     "reasoning": {"type": "reasoning_text", "text": ""},
 }
+_ITEMS: dict[str, dict[str, Any]] = {"message": {"role": "assistant"}, "reasoning": {"summary": []}}
 _IDS = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-_KINDS = {"content": "message", "reasoning": "reasoning"}
 
 
 class OutputItems:
@@ -471,30 +442,28 @@ class OutputItems:
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
-        self._open: dict[str, Any] | None = None
+        self._open: dict[str, Any] = {}
+        """The last of them, until it is closed."""
 
     def add(self, piece: Piece, call_id: str) -> Iterator[Event]:
         """Take in what comes next; `call_id` is that of a call which begins."""
         if piece.kind == "call":
-            yield from self.close("completed")
             call = {"call_id": call_id, "name": piece.text, "arguments": ""}
-            yield from self._begin("function_call", **call)
-            return
-        if piece.kind == "arguments":
-            assert self._open is not None
+            yield from self._begin("function_call", call)
+        elif piece.kind == "arguments":
             self._open["arguments"] += piece.text
             yield self._event("function_call_arguments.delta", delta=piece.text)
-            return
-        kind = _KINDS[piece.kind]
-        if self._open is None or self._open["type"] != kind:
-            yield from self.close("completed")
-            yield from self._begin_text(kind)
-        yield from self._add_text(piece.text)
+        else:
+            kind = "message" if piece.kind == "content" else "reasoning"
+            if self._open.get("type") != kind:
+                yield from self._begin_text(kind)
+            self._open["content"][0]["text"] += piece.text
+            yield self._text_event("delta", delta=piece.text)
 
     def close(self, status: Status) -> Iterator[Event]:
         """End the item that is open."""
         item = self._open
-        if item is None:
+        if not item:
             return
         item["status"] = status
         if item["type"] == "function_call":
@@ -502,10 +471,10 @@ class OutputItems:
             yield self._event("function_call_arguments.done", **told)
         else:
             (part,) = item["content"]
-            yield self._text_event("done", part, text=part["text"])
+            yield self._text_event("done", text=part["text"])
             yield self._event("content_part.done", content_index=0, part={**part})
         yield self._item_event("done")
-        self._open = None
+        self._open = {}
 
     def finish(self, status: Status) -> Iterator[Event]:
         """The last one; a response has one at least."""
@@ -513,32 +482,24 @@ class OutputItems:
             yield from self._begin_text("message")
         yield from self.close(status)
 
-    def _begin(self, kind: str, **fields: Any) -> Iterator[Event]:
+    def _begin(self, kind: str, fields: dict[str, Any]) -> Iterator[Event]:
+        yield from self.close("completed")
         id_ = f"{_IDS[kind]}_{uuid.uuid4().hex}"
         self._open = {"type": kind, "id": id_, "status": "in_progress", **fields}
         self.items.append(self._open)
         yield self._item_event("added")
 
     def _begin_text(self, kind: str) -> Iterator[Event]:
-        fields: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
-        yield from self._begin(kind, **fields, content=[])
-        assert self._open is not None
+        yield from self._begin(kind, {**_ITEMS[kind], "content": []})
         self._open["content"].append({**_PARTS[kind]})
         yield self._event("content_part.added", content_index=0, part={**_PARTS[kind]})
 
-    def _add_text(self, text: str) -> Iterator[Event]:
-        assert self._open is not None
-        (part,) = self._open["content"]
-        part["text"] += text
-        yield self._text_event("delta", part, delta=text)
-
-    def _text_event(self, what: str, part: dict[str, Any], **fields: Any) -> Event:
-        if part["type"] == "output_text":
-            fields["logprobs"] = []
-        return self._event(f"{part['type']}.{what}", content_index=0, **fields)
+    def _text_event(self, what: str, **fields: Any) -> Event:
+        part = _PARTS[self._open["type"]]
+        more: dict[str, Any] = {"logprobs": []} if "logprobs" in part else {}
+        return self._event(f"{part['type']}.{what}", content_index=0, **fields, **more)
 
     def _item_event(self, what: str) -> Event:
-        assert self._open is not None
         item = {**self._open}
         if "content" in item:
             item["content"] = [{**part} for part in item["content"]]
@@ -546,7 +507,6 @@ class OutputItems:
         return {"type": f"response.output_item.{what}", "output_index": index, "item": item}
 
     def _event(self, kind: str, **fields: Any) -> Event:
-        assert self._open is not None
         at = {"item_id": self._open["id"], "output_index": len(self.items) - 1}
         return {"type": f"response.{kind}", **at, **fields}
 
