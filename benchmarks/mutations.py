@@ -153,8 +153,8 @@ MUTATIONS = (
     Mutation(
         "a window is one position too wide",
         "drafter",
-        "own_block = own_block & (distance.abs() < window)",
-        "own_block = own_block & (distance.abs() <= window)",
+        "near = distance.abs() < self.size",
+        "near = distance.abs() <= self.size",
         "tests/drafter",
     ),
     Mutation(
@@ -175,15 +175,22 @@ MUTATIONS = (
     Mutation(
         "drafts after the first rejected one are accepted",
         "engine",
-        "(chosen[:, :-1] == block[:, 1:]).long().cumprod(dim=1).sum(dim=1)",
-        "(chosen[:, :-1] == block[:, 1:]).long().sum(dim=1)",
+        "(chosen[:, :-1] == block[:, 1:]).cumprod(dim=1).sum(dim=1)",
+        "(chosen[:, :-1] == block[:, 1:]).sum(dim=1)",
         "tests/engine/test_engine.py",
+    ),
+    Mutation(
+        "drafts do not wait for what plain steps deferred",
+        "engine",
+        "self.update_draft_cache()\n        sampler = ",
+        "sampler = ",
+        "tests/engine/test_deferred_updates.py",
     ),
     Mutation(
         "a slot is not freed when its sequence leaves",
         "engine",
-        "self.free.append(slot)",
-        "pass",
+        "self.free.append(slot)\n        self._prompts.pop(slot, None)",
+        "self._prompts.pop(slot, None)",
         "tests/engine/test_engine.py tests/engine/test_scheduler.py",
     ),
     Mutation(
@@ -281,8 +288,8 @@ MUTATIONS = (
     Mutation(
         "the attention kernel's window is one key too wide",
         "engine",
-        "position[:, None] - spot[None, :]) < window)\n            top, total",
-        "position[:, None] - spot[None, :]) <= window)\n            top, total",
+        "tl.abs(position[:, None] - spot[None, :]) < window",
+        "tl.abs(position[:, None] - spot[None, :]) <= window",
         "tests/engine/kernels/test_attention.py",
     ),
     Mutation(
@@ -424,7 +431,7 @@ MUTATIONS = (
     Mutation(
         "positions go on from one packed conversation to the next",
         "data",
-        "positions[number, start:] = counting[: self.length - start]",
+        "positions[number, first:] = counting[: self.length - first]",
         "positions[number, :] = counting",
         "tests/data/test_packing.py",
     ),
@@ -483,8 +490,8 @@ MUTATIONS = (
     Mutation(
         "speedups are the wrong way round",
         "bench",
-        "for method in (name, PLAIN):",
-        "for method in (PLAIN, name):",
+        "_speeds(unit, name, base, prefill=prefill)",
+        "_speeds(unit, base, name, prefill=prefill)",
         "tests/bench",
     ),
     Mutation(

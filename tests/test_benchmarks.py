@@ -16,6 +16,7 @@ from benchmarks import (
     engine_crowd,
     long_context,
     memory,
+    mutations,
     refit_output,
     sweep,
     sweep_sets,
@@ -320,3 +321,11 @@ def test_answers_behind_long_texts_are_compared_after_the_same_prefill(tiny, tmp
     monkeypatch.setattr(sys, "argv", [*arguments, "--max-new-tokens", "8"])
     with pytest.raises(SystemExit, match="answers count from 12 on"):
         long_context.main()
+
+
+def test_every_fault_can_be_put_in():
+    """Its line stands once in the code as it is."""
+    assert len({each.name for each in mutations.MUTATIONS}) == len(mutations.MUTATIONS)
+    for each in mutations.MUTATIONS:
+        assert each.file(mutations.ROOT).is_file()
+        assert each.old != each.new
