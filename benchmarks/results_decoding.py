@@ -99,6 +99,13 @@ _HEAD_TO_HEAD_REMARKS = {
         "Against llama.cpp they still decode 1.61 times as fast. All 46 texts are plain "
         "decoding's."
     ),
+    "7e905a866711": (
+        "The same comparison with the kernels and the CPU drafter of 2026-11-20; each cycle's "
+        "depth is chosen by acceptance and costs alone. Plain decoding is 1.78 times as fast as "
+        "llama.cpp's, 2.29 times with the prompt; with drafts it is 2.80 and 3.28 times. The 29 "
+        "texts are plain decoding's. Less of the lead is in plain decoding than two days before: "
+        "the two runs had different prompts, and machines of this kind differ from day to day."
+    ),
     "2e08d40a721f": (
         "On two CPU cores chains and trees are level over all tasks. mt-bench has 1.33 times "
         "against the chain's 1.37, inside both intervals, but a tree's first tries cost most where "
